@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quire.parameters import Parameter
+from quire.parameters import Parameter, Structure
 from quire.types import PARAMETERS
 
 PAGE = Path(__file__).parents[1] / "docs" / "sampling.md"
@@ -13,9 +13,9 @@ _PLACE = re.compile(r"(<!-- parameters -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def _row(name: str, known: Parameter) -> str:
-    values = {float: "number in ", int: "integer in ", bool: "true or false"}.get(
-        known.kind, f"up to {known.high}"
-    )
+    values = {
+        float: "number in ", int: "integer in ", bool: "true or false", Structure: "a `StructuredOutput`",
+    }.get(known.kind, f"up to {known.high}")  # fmt: skip
     if known.kind in {float, int}:
         values += known.range
     default = "" if known.default in (None, (), {}) else str(known.default).lower()

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "AsyncLLM", "ProgramState", "RequestOutput", "SamplingParams", "__version__", "assistant", "function", "gen",
-    "select", "system", "user",
+    "LLM", "AsyncLLM", "ProgramState", "RequestOutput", "SamplingParams", "StructuredOutput", "__version__",
+    "assistant", "function", "gen", "select", "system", "user",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from quire.lang import ProgramState, assistant, function, gen, select, system, user
     from quire.llm import LLM
     from quire.llm.asynchronous import AsyncLLM
+    from quire.structured.ask import StructuredOutput
     from quire.types import RequestOutput, SamplingParams
 
 _HOMES = {
@@ -22,6 +23,7 @@ _HOMES = {
     "ProgramState": "quire.lang",
     "RequestOutput": "quire.types",
     "SamplingParams": "quire.types",
+    "StructuredOutput": "quire.structured.ask",
     "assistant": "quire.lang",
     "function": "quire.lang",
     "gen": "quire.lang",

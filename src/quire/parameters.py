@@ -1,8 +1,8 @@
 """Everything about a parameter of a request, written once: where its field is declared.
 
-`types.SamplingParams` declares its fields with `number`, `integer`, `switch` and `several`. The checks of values, the
-fields, bounds and descriptions of the HTTP API, the options of the command line, the values in checkpoints and the
-table in docs/sampling.md all come from there.
+`types.SamplingParams` declares its fields with `number`, `integer`, `switch`, `several` and `structure`. The checks of
+values, the fields, bounds and descriptions of the HTTP API, the options of the command line, the values in checkpoints
+and the table in docs/sampling.md all come from there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ MAX_INTEGER = 2**31 - 1
 NameSource = Literal["generation_config", "GGUF", "llama-server", "Ollama", "TGI"]
 Names = Mapping[NameSource, str]
 _NONE: Names = {}
+
+
+class Structure:
+    """What an answer must look like. The room `structured` has the one kind of it, StructuredOutput."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,11 @@ def switch(default: bool, text: str) -> Any:
 def several(default: Any, text: str, most: int) -> Any:
     """A dataclass field of up to `most` entries."""
     return _field(Parameter(dict if default == {} else list, default, text, high=most))
+
+
+def structure(text: str) -> Any:
+    """A dataclass field of what an answer must look like."""
+    return _field(Parameter(Structure, None, text))
 
 
 def _field(parameter: Parameter) -> Any:

@@ -18,11 +18,13 @@ from quire.parameters import (
     MAX_INTEGER,
     NameSource,
     Parameter,
+    Structure,
     integer,
     is_integer,
     is_number,
     number,
     several,
+    structure,
     switch,
 )
 
@@ -35,9 +37,6 @@ MAX_SAMPLES = 128
 MAX_NAMED_TOKENS = 4096
 # Limit of allowed_token_ids before the vocabulary is known.
 MAX_ALLOWED_TOKENS = 2**20
-
-# Bytes of a token, on the average of a vocabulary that the engine may be given. Large vocabularies have 6 to 9.
-MAX_MEAN_BYTES = 10
 
 # Block-table entry of a sliding group for a block behind the window of a prefix hit: never read.
 NO_BLOCK = -1
@@ -102,6 +101,8 @@ class FinishReason(enum.StrEnum):
     ABORT = "abort"  # the caller cancelled it
     ERROR = "error"  # numerical failure
     NO_TOKEN = "no_token"  # the model gives probability 0 to every token that the request allows
+    GRAMMAR_DEAD_END = "grammar_dead_end"  # no token continues the output as the grammar wants it
+    GRAMMAR_LIMIT = "grammar_limit"  # the grammar took more time or memory than a request may
 
 
 @records.dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,12 +169,9 @@ class SamplingParams:
         None, "report the N most likely tokens at every position of the prompt", 0, MAX_LOGPROBS, "N"
     )
     prompt_logprobs_start: int = integer(
-        0,
-        "report prompt logprobs from token I on; the prefix cache may hold those before",
-        0,
-        MAX_INTEGER,
-        "I",
+        0, "report prompt logprobs from token I on; the cache may hold those before", 0, MAX_INTEGER, "I"
     )
+    structured: Structure | None = structure("what the text must look like; see docs/structured.md")
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -183,6 +181,8 @@ class SamplingParams:
                 raise RequestError(name, refusal)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError("min_tokens", f"{self.min_tokens} exceeds max_tokens {self.max_tokens}")
+        if self.structured is not None and not isinstance(self.structured, Structure):
+            raise RequestError("structured", f"{type(self.structured).__name__} is not a StructuredOutput")
         self._check_named_tokens()
         _stop_strings(self.stop)
 
@@ -299,23 +299,12 @@ class SoftSpan:
 
 
 @records.dataclass(frozen=True, slots=True)
-class TokenBytes:
-    """The bytes that each token adds to a text: token i is data[ends[i - 1]:ends[i]], with `ends` as int32.
+class Grammar:
+    """What the output of a request must look like: a grammar in llguidance's serialized form, compiled and checked
+    before admission. It speaks of bytes and is the same for every vocabulary. `digest` names it."""
 
-    The memory plan has room for MAX_MEAN_BYTES a token.
-    """
-
-    data: bytes
-    ends: bytes
-
-    def __len__(self) -> int:
-        return len(self.ends) // 4
-
-    def __getitem__(self, token_id: int) -> bytes:
-        if not 0 <= token_id < len(self):
-            raise IndexError(f"{token_id} is not a token id below {len(self)}")
-        ends = memoryview(self.ends).cast("i")
-        return self.data[ends[token_id - 1] if token_id else 0 : ends[token_id]]
+    source: str
+    digest: bytes
 
 
 @records.dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +317,7 @@ class Request:
     `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
     adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
     `soft_tokens` are in order and do not overlap.
+    `grammar` is enforced on the output of every sample. Such a request is `stepwise`.
     `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
     in flight it is in one of them only.
     """
@@ -342,6 +332,7 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     stepwise: bool = False
     soft_tokens: tuple[SoftSpan, ...] = ()
+    grammar: Grammar | None = None
 
 
 class CacheGroup:
@@ -395,7 +386,7 @@ class NewSeq:
     `token_ids` is prompt and output so far; `prompt_len` says where the prompt ends. `blocks` holds, per
     cache group, the block ids it starts with (prefix hits); later ids come in ScheduledSeq.new_blocks.
     `stop_ids` are all ids that end it (eos and stop ids): what min_tokens holds back. `request_id` is for
-    records only. `soft_tokens` are the request's: a row takes those at its positions.
+    records only. `soft_tokens` are the request's: a row takes those at its positions. `grammar` is the request's.
     """
 
     seq_id: int
@@ -408,6 +399,7 @@ class NewSeq:
     stop_ids: tuple[int, ...] = ()
     request_id: str = ""
     soft_tokens: tuple[SoftSpan, ...] = ()
+    grammar: Grammar | None = None
 
 
 @records.dataclass(slots=True)
@@ -487,6 +479,9 @@ class StepOutput:
     later step.
 
     `filled` names blocks whose moves have ended, of this step or earlier ones: True if the content arrived.
+
+    `late` are rows that sampled nothing, as their masks were not ready: their last token runs again. `complete` are
+    rows whose sequence ends with the accepted tokens, because its grammar allows nothing after them.
     """
 
     token_ids: list[list[int]]
@@ -496,6 +491,8 @@ class StepOutput:
     seconds: dict[str, float] = field(default_factory=dict)
     drafts: dict[int, list[int]] = field(default_factory=dict)
     filled: dict[int, bool] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    complete: set[int] = field(default_factory=set)
 
 
 @records.dataclass(slots=True)
@@ -510,25 +507,6 @@ class SeqEvent:
     finish_reason: FinishReason | None
     stop_token_id: int | None = None
     cached_tokens: int = 0
-
-
-@records.dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One line of the engine's log: the contents and the cost of a step. Times in seconds."""
-
-    step: int
-    start: float
-    schedule_seconds: float
-    execute_seconds: float
-    update_seconds: float
-    rows: int
-    prefill_tokens: int
-    decode_tokens: int
-    context_tokens: int
-    blocks_used: int
-    running: int
-    waiting: int
-    preempted: int
 
 
 @records.dataclass(slots=True, repr=False)
@@ -570,7 +548,7 @@ class Timings:
 
 @records.dataclass(slots=True, repr=False)
 class RequestOutput:
-    """The samples of a request, with its prompt, usage and timings."""
+    """The samples of a request, with prompt, usage and timings; `dropped` are keywords of its schema not enforced."""
 
     request_id: str
     prompt: str | None
@@ -580,6 +558,7 @@ class RequestOutput:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     finished: bool = False
+    dropped: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         samples = "".join(f"\n  {output!r}," for output in self.outputs)

@@ -66,6 +66,7 @@ class Driver:
         failing: frozenset[int] = frozenset(),
         tier: HostTier | None = None,
         kind: type[Scheduler] = Scheduler,
+        late: float = 0.0,
     ) -> None:
         self.config = config
         self.tier = tier
@@ -73,7 +74,7 @@ class Driver:
         self.requests: list[Request] = []
         self.samples: dict[tuple[str, int], Sample] = {}
         self.worker = PagedWorker(
-            config, self.requests.__getitem__, tier, burst, lambda new: new.seed in failing
+            config, self.requests.__getitem__, tier, burst, lambda new: new.seed in failing, late
         )
         self.failing = failing
         self.steps = 0

@@ -108,8 +108,8 @@ class Slot:
 
 class PagedWorker:
     """Runs steps. `request_of(seed)` is a sequence's request, `burst` tokens are made a sampling row past its
-    drafts, `fails(new)` says whose logits go bad. With `config.max_draft_tokens` it proposes drafts, some of them
-    wrong."""
+    drafts, `fails(new)` says whose logits go bad, a share `late` of the rows samples nothing. With
+    `config.max_draft_tokens` it proposes drafts, some of them wrong."""
 
     def __init__(
         self,
@@ -118,12 +118,15 @@ class PagedWorker:
         tier: HostTier | None = None,
         burst: int = 1,
         fails: Callable[[NewSeq], bool] = lambda new: False,
+        late: float = 0.0,
     ) -> None:
         self.config = config
         self.request_of = request_of
         self.tier = tier
         self.burst = burst
         self.fails = fails
+        self.late = 0.0 if any(isinstance(group, StateGroup) for group in config.groups) else late
+        self.late_rows = 0
         self.slots: dict[int, Slot] = {}
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.computed_tokens = 0
@@ -212,6 +215,10 @@ class PagedWorker:
         if row.sample and self.fails(slot.new):
             result.failed[index] = FinishReason.ERROR
             slot.broken = True
+        elif row.sample and self.late and self.alone(slot) and self.random.random() < self.late:
+            result.late.add(index)
+            slot.computed -= 1
+            self.late_rows += 1
         elif row.sample:
             made = self.accept(slot, row.token_ids[len(row.token_ids) - row.drafts :])
             if self.config.max_draft_tokens and self.alone(slot):

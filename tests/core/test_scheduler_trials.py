@@ -115,6 +115,7 @@ def play(driver: Driver, script: list[tuple[str, Any]]) -> None:
     failing=st.sets(st.integers(0, 9)),
     keeps=st.sampled_from([0, 0, 5, 40]),
     kind=st.sampled_from(KINDS),
+    late=st.sampled_from([0.0, 0.0, 0.3]),
 )
 def test_any_life_keeps_every_promise(
     config: SchedulerConfig,
@@ -123,10 +124,11 @@ def test_any_life_keeps_every_promise(
     failing: set[int],
     keeps: int,
     kind: type[Scheduler],
+    late: float,
 ) -> None:
     tier = HostTier(config.block_size, keeps) if keeps and config.enable_prefix_caching else None
     failing = failing if len(failing) < 3 else set()
-    driver = Driver(config, burst=burst, failing=frozenset(failing), tier=tier, kind=kind)
+    driver = Driver(config, burst=burst, failing=frozenset(failing), tier=tier, kind=kind, late=late)
     play(driver, script)
     event(f"preemptions: {min(driver.scheduler.num_preemptions, 3)}")
     event(f"states: {any(isinstance(group, StateGroup) for group in config.groups)}")
@@ -219,9 +221,9 @@ def crowded_life(seed: int, **changes: Any) -> Driver:
     failing = frozenset(rng.sample(range(20), 2)) if rng.random() < 0.3 else frozenset()
     tier = HostTier(config.block_size, rng.randint(5, 60)) if config.enable_prefix_caching else None
     burst = rng.choice([1, 1, 2])
-    driver = Driver(
-        config, burst=burst, failing=failing, tier=tier if rng.random() < 0.6 else None, kind=kind
-    )
+    tier = tier if rng.random() < 0.6 else None
+    late = 0.2 if seed % 4 == 0 else 0.0
+    driver = Driver(config, burst=burst, failing=failing, tier=tier, kind=kind, late=late)
     added = 0
     while added < 20:
         for _ in range(rng.choice([0, 0, 1, 1, 3, 8])):

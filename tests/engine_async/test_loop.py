@@ -28,7 +28,8 @@ from quire.engine.host.messages import (
     Vocabulary,
     unpack_handles,
 )
-from quire.types import Request, SamplingParams, TokenBytes, TokenIds
+from quire.text.token_bytes import TokenBytes
+from quire.types import Request, SamplingParams, TokenIds
 
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 

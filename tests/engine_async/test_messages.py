@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
-from quire.engine.api import EngineStats
+from quire.engine.api import EngineStats, StepRecord
 from quire.engine.host.messages import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
@@ -48,16 +48,16 @@ from quire.engine.host.messages import (
     unpack_logprobs,
 )
 from quire.logprobs import LogprobTable, TokenLogprob
+from quire.text.token_bytes import TokenBytes
 from quire.types import (
     FinishReason,
     FullGroup,
+    Grammar,
     Request,
     SamplingParams,
     SlidingGroup,
     SoftSpan,
     StateGroup,
-    StepRecord,
-    TokenBytes,
     TokenIds,
 )
 from quire.util.startup_spans import Span
@@ -83,6 +83,7 @@ COMMANDS: list[Command] = [
             tenant="key",
             eos_token_ids=(7,),
             soft_tokens=(SoftSpan(0, 1, bytes(32)),),
+            grammar=Grammar('start: "é"', bytes(32)),
         ),
     ),
     Abort(1),

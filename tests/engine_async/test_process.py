@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ import pytest
 from engine_async.running import GUARD, ON_AND_ON, ask, collect, run, running, until
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.engine.api import EngineState, EngineUnavailableError
+from quire.engine.api import EngineState, EngineUnavailableError, constrained
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.hosts import ProcessHost
 from quire.engine.host.messages import AddRequest, FrameReader, Load, Stats, Vocabulary, frame, report_decoder
+from quire.structured.ask import StructuredOutput
 from quire.types import Request, SamplingParams, TokenIds
 
 SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -36,6 +39,28 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def test_grammars_outlive_the_engine(tiny: Path) -> None:
+    """An engine that was started again enforces grammars too, those that are known and new ones."""
+
+    async def work() -> None:
+        async with running(tiny, in_process=False) as engine:
+
+            async def text(name: str, regex: str) -> str:
+                made = await engine.compile(StructuredOutput(regex=regex))
+                asked = ask(name, params=SamplingParams(seed=3, max_tokens=30))
+                asked = replace(asked, request=constrained(asked.request, made.grammar))
+                return (await collect(engine.generate(asked)))[0][0]
+
+            before = await text("before", "[a-c]{3}")
+            assert re.fullmatch("[a-c]{3}", before)
+            signal_engine(engine, signal.SIGKILL)
+            await until(lambda: engine.stats.restarts == 1 and engine.state is EngineState.READY)
+            assert await text("after", "[a-c]{3}") == before
+            assert re.fullmatch("[x-z]{2}", await text("new", "[x-z]{2}"))
+
+    run(work())
 
 
 def test_a_killed_engine_ends_its_streams_and_is_started_again(

@@ -18,7 +18,7 @@ RANKS = [
     {"types"},
     {"config", "util"},
     {"core", "spec", "text"},
-    {"program"},
+    {"program", "structured"},
     {"quant"},
     {"loader"},
     {"executor"},

@@ -138,22 +138,23 @@ class Rig:
         executor = executor_of(backend)
         self.worker = Worker(executor, limits, tier, embeddings)
         self.propose, self.grammars = propose, grammars
-        self.drafts = self.accepted = 0
+        self.drafts = self.accepted = self.steps = 0
         self.seqs: dict[int, tuple[Key, int]] = {}  # and the prompt's length
 
     def execute(self, out: SchedulerOutput) -> StepOutput:
+        self.steps += 1
         if self.grammars:
             self.grammars.begin(out)
         self.worker.forward(out)
         result = self.worker.sample(self.grammars.masks() if self.grammars else None)
-        if self.grammars:
-            self.grammars.advance(out, result)
+        if self.grammars and (added := self.grammars.advance(out, result)):
+            self.worker.count(added)
         for new in out.new:
             self.seqs[new.seq_id] = (new.request_id, new.sample_index), new.prompt_len
         for i, row in enumerate(out.scheduled):
             if row.drafts:
                 self.drafts += row.drafts
-                self.accepted += len(result.token_ids[i]) - 1
+                self.accepted += min(row.drafts, len(result.token_ids[i]) - 1)
             if self.propose and result.token_ids[i]:
                 key, prompt = self.seqs[row.seq_id]
                 known = row.start + len(row.token_ids) - row.drafts + len(result.token_ids[i])

@@ -15,6 +15,7 @@ from quire.cli.options import (
     add_sampling_options,
     named_model,
     sampling_params,
+    structure,
 )
 from quire.cli.prompt import COMMANDS, LEAVE, ChatInput
 from quire.types import ContextLengthError, RequestError, SamplingParams
@@ -41,15 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.llm import LLM
 
+    structured = structure(args)
     with LLM(
         named_model(args.model, quiet=args.quiet), progress=not args.quiet, **engine_fields(args)
     ) as llm:
         if not args.quiet:
             notice(llm)
         with ChatInput(keep=not args.no_history) as prompt:
-            chat = Chat(
-                llm, sampling_params(args, llm.default_params()), prompt, args.system, quiet=args.quiet
-            )
+            params = sampling_params(args, llm.default_params(), structured)
+            chat = Chat(llm, params, prompt, args.system, quiet=args.quiet)
             if prompt.interactive and not args.quiet:
                 print("/help lists the commands, Ctrl-D exits.", file=sys.stderr)
             while (line := prompt.read()) is not None and chat.take(line):

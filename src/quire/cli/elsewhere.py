@@ -11,7 +11,8 @@ _ADAPTERS = "adapters are not supported"
 _TOOLS = "tool calls are not parsed"
 _CHECKPOINT = "it is part of the checkpoint"
 _HUB = "huggingface_hub manages the files of the hub: set the environment variable {}"
-_STRUCTURED = "structured output is not supported"
+_STRUCTURED = "llguidance enforces every grammar"
+_GRAMMAR = "requests set their own grammar; quire generate and quire chat have --{}"
 _REQUEST = "requests set their own parameters, and the checkpoint's generation_config.json the defaults"
 REFUSED: dict[str, str] = {
     "trust-remote-code": "code in checkpoints is never run",
@@ -47,9 +48,11 @@ REFUSED: dict[str, str] = {
     "models-dir": "a server serves one model",
     "embedding": "the server generates text only",
     "embeddings": "the server generates text only",
-    "structured-outputs-config": _STRUCTURED,
-    "guided-decoding-backend": _STRUCTURED,
-    "grammar-backend": _STRUCTURED,
+    "grammar": _GRAMMAR.format("grammar"),
+    "grammar-file": _GRAMMAR.format("grammar"),
+    "json-schema": _GRAMMAR.format("json-schema"),
+    "json-schema-file": _GRAMMAR.format("json-schema"),
+    "-j": _GRAMMAR.format("json-schema"),
     "override-generation-config": _REQUEST,
     "default-chat-template-kwargs": _REQUEST,
     "temp": _REQUEST,
@@ -84,6 +87,7 @@ ALWAYS: dict[str, str] = {
     "jinja": "templates are always rendered",
     "enable-per-request-metrics": "a request turns them on with `timings`",
 }
+_BACKENDS = tuple(f'{{"backend":{gap}"{name}"}}' for name in ("auto", "guidance") for gap in ("", " "))
 # The same with values: those that Quire always uses, and why others are refused.
 PASSING: dict[str, tuple[tuple[str, ...], str]] = {
     "tensor-parallel-size": (("1",), _ONE_PROCESS),
@@ -109,6 +113,10 @@ PASSING: dict[str, tuple[tuple[str, ...], str]] = {
     "task": (("auto", "generate"), "the server generates text only"),
     "preemption-mode": (("recompute",), "preempted sequences are recomputed"),
     "response-role": (("assistant",), "answers always have the role assistant"),
+    "guided-decoding-backend": (("auto", "guidance"), _STRUCTURED),
+    "structured-outputs-config.backend": (("auto", "guidance"), _STRUCTURED),
+    "structured-outputs-config": (_BACKENDS, _STRUCTURED),
+    "grammar-backend": (("llguidance",), _STRUCTURED),
 }
 # Options with another name in Quire.
 CALLED: dict[str, str] = {

@@ -17,6 +17,7 @@ from quire.cli.options import (
     engine_config,
     named_model,
     sampling_params,
+    structure,
 )
 from quire.logprobs import PositionLogprobs, TokenLogprob
 from quire.types import RequestError, RequestOutput
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     gc.freeze()  # the collector skips modules from now on
     gc.enable()
-    asked = _prompt(args)
+    asked, structured = _prompt(args), structure(args)
     name = named_model(args.model, quiet=args.quiet)
     folder = find_model(name)
     if (
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.quiet:
             notice(llm)
         prompt = llm.encode_chat([{"role": "user", "content": asked}]) if args.chat else asked
-        params = sampling_params(args, llm.default_params())
+        params = sampling_params(args, llm.default_params(), structured)
         if args.json:
             (output,) = llm.generate([prompt], params, progress=False)
             found = {**to_json(output, _piece_of(llm)), "startup": llm.startup}

@@ -7,11 +7,13 @@ import dataclasses
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from quire.cli.parser import Several, add_passing_options
 from quire.config.schema import OPTIONS, SUBJECTS, EngineConfig
-from quire.types import PARAMETERS, SamplingParams
+from quire.parameters import Structure
+from quire.types import PARAMETERS, CheckpointError, RequestError, SamplingParams
 from quire.util.sizes import format_size, parse_size
 
 # Options of one letter or two, as llama.cpp writes them.
@@ -208,9 +210,59 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--ignore-eos", action="store_true", help="do not end at the end-of-sequence token")
     group.add_argument("--keep-special-tokens", action="store_true", help="show special tokens in the text")
+    _add_structure_options(parser)
 
 
-def sampling_params(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
+def _add_structure_options(parser: argparse.ArgumentParser) -> None:
+    """Options that say what an answer must look like: one of them at most."""
+    group = parser.add_argument_group("structured output").add_mutually_exclusive_group()
+    group.add_argument("--json-schema", metavar="FILE", help="answer in JSON of the schema in this file")
+    group.add_argument("--json-object", action="store_true", help="answer with a JSON object")
+    group.add_argument("--regex", metavar="R", help="answer with a text that matches this regular expression")
+    group.add_argument(
+        "--choice",
+        action=Several,
+        default=[],
+        metavar="TEXT",
+        help="answer with this text, or with one of several; may be repeated",
+    )
+    group.add_argument(
+        "--grammar", metavar="FILE", help="answer by the grammar in this file, in GBNF or Lark"
+    )
+
+
+def structure(args: argparse.Namespace) -> Structure | None:
+    """What an answer must look like, before the model is loaded. Raises RequestError naming the option."""
+    asked: dict[str, Any] = {
+        "json": args.json_schema and _text_of("json-schema", args.json_schema),
+        "json_object": args.json_object or None,
+        "regex": args.regex,
+        "choice": args.choice or None,
+        "grammar": args.grammar and _text_of("grammar", args.grammar),
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    if not given:
+        return None
+    from quire.structured.ask import StructuredOutput
+
+    return StructuredOutput(**given)
+
+
+def _text_of(option: str, path: str) -> str:
+    from quire.structured.ask import MAX_BYTES
+    from quire.util.strict_json import read_small_file
+
+    try:
+        return read_small_file(Path(path), MAX_BYTES).decode()
+    except UnicodeDecodeError:
+        raise RequestError(option, f"{path} is not UTF-8") from None
+    except CheckpointError as error:
+        raise RequestError(option, str(error)) from None
+
+
+def sampling_params(
+    args: argparse.Namespace, defaults: SamplingParams, structured: Structure | None = None
+) -> SamplingParams:
     """The checkpoint's defaults with what was asked on the command line."""
     values: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
     return dataclasses.replace(
@@ -221,4 +273,5 @@ def sampling_params(args: argparse.Namespace, defaults: SamplingParams) -> Sampl
         stop_token_ids=tuple(args.stop_token_id),
         ignore_eos=args.ignore_eos,
         skip_special_tokens=not args.keep_special_tokens,
+        structured=structured,
     )

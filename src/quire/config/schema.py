@@ -142,6 +142,14 @@ class LimitOptions:
         count=True,
         size=True,
     )
+    grammar_memory: int | None = option(
+        None,
+        "part of --memory for compiled grammars; one for which it has no room waits (default: a sixteenth of the "
+        "memory left by weights, from 12 MiB to 256 MiB)",
+        metavar="SIZE",
+        count=True,
+        size=True,
+    )
     max_model_len: int | None = option(
         None,
         "longest sequence in tokens, prompt and output (default: the model's, or the longest that fits)",
@@ -252,6 +260,9 @@ class ExecutionOptions:
         "native", "native kernels, or the torch reference (needs torch)", choices=("native", "torch")
     )
     device: str = option("cpu", "device of the torch executor", metavar="NAME")
+    jump_forward: bool = option(
+        True, "add tokens that a grammar forces without sampling them; the same tokens, in fewer steps"
+    )
     attention_backend: str = option(
         "auto",
         "how attention is computed; each executor has one way: native, the native kernels, the same bits in any batch; "

@@ -198,7 +198,7 @@ class Scheduler:
         if self._fetches is not None:
             for seq in self._fetches.end(result.filled):
                 self._waiting.push(seq)
-        failed, rows, running = result.failed, out.scheduled, Status.RUNNING
+        failed, complete, rows, running = result.failed, result.complete, out.scheduled, Status.RUNNING
         events = []
         ended = False
         for i, seq in enumerate(seqs):
@@ -212,7 +212,7 @@ class Scheduler:
             row, new, logprobs, prompt_logprobs = rows[i], result.token_ids[i], result.logprobs[i], None
             reason = stop = None
             if new:
-                kept, reason, stop = seq.append(new)
+                kept, reason, stop = seq.append(new, complete=i in complete)
                 if kept < len(new):
                     new, logprobs = new[:kept], logprobs[:kept] if logprobs is not None else None
             # Tokens past the known ones are in the cache only if the row ran them and they were accepted; the newest

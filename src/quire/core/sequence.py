@@ -152,8 +152,10 @@ class Sequence:
         whose prompt logprobs are still owed needs its logits."""
         return self.prompt_logprobs_from if self.prompt_logprobs_left else len(self.tokens) - 1
 
-    def append(self, accepted: list[int]) -> tuple[int, FinishReason | None, int | None]:
-        """Add sampled tokens until one of them ends the sequence.
+    def append(
+        self, accepted: list[int], *, complete: bool = False
+    ) -> tuple[int, FinishReason | None, int | None]:
+        """Add tokens until one of them ends the sequence. `complete`: nothing may follow the last one.
 
         Returns how many were kept, why it ended (None if it did not), and the stop token if one ended it.
         """
@@ -163,6 +165,9 @@ class Sequence:
             length = len(tokens)
             if token in self.stop_ids and length > self.min_length:
                 return length - before, FinishReason.STOP, token
-            if length >= self.limit:
+            if length >= self.limit and not (complete and length - before == len(accepted)):
                 return length - before, FinishReason.LENGTH, None
-        return len(accepted), None, None
+        if not complete:
+            return len(accepted), None, None
+        early = len(tokens) < self.min_length
+        return len(accepted), FinishReason.GRAMMAR_DEAD_END if early else FinishReason.STOP, None

@@ -75,6 +75,7 @@ def new_seq(seq: Sequence) -> NewSeq:
         stop_ids=tuple(sorted(seq.stop_ids)),
         request_id=seq.state.request.request_id,
         soft_tokens=seq.state.request.soft_tokens,
+        grammar=seq.state.request.grammar,
     )
 
 
@@ -91,7 +92,7 @@ def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) 
         raise ValueError(f"the result of step {out.step} does not have its {len(rows)} rows")
     if [not tokens for tokens in result.token_ids] != [not row.logits for row in rows]:
         for i, row in enumerate(rows):
-            if bool(result.token_ids[i]) != row.sample and i not in result.failed:
+            if bool(result.token_ids[i]) != row.sample and i not in result.failed and i not in result.late:
                 raise ValueError(f"row {i} should {'' if row.sample else 'not '}have sampled a token")
     for i in [i for i, row in enumerate(rows) if row.prompt_logprobs]:
         made = result.prompt_logprobs[i]

@@ -7,13 +7,14 @@ called on the thread of the event loop; none of them blocks it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.logprobs import LogprobTable
+from quire.parameters import Structure
 from quire.records import dataclass
-from quire.types import FinishReason, QuireError, Request, RequestOutput
+from quire.types import FinishReason, Grammar, QuireError, Request, RequestOutput
 
 if TYPE_CHECKING:
     from quire.text.chat_renderer import (
@@ -91,6 +92,26 @@ class GenerateAsk:
     deadline: float | None = None
     queue_deadline: float | None = None
     keep_output: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStructure:
+    """The grammar of a StructuredOutput. `dropped` are keywords of a schema that it does not enforce, with their paths.
+
+    `seconds` is the time that it took, with the wait for others; 0 for a grammar that was known.
+    """
+
+    grammar: Grammar
+    dropped: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def constrained(request: Request, grammar: Grammar) -> Request:
+    """The same request with a grammar in place of what it was made from."""
+    params = request.params
+    if params.structured is not None:
+        params = replace(params, structured=None)
+    return replace(request, params=params, grammar=grammar, stepwise=True)
 
 
 @dataclass(slots=True)
@@ -202,6 +223,25 @@ class EngineStats:
     memory_parts: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One line of the engine's log: the contents and the cost of a step. Times in seconds."""
+
+    step: int
+    start: float
+    schedule_seconds: float
+    execute_seconds: float
+    update_seconds: float
+    rows: int
+    prefill_tokens: int
+    decode_tokens: int
+    context_tokens: int
+    blocks_used: int
+    running: int
+    waiting: int
+    preempted: int
+
+
 class Engine(Protocol):
     """An engine that serves many callers at once."""
 
@@ -237,6 +277,12 @@ class Engine(Protocol):
     def generate(self, ask: GenerateAsk) -> Stream:
         """Admit a request or raise at once: RequestError (400), OverloadedError (429), EngineUnavailableError,
         RequestBlockedError, or DeadlineError when its deadline has already passed.
+        """
+
+    async def compile(self, asked: Structure, tenant: str = "") -> CompiledStructure:
+        """The grammar of an answer, for a request (see `constrained`), compiled off the event loop under limits of time
+        and memory; tenants take turns. Raises GrammarError naming the field of `asked`, RequestError without a
+        tokenizer, and OverloadedError.
         """
 
     async def encode(

@@ -5,11 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from quire.core.scheduler import Scheduler
+from quire.engine.api import StepRecord
 from quire.engine.whole_batches import BatchGate
-from quire.types import FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput, StepRecord, TokenBytes
+from quire.text.token_bytes import TokenBytes
+from quire.types import (
+    FinishReason,
+    Grammar,
+    Request,
+    RequestError,
+    SchedulerOutput,
+    SeqEvent,
+    StepOutput,
+)
 
 if TYPE_CHECKING:  # a simulation needs no arrays
     from quire.executor.plans import PlanCounts
@@ -17,6 +28,7 @@ if TYPE_CHECKING:  # a simulation needs no arrays
 
 RECORDS_KEPT = 4096
 MOVES_SECONDS = 0.001  # between two looks at moves while no sequence can run before they end
+PREPARE_SECONDS = 0.001  # between two looks at grammars while no sequence can run before they are compiled
 
 
 class StepExecutor(Protocol):
@@ -28,13 +40,22 @@ class StepExecutor(Protocol):
     def sample(self, masks: Masks | None = None) -> StepOutput:
         """The result of the step that `forward` ran: row i belongs to out.scheduled[i]."""
 
+    def count(self, added: Mapping[int, list[int]]) -> None:
+        """Count tokens, by sequence, that were added to the result of the last step without being sampled."""
+
     @property
     def plans(self) -> PlanCounts:
         """The executor's plans of steps, and how often they were used."""
 
 
 class Grammars(Protocol):
-    """Decides which tokens sequences may sample next, on threads of its own while the program runs."""
+    """Decides which tokens sequences may sample next."""
+
+    def prepare(self, grammar: Grammar, tokens: TokenBytes) -> bool:
+        """Whether sequences with this grammar may run. Until then it is being compiled, and must be asked for again.
+
+        `tokens` is the vocabulary, always the same. Raises RequestError if the grammar cannot be compiled.
+        """
 
     def begin(self, out: SchedulerOutput) -> None:
         """Begin to fill the masks of a step, which depend on `out` alone. Returns at once."""
@@ -42,15 +63,20 @@ class Grammars(Protocol):
     def masks(self) -> Masks:
         """The masks of the step that was begun last. Waits until they are filled."""
 
-    def advance(self, out: SchedulerOutput, result: StepOutput) -> None:
-        """Step over the tokens that the rows of `out` accepted, not over drafts that they rejected."""
+    def advance(self, out: SchedulerOutput, result: StepOutput) -> Mapping[int, list[int]]:
+        """Step over the tokens that the rows of `out` accepted, not over drafts that they rejected.
+
+        Tokens that must follow may be added to `result`; returns these by sequence. Notes there which rows failed, sat
+        the step out or are complete.
+        """
 
 
 class EngineCore:
     """One scheduler and one worker. Not thread-safe: one thread calls it.
 
     With a gate, `ready_in` says how long a batch is still being collected; `step` runs what is there at any time.
-    Without `grammars` every sequence may sample every token that its parameters allow.
+    Without `grammars` requests that have one are refused. One whose grammar is not compiled yet waits outside of the
+    scheduler; if that fails, it is in `refused`, with the error.
     """
 
     def __init__(
@@ -67,6 +93,8 @@ class EngineCore:
         self.rows = 0  # of the last step
         self.started: list[str] = []  # requests that the last step started or resumed
         self.vocabulary: TokenBytes | None = None  # before the first request that needs it
+        self.refused: list[tuple[str, RequestError]] = []  # for the caller to take
+        self._preparing: dict[str, Request] = {}
         self._gate = gate
         self._resume = 0.0  # no step before this time: only moves would be looked at
 
@@ -77,24 +105,37 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if it could never complete."""
-        self.scheduler.add(request)
-        self._resume = 0.0
+        if request.grammar is None or self._prepared(request, request.grammar):
+            self.scheduler.add(request)
+            self._resume = 0.0
+        else:
+            self._preparing[request.request_id] = request
 
     def abort(self, request_id: str) -> list[SeqEvent]:
         """End a request now; returns its final events."""
-        return self.scheduler.abort(request_id)
+        request = self._preparing.pop(request_id, None)
+        if request is None:
+            return self.scheduler.abort(request_id)
+        return [
+            SeqEvent(request_id, index, [], None, None, FinishReason.ABORT)
+            for index in range(request.params.n)
+        ]
 
     def finish(self, request_id: str, sample_index: int) -> SeqEvent | None:
         """End one sample because its text contains a stop string; returns its final event."""
         return self.scheduler.finish(request_id, sample_index, FinishReason.STOP)
 
     def has_work(self) -> bool:
-        return self.scheduler.has_work()
+        return self.scheduler.has_work() or bool(self._preparing)
 
     def ready_in(self) -> float | None:
-        """Seconds until there is a step to run; 0: now; None: not before something is added."""
+        """Seconds until there is a step to run or a grammar to look at; 0: a step now; None: not before something is
+        added.
+        """
+        if self._preparing:
+            self._add_prepared()
         if not self.scheduler.has_work():
-            return None
+            return PREPARE_SECONDS if self._preparing else None
         if self._gate is None:
             return max(0.0, self._resume - time.monotonic()) if self._resume else 0.0
         opens = max(self._gate.opens(), self._resume)
@@ -102,6 +143,8 @@ class EngineCore:
 
     def step(self) -> list[SeqEvent]:
         """Run one step; what it changed, in row order. A step without rows, while moves go on, leaves no record."""
+        if self._preparing:
+            self._add_prepared()
         if self._resume and (early := self._resume - time.monotonic()) > 0:
             time.sleep(early)
         start = time.perf_counter()
@@ -139,6 +182,24 @@ class EngineCore:
         )
         return events
 
+    def _prepared(self, request: Request, grammar: Grammar) -> bool:
+        """Whether a request can be added to the scheduler. Raises RequestError if it never can."""
+        if self._grammars is None or self.vocabulary is None:
+            raise RequestError("grammar", "this engine has no vocabulary for grammars")
+        if request.request_id in self._preparing:
+            raise RequestError("request_id", f"{request.request_id!r} is already in use")
+        self.scheduler.config.length_limit(request)
+        return self._grammars.prepare(grammar, self.vocabulary)
+
+    def _add_prepared(self) -> None:
+        """Pass on the requests whose grammars have been compiled since."""
+        waiting, self._preparing = self._preparing, {}
+        for request_id, request in waiting.items():
+            try:
+                self.add(request)
+            except RequestError as error:
+                self.refused.append((request_id, error))
+
     def _execute(self, out: SchedulerOutput) -> StepOutput:
         """Both halves of a step; its masks are filled during the first."""
         worker, grammars = self._worker, self._grammars
@@ -148,5 +209,6 @@ class EngineCore:
         grammars.begin(out)
         worker.forward(out)
         result = worker.sample(grammars.masks())
-        grammars.advance(out, result)
+        if added := grammars.advance(out, result):
+            worker.count(added)
         return result

@@ -46,6 +46,9 @@ class SharedEngine:
             ask.prompt if text is None else self._engine.encode(text)
             for ask, text in zip(asks, texts, strict=True)
         ]
+        for ask in asks:  # before the turn: it may take long
+            if ask.params.structured is not None:
+                self._engine.compile(ask.params.structured)
         outputs: list[RequestOutput] = []
         with self._turns:
             self._check()
@@ -112,6 +115,7 @@ class SharedEngine:
         with self._turns:
             first = self._ended != _CLOSED
             self._ended = _CLOSED
+            self._engine.close()
         return first
 
     def _step(self) -> None:

@@ -7,8 +7,11 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from quire.engine.api import CompiledStructure, constrained
 from quire.engine.build.assemble import Built
+from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
+from quire.parameters import Structure
 from quire.records import dataclass
 from quire.types import FinishReason, Request, RequestError, RequestOutput, SamplingParams, SeqEvent, TokenIds
 
@@ -32,6 +35,7 @@ class SyncEngine:
         self.core = built.core
         self._following: dict[str, OutputBuilder] = {}
         self._ids = itertools.count()
+        self._grammars = GrammarService()
 
     def add(
         self,
@@ -45,7 +49,7 @@ class SyncEngine:
         """Queue a prompt (text or token ids); returns the output that grows as `step` is called.
 
         `prompt_text` is the text to report for a prompt given as ids. Raises RequestError naming the field when the
-        request could never complete.
+        request could never complete, or when what `params.structured` asks for cannot be enforced.
         """
         vocab = self.built.program.vocab
         eos = self.built.model.facts.generation.eos_token_ids
@@ -64,11 +68,32 @@ class SyncEngine:
             namespace=cache_salt,
             eos_token_ids=eos,
         )
+        made = None if params.structured is None else self.compile(params.structured)
+        if made is not None:
+            self._share_vocabulary()
+            request = constrained(request, made.grammar)
         finish = partial(self.core.finish, request.request_id)
         following = OutputBuilder(request, prompt_text, self.built.model.tokenizer, finish)
+        following.output.dropped = () if made is None else made.dropped
         self.core.add(request)
         self._following[request.request_id] = following
         return following.output
+
+    def compile(self, asked: Structure) -> CompiledStructure:
+        """The grammar of an answer; any thread may call this. Raises GrammarError naming the field of `asked`."""
+        return self._grammars.compile_now(asked)
+
+    def close(self) -> None:
+        """End what was started beside the steps."""
+        self._grammars.close()
+
+    def _share_vocabulary(self) -> None:
+        """Give the core the bytes of all tokens, before the first request with a grammar."""
+        if self.core.vocabulary is None:
+            tokenizer = self.built.model.tokenizer
+            if tokenizer is None:
+                raise RequestError("structured", "this model folder has no tokenizer, which a grammar needs")
+            self.core.vocabulary = tokenizer.all_bytes(self.built.program.vocab)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, including the special tokens that the checkpoint adds."""
@@ -87,10 +112,21 @@ class SyncEngine:
     def step(self) -> list[TextDelta]:
         """Run one step; returns its deltas, sample by sample."""
         events = self.core.step()
+        if self.core.refused:
+            self._end_refused()
         for request_id in self.core.started:
             if request_id in self._following:
                 self._following[request_id].started(self.core.records[-1].start)
         return self._take(events)
+
+    def _end_refused(self) -> None:
+        """End requests whose grammars could not be compiled."""
+        refused, self.core.refused = self.core.refused, []
+        for request_id, _ in refused:
+            for sample in self._following[request_id].samples:
+                index = sample.output.index
+                event = SeqEvent(request_id, index, [], None, None, FinishReason.GRAMMAR_LIMIT)
+                self._take([event])
 
     def _take(self, events: list[SeqEvent]) -> list[TextDelta]:
         """Apply events; returns the deltas, sample by sample. Finished requests are forgotten."""

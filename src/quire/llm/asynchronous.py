@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from quire.config.serving import ServingConfig
-from quire.engine.api import GenerateAsk, ModelCard, OverloadedError, Stream, StreamDelta
+from quire.engine.api import GenerateAsk, ModelCard, OverloadedError, Stream, StreamDelta, constrained
 from quire.engine.front.async_engine import AsyncEngine
 from quire.llm.asked import (
     Message,
@@ -202,12 +202,17 @@ class AsyncLLM:
             namespace=cache_salt,
             eos_token_ids=self._engine.card.eos_token_ids,
         )
-        ask = GenerateAsk(request=request, prompt_text=text)
         while True:
             try:
-                return self._engine.generate(ask)
+                if params.structured is not None and request.grammar is None:
+                    made = await self._engine.compile(params.structured)
+                    request = constrained(request, made.grammar)
+                running = self._engine.generate(GenerateAsk(request=request, prompt_text=text))
             except OverloadedError as error:
                 await asyncio.sleep(error.retry_after)
+            else:
+                running.output.dropped = made.dropped if request.grammar is not None else ()
+                return running
 
     def _check(self) -> None:
         if self._state:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from quire.engine.api import StepRecord
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import kept_files, open_model
 from quire.engine.shared_engine import Ask, SharedEngine
@@ -25,7 +26,7 @@ from quire.llm.asked import (
     prompt_list,
 )
 from quire.loader import DEFAULT_MODEL
-from quire.types import RequestError, RequestOutput, SamplingParams, StepRecord
+from quire.types import RequestError, RequestOutput, SamplingParams
 from quire.util.progress import ByteProgress
 from quire.util.startup_spans import Startup
 

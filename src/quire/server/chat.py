@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -27,6 +27,7 @@ from quire.server.requests import ChatCompletionRequest, Documents, Messages, Va
 from quire.server.responses import ChatCompletion, ChatCompletionChunk
 from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask
+from quire.server.structured import find_structure, with_grammar
 from quire.text.chat_renderer import ChatAsk
 from quire.types import TokenIds, check_window
 
@@ -82,22 +83,26 @@ async def chat_completions(
     envelope = make_envelope(context, exchange, body, "chatcmpl")
     check_streaming(body)
     params = await off_loop(read.size, lambda: chat_params(body, card.default_sampling))
+    structure = await off_loop(read.size, lambda: find_structure(body))
     prompt = TokenIds(await context.engine.encode_chat(chat_ask(body, body.messages)))
     body.messages = []
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     check_window(len(prompt), params.max_tokens, card.max_model_len, "messages", asked)
     check_logprobs(params, [len(prompt)], card.max_model_len, "top_logprobs")
     ask = make_ask(context, exchange, body, params, prompt, envelope.id)
+    dropped: tuple[str, ...] = ()
+    if structure is not None:
+        (ask,), dropped = await with_grammar(context, exchange, [ask], structure)
     texts = context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
     if not body.stream:
         timings = wants_timings(exchange, body)
 
         def pieces_of(run: HttpGeneration) -> Iterator[bytes]:
-            return _answer(context, body, envelope, run, texts, prompt, timings=timings)
+            return _answer(context, body, envelope, run, texts, prompt, timings=timings, dropped=dropped)
 
         await answer_whole(context, exchange, [ask], pieces_of, logprobs="top_logprobs")
         return
-    chunks = Chunks(envelope, params.n, chat=True, usage=wants_usage(context, body))
+    chunks = Chunks(envelope, params.n, chat=True, usage=wants_usage(context, body), dropped=dropped)
     opened: set[int] = set()
     ids = bool(body.return_token_ids)
 
@@ -124,6 +129,7 @@ def _answer(
     prompt: TokenIds,
     *,
     timings: bool,
+    dropped: Sequence[str],
 ) -> Iterator[bytes]:
     """The JSON of a responses.ChatCompletion."""
     (output,) = run.outputs
@@ -136,6 +142,8 @@ def _answer(
         rest.append(("prompt_token_ids", pieces.numbers(prompt)))
     if timings:
         rest.append(("timings", pieces.value(run.timings())))
+    if dropped:
+        rest.append(("dropped_keywords", pieces.value(dropped)))
     choices = pieces.items(_choice(run, index, texts, ids=ids) for index in range(run.choices))
     return pieces.fields([*envelope_fields(envelope), ("choices", choices), *rest])
 

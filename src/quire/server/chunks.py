@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import msgspec
 
@@ -30,9 +31,11 @@ def _plain_end(closing: bytes, end: bytes) -> bytes:
 
 
 class Chunks:
-    """Chunks of one request. `opening` and `closing` enclose the text within a choice."""
+    """Chunks of one request. `opening` and `closing` enclose the text within a choice; `dropped` goes into the last."""
 
-    def __init__(self, envelope: Envelope, choices: int, *, chat: bool, usage: bool) -> None:
+    def __init__(
+        self, envelope: Envelope, choices: int, *, chat: bool, usage: bool, dropped: Sequence[str] = ()
+    ) -> None:
         head = b"data: " + _encode(envelope)[:-1] + b',"choices":['
         opening, self._closing = (b',"delta":{"content":', b"}") if chat else (b',"text":', b"")
         self._roles = [
@@ -45,6 +48,7 @@ class Chunks:
         self._end = b'}],"usage":null}\n\n' if usage else b"}]}\n\n"
         self._plain_end = _plain_end(self._closing, self._end)
         self._head = head
+        self._dropped = dropped
 
     def role(self, choice: int) -> bytes:
         """The chunk that opens a message."""
@@ -78,14 +82,16 @@ class Chunks:
         return b"".join([*parts, self._end])
 
     def last(self, usage: UsageBody | None, timings: TimingsBody | None) -> bytes:
-        """The end of the stream: usage and timings if requested, and the end mark."""
-        if usage is None and timings is None:
+        """The end of the stream: usage and timings if requested, dropped keywords if any, and the end mark."""
+        if usage is None and timings is None and not self._dropped:
             return DONE
         parts = [self._head + b"]"]
         if usage is not None:
             parts += [b',"usage":', _encode(usage)]
         if timings is not None:
             parts += [b',"timings":', _encode(timings)]
+        if self._dropped:
+            parts += [b',"dropped_keywords":', _encode(self._dropped)]
         return b"".join([*parts, b"}\n\n", DONE])
 
 

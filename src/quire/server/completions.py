@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from quire.engine.api import ModelCard, StreamDelta
@@ -42,6 +42,7 @@ from quire.server.sampling import (
     make_ask,
     scores_only,
 )
+from quire.server.structured import find_structure, with_grammar
 from quire.types import FinishReason, SamplingParams, TokenIds, check_window
 
 
@@ -65,6 +66,7 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
             "stream", "stream: nothing to stream, because max_tokens is 0", "unsupported_parameter"
         )
     params = await off_loop(read.size, lambda: completion_params(body, card.default_sampling))
+    structure = None if scores_only(body) else await off_loop(read.size, lambda: find_structure(body))
     prompts = await _prompts(
         context, exchange, body, *await off_loop(read.size, lambda: _split(body.prompt, card, params.n))
     )
@@ -83,13 +85,17 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
         )
         for i, prompt in enumerate(prompts)
     ]
+    dropped: tuple[str, ...] = ()
+    if structure is not None:
+        asks, dropped = await with_grammar(context, exchange, asks, structure)
     texts = context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
     if not body.stream:
-        answer = _Answer(context, body, envelope, texts, timings=wants_timings(exchange, body))
+        timings = wants_timings(exchange, body)
+        answer = _Answer(context, body, envelope, texts, timings=timings, dropped=dropped)
         await answer_whole(context, exchange, asks, lambda run: answer.whole(run, prompts))
         return
     count = params.n * len(prompts)
-    chunks = Chunks(envelope, count, chat=False, usage=wants_usage(context, body))
+    chunks = Chunks(envelope, count, chat=False, usage=wants_usage(context, body), dropped=dropped)
     writers = [CompletionLogprobsWriter(texts) for _ in range(count)]
     echoes = {i: prompts[i // params.n].text for i in range(count)} if body.echo else {}
     ids = bool(body.return_token_ids)
@@ -175,9 +181,10 @@ class _Answer:
         texts: TokenTexts,
         *,
         timings: bool,
+        dropped: Sequence[str],
     ) -> None:
         self._context, self._body, self._envelope, self._texts = context, body, envelope, texts
-        self._timings = timings
+        self._timings, self._dropped = timings, dropped
         self._scores_only = scores_only(body)
 
     def whole(self, run: HttpGeneration, prompts: list[_Prompt]) -> Iterator[bytes]:
@@ -191,6 +198,8 @@ class _Answer:
         rest = [("usage", pieces.value(usage))]
         if self._timings:
             rest.append(("timings", pieces.value(run.timings())))
+        if self._dropped:
+            rest.append(("dropped_keywords", pieces.value(self._dropped)))
         return pieces.fields([*envelope_fields(self._envelope), ("choices", choices), *rest])
 
     def _choice(self, run: HttpGeneration, index: int, prompt: _Prompt) -> pieces.Pieces:

@@ -15,7 +15,8 @@ from prometheus_client.registry import Collector
 from quire import __version__
 from quire.engine.api import STEP_TOKEN_BOUNDS, EngineState, EngineStats
 from quire.server.histogram import Histogram
-from quire.server.metrics import FINE, ServerMetrics
+from quire.server.metrics import COMPILE, FINE, ServerMetrics
+from quire.structured.ask import KINDS
 from quire.types import FinishReason
 
 CACHE_SECONDS = 0.25  # frequent scrapes cost four renderings a second at most
@@ -57,6 +58,7 @@ class Exposition(Collector):
         yield from _engine_families(stats, labels)
         yield _startup_family(self._metrics.engine.startup)
         yield from self._token_families(labels)
+        yield from self._grammar_families(labels)
         yield from self._http_families()
         yield _family(GaugeMetricFamily, "quire_build_info", "version of Quire, and the platform it runs on",
                       {"version": __version__, "python": platform.python_version(), "machine": platform.machine()},
@@ -79,6 +81,26 @@ class Exposition(Collector):
                               labels, self._metrics.tokens[kind])  # fmt: skip
         yield _family(CounterMetricFamily, "quire_cached_prompt_tokens", "prompt tokens found in the prefix cache",
                       labels, self._metrics.tokens["cached"])  # fmt: skip
+
+    def _grammar_families(self, labels: dict[str, str]) -> Iterator[Metric]:
+        counts = self._metrics.grammars
+        for name, text, by_kind in (
+            ("requests", "requests with structured output", counts.requests),
+            ("refused", "requests whose structured output was refused", counts.refused),
+        ):
+            family = CounterMetricFamily(f"quire_structured_{name}", text, labels=[*labels, "kind"])
+            for kind in KINDS:
+                family.add_metric([*labels.values(), kind], by_kind[kind])
+            yield family
+        yield _family(CounterMetricFamily, "quire_grammar_cache_hits", "grammars that were compiled before", labels,
+                      counts.hits)  # fmt: skip
+        seconds = HistogramMetricFamily(
+            "quire_grammar_compile_seconds",
+            "compiling a grammar, and waiting for others",
+            labels=list(labels),
+        )
+        seconds.add_metric(list(labels.values()), counts.seconds.buckets(COMPILE), counts.seconds.total)
+        yield seconds
 
     def _http_families(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(

@@ -23,10 +23,9 @@ RefusedFields = Mapping[str, tuple[Any, ...]]
 _COMMON: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "early_stopping": (False,),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
+    "grammar_lazy": (False,),
+    "grammar_triggers": ([],),
+    "guided_decoding_backend": ("auto", "guidance", "llguidance"),
     "kv_transfer_params": ({},),
     "length_penalty": (1, 1.0),
     "max_cost": (),
@@ -38,8 +37,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "lora_request": (),
     "mm_processor_kwargs": ({},),
     "prompt_embeds": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
@@ -51,9 +48,6 @@ _COMMON |= {
     "do_sample": (True,),
     "dry_multiplier": (0, 0.0),
     "dynatemp_range": (0, 0.0),
-    "format": ("",),
-    "grammar": ("",),
-    "json_schema": ({},),
     "lora": ([],),
     "min_keep": (0,),
     "mirostat": (0,),
@@ -87,6 +81,9 @@ _CHAT: RefusedFields = {
 }
 _COMPLETION: RefusedFields = {"suffix": ("",), "top_logprobs": (0,)}
 _WHY = {
+    "grammar_lazy": "not supported; a grammar applies from the first token",
+    "grammar_triggers": "not supported; a grammar applies from the first token",
+    "guided_decoding_backend": "must be auto or guidance; llguidance enforces every grammar",
     "chat_template": "not accepted; the template is part of the model",
     "prompt_embeds": "not supported; send text or token ids",
     "max_cost": "not supported; limit a request with max_tokens and deadline_ms",

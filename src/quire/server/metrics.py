@@ -51,6 +51,27 @@ def _named(
     return Named(Histogram(sorted({*fine, *coarse})), (quire, fine), (vllm, coarse), text, older)
 
 
+COMPILE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class GrammarCounts:
+    """Requests with structured output by kind: enforced, refused, and what compiling took."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.hits = 0  # of the cache of compiled grammars
+        self.seconds = Histogram(COMPILE)
+
+    def count(self, kind: str, seconds: float) -> None:
+        """Count a grammar that was compiled in `seconds`, or was known: 0."""
+        self.requests[kind] += 1
+        if seconds:
+            self.seconds.observe(seconds)
+        else:
+            self.hits += 1
+
+
 class ServerMetrics:
     """All that /metrics reports. An observation takes well under a microsecond; sums are computed when scraped."""
 
@@ -61,6 +82,7 @@ class ServerMetrics:
         self.observe_gap = named["itl"].histogram.observe  # one object for all streams
         self.finished: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter()
+        self.grammars = GrammarCounts()
         self.http: Counter[tuple[str, str, str]] = Counter()
         self.http_seconds: dict[tuple[str, str], Histogram] = {}
         self.http_bytes: Counter[tuple[str, str]] = Counter()

@@ -14,6 +14,7 @@ answers for their Idempotency-Key.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -360,7 +361,16 @@ def answer_costs(
         "prompt_logprobs": scored * CANDIDATE * ((params.prompt_logprobs or 0) + 2),
         "allowed_token_ids": _named_cost(params, len(asks)),
         "stop": STOP_CHAR * sum(map(len, params.stop)) * len(asks),
+        "structured_outputs": _grammar_cost(asks),
     }
+
+
+def _grammar_cost(asks: Sequence[GenerateAsk]) -> int:
+    """The text of a grammar: once here, and per prompt on the way to the engine and in the engine. What is made from it
+    there has a part of the memory plan.
+    """
+    grammar = asks[0].request.grammar
+    return 0 if grammar is None else sys.getsizeof(grammar.source) * (1 + 2 * len(asks))
 
 
 def _named_cost(params: SamplingParams, prompts: int) -> int:

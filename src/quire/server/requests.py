@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from quire.parameters import Parameter
+from quire.structured.ask import MAX_CHOICES
 from quire.types import (
     MAX_ALLOWED_TOKENS,
     MAX_NAMED_TOKENS,
@@ -71,6 +72,77 @@ class StreamOptions(msgspec.Struct):
     """Options of a stream."""
 
     include_usage: bool = False
+
+
+# JSON as it was sent: a schema, or a value of several types. UNSET where it was left out.
+_Schema = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "boolean", "null"]})]
+_SchemaOrText = Annotated[
+    Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "boolean", "string", "null"]})
+]
+_Object = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "null"]})]
+_Objects = Annotated[
+    Raw | UnsetType, Meta(extra_json_schema={"type": ["array", "null"], "items": {"type": "object"}})
+]
+_TagText = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "string", "null"]})]
+_Choices = Annotated[list[str], Meta(max_length=MAX_CHOICES)]
+_LENIENT = "false: enforce what can be enforced, and list the rest in dropped_keywords of the answer"
+
+
+class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
+    """A JSON object, of a schema if there is one."""
+
+    schema: _Schema = UNSET
+
+
+class NamedSchema(msgspec.Struct, kw_only=True):
+    """A JSON schema as OpenAI sends it."""
+
+    schema: _Schema
+    name: str | None = None
+    description: str | None = None
+    strict: Annotated[bool | None, Meta(description=_LENIENT)] = None
+
+
+class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
+    """JSON of a schema."""
+
+    json_schema: NamedSchema
+
+
+class StructuralTagFormat(msgspec.Struct, tag_field="type", tag="structural_tag"):
+    """Text with tags around structured parts: `format`, or the older `structures` and `triggers`."""
+
+    format: _Object = UNSET
+    structures: _Objects = UNSET
+    triggers: Annotated[list[str], Meta(max_length=MAX_CHOICES)] | None = None
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's description of an answer: one of the first six fields."""
+
+    json: Annotated[_SchemaOrText, Meta(description="a JSON schema, or its text")] = UNSET
+    regex: str | None = None
+    choice: _Choices | None = None
+    grammar: Annotated[str | None, Meta(description="GBNF or Lark")] = None
+    json_object: bool | None = None
+    structural_tag: _TagText = UNSET
+    disable_any_whitespace: Annotated[
+        bool | None, Meta(description="JSON without spaces and line breaks")
+    ] = None
+    disable_additional_properties: Annotated[
+        bool | None, Meta(description="not supported; the schema says it with additionalProperties")
+    ] = None
+    whitespace_pattern: Annotated[
+        str | None, Meta(description="regular expression of the space between the parts of JSON")
+    ] = None
+    disable_fallback: Annotated[bool | None, Meta(description="accepted; there is one engine")] = None
 
 
 SCALARS = {name: known for name, known in PARAMETERS.items() if known.kind in {int, float, bool}}
@@ -133,6 +205,22 @@ class GenerationRequest(_Sampling, kw_only=True):
         Meta(description="the prefix cache is shared only between equal salts"),
     ] = None
     request_id: Annotated[str | None, Meta(description="becomes part of the response's id")] = None
+    # structured output, as several servers call it; see server/structured
+    response_format: Annotated[ResponseFormat | None, Meta(description="what the answer must look like")] = (
+        None
+    )
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Annotated[_SchemaOrText, Meta(description="structured_outputs.json")] = UNSET
+    guided_regex: Annotated[str | None, Meta(description="structured_outputs.regex")] = None
+    guided_choice: Annotated[_Choices | None, Meta(description="structured_outputs.choice")] = None
+    guided_grammar: Annotated[str | None, Meta(description="structured_outputs.grammar")] = None
+    guided_json_object: Annotated[bool | None, Meta(description="structured_outputs.json_object")] = None
+    guided_whitespace_pattern: Annotated[
+        str | None, Meta(description="structured_outputs.whitespace_pattern")
+    ] = None
+    grammar: Annotated[str | None, Meta(description="llama-server: a grammar in GBNF")] = None
+    json_schema: Annotated[_Schema, Meta(description="llama-server: a JSON schema")] = UNSET
+    format: Annotated[_TagText, Meta(description='Ollama: "json", or a JSON schema')] = UNSET
     # Quire
     deadline_ms: Annotated[
         float | None,

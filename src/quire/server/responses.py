@@ -76,6 +76,8 @@ class PromptLogprob(msgspec.Struct):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
+# What strict: false left out: the path of each keyword in the schema, and why.
+Dropped = list[str]
 
 
 class ChatMessage(msgspec.Struct):
@@ -110,6 +112,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     timings: TimingsBody | UnsetType = UNSET
+    dropped_keywords: Dropped | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct):
@@ -136,6 +139,7 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: UsageBody
     timings: TimingsBody | UnsetType = UNSET
+    dropped_keywords: Dropped | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -167,3 +171,4 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
     timings: TimingsBody | UnsetType = UNSET
+    dropped_keywords: Dropped | UnsetType = UNSET

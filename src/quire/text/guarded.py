@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import compress, count, pairwise
 from typing import NamedTuple
@@ -76,6 +76,13 @@ class GuardedEncoder:
             return ids
         return self._encode_apart(text, own, encoding)
 
+    def encode_inside(self, text: str) -> list[int]:
+        """The ids of a text behind other text, without control tokens."""
+        others = self._tokens(
+            text, self._encode(self._backend, text, None), self._added.keys() - self.control_ids
+        )
+        return self._joined(text, others, inner=True)
+
     def _found(self, text: str, encoding: Encoding, ids: list[int]) -> list[_Spelled]:
         """The control tokens in an encoding of `text`."""
         found: list[_Spelled] = []
@@ -124,13 +131,17 @@ class GuardedEncoder:
             if (index := bisect_right(starts, token.low)) and token.high <= own[index - 1][1]
         ]
         others = self._tokens(text, encoding, self._added.keys() - self.control_ids)
+        return self._joined(text, _merged(real, others))
+
+    def _joined(self, text: str, tokens: Iterable[_Token], *, inner: bool = False) -> list[int]:
+        """These tokens, and the text between them; `inner`: there is other text before."""
         ids: list[int] = []
         position = 0
-        for token in _merged(real, others):
-            ids += self._plain_ids(text[position : token.start], inner=position > 0)
+        for token in tokens:
+            ids += self._plain_ids(text[position : token.start], inner=inner or position > 0)
             ids.append(token.number)
             position = max(position, token.end)
-        return ids + self._plain_ids(text[position:], inner=position > 0)
+        return ids + self._plain_ids(text[position:], inner=inner or position > 0)
 
     def _masked(self, text: str, own: Spans) -> str:
         """`text` with all but its own characters replaced by some outside all added tokens, letters by a letter."""

@@ -18,6 +18,7 @@ from quire.text.growth import Growth, check_added
 from quire.text.guarded import GuardedEncoder
 from quire.text.kept_tokenizers import kept_tokenizer
 from quire.text.sparse import Ids, SparseTokenizer
+from quire.text.token_bytes import MAX_MEAN_BYTES, TokenBytes
 from quire.text.tokenizer_files import LoadBudget
 from quire.text.vocabulary import (
     ByteLevelDecoder,
@@ -27,7 +28,7 @@ from quire.text.vocabulary import (
     hide,
     recognise_decoder,
 )
-from quire.types import MAX_MEAN_BYTES, CheckpointError, RequestError, TokenBytes, check_window
+from quire.types import CheckpointError, RequestError, check_window
 from quire.util.kept import KeptFiles
 
 # From this length on, the library is called so that other threads can run; below, this would only cost time.
@@ -189,6 +190,15 @@ class Tokenizer:
         self._check_readable()
         self._growth.check(text)
         return self._guarded.encode(text, own, max_tokens)
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of a text that continues another one: no space is put before it, and control tokens are plain text.
+
+        Raises as `encode`.
+        """
+        self._check_readable()
+        self._growth.check(text)
+        return self._guarded.encode_inside(text)
 
     @property
     def control_ids(self) -> frozenset[int]:

@@ -135,6 +135,12 @@ class Worker:
         }
         return result
 
+    def count(self, added: Mapping[int, list[int]]) -> None:
+        """Count tokens, by sequence, that were added to the result of the last step without being sampled."""
+        for seq_id, tokens in added.items():
+            line = self._slots[seq_id].line
+            self._sampler.commit(np.full(len(tokens), line, np.int32), np.array(tokens, np.int32))
+
     def _apply(self, out: SchedulerOutput) -> None:
         """Release and admit slots as the scheduler decided."""
         for seq_id in out.gone:

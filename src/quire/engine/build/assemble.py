@@ -17,7 +17,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.build.budget import MemoryPlan, plan_memory
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
-from quire.engine.build.opening import Model, folder_tokenizer, kept_files, tokenizer_memory
+from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
 from quire.engine.core import EngineCore
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.executor.base import Executor
@@ -36,7 +36,8 @@ from quire.program.lower import lower
 from quire.program.memory import param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.types import MemoryBudgetError
+from quire.structured.stepping import GrammarStepper
+from quire.types import MemoryBudgetError, StateGroup
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
@@ -45,6 +46,9 @@ from quire.worker.worker import Worker
 
 if TYPE_CHECKING:
     from quire.loader.load import Progress
+    from quire.text.tokenizer import Tokenizer
+
+COMPILED_SHARE = 4  # a compiled tokenizer takes at most this part of a whole one
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +246,8 @@ def build(
         config, program = choose(model, asked, machine)
         kind = executor_kind(config)
         coming = _coming_tokenizer(model)
-        plan = plan_memory(program, config, kind, machine.resident_memory + coming, beside)
+        read_later = _tokenizer_for_grammars(model, asked)
+        plan = plan_memory(program, config, kind, machine.resident_memory + coming, beside, read_later)
         executor = kind.make(program)
     later = _LaterTokenizer(model, startup, kept_files(asked))
     with startup.span("weights"):
@@ -251,7 +256,8 @@ def build(
     with startup.span("bind"):
         worker = Worker(executor, plan.limits)
         scheduler = _scheduler(program, config, plan)
-    core = EngineCore(scheduler, worker, _gate(scheduler, config))
+    grammars = _grammars(later, program, config, plan)
+    core = EngineCore(scheduler, worker, _gate(scheduler, config), grammars)
     return Built(later.model, config, program, plan, executor, core, weights)
 
 
@@ -261,6 +267,32 @@ def _coming_tokenizer(model: Model) -> int:
     if there and not model.tokenizer_later:
         return 0
     return tokenizer_memory(model.folder, None if model.gguf is None else model.gguf.files)
+
+
+def _tokenizer_for_grammars(model: Model, asked: EngineConfig) -> int:
+    """Bytes of the tokenizer that an engine process reads for its first grammar."""
+    if model.tokenizer is not None or model.tokenizer_later:
+        return 0
+    whole = tokenizer_memory(model.folder, None if model.gguf is None else model.gguf.files)
+    return whole if kept_files(asked) is None else whole // COMPILED_SHARE
+
+
+def _grammars(
+    later: _LaterTokenizer, program: Program, config: ResolvedConfig, plan: MemoryPlan
+) -> GrammarStepper:
+    def tokenizer() -> Tokenizer | None:
+        found, asked = later.model.tokenizer, config.asked
+        return found or open_model(later.model.folder, cache=kept_files(asked)).tokenizer
+
+    return GrammarStepper(
+        tokenizer,
+        plan.grammar_memory,
+        program.vocab,
+        plan.limits.max_logit_rows,
+        threads=config.threads,
+        jump=config.asked.execution.jump_forward,
+        late_rows=not any(isinstance(group, StateGroup) for group in program.cache_groups),
+    )
 
 
 def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Scheduler:

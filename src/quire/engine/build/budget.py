@@ -1,7 +1,7 @@
 """The memory promise: every byte of the process belongs to a named part, and the sum is known before it is spent.
 
-    bound = process + steps + server + weights + tables + activations + step + sampler + vocabulary + requests
-            + per block · blocks
+    bound = process + steps + server + weights + tables + activations + step + sampler + vocabulary + grammars
+            + compiler + requests + per block · blocks
 
 `process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
 loaded; `steps` is what running steps adds to the first, and the server's part includes what serving adds to the second.
@@ -22,7 +22,9 @@ from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.types import MAX_LOGPROBS, MAX_MEAN_BYTES, MemoryBudgetError
+from quire.structured.bounds import PLANNED_BYTES
+from quire.text.token_bytes import MAX_MEAN_BYTES
+from quire.types import MAX_LOGPROBS, MemoryBudgetError
 from quire.util.sizes import format_size
 
 # An eighth of the rest, within these bounds.
@@ -36,6 +38,9 @@ STEP_GROWTH = 2**20
 THREAD_GROWTH = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
 # The logprobs of one position in one step: in tables, as bytes, in a frame, in the socket.
 LOGPROB_BYTES = 4 * 12 * (MAX_LOGPROBS + 2)
+# A sixteenth of the rest, within these bounds.
+GRAMMAR_SHARE, MIN_GRAMMARS, MAX_GRAMMARS = 16, 12 * 2**20, 256 * 2**20
+GRAMMAR_TOKEN = 128  # of a token in the trie that masks are found in
 # The bytes of a token and their end, in both processes of a server: see host/messages.Vocabulary.
 VOCABULARY_TOKEN = 2 * (MAX_MEAN_BYTES + 4)
 MIN_MODEL_LEN = 128
@@ -50,6 +55,7 @@ class MemoryPlan:
     parts: dict[str, int]
     limits: Limits
     block_bytes: int
+    grammar_memory: int  # the part of "grammars" that compiled ones share
 
     @property
     def total(self) -> int:
@@ -75,17 +81,20 @@ def plan_memory(
     kind: ExecutorKind,
     process_bytes: int,
     beside: Mapping[str, int] | None = None,
+    tokenizer_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide the bound: fixed parts first, KV blocks from the rest.
 
     `kind` knows what the executor will hold. `process_bytes` is the resident size before weights are loaded, `beside`
     what the other process of a server holds and will hold, by part; what requests hold there is in the plan's own part.
+    `tokenizer_bytes` is what a tokenizer takes that this process reads for its first grammar.
     A context length that was not asked for is halved until one sequence of it fits.
     Raises MemoryBudgetError, with the sum by part and what to change, when not even that fits.
     """
     length = config.max_model_len
     while True:
-        plan, needed = _plan(program, config, kind, {"process": process_bytes, **(beside or {})}, length)
+        held = {"process": process_bytes, **(beside or {}), "grammars": tokenizer_bytes}
+        plan, needed = _plan(program, config, kind, held, length)
         if plan.limits.num_blocks >= needed:
             return plan
         if not config.shrink_model_len or length <= MIN_MODEL_LEN:
@@ -120,6 +129,9 @@ def _plan(
         "step": step_array_bytes(limits, len(program.cache_groups)),
         "sampler": kind.sampler_bytes(program, limits),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
+        # Two lines of a bitmask per row: filled with others, or apart.
+        "grammars": held["grammars"] + program.vocab * (GRAMMAR_TOKEN + 2 * limits.max_logit_rows // 8),
+        "compiler": PLANNED_BYTES,
     }
     kv_bytes = kv_block_bytes(program, asked.cache.block_size)
     block_bytes = kv_bytes + BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.cache.block_size
@@ -131,6 +143,9 @@ def _plan(
         else at_speed
     )
     rest = config.memory - sum(fixed.values())
+    grammars = asked.limits.grammar_memory or max(MIN_GRAMMARS, min(rest // GRAMMAR_SHARE, MAX_GRAMMARS))
+    fixed["grammars"] += grammars
+    rest -= grammars
     fixed[REQUESTS] = asked.limits.request_memory or max(
         MIN_REQUESTS, min(rest // REQUEST_SHARE, MAX_REQUESTS)
     )
@@ -145,7 +160,7 @@ def _plan(
     elif asked.limits.memory is None:  # no bound given: twice what all slots need
         blocks = min(blocks, 2 * at_speed * config.max_num_seqs)
     parts = {**fixed, "kv": blocks * kv_bytes, "blocks": blocks * (block_bytes - kv_bytes)}
-    return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes), least
+    return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes, grammars), least
 
 
 def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig) -> str:
@@ -157,6 +172,8 @@ def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig)
         advice.append(f"lower --max-num-batched-tokens ({config.max_num_batched_tokens})")
     if config.max_num_seqs > 1:
         advice.append(f"lower --max-num-seqs ({config.max_num_seqs})")
+    if config.asked.limits.grammar_memory is not None:
+        advice.append(f"lower --grammar-memory ({format_size(config.asked.limits.grammar_memory)})")
     if config.asked.limits.request_memory is not None:
         advice.append(f"lower --request-memory ({format_size(config.asked.limits.request_memory)})")
     if config.weights == "f32":

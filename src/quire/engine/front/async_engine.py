@@ -17,6 +17,7 @@ import msgspec
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
+    CompiledStructure,
     DeadlineError,
     EngineState,
     EngineStats,
@@ -29,6 +30,7 @@ from quire.engine.api import (
 from quire.engine.build.opening import Model, find_model, gguf_files, kept_files, open_model
 from quire.engine.front.admission import Admission
 from quire.engine.front.card import model_card
+from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.stream import LiveRequest, LiveStream, SinkPath
 from quire.engine.front.suspects import SuspectLane
@@ -51,8 +53,10 @@ from quire.engine.host.messages import (
     unpack_handles,
 )
 from quire.engine.host.spawn import Spawned
+from quire.parameters import Structure
 from quire.text.chat_renderer import ChatAsk
-from quire.types import QuireError, RequestError, TokenBytes
+from quire.text.token_bytes import TokenBytes
+from quire.types import QuireError, RequestError
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
@@ -106,6 +110,7 @@ class AsyncEngine:
         self._drained: asyncio.Event | None = None
         self._vocabulary: TokenBytes | None = None  # once a request has needed it
         self._lane = SuspectLane()
+        self._grammars = GrammarService()
 
     # -- state --------------------------------------------------------------------------------------------
 
@@ -189,6 +194,7 @@ class AsyncEngine:
                 logger.warning("%d requests were still running at shutdown", len(self._live))
         self._end_all("the server is shutting down")
         await self._client.stop()
+        self._grammars.close()
         if self._text is not None:
             self._text.close()
 
@@ -239,6 +245,11 @@ class AsyncEngine:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._texts().token_bytes(token_id)
+
+    async def compile(self, asked: Structure, tenant: str = "") -> CompiledStructure:
+        made = await self._grammars.compile(asked, tenant)
+        await self.share_vocabulary()
+        return made
 
     async def share_vocabulary(self) -> None:
         """Give the engine the bytes of all tokens, unless it has them: before the first request that needs them.

@@ -88,33 +88,36 @@ class OutputBuilder:
         self.output.usage.cached_tokens = event.cached_tokens
         if event.prompt_logprobs:
             self._prompt_logprobs.extend(event.prompt_logprobs)
-        if output.logprobs is not None and event.logprobs:
-            output.logprobs.extend(event.logprobs)
         hidden = event.stop_token_id is not None and not self._params.include_stop_str_in_output
         # the stop token is in token_ids, but not in the text
         shown = event.new_token_ids[:-1] if hidden else event.new_token_ids
-        text = self._extend(sample, event.new_token_ids, shown, now, last=event.finish_reason is not None)
+        text, kept = self._extend(
+            sample, event.new_token_ids, shown, now, last=event.finish_reason is not None
+        )
+        logprobs = event.logprobs
+        if logprobs and len(kept) < len(event.new_token_ids):
+            logprobs = logprobs[: len(kept)]
+        if output.logprobs is not None and logprobs:
+            output.logprobs.extend(logprobs)
         reason = event.finish_reason
         output.stop_reason = event.stop_token_id
         if sample.text is not None and sample.text.matched is not None:
             reason, output.stop_reason = self._matched(sample, sample.text.matched, running=reason is None)
         if reason is not None:
             self._finish(sample, reason, now)
-        return StreamDelta(
-            event.sample_index, text, event.new_token_ids, event.logprobs, reason, output.stop_reason
-        )
+        return StreamDelta(event.sample_index, text, kept, logprobs, reason, output.stop_reason)
 
     def grow(self, index: int, token_ids: list[int], now: float) -> StreamDelta | None:
         """Like `apply`, for an event with nothing but tokens: the most frequent case by far."""
         sample = self.samples[index]
         if sample.output.finish_reason is not None:
             return None
-        text = self._extend(sample, token_ids, token_ids, now)
+        text, kept = self._extend(sample, token_ids, token_ids, now)
         if sample.text is None or sample.text.matched is None:
-            return StreamDelta(index, text, token_ids)
+            return StreamDelta(index, text, kept)
         reason, sample.output.stop_reason = self._matched(sample, sample.text.matched, running=True)
         self._finish(sample, reason, now)
-        return StreamDelta(index, text, token_ids, None, reason, sample.output.stop_reason)
+        return StreamDelta(index, text, kept, None, reason, sample.output.stop_reason)
 
     def abort(self, now: float) -> None:
         """End every sample that is still running."""
@@ -124,26 +127,28 @@ class OutputBuilder:
 
     def _extend(
         self, sample: Sample, token_ids: list[int], shown: list[int], now: float, *, last: bool = False
-    ) -> str:
-        """Add tokens and the text of `shown` to a sample; returns the new text."""
-        output = sample.output
+    ) -> tuple[str, list[int]]:
+        """Add tokens and the text of `shown` to a sample; returns the new text, and the tokens up to a stop string."""
+        output, text = sample.output, ""
+        if sample.text is not None:
+            if len(shown) > 1 and self._params.stop:
+                text, token_ids = _up_to_stop(sample.text, token_ids, shown)
+            else:
+                text = sample.text.push(shown)
+            if last:
+                text += sample.text.finish()
+            if self._keep:
+                # with one reference a string grows in place; with two it would be copied for every token
+                whole, output.text = output.text, ""
+                whole += text
+                output.text = whole
         if token_ids:
             if not output.token_ids:
                 timings = self.output.timings
                 timings.first_token = timings.first_token or now
             output.token_ids.extend(token_ids)
             self.output.usage.completion_tokens += len(token_ids)
-        if sample.text is None:
-            return ""
-        text = sample.text.push(shown)
-        if last:
-            text += sample.text.finish()
-        if self._keep:
-            # with one reference a string grows in place; with two it would be copied for every token
-            whole, output.text = output.text, ""
-            whole += text
-            output.text = whole
-        return text
+        return text, token_ids
 
     def _matched(self, sample: Sample, stop: str, *, running: bool) -> tuple[FinishReason, str]:
         if running:
@@ -162,6 +167,16 @@ class OutputBuilder:
             prompt, table = output.usage.prompt_tokens, self._prompt_logprobs
             unscored = prompt - self._params.scored_tokens(prompt)
             output.prompt_logprobs = [*[None] * unscored, *table] if self._keep else table
+
+
+def _up_to_stop(text: SampleText, token_ids: list[int], shown: list[int]) -> tuple[str, list[int]]:
+    """Add the text of tokens one by one, as if each had come alone; the text, and the tokens up to a stop string."""
+    made = ""
+    for count, token in enumerate(shown, 1):
+        made += text.push([token])
+        if text.matched is not None:
+            return made, token_ids[:count]
+    return made, token_ids
 
 
 def _text(request: Request, tokenizer: Tokenizer | None, stops: StopStrings | None) -> SampleText | None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
+from quire.text.token_bytes import TokenBytes
 from quire.text.tokenizer import Tokenizer
-from quire.types import CheckpointError, ContextLengthError, RequestError, TokenBytes
+from quire.types import CheckpointError, ContextLengthError, RequestError
 from quire.util.strict_json import read_small_file
 from quire.util.threads import full_pool
 

@@ -62,6 +62,8 @@ class EngineLoop:
         """Serve until a Stop command. Raises ChannelClosedError when the other end goes away."""
         while True:
             due = self._core.ready_in()
+            if self._core.refused:
+                self._refuse()
             idle = due != 0.0
             self._send_stats(now=idle)
             for command in self._channel.receive(wait=idle, seconds=due):
@@ -106,6 +108,14 @@ class EngineLoop:
         self._live[request.request_id] = _Live(command.handle, request.params.n)
         self._ids[command.handle] = request.request_id
         self._dirty = True
+
+    def _refuse(self) -> None:
+        """Report requests whose grammars could not be compiled."""
+        refused, self._core.refused = self._core.refused, []
+        for request_id, error in refused:
+            if request_id in self._live:
+                self._channel.send(Refused(self._live[request_id].handle, error.field, error.message))
+                self._forget(request_id)
 
     def _step(self) -> None:
         start = time.monotonic()

@@ -17,8 +17,9 @@ import msgspec
 
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
-from quire.engine.api import EngineStats
+from quire.engine.api import EngineStats, StepRecord
 from quire.logprobs import LogprobTable
+from quire.text.token_bytes import TokenBytes
 from quire.types import (
     CacheGroup,
     FinishReason,
@@ -27,8 +28,6 @@ from quire.types import (
     Request,
     SlidingGroup,
     StateGroup,
-    StepRecord,
-    TokenBytes,
     TokenIds,
 )
 from quire.util.startup_spans import Span

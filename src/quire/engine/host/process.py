@@ -6,7 +6,6 @@ handles interrupts and termination signals: it drains, then sends Stop.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -24,9 +23,9 @@ from quire.engine.host.channel import Channel, ChannelClosedError
 from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import Fatal, Load, LoadProgress, Ready, Stop
 from quire.types import QuireError
+from quire.util.platform import end_with_parent
 from quire.util.startup_spans import Startup
 
-_PR_SET_PDEATHSIG = 1
 _PROGRESS_SECONDS = 0.1
 
 
@@ -86,14 +85,6 @@ def _ready(built: Built, startup: Startup) -> Ready:
     )
 
 
-def _follow(parent: int) -> None:
-    """End with the parent, even in the middle of a step."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the call
-        sys.exit(1)
-
-
 def main() -> None:
     """Entry point of the engine process."""
     gc.freeze()  # excludes modules from garbage collection
@@ -101,7 +92,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
-    _follow(parent)
+    end_with_parent(parent)
     with socket.socket(fileno=fd) as sock:
         serve(sock)
 

@@ -1,0 +1,105 @@
+"""Compiles grammars that may be hostile: python -m quire.structured.compile_process FD PARENT_PID, started by pool.
+
+Its address space and the processor time of each grammar are limited by the kernel, which ends it in the middle of
+whatever it does. It runs at idle priority, ends with its parent, and reads asks from a socket, one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+
+from quire.structured.ask import GrammarError, StructuredOutput
+from quire.structured.bounds import CPU_SECONDS, PROCESS_BYTES
+from quire.util.platform import end_with_parent, resident_bytes
+
+# A process that has kept so much makes room for a new one.
+_GROWN = 3 * PROCESS_BYTES // 4
+_HEAD = struct.Struct("<I")
+
+
+def send(sock: socket.socket, value: object) -> None:
+    """Send a JSON value behind its length."""
+    data = json.dumps(value).encode()
+    sock.sendall(_HEAD.pack(len(data)) + data)
+
+
+def receive(sock: socket.socket) -> object:
+    """The next value. Raises EOFError when the other side has gone, TimeoutError after the socket's timeout."""
+    (size,) = _HEAD.unpack(_exactly(sock, _HEAD.size))
+    return json.loads(_exactly(sock, size))
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = sock.recv(min(size - len(data), 2**16))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+def _answer(values: dict[str, object]) -> dict[str, object]:
+    """What `pool` makes of an ask: a source and what was dropped, or the field and message of a refusal."""
+    from quire.structured.compile import compile_grammar
+
+    try:
+        made = compile_grammar(StructuredOutput(**values))  # type: ignore[arg-type]
+    except GrammarError as error:
+        return {"field": error.field, "message": error.message}
+    except MemoryError:
+        return {"memory": True}
+    return {"source": made.grammar.source, "dropped": made.dropped, "seconds": made.seconds}
+
+
+def _limit_memory() -> None:
+    """Let the address space grow until the resident memory could reach its limit."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        mapped = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    limit = mapped + max(0, PROCESS_BYTES - resident_bytes())
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    known = [one for one in (limit, soft, hard) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
+
+
+def _yield_processors() -> None:
+    """Run when nothing else wants to."""
+    with contextlib.suppress(OSError):
+        os.nice(19)
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def main() -> None:
+    """Entry point of the process."""
+    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    end_with_parent(parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Before the limits, which are for what a grammar adds.
+    importlib.import_module("llguidance")
+    importlib.import_module("quire.structured.compile")
+    _limit_memory()
+    _yield_processors()
+    with socket.socket(fileno=fd) as sock, contextlib.suppress(EOFError, ConnectionError):
+        send(sock, {})
+        grown = False
+        while not grown:
+            values = receive(sock)
+            assert isinstance(values, dict)
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends the process
+            answer = _answer(values)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            send(sock, answer)
+            grown = "memory" in answer or resident_bytes() > _GROWN
+
+
+if __name__ == "__main__":
+    main()

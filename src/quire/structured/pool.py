@@ -1,0 +1,339 @@
+"""Compiles grammars in another process, one at a time, and keeps what came of them.
+
+A thread owns the process: it starts it with the first grammar, and again after one that the kernel has ended for its
+use of time or memory. Callers wait in queues by tenant, which take turns, so that the hostile grammars of one do not
+hold up another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict, deque
+from concurrent.futures import Future
+from typing import Any
+
+from quire.records import dataclass
+from quire.structured.ask import CompiledGrammar, GrammarError, StructuredOutput
+from quire.structured.bounds import (
+    CACHE_BYTES,
+    CPU_SECONDS,
+    IDLE_SECONDS,
+    MAX_WAITING,
+    PROCESS_BYTES,
+    WALL_SECONDS,
+)
+from quire.structured.compile_process import receive, send
+from quire.types import Grammar, QuireError
+from quire.util.sizes import format_size
+
+_ENTRY_BYTES = 1024  # of an entry of the cache besides its texts
+
+
+class CompilerBusyError(QuireError):
+    """A grammar could not be compiled now: too many wait, or the process gets no processor (HTTP 503)."""
+
+    retry_after = 1.0
+
+
+@dataclass(slots=True)
+class PoolCounts:
+    """What a pool has done since it was made."""
+
+    compiled: int = 0
+    refused: int = 0
+    hits: int = 0
+    killed: int = 0  # processes ended by a limit
+    seconds: float = 0.0  # of compiling, as callers saw it
+
+
+Outcome = CompiledGrammar | GrammarError
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """An ask that waits, for everyone who asked the same."""
+
+    ask: StructuredOutput
+    digest: bytes
+    waiting: list[Future[CompiledGrammar]]
+
+
+class GrammarPool:
+    """Compiled grammars by what was asked. Any thread may call it."""
+
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self.counts = PoolCounts()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._cache: OrderedDict[bytes, tuple[Outcome, int]] = OrderedDict()
+        self._cache_bytes, self._cached = cache_bytes, 0
+        self._queues: dict[str, deque[_Job]] = {}  # the tenant whose turn it is comes first
+        self._jobs: dict[bytes, _Job] = {}
+        self._thread: threading.Thread | None = None
+        self._process: _Process | None = None
+        self._closed = False
+
+    async def compile(self, ask: StructuredOutput, tenant: str = "") -> CompiledGrammar:
+        """The grammar of an ask, compiled without holding up the event loop.
+
+        Raises GrammarError if it cannot be enforced, CompilerBusyError if it cannot be compiled now. Cancelling takes a
+        grammar that waits out of its queue.
+        """
+        found = self.submit(ask, tenant)
+        return found.result() if found.done() else await asyncio.wrap_future(found)
+
+    def compile_now(self, ask: StructuredOutput) -> CompiledGrammar:
+        """The same for a thread that can wait."""
+        return self.submit(ask).result()
+
+    def submit(self, ask: StructuredOutput, tenant: str = "") -> Future[CompiledGrammar]:
+        """A future of the same."""
+        future: Future[CompiledGrammar] = Future()
+        digest = ask.digest()
+        with self._lock:
+            if digest in self._cache:
+                self._cache.move_to_end(digest)
+                self.counts.hits += 1
+                _settle(future, self._cache[digest][0])
+                return future
+            if self._closed:
+                raise CompilerBusyError("grammars are no longer compiled: Quire is stopping")
+            job = self._jobs.get(digest)
+            if job is None:
+                self._check_places(tenant)
+                job = self._jobs[digest] = _Job(ask, digest, [])
+                self._queues.setdefault(tenant, deque()).append(job)
+            job.waiting.append(future)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="quire-grammars", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return future
+
+    @property
+    def waiting(self) -> int:
+        """Grammars that wait to be compiled."""
+        return sum(map(len, self._queues.values()))
+
+    @property
+    def pid(self) -> int | None:
+        """The process that compiles, if there is one now."""
+        process = self._process
+        return process.pid if process is not None else None
+
+    def close(self) -> None:
+        """End the process. Callers that wait get CompilerBusyError. Does nothing the second time."""
+        with self._lock:
+            self._closed = True
+            self._changed.notify()
+        while self._thread is not None and self._thread.is_alive():
+            if (process := self._process) is not None:
+                process.kill()
+            self._thread.join(0.05)
+        for job in self._jobs.values():
+            for future in job.waiting:
+                _settle(future, CompilerBusyError("Quire is stopping"))
+        self._jobs.clear()
+        self._queues.clear()
+
+    def _check_places(self, tenant: str) -> None:
+        """As in the engine's queue: a tenant may occupy at most as many places as it leaves to others."""
+        waiting, own = self.waiting, len(self._queues.get(tenant, ()))
+        if waiting >= MAX_WAITING or (tenant and own and own >= MAX_WAITING - waiting):
+            raise CompilerBusyError(
+                f"{waiting} grammars wait to be compiled, {own} of this client (limit {MAX_WAITING})"
+            )
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            began = time.monotonic()
+            outcome: Outcome | CompilerBusyError = CompilerBusyError("the compiler of grammars has failed")
+            try:
+                outcome = self._compile(job.ask)
+            except CompilerBusyError as error:
+                outcome = error
+            finally:
+                with self._lock:
+                    self.counts.seconds += time.monotonic() - began
+                    if not isinstance(outcome, CompilerBusyError):
+                        self._keep(job.digest, outcome)
+                    del self._jobs[job.digest]
+                for future in job.waiting:
+                    _settle(future, outcome)
+        self._end()
+
+    def _next(self) -> _Job | None:
+        """The job whose turn it is; None when the pool is closed."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    return None
+                job = self._take()
+                if job is not None:
+                    return job
+                idle = not self._changed.wait(IDLE_SECONDS)
+            if idle:
+                self._end()
+
+    def _take(self) -> _Job | None:
+        while self._queues:
+            tenant, jobs = next(iter(self._queues.items()))
+            job = jobs.popleft()
+            del self._queues[tenant]
+            if jobs:
+                self._queues[tenant] = jobs  # behind the others
+            if not all(future.cancelled() for future in job.waiting):
+                return job
+            del self._jobs[job.digest]
+        return None
+
+    def _compile(self, ask: StructuredOutput) -> Outcome:
+        """Compile in the process; start one if there is none. One that was ended from outside is tried again."""
+        for last in (False, True):
+            if self._process is None:
+                self._process = _Process()
+                if self._closed:
+                    break
+            try:
+                reply = self._process.ask(ask)
+            except TimeoutError:
+                self._end()
+                raise CompilerBusyError(
+                    f"no processor was free to compile a grammar for {WALL_SECONDS:g} s"
+                ) from None
+            except (EOFError, OSError):
+                ended = self._process.status()
+                self._end()
+                if ended in _REASONS or last:
+                    self.counts.killed += 1
+                    self.counts.refused += 1
+                    return GrammarError(
+                        ask.kind, _REASONS.get(ended, f"compiling it ended the compiler ({ended})")
+                    )
+                continue
+            return self._outcome(ask, reply)
+        raise CompilerBusyError("Quire is stopping")
+
+    def _outcome(self, ask: StructuredOutput, reply: dict[str, Any]) -> Outcome:
+        if "source" in reply:
+            self.counts.compiled += 1
+            source = reply["source"]
+            grammar = Grammar(source, hashlib.sha256(source.encode()).digest())
+            return CompiledGrammar(grammar, tuple(reply["dropped"]), reply["seconds"])
+        self.counts.refused += 1
+        if "memory" in reply:
+            return GrammarError(ask.kind, _REASONS[-signal.SIGABRT])
+        return GrammarError(reply["field"], reply["message"])
+
+    def _keep(self, digest: bytes, outcome: Outcome) -> None:
+        size = _ENTRY_BYTES + sys.getsizeof(str(outcome))
+        if isinstance(outcome, CompiledGrammar):
+            size = (
+                _ENTRY_BYTES
+                + sys.getsizeof(outcome.grammar.source)
+                + sum(map(sys.getsizeof, outcome.dropped))
+            )
+        if size > self._cache_bytes:
+            return
+        self._cache[digest] = outcome, size
+        self._cached += size
+        while self._cached > self._cache_bytes:
+            _, (_, dropped) = self._cache.popitem(last=False)
+            self._cached -= dropped
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+
+# How a process ends that has reached a limit.
+_REASONS = {
+    -signal.SIGPROF: f"compiling it takes over {CPU_SECONDS:g} s of processor time",
+    -signal.SIGABRT: f"compiling it takes over {format_size(PROCESS_BYTES)} of memory",
+    -signal.SIGSEGV: "it is nested too deeply to be compiled",
+}
+
+
+class _Process:
+    """The process that compiles. Raises CompilerBusyError when it cannot be started."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "quire.structured.compile_process",
+            str(theirs.fileno()),
+            str(os.getpid()),
+        ]
+        try:
+            with theirs:
+                # The kernel ends the process together with the thread that started it.
+                self._process = subprocess.Popen(
+                    command,
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # where Rust reports that memory is at its end
+                    start_new_session=True,  # an interrupt typed at the terminal is for the parent only
+                )
+        except OSError as error:
+            ours.close()
+            raise CompilerBusyError(f"no process to compile grammars could be started: {error}") from None
+        self.pid = self._process.pid
+        self._sock = ours
+        ours.settimeout(WALL_SECONDS)
+        try:
+            receive(ours)
+        except (EOFError, OSError):
+            status = self.status()
+            self.close()
+            raise CompilerBusyError(
+                f"the process that compiles grammars ended at its start (status {status})"
+            ) from None
+
+    def ask(self, ask: StructuredOutput) -> dict[str, Any]:
+        """Its answer. Raises TimeoutError, and EOFError or OSError if it ends."""
+        send(self._sock, ask.values())
+        reply = receive(self._sock)
+        assert isinstance(reply, dict)
+        return reply
+
+    def kill(self) -> None:
+        """End it in the middle of what it does; its thread notices."""
+        self._process.kill()
+
+    def status(self) -> int:
+        """How it ended, after EOFError: the negative number of the signal that ended it, if one did."""
+        try:
+            return self._process.wait(WALL_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def close(self) -> None:
+        """End it."""
+        self._sock.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _settle(future: Future[CompiledGrammar], outcome: Outcome | CompilerBusyError) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, CompiledGrammar):
+        future.set_result(outcome)
+    elif isinstance(outcome, GrammarError):
+        future.set_exception(GrammarError(outcome.field, outcome.message))  # each caller raises its own
+    else:
+        future.set_exception(CompilerBusyError(*outcome.args))

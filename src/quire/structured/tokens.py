@@ -1,0 +1,83 @@
+"""The tokens of a model as grammars see them: their bytes in a trie, and the canonical tokens of a text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.text.token_bytes import TokenBytes
+from quire.types import QuireError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from quire.text.tokenizer import Tokenizer
+
+# A longer forced text is tokenized in pieces: of each piece, the last tokens are left to the next one.
+MAX_PIECE, HELD_TOKENS = 2048, 8
+
+
+class GrammarTokens:
+    """The vocabulary for llguidance. A mask has a bit per token, and one more that says whether the output may end."""
+
+    def __init__(self, pieces: TokenBytes, tokenizer: Tokenizer | None) -> None:
+        from llguidance import LLTokenizer
+
+        self.vocab = len(pieces)
+        self.words = self.vocab // 32 + 1
+        speller = _Speller(pieces, tokenizer)
+        # Without an end-of-sequence token llguidance adds one with the next id: it stands for those of each request.
+        self.trie = LLTokenizer(speller)  # type: ignore[arg-type]
+        speller.trie = self.trie
+
+
+class _Speller:
+    """What llguidance needs of a tokenizer: the bytes of its tokens, and a call that tokenizes a text."""
+
+    is_tokenizer_wrapper = True
+    eos_token_id = None
+    bos_token_id = None
+    special_token_ids = ()
+    trie: LLTokenizer | None = None
+
+    def __init__(self, pieces: TokenBytes, tokenizer: Tokenizer | None) -> None:
+        self._pieces, self._tokenizer = pieces, tokenizer
+
+    @property
+    def tokens(self) -> list[bytes]:
+        """The bytes of every token. Of several tokens of one byte, only that of texts has it."""
+        pieces = self._pieces.all()
+        ids: dict[bytes, list[int]] = {}
+        for token_id, piece in enumerate(pieces):
+            if len(piece) == 1 and piece < b"\x80":
+                ids.setdefault(piece, []).append(token_id)
+        for piece, several in ids.items():
+            if len(several) > 1 and len(used := self._encode(piece.decode())) == 1:
+                for token_id in {*several} - {*used}:
+                    pieces[token_id] = b""
+        return pieces
+
+    def __call__(self, text: str) -> list[int]:
+        """The canonical tokens of a text inside an output; of a long one, those of its start.
+
+        Never raises: llguidance calls it.
+        """
+        start = text[:MAX_PIECE]
+        ids = self._encode(start)
+        return ids if len(start) == len(text) else ids[:-HELD_TOKENS]
+
+    def _encode(self, text: str) -> list[int]:
+        """Behind a line break if the tokenizer puts a space before every text; the longest tokens if it changes texts,
+        as one that normalizes them does."""
+        if self._tokenizer is not None:
+            wanted = text.encode()
+            try:
+                for lead in ("", "\n"):
+                    ids = self._tokenizer.encode_inside(lead + text)
+                    spelled = list(map(self._pieces.__getitem__, ids))
+                    while ids and lead and sum(map(len, spelled)) > len(wanted):
+                        del ids[0], spelled[0]
+                    if b"".join(spelled) == wanted:
+                        return ids
+            except (QuireError, IndexError):
+                pass
+        return self.trie.greedy_tokenize(text) if self.trie else []

@@ -1,0 +1,90 @@
+"""Structured output of the Python API: LLM and AsyncLLM give the same answers, and others' answers do not change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+
+from helpers.tokenizers import Folder
+from quire import LLM, AsyncLLM, SamplingParams, StructuredOutput
+from quire.types import RequestError
+
+CHAT = [{"role": "user", "content": "Hi"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": [1, 22]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+LETTERS = StructuredOutput(regex="[a-c]{3}")
+
+
+def asked(structured: StructuredOutput | None, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"seed": 5, "max_tokens": 40, **fields}, structured=structured)
+
+
+PARAMS = [
+    asked(LETTERS),
+    asked(StructuredOutput(choice=["red", "green"])),
+    asked(StructuredOutput(json=SCHEMA, disable_any_whitespace=True)),
+    asked(StructuredOutput(grammar='root ::= "x" [0-9]+ "."', syntax="gbnf"), n=2),
+    asked(None),
+]
+PROMPTS = ["one", "two", "three", "four", "five"]
+
+
+def texts(outputs: list[Any]) -> list[list[str]]:
+    return [[sample.text for sample in output.outputs] for output in outputs]
+
+
+def test_llm_and_async_llm_agree(checkpoint: Folder) -> None:
+    folder = checkpoint("llama3.1")
+    with LLM(folder, progress=False, max_model_len=200) as llm:
+        (plain,) = texts(llm.generate(["five"], PARAMS[-1]))
+        expected = texts(llm.generate(PROMPTS, PARAMS))
+        letters, colour, data, numbers, free = expected
+        assert re.fullmatch("[a-c]{3}", letters[0])
+        assert colour[0] in {"red", "green"}
+        assert json.loads(data[0])["a"] in {1, 22}
+        assert all(re.fullmatch(r"x[0-9]+\.?", text) for text in numbers)
+        assert free == plain  # beside the others as alone
+        chatted = "".join(delta.text for delta in llm.stream_chat(CHAT, PARAMS[0]))
+        assert re.fullmatch("[a-c]{3}", chatted)
+        assert texts(llm.chat(CHAT, PARAMS[0])) == [[chatted]]
+
+    async def run() -> None:
+        async with AsyncLLM(folder, max_model_len=200) as llm:
+            assert texts(await llm.generate(PROMPTS, PARAMS)) == expected
+            assert "".join([delta.text async for delta in llm.stream_chat(CHAT, PARAMS[0])]) == chatted
+            with pytest.raises(RequestError, match="regex"):
+                await llm.generate("x", asked(StructuredOutput(regex="(")))
+
+    asyncio.run(run())
+
+
+def test_what_is_dropped_and_what_is_refused(checkpoint: Folder) -> None:
+    schema = {**SCHEMA, "properties": {"a": {"enum": [1]}, "b": {"$ref": "https://example.com/"}}}
+    with LLM(checkpoint("llama3.1"), progress=False, max_model_len=200) as llm:
+        with pytest.raises(RequestError, match=r"\$ref") as refused:
+            llm.generate(["a", "b"], asked(StructuredOutput(json=schema)))
+        assert refused.value.field.startswith("json")
+        (out,) = llm.generate(["a"], asked(StructuredOutput(json=schema, strict=False)))
+        assert [said for said in out.dropped if "$ref" in said]
+        (out,) = llm.generate(["a"], asked(LETTERS))
+        assert out.dropped == ()
+    with pytest.raises(RequestError, match="structured: dict is not a StructuredOutput"):
+        SamplingParams(structured=SCHEMA)  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_tokenizer_takes_no_structure(checkpoint: Folder, tmp_path: Any) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in checkpoint("llama3.1").iterdir():
+        if not file.name.startswith("tokenizer"):
+            (bare / file.name).symlink_to(file)
+    with LLM(bare, progress=False, max_model_len=200) as llm, pytest.raises(RequestError, match="tokenizer"):
+        llm.generate([[5, 6]], asked(LETTERS))

@@ -1,0 +1,76 @@
+"""StructuredOutput: one kind, checked types, limits that are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import quire
+from quire import StructuredOutput
+from quire.structured.ask import MAX_BYTES, MAX_CHOICES
+from quire.types import RequestError
+
+
+class Model:
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        return {"type": "object", "title": "Model"}
+
+
+def endless() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({}, "structured", "give one of json"),
+        ({"json": {}, "regex": "a"}, "json", "not json and regex"),
+        ({"json": False}, "json", "no value is valid"),
+        ({"json": 3}, "json", "int is not a JSON object"),
+        ({"json": {"a": float("nan")}}, "json", "not JSON"),
+        ({"json": {"a": object()}}, "json", "not JSON"),
+        ({"json": {"a": endless()}}, "json", "nested too deeply"),
+        ({"json_object": 1}, "json_object", "not true or false"),
+        ({"regex": 5}, "regex", "int is not a text"),
+        ({"regex": "a" * (MAX_BYTES + 1)}, "regex", "1.00 MiB exceed the limit of 1.00 MiB"),
+        ({"regex": "é" * (MAX_BYTES // 2 + 1)}, "regex", "exceed the limit"),
+        ({"regex": "\ud800"}, "regex", "character 0 is a lone surrogate"),
+        ({"grammar": "x" * 10_000_000}, "grammar", "9.54 MiB exceed the limit of 1.00 MiB"),
+        ({"grammar": 'root ::= "a"', "syntax": "bnf"}, "syntax", "not one of auto, lark, gbnf"),
+        ({"regex": "a", "syntax": "lark"}, "syntax", "only with grammar"),
+        ({"regex": "a", "strict": False}, "strict", "only for JSON"),
+        ({"choice": "ab"}, "choice", "str is not a list"),
+        ({"choice": []}, "choice", "empty"),
+        ({"choice": ["a", 1]}, "choice[1]", "int is not a text"),
+        ({"choice": ["a"] * (MAX_CHOICES + 1)}, "choice", f"exceed the limit of {MAX_CHOICES}"),
+        ({"choice": ["a" * 600_000, "b" * 600_000]}, "choice", "exceed the limit"),
+        ({"structural_tag": []}, "structural_tag", "list is not a JSON object"),
+        ({"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True}, "whitespace_pattern", "combined"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(fields: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as raised:
+        StructuredOutput(**fields)
+    assert raised.value.field == field
+
+
+def test_equal_asks_have_one_digest() -> None:
+    assert quire.StructuredOutput is StructuredOutput
+    schema = {"type": "object", "title": "Model"}
+    same = [StructuredOutput(json=value) for value in (schema, Model, '{"type":"object","title":"Model"}')]
+    assert len({ask.digest() for ask in same}) == 1
+    assert same[0] == same[1]
+    others = [{"title": "Model", "type": "object"}, "{}", True]
+    asks = [
+        *same[:1],
+        *(StructuredOutput(json=value) for value in others),
+        StructuredOutput(json=schema, strict=False),
+    ]
+    assert len({ask.digest() for ask in asks}) == len(asks)  # also for another order of properties
+    assert StructuredOutput(choice=["a", "b"]).choice == ("a", "b")
+    assert StructuredOutput(**same[0].values()) == same[0]
