@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -326,6 +328,31 @@ def test_a_program_that_ends_early_aborts_its_requests(llm: LLM) -> None:
     assert isinstance(s.unfinished[1].error, QuireError)
     with pytest.raises(RuntimeError, match="enough"):
         function(broken).run_batch(llm, [{}] * 3)
+
+
+# -- forms
+
+
+def test_generated_text_has_the_form_that_is_asked_for(llm: LLM) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 5}}}
+    schema |= {"required": ["n"], "additionalProperties": False}
+    s = ProgramState(llm, seed=2, temperature=3, max_tokens=60)
+    s += user("When was it?")
+    s += assistant(
+        "On ", gen("date", regex=r"\d{4}-\d{2}-\d{2}"), " at ", gen("place", choices=["home", "sea"])
+    )
+    forks = s.fork(3)
+    for fork in forks:
+        fork += user("As JSON.") + assistant(gen("object", json=schema))
+    wrong = s.fork(1)[0]
+    wrong += user("And?") + assistant(gen("text", regex="(("))
+    assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", s["date"])
+    assert s["place"] in {"home", "sea"}
+    assert all(json.loads(text)["n"] in range(3, 6) for text in forks["object"])
+    with pytest.raises(RequestError, match="regex"):
+        wrong.run()
+    with pytest.raises(RequestError, match=r"regex and json|json and regex"):
+        gen("a", regex="a", json={})
 
 
 # -- select

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -72,11 +73,12 @@ async def hits(llm: AsyncLLM) -> None:
 
 async def streams(llm: AsyncLLM) -> None:
     s = ProgramState(llm, temperature=0, max_tokens=12)
-    s += "Once upon a time" + gen("a") + " And" + gen("b")
+    s += "Once upon a time" + gen("a", regex="[a-z ]{5,9}") + " And" + gen("b")
     pieces = [piece async for piece in s.stream("b")]
     assert len(pieces) > 1
     await s
     assert "".join(pieces) == s["b"]
+    assert re.fullmatch("[a-z ]{5,9}", s["a"])
     with pytest.raises(QuireError, match="use `async for`"):
         next(iter(s.stream("b")))
 
