@@ -22,7 +22,7 @@ wants to move to the city in spring, and then nobody is left who knows the old o
 QUESTION = "What should Mara do first?"
 
 
-@function(seed=7, temperature=0.8)
+@function(seed=7, temperature=0.6)
 def tree_of_thought(
     s: ProgramState, document: str, question: str, depth: int = 2, width: int = 4, keep: int = 2
 ) -> list[ProgramState]:
@@ -39,13 +39,15 @@ def tree_of_thought(
         for judge in judges:
             judge += user("Does this thought help to answer the question? Say yes or no.")
             judge += assistant(select("helps", choices=["yes", "no"]))
-        helps = [judge.result("helps").scores["yes"] for judge in judges]
-        scores = dict(zip(branches, helps, strict=True))
+        choices = [judge.result("helps").scores for judge in judges]
+        scores = {
+            branch: yes_no["yes"] - yes_no["no"] for branch, yes_no in zip(branches, choices, strict=True)
+        }
         for branch in branches:
             path = ".".join(map(str, branch.path))
             print(
                 f"{path:8} {branch.usage.cached_tokens:4} of {branch.usage.prompt_tokens:4} prompt tokens cached, "
-                f"yes {scores[branch]:6.2f}: {branch['thought'][:60]!r}"
+                f"log odds {scores[branch]:5.2f}: {branch['thought'][:50]!r}"
             )
         best = sorted(branches, key=scores.__getitem__, reverse=True)[:keep]
     for state in best:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any, overload
 
-from quire.lang.branches import AsyncRunner, SyncRunner
+from quire.lang.branch_runners import AsyncRunner, SyncRunner
 from quire.lang.program_state import Forks, ProgramState
 
 if TYPE_CHECKING:

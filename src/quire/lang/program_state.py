@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
-from quire.lang.branches import AsyncRunner, Branch, BranchRequest, SyncRunner
+from quire.lang.branch_runners import AsyncRunner, BranchRequest, ProgramBranch, SyncRunner
 from quire.lang.expressions import Expression, Gen, Select, Term, TurnEnd, TurnStart, terms
 from quire.lang.selection import Selection, common, scores, shared_tokens
 from quire.lang.transcript import PromptText, PromptWriter, Transcript
@@ -68,7 +68,7 @@ class _Program:
         self.writer = _WRITERS[llm]
 
 
-class ProgramState(Branch):
+class ProgramState(ProgramBranch):
     """A branch of a generation program on an LLM or an AsyncLLM.
 
         s = ProgramState(llm, temperature=0)

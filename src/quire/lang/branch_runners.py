@@ -32,7 +32,7 @@ class BranchRequest:
         return self.error is not None or (self.output is not None and self.output.finished)
 
 
-class Branch:
+class ProgramBranch:
     """What is pending in a branch, and how it goes on. `path` are its numbers among its siblings, from the root on."""
 
     def __init__(self, path: tuple[int, ...], *, ready: bool) -> None:
@@ -73,7 +73,7 @@ class BranchRunner:
     """Runs branches. `pending` are those that have something to run, in order."""
 
     def __init__(self) -> None:
-        self.pending: dict[Branch, None] = {}
+        self.pending: dict[ProgramBranch, None] = {}
 
     def close(self, path: tuple[int, ...]) -> None:
         """End the branch with this path and its forks."""
@@ -82,7 +82,7 @@ class BranchRunner:
             self._abort(branch)
             self.pending.pop(branch, None)
 
-    def _abort(self, branch: Branch) -> None:
+    def _abort(self, branch: ProgramBranch) -> None:
         raise NotImplementedError
 
 
@@ -95,7 +95,7 @@ class SyncRunner(BranchRunner):
         super().__init__()
         self.stopped = False
         self._llm, self._at_once = llm, at_once
-        self._asked: dict[Branch, list[BranchRequest]] = {}
+        self._asked: dict[ProgramBranch, list[BranchRequest]] = {}
         self._queue: deque[BranchRequest] = deque()
         self._open: list[BranchRequest] = []
 
@@ -123,7 +123,7 @@ class SyncRunner(BranchRunner):
                 request.stream.close()  # forgets its deltas
         self._open = [request for request in self._open if not request.ended]
 
-    def _can_go_on(self, branch: Branch) -> bool:
+    def _can_go_on(self, branch: ProgramBranch) -> bool:
         return branch.ready and all(request.ended for request in self._asked.get(branch, ()))
 
     def _start(self, request: BranchRequest) -> None:
@@ -135,7 +135,7 @@ class SyncRunner(BranchRunner):
             request.output = request.stream.output
             self._open.append(request)
 
-    def _abort(self, branch: Branch) -> None:
+    def _abort(self, branch: ProgramBranch) -> None:
         for request in self._asked.pop(branch, ()):
             if request.stream is not None:
                 request.stream.close()
@@ -149,7 +149,7 @@ class AsyncRunner(BranchRunner):
     def __init__(self, llm: AsyncLLM, at_once: int) -> None:
         super().__init__()
         self._llm, self._places = llm, asyncio.Semaphore(at_once)
-        self._tasks: dict[Branch, asyncio.Task[None]] = {}
+        self._tasks: dict[ProgramBranch, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
         self._failure: BaseException | None = None  # a mistake of this code
 
@@ -167,7 +167,7 @@ class AsyncRunner(BranchRunner):
         if self._failure is not None:
             raise self._failure
 
-    async def _drive(self, branch: Branch) -> None:
+    async def _drive(self, branch: ProgramBranch) -> None:
         try:
             # rendering and tokenizing are not for the event loop
             while requests := await asyncio.to_thread(branch.resume):
@@ -197,6 +197,6 @@ class AsyncRunner(BranchRunner):
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _abort(self, branch: Branch) -> None:
+    def _abort(self, branch: ProgramBranch) -> None:
         if branch in self._tasks:
             self._tasks[branch].cancel()
