@@ -9,6 +9,8 @@ from quire.text.chat_renderer import ChatAsk, ChatRenderer
 from quire.text.tokenizer import Tokenizer
 from quire.types import RequestError
 
+Range = tuple[int, int]
+
 
 class Transcript:
     """Plain text, or turns, of which the last may be open."""
@@ -17,12 +19,12 @@ class Transcript:
         self.turns: list[dict[str, str]] = []
         self.role: str | None = None  # of the open turn
         self.text = ""  # of the open turn, or the plain text
-        self.own: list[tuple[int, int]] = []  # ranges of `text` that the program wrote, not the model
+        self.own: tuple[Range, ...] = ()  # ranges of `text` that the program wrote, not the model
 
     def copy(self) -> Transcript:
         """The same text, to go on with in another branch."""
         made = Transcript()
-        made.turns, made.role, made.text, made.own = [*self.turns], self.role, self.text, [*self.own]
+        made.turns, made.role, made.text, made.own = [*self.turns], self.role, self.text, self.own
         return made
 
     @property
@@ -39,11 +41,9 @@ class Transcript:
     def add(self, text: str, *, own: bool) -> None:
         """Append text. Raises RequestError between the turns of a conversation."""
         self.check_open("text")
-        start, self.text = len(self.text), self.text + text
-        if own and self.own and self.own[-1][1] == start:
-            start = self.own.pop()[0]
         if own:
-            self.own.append((start, len(self.text)))
+            self.own = joined(self.own, (len(self.text), len(self.text) + len(text)))
+        self.text += text
 
     def start(self, role: str) -> None:
         """Open a turn. Raises RequestError inside a turn and after plain text."""
@@ -57,7 +57,7 @@ class Transcript:
         """Complete the open turn."""
         assert self.role is not None
         self.turns.append({"role": self.role, "content": self.text})
-        self.role, self.text, self.own = None, "", []
+        self.role, self.text, self.own = None, "", ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class PromptText:
     """A prompt; control tokens are read in the ranges `own` only. The model's own start comes before plain text."""
 
     text: str
-    own: tuple[tuple[int, int], ...]
+    own: tuple[Range, ...]
     plain: bool
 
 
@@ -97,7 +97,7 @@ class PromptWriter:
         """
         role, turns, text = transcript.role, transcript.turns, transcript.text
         if transcript.is_plain:
-            return PromptText(text, tuple(transcript.own), plain=True)
+            return PromptText(text, transcript.own, plain=True)
         if role in {None, "assistant"}:
             chat = self._chat.render(ChatAsk(messages=turns, add_generation_prompt=role is not None))
             return PromptText(chat.text + text, chat.own, plain=False)
@@ -111,6 +111,13 @@ class PromptWriter:
         text, own = prompt.text + more, prompt.own
         if not prompt.plain:
             return self._tokenizer.encode_guarded(text, own)
-        if more:
-            own = (*own, (len(prompt.text), len(text)))
-        return self._lead + self._tokenizer.encode_guarded(text, own)
+        return self._lead + self._tokenizer.encode_guarded(text, joined(own, (len(prompt.text), len(text))))
+
+
+def joined(ranges: tuple[Range, ...], after: Range) -> tuple[Range, ...]:
+    """Ranges in order and one after them, which may continue the last."""
+    if after[0] == after[1]:
+        return ranges
+    if ranges and ranges[-1][1] == after[0]:
+        return (*ranges[:-1], (ranges[-1][0], after[1]))
+    return (*ranges, after)
