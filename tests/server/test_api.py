@@ -169,6 +169,26 @@ def test_chat_logprobs(server: LiveServer) -> None:
     assert all(entry["top_logprobs"] == [] for entry in bare)
 
 
+def test_best_of_returns_the_most_probable_samples(server: LiveServer) -> None:
+    asked = {"max_tokens": 6, "temperature": 2, "seed": 7, "ignore_eos": True}
+    whole = server.complete(["hey", "you"], n=5, logprobs=0, **asked).json["choices"]
+    means = [sum(choice["logprobs"]["token_logprobs"]) for choice in whole]
+    expected = [
+        whole[i]["text"] for g in (0, 5) for i in sorted(range(g, g + 5), key=lambda i: -means[i])[:2]
+    ]
+    best = server.complete(["hey", "you"], n=2, best_of=5, **asked).json
+    assert [choice["text"] for choice in best["choices"]] == expected
+    assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in best["choices"])
+    assert best["usage"]["completion_tokens"] == 60
+    shown = server.complete("hey", best_of=5, logprobs=1, **asked).json["choices"]
+    assert [choice["text"] for choice in shown] == expected[:1]
+    assert len(shown[0]["logprobs"]["token_logprobs"]) == 6
+    server.complete("hey", n=3, best_of=2).error(400, "invalid_value", "best_of")
+    server.complete("hey", n=-3, best_of=2).error(400, "invalid_value", "n")
+    server.complete("hey", best_of=2, stream=True).error(400, "unsupported_parameter", "best_of")
+
+
 def test_prompt_logprobs_and_token_ids(server: LiveServer) -> None:
     fields = {"prompt_logprobs": 1, "return_token_ids": True, **GREEDY}
     body = server.complete("hey", **fields).json["choices"][0]
