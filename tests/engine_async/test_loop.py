@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import time
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.config.schema import EngineConfig
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import open_model
+from quire.engine.core import EngineCore
 from quire.engine.host.channel import ChannelClosedError
 from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import (
@@ -29,7 +35,7 @@ from quire.engine.host.messages import (
     unpack_handles,
 )
 from quire.text.token_bytes import TokenBytes
-from quire.types import Request, SamplingParams, TokenIds
+from quire.types import FinishReason, Grammar, Request, SamplingParams, TokenIds
 
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 
@@ -130,3 +136,73 @@ def test_a_name_can_be_used_again_after_its_end(built: Built) -> None:
     script = drive(built, [add(1)], [Abort(1), again], [Stop()])
     assert script.rows() == [[(1, 0)], [(2, 0)]]
     assert not built.core.has_work()
+
+
+def in_time(core: EngineCore, turns: list[Command]) -> Iterator[list[Command]]:
+    """These commands, and none until the core has nothing to do."""
+    yield turns
+    while core.has_work():
+        time.sleep(0.001)
+        yield []
+    yield [Stop()]
+
+
+def constrained(handle: int, source: str, **params: Any) -> AddRequest:
+    plain = add(handle, SamplingParams(**({"temperature": 0, "max_tokens": 60} | params)))
+    grammar = Grammar(source, hashlib.sha256(source.encode()).digest())
+    return AddRequest(handle, replace(plain.request, grammar=grammar, stepwise=True))
+
+
+def grown(script: Script, handle: int) -> tuple[list[int], FinishReason | None]:
+    """The tokens of a request, and why it ended."""
+    tokens: list[int] = []
+    reason = None
+    for report in script.reports:
+        if isinstance(report, StepReport):
+            rows, news = report.unpack()
+            for row, (key, new) in enumerate(zip(rows, news, strict=True)):
+                if key >> SAMPLE_BITS == handle:
+                    tokens += new
+                    reason = next((note.finish_reason for note in report.notes if note.row == row), None)
+    return tokens, reason
+
+
+def test_a_request_waits_for_its_grammar_and_holds_up_no_other(tiny: Path, built: Built) -> None:
+    """The engine process reads the tokenizer itself, with its first grammar."""
+    tokenizer = open_model(tiny).tokenizer
+    assert tokenizer is not None
+    text = '{"name": "x"}'
+    vocabulary = Vocabulary(tokenizer.all_bytes(built.program.vocab))
+    script = Script([])
+    asked = [vocabulary, constrained(1, f"start: {json.dumps(text)}"), add(2, SamplingParams(max_tokens=3))]
+    script.turns = in_time(built.core, asked)
+    EngineLoop(built.core, script).run()  # type: ignore[arg-type]
+    assert grown(script, 1) == (tokenizer.encode(text), FinishReason.STOP)
+    first = next(report for report in script.reports if isinstance(report, StepReport))
+    assert {key >> SAMPLE_BITS for key in unpack_handles(first.rows)} == {2}  # while the other is compiled
+
+
+def test_a_grammar_that_fails_is_the_error_of_its_request(tiny: Path, built: Built) -> None:
+    tokenizer = open_model(tiny).tokenizer
+    assert tokenizer is not None
+    early = drive(built, [constrained(1, 'start: "a"')])
+    (refused,) = [report for report in early.reports if isinstance(report, Refused)]
+    assert (refused.field, "vocabulary" in refused.message) == ("grammar", True)
+    script = Script([])
+    asked: list[Command] = [
+        Vocabulary(tokenizer.all_bytes(built.program.vocab)),
+        constrained(2, "start: missing"),
+        constrained(3, 'start: "' + "a" * 2**20 + '"'),
+        constrained(4, 'start: "a"', n=2),
+        Abort(4),
+        add(5, SamplingParams(max_tokens=3)),
+    ]
+    script.turns = in_time(built.core, asked)
+    EngineLoop(built.core, script).run()  # type: ignore[arg-type]
+    refusals = {r.handle: r for r in script.reports if isinstance(r, Refused)}
+    assert refusals.keys() == {2, 3}
+    assert all(refusal.field == "grammar" for refusal in refusals.values())
+    assert "missing" in refusals[2].message
+    assert "512.00 KiB" in refusals[3].message
+    assert grown(script, 5)[1] is FinishReason.LENGTH
+    built.core.scheduler.audit()

@@ -50,7 +50,8 @@ def endless() -> list[Any]:
         ({"choice": ["a"] * (MAX_CHOICES + 1)}, "choice", f"exceed the limit of {MAX_CHOICES}"),
         ({"choice": ["a" * 600_000, "b" * 600_000]}, "choice", "exceed the limit"),
         ({"structural_tag": []}, "structural_tag", "list is not a JSON object"),
-        ({"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True}, "whitespace_pattern", "combined"),
+        ({"json": {}, "whitespace_pattern": " *"}, "whitespace_pattern", "only the empty one"),
+        ({"choice": ["a"], "whitespace_pattern": ""}, "whitespace_pattern", "only for JSON"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(fields: dict[str, Any], field: str, message: str) -> None:

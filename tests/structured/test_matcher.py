@@ -11,9 +11,9 @@ import pytest
 from llguidance import LLMatcher
 
 from helpers.grammars import VOCAB, grammar, pieces, schema_grammar, text_of, tiny_tokenizer
-from quire.structured.limits import parser_limits
+from quire.structured.grammar_limits import parser_limits
+from quire.structured.grammar_tokens import MAX_PIECE, GrammarTokens
 from quire.structured.matcher import GrammarState
-from quire.structured.tokens import MAX_PIECE, GrammarTokens
 from quire.types import FinishReason, Grammar
 
 TOKENS = GrammarTokens(pieces(), tiny_tokenizer())

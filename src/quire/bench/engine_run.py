@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -106,6 +106,9 @@ class _Recorder:
     def plans(self) -> PlanCounts:
         return self.worker.plans
 
+    def count(self, added: Mapping[int, list[int]]) -> None:
+        self.worker.count(added)
+
     def forward(self, out: SchedulerOutput) -> None:
         self.scheduled = out.scheduled
         self.worker.forward(out)
@@ -146,7 +149,9 @@ class BenchEngine:
         if profile:
             built.executor.profile(True)
             self._recorder.profiled = built.executor
-        self.built: Built = replace(built, core=EngineCore(built.core.scheduler, self._recorder))
+        self.built: Built = replace(
+            built, core=EngineCore(built.core.scheduler, self._recorder, grammars=built.core.grammars)
+        )
         self.engine = SyncEngine(self.built)
 
     @property

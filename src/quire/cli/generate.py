@@ -20,7 +20,8 @@ from quire.cli.options import (
     structure,
 )
 from quire.logprobs import PositionLogprobs, TokenLogprob
-from quire.types import RequestError, RequestOutput
+from quire.types import FinishReason, RequestError, RequestOutput
+from quire.util.standard_error import say
 
 if TYPE_CHECKING:
     from quire.llm import LLM
@@ -70,16 +71,29 @@ def run(args: argparse.Namespace) -> int:
             json.dump(found, sys.stdout, ensure_ascii=False)
             print()
         elif params.n == 1 and params.logprobs is params.prompt_logprobs is None:
-            for delta in llm.stream(prompt, params):
+            stream = llm.stream(prompt, params)
+            for delta in stream:
                 print(delta.text, end="", flush=True)
             print()
+            output = stream.output
         else:
             (output,) = llm.generate([prompt], params, progress=False)
             for sample in output.outputs:
                 print(sample.text if params.n == 1 else f"[{sample.index}] {sample.text}")
             for line in _tables(output, _piece_of(llm)):
                 print(line)
-    return 0
+    return _status(output, structured=structured is not None, quiet=args.quiet)
+
+
+def _status(output: RequestOutput, *, structured: bool, quiet: bool) -> int:
+    """The exit status: 1 if a sample failed. Says so, and what is not as it was asked for unless `quiet`."""
+    reasons = [sample.finish_reason for sample in output.outputs if sample.finish_reason is not None]
+    failed = [reason for reason in reasons if reason not in {FinishReason.STOP, FinishReason.LENGTH}]
+    for reason in failed:
+        say(f"quire: the answer ended with an error: {reason.replace('_', ' ')}")
+    if structured and FinishReason.LENGTH in reasons and not quiet:
+        say("quire: the answer was cut off by its length and is not complete: raise --max-tokens")
+    return 1 if failed else 0
 
 
 def engine_fields(args: argparse.Namespace) -> dict[str, Any]:

@@ -49,8 +49,7 @@ class StructuredOutput(Structure):
     structural_tag  text with tags whose contents have a form: an object or JSON text, see docs/structured.md
 
     `strict` False: keywords of a JSON schema that cannot be enforced are dropped, and listed in the answer.
-    `disable_any_whitespace`: JSON without whitespace between tokens. `whitespace_pattern`: a regular expression of the
-    whitespace there.
+    `disable_any_whitespace`: JSON without whitespace between tokens, as an empty `whitespace_pattern` says too.
 
     Schemas and tags are kept as JSON text, choices as a tuple. Whether a text can be enforced is only known when it is
     compiled. Raises RequestError naming the field when a value has the wrong type or exceeds a limit.
@@ -103,10 +102,8 @@ class StructuredOutput(Structure):
         for name, used in json_only.items():
             if used and self.kind not in {"json", "json_object", "structural_tag"}:
                 raise RequestError(name, f"only for JSON, not with {self.kind}")
-        if self.whitespace_pattern is not None:
-            _check_text("whitespace_pattern", self.whitespace_pattern)
-            if self.disable_any_whitespace:
-                raise RequestError("whitespace_pattern", "cannot be combined with disable_any_whitespace")
+        if self.whitespace_pattern:
+            raise RequestError("whitespace_pattern", "only the empty one is supported: no whitespace")
 
     def values(self) -> dict[str, Any]:
         """The fields that are not at their defaults, as plain JSON values."""

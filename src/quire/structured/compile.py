@@ -11,7 +11,7 @@ from quire.structured.ask import CompiledGrammar, GrammarError, StructuredOutput
 from quire.structured.gbnf import START, looks_like_gbnf, parse_gbnf
 from quire.structured.lark import check_lark, no_duplicates
 from quire.structured.lark_text import alternatives, write_lark
-from quire.structured.limits import MAX_SOURCE_BYTES, parser_limits
+from quire.structured.grammar_limits import MAX_SOURCE_BYTES, parser_limits
 from quire.structured.regex import parse_regex
 from quire.structured.rules import Node
 from quire.structured.structural_tag import TOP, parse_structural_tag
@@ -93,9 +93,8 @@ class _Maker:
 
         ask = self._ask
         try:
-            made = compile_json_schema(
-                schema, strict=ask.strict, whitespace=not ask.disable_any_whitespace
-            )
+            spaced = not ask.disable_any_whitespace and ask.whitespace_pattern is None
+            made = compile_json_schema(schema, strict=ask.strict, whitespace=spaced)
         except SchemaError as error:
             if ask.kind != "json":
                 raise GrammarError(ask.kind, str(error)) from None

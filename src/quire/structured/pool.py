@@ -124,6 +124,11 @@ class GrammarPool:
         return sum(map(len, self._queues.values()))
 
     @property
+    def held(self) -> int:
+        """Bytes of what is kept."""
+        return self._cached
+
+    @property
     def pid(self) -> int | None:
         """The process that compiles, if there is one now."""
         process = self._process

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from quire.structured.limits import MAX_SOURCE_BYTES, grammar_bytes, parser_limits
-from quire.structured.tokens import GrammarTokens
+from quire.structured.grammar_limits import MAX_SOURCE_BYTES, grammar_bytes, parser_limits
+from quire.structured.grammar_tokens import GrammarTokens
 from quire.text.token_bytes import TokenBytes
 from quire.types import Grammar, QuireError, RequestError
 from quire.util.sizes import format_size

@@ -1,0 +1,219 @@
+"""The process that compiles: limits that the kernel keeps, turns of tenants, what is kept, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers.process import until
+from quire import StructuredOutput
+from quire.structured.ask import GrammarError
+from quire.structured.bounds import MAX_WAITING, PROCESS_BYTES
+from quire.structured.pool import CompilerBusyError, GrammarPool
+
+# Each rule doubles what the one before it stands for.
+SLOW = (
+    'root ::= "(" root ")" | a0\n'
+    + "".join(f"a{i} ::= a{i + 1} a{i + 1}\n" for i in range(60))
+    + 'a60 ::= "a"?'
+)
+LARGE = "start: " + '"a" ' * 250_000
+GUARD = 60
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GrammarPool]:
+    made = GrammarPool()
+    yield made
+    made.close()
+
+
+def ask(number: int) -> StructuredOutput:
+    return StructuredOutput(regex=f"a{{{number}}}")
+
+
+@contextmanager
+def stopped(pool: GrammarPool) -> Iterator[int]:
+    """A process that does not go on, so that what is asked waits."""
+    pool.compile_now(StructuredOutput(regex="started"))
+    assert pool.pid is not None
+    os.kill(pool.pid, signal.SIGSTOP)
+    try:
+        yield pool.pid
+    finally:
+        os.kill(pool.pid, signal.SIGCONT)
+
+
+def test_results_and_refusals_are_kept(pool: GrammarPool) -> None:
+    first = pool.compile_now(ask(1))
+    hits, pid = pool.counts.hits, pool.pid
+    assert pool.compile_now(ask(1)) is first
+    assert asyncio.run(pool.compile(ask(1))) is first
+    refusals = []
+    for _ in range(2):
+        with pytest.raises(GrammarError, match=r"back-reference \\1") as raised:
+            asyncio.run(pool.compile(StructuredOutput(regex=r"(a)\1")))
+        refusals.append(raised.value)
+    assert refusals[0] is not refusals[1]
+    assert pool.counts.hits == hits + 3
+    assert pool.pid == pid
+
+
+def test_the_process_is_of_low_priority_and_bounded(pool: GrammarPool) -> None:
+    pool.compile_now(StructuredOutput(choice=[f"choice number {i}" for i in range(10_000)]))
+    assert pool.pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, pool.pid) >= 10
+    group = Path(f"/proc/{pool.pid}/autogroup")
+    assert not group.exists() or group.read_text().endswith("nice 10\n")
+    status = Path(f"/proc/{pool.pid}/status").read_text()
+    peak = re.search(r"VmHWM:\s+(\d+)", status)
+    assert peak is not None
+    assert int(peak[1]) * 1024 < PROCESS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message", "killed"),
+    [(SLOW, "over 0.8 s of processor time", 1), (LARGE, "over 64.00 MiB of memory", 0)],
+)
+def test_a_grammar_over_a_limit_is_refused_alone(
+    pool: GrammarPool, grammar: str, message: str, killed: int
+) -> None:
+    hostile = StructuredOutput(grammar=grammar)
+    before, counted = pool.compile_now(ask(2)), pool.counts.killed
+    with pytest.raises(GrammarError, match=message) as raised:
+        pool.compile_now(hostile)
+    assert raised.value.field == "grammar"
+    assert pool.counts.killed == counted + killed
+    assert pool.compile_now(ask(2)) is before
+    assert pool.compile_now(ask(3)).grammar.source
+    began = time.monotonic()
+    with pytest.raises(GrammarError, match=message):  # known by now
+        pool.compile_now(hostile)
+    assert time.monotonic() - began < 0.5
+
+
+def test_a_process_that_was_killed_is_replaced(pool: GrammarPool) -> None:
+    pool.compile_now(ask(4))
+    pid = pool.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert pool.compile_now(ask(5)).grammar.source
+    assert pool.pid not in {None, pid}
+
+
+def test_tenants_take_turns(pool: GrammarPool) -> None:
+    done: list[str] = []
+
+    def submit(number: int, tenant: str) -> Future[object]:
+        future = pool.submit(ask(number), tenant)
+        future.add_done_callback(lambda _: done.append(tenant))
+        return future  # type: ignore[return-value]
+
+    with stopped(pool):
+        futures = [submit(100 + i, "many") for i in range(6)]
+        futures += [submit(200, "few"), submit(201, "few"), submit(300, "one")]
+    wait(futures, GUARD)
+    assert done.index("one") <= 4
+    assert [i for i, tenant in enumerate(done) if tenant == "few"][-1] <= 6
+    assert done[-1] == "many"
+
+
+def test_equal_asks_wait_for_one_result(pool: GrammarPool) -> None:
+    with stopped(pool):
+        futures = [pool.submit(ask(400)) for _ in range(3)]
+        assert pool.waiting <= 1
+    assert len({id(future.result(GUARD)) for future in futures}) == 1
+
+
+def test_the_queue_has_an_end_and_cancelled_asks_leave_it(pool: GrammarPool) -> None:
+    with stopped(pool):
+        running = pool.submit(ask(500))
+        until(lambda: pool.waiting == 0)
+        half = [pool.submit(ask(1000 + i), "a") for i in range(MAX_WAITING // 2)]
+        with pytest.raises(CompilerBusyError, match="128 grammars wait to be compiled, 128 of this client"):
+            pool.submit(ask(5000), "a")
+        rest = [pool.submit(ask(2000 + i), f"b{i}") for i in range(MAX_WAITING // 2)]
+        with pytest.raises(CompilerBusyError, match=r"256 grammars wait .*limit 256"):
+            pool.submit(ask(5000), "c")
+        compiled = pool.counts.compiled
+        for future in [*half, *rest]:
+            assert future.cancel()
+    assert running.result(GUARD)
+    assert pool.compile_now(ask(501)).grammar.source
+    assert pool.waiting == 0
+    assert pool.counts.compiled == compiled + 2
+
+
+def test_the_cache_keeps_to_its_bytes() -> None:
+    pool = GrammarPool(cache_bytes=4000)
+    try:
+        for i in range(6):
+            pool.compile_now(ask(i))
+        assert pool.held <= 4000
+        hits = pool.counts.hits
+        pool.compile_now(ask(5))
+        assert pool.counts.hits == hits + 1
+        pool.compile_now(ask(0))
+        assert pool.counts.hits == hits + 1, "the oldest was dropped"
+        pool.compile_now(StructuredOutput(regex="x" * 5000))
+        assert pool.held <= 4000
+    finally:
+        pool.close()
+
+
+def test_closing_ends_everything() -> None:
+    pool = GrammarPool()
+    pool.compile_now(ask(0))
+    pid = pool.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    futures = [pool.submit(ask(i)) for i in range(1, 4)]
+    pool.close()
+    assert pool.pid is None
+    assert not Path(f"/proc/{pid}").exists()
+    for future in futures:
+        with pytest.raises(CompilerBusyError, match="stopping"):
+            future.result(GUARD)
+    pool.close()
+    with pytest.raises(CompilerBusyError, match="stopping"):
+        pool.submit(ask(7))
+
+
+def test_it_ends_with_its_parent() -> None:
+    code = (
+        "from quire import StructuredOutput\nfrom quire.structured.pool import GrammarPool\nimport time\n"
+        "pool = GrammarPool()\npool.compile_now(StructuredOutput(regex='a'))\n"
+        "print(pool.pid, flush=True)\ntime.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert Path(f"/proc/{pid}").exists()
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text())
+
+
+def test_a_process_that_cannot_start_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = GrammarPool()
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(CompilerBusyError, match="could be started"):
+        pool.compile_now(ask(1))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(CompilerBusyError, match=r"ended at its start \(status 1\)"):
+        pool.compile_now(ask(1))
+    monkeypatch.undo()
+    assert pool.compile_now(ask(1)).grammar.source
+    pool.close()
