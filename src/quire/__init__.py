@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams", "StructuredOutput", "__version__"]
+__all__ = [
+    "LLM", "AsyncLLM", "ProgramState", "RequestOutput", "SamplingParams", "StructuredOutput", "__version__",
+    "assistant", "function", "gen", "select", "system", "user",
+]  # fmt: skip
 
 if TYPE_CHECKING:
+    from quire.lang import ProgramState, assistant, function, gen, select, system, user
     from quire.llm import LLM
     from quire.llm.asynchronous import AsyncLLM
     from quire.structured.ask import StructuredOutput
@@ -16,9 +20,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncLLM": "quire.llm.asynchronous",
     "LLM": "quire.llm",
+    "ProgramState": "quire.lang",
     "RequestOutput": "quire.types",
     "SamplingParams": "quire.types",
     "StructuredOutput": "quire.structured.ask",
+    "assistant": "quire.lang",
+    "function": "quire.lang",
+    "gen": "quire.lang",
+    "select": "quire.lang",
+    "system": "quire.lang",
+    "user": "quire.lang",
 }
 
 

@@ -62,6 +62,10 @@ class LogprobTable(Sequence[PositionLogprobs]):
         self.ranks += other.ranks
         self.ends += array("q", [before + end for end in other.ends]) if before else other.ends
 
+    def mean(self) -> float:
+        """Mean log-probability of the chosen tokens of all positions."""
+        return sum(self.values[start] for start in (0, *self.ends[:-1])) / len(self.ends)
+
     def __len__(self) -> int:
         return len(self.ends)
 

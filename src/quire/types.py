@@ -169,6 +169,9 @@ class SamplingParams:
     prompt_logprobs: int | None = integer(
         None, "report the N most likely tokens at every position of the prompt", 0, MAX_LOGPROBS, "N"
     )
+    prompt_logprobs_start: int = integer(
+        0, "report prompt logprobs from token I on; the cache may hold those before", 0, MAX_INTEGER, "I"
+    )
     structured: Structure | None = structure("what the text must look like; see docs/structured.md")
 
     def __post_init__(self) -> None:
@@ -210,6 +213,12 @@ class SamplingParams:
                 raise RequestError("logit_bias", f"token id {token!r} is not a non-negative integer")
             if not is_number(bias) or not -100.0 <= bias <= 100.0:
                 raise RequestError("logit_bias", f"bias {bias!r} of token {token} is not in [-100, 100]")
+
+    def scored_tokens(self, prompt_len: int) -> int:
+        """How many tokens at the end of a prompt get logprobs. The first token of a prompt has none."""
+        if self.prompt_logprobs is None:
+            return 0
+        return max(0, prompt_len - max(1, self.prompt_logprobs_start))
 
     def check_vocab(self, vocab_size: int, eos_token_ids: Collection[int]) -> None:
         """Raise RequestError when a named token id is outside a vocabulary of `vocab_size`, or if no token could be

@@ -261,7 +261,8 @@ class Driver:
         if (sample.tokens, sample.reason) == (tokens, reason):
             assert sample.stop_token_id == stop
             if request.params.prompt_logprobs is not None and index == 0:
-                assert sample.prompt_logprobs == list(request.prompt_token_ids)[1:]
+                first = max(1, request.params.prompt_logprobs_start)
+                assert sample.prompt_logprobs == list(request.prompt_token_ids)[first:]
         else:  # cut short from outside, after a prefix of the same tokens
             assert sample.reason in {FinishReason.ABORT, FinishReason.STOP}
             assert sample.tokens == tokens[: len(sample.tokens)]

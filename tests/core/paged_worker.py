@@ -208,8 +208,9 @@ class PagedWorker:
         slot = self.slots[row.seq_id]
         wanted = None
         if row.prompt_logprobs:
-            end = min(slot.computed, slot.new.prompt_len - 1)
-            wanted = _certain(slot.tokens[row.start + 1 : end + 1])
+            last = slot.new.prompt_len - 1
+            start = max(row.start, last - slot.new.params.scored_tokens(last + 1))
+            wanted = _certain(slot.tokens[start + 1 : min(slot.computed, last) + 1])
         made: list[int] = []
         if row.sample and self.fails(slot.new):
             result.failed[index] = FinishReason.ERROR

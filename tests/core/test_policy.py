@@ -78,6 +78,7 @@ def test_the_usable_prefix() -> None:
     assert make(0).usable_prefix() == 2
     seq = make(0, prompt_logprobs=0)
     assert seq.usable_prefix() == 0
+    assert make(0, prompt_logprobs=0, prompt_logprobs_start=2).usable_prefix() == 1
     seq.prompt_logprobs_left = 1
     assert seq.usable_prefix() == 1
     seq.prompt_logprobs_left = 0

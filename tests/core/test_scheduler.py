@@ -462,6 +462,20 @@ def test_prompt_logprobs_come_once_without_hits() -> None:
     assert driver.scheduler.prefix_stats.queried_tokens == 0
 
 
+def test_prompt_logprobs_from_a_place_on_leave_the_tokens_before_to_the_cache() -> None:
+    """Also when no block ends at that place, when nothing is cached, and when the prompt ends before it."""
+    driver, prompt = Driver(config(max_num_batched_tokens=6)), list(range(15))
+    for start in (10, 10, 40):
+        driver.add(prompt, max_tokens=3, prompt_logprobs=1, prompt_logprobs_start=start)
+        while driver.scheduler.has_work():
+            driver.step()
+    samples = [driver.samples[f"r{i}", 0] for i in range(3)]
+    assert [sample.prompt_logprobs for sample in samples] == [prompt[10:], prompt[10:], []]
+    assert [sample.cached_tokens for sample in samples] == [0, 8, 12]
+    assert driver.scheduler.prefix_stats.queried_tokens == 45
+    driver.drain()
+
+
 def test_prompt_logprobs_cut_by_preemption_go_on_where_they_stopped() -> None:
     driver = Driver(config(num_blocks=9, block_size=2, max_num_batched_tokens=6, policy="priority"))
     driver.add(list(range(15)), max_tokens=3, prompt_logprobs=1)

@@ -70,6 +70,7 @@ asks = st.fixed_dictionaries(
         "stop_token_ids": st.sampled_from([(), (7,)]),
         "ignore_eos": st.booleans(),
         "prompt_logprobs": st.sampled_from([None, None, 0]),
+        "prompt_logprobs_start": st.sampled_from([0, 0, 7, 20]),
         "stepwise": st.booleans(),
         "soft": st.sampled_from([(), (), *IMAGES]),
     }
@@ -206,6 +207,7 @@ def crowded_ask(rng: random.Random, config: SchedulerConfig) -> dict[str, Any]:
         "n": rng.choice([1, 1, 1, 2, 5]),
         "max_tokens": rng.choice([None, 1, rng.randint(1, config.max_model_len - len(base[:longest]))]),
         "prompt_logprobs": rng.choice([None, None, None, 2]),
+        "prompt_logprobs_start": 2 * base[0],
         "stepwise": rng.random() < 0.4,
         "soft": [s for s in rng.choice([(), *IMAGES]) if s[0] + s[1] <= len(base[:longest])],
     }

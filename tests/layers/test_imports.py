@@ -26,6 +26,7 @@ RANKS = [
     {"engine"},
     {"server", "offline"},
     {"llm", "bench"},
+    {"lang"},
     {"cli"},
     {"__main__"},
 ]

@@ -169,6 +169,26 @@ def test_chat_logprobs(server: LiveServer) -> None:
     assert all(entry["top_logprobs"] == [] for entry in bare)
 
 
+def test_best_of_returns_the_most_probable_samples(server: LiveServer) -> None:
+    asked = {"max_tokens": 6, "temperature": 2, "seed": 7, "ignore_eos": True}
+    whole = server.complete(["hey", "you"], n=5, logprobs=0, **asked).json["choices"]
+    means = [sum(choice["logprobs"]["token_logprobs"]) for choice in whole]
+    expected = [
+        whole[i]["text"] for g in (0, 5) for i in sorted(range(g, g + 5), key=lambda i: -means[i])[:2]
+    ]
+    best = server.complete(["hey", "you"], n=2, best_of=5, **asked).json
+    assert [choice["text"] for choice in best["choices"]] == expected
+    assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in best["choices"])
+    assert best["usage"]["completion_tokens"] == 60
+    shown = server.complete("hey", best_of=5, logprobs=1, **asked).json["choices"]
+    assert [choice["text"] for choice in shown] == expected[:1]
+    assert len(shown[0]["logprobs"]["token_logprobs"]) == 6
+    server.complete("hey", n=3, best_of=2).error(400, "invalid_value", "best_of")
+    server.complete("hey", n=-3, best_of=2).error(400, "invalid_value", "n")
+    server.complete("hey", best_of=2, stream=True).error(400, "unsupported_parameter", "best_of")
+
+
 def test_prompt_logprobs_and_token_ids(server: LiveServer) -> None:
     fields = {"prompt_logprobs": 1, "return_token_ids": True, **GREEDY}
     body = server.complete("hey", **fields).json["choices"][0]
@@ -179,6 +199,14 @@ def test_prompt_logprobs_and_token_ids(server: LiveServer) -> None:
         assert set(candidates[str(token)]) == {"logprob", "rank", "decoded_token"}
     chat = server.chat("hey", **fields).json
     assert len(chat["prompt_logprobs"]) == len(chat["prompt_token_ids"]) == chat["usage"]["prompt_tokens"]
+    last = server.complete("hey", prompt_logprobs_start=2, echo=True, logprobs=1, **fields).json["choices"][0]
+    assert last["prompt_logprobs"] == [None, None, body["prompt_logprobs"][2]]
+    assert [logprob is None for logprob in last["logprobs"]["token_logprobs"][:4]] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     as_ids = server.complete("hey", logprobs=1, return_tokens_as_token_ids=True, **GREEDY).json["choices"][0]
     assert as_ids["logprobs"]["tokens"] == [f"token_id:{token}" for token in body["token_ids"]]
 

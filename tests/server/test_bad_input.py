@@ -22,7 +22,7 @@ from quire.server import json_input
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
 from quire.server.requests import CompletionRequest
-from quire.server.sampling import make_ask
+from quire.server.sampling import check_logprobs, make_ask
 from quire.text.tokenizer import Tokenizer
 from quire.types import SamplingParams, TokenIds
 
@@ -264,12 +264,15 @@ def test_prompt_logprobs_are_bounded(server: LiveServer) -> None:
     params, body = SamplingParams(prompt_logprobs=60), CompletionRequest(prompt="x")
     scope = {"method": "POST", "path": "/", "headers": []}
     exchange = Exchange(scope, None, None, plenty())  # type: ignore[arg-type]
-    with pytest.raises(ApiError, match=f"prompt_logprobs: {7000 * 61} entries"):
+    with pytest.raises(ApiError, match=f"prompt_logprobs: {6999 * 61} entries"):
         make_ask(None, exchange, body, params, TokenIds([5] * 7000), "name")  # type: ignore[arg-type]
     together = server.complete([[5] * 190] * 100, prompt_logprobs=64, max_tokens=1)
-    assert str(19_000 * 65) in together.error(400, "invalid_value", "prompt_logprobs")
+    assert str(18_900 * 65) in together.error(400, "invalid_value", "prompt_logprobs")
     answer = server.complete([5] * 150, prompt_logprobs=64, max_tokens=1).json["choices"][0]
     assert len(answer["prompt_logprobs"]) == 150
+    check_logprobs(
+        SamplingParams(prompt_logprobs=64, prompt_logprobs_start=180), [190] * 100, 200, "logprobs"
+    )
 
 
 def test_edge_values_work(server: LiveServer) -> None:

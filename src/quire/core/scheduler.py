@@ -432,7 +432,8 @@ class Scheduler:
         if not state.started:
             state.started = True
             state.cached_tokens = hit.length
-            if self.config.enable_prefix_caching and not seq.prompt_logprobs_left:
+            may_hit = not seq.prompt_logprobs_left or seq.prompt_logprobs_from > 0
+            if self.config.enable_prefix_caching and may_hit:
                 self.prefix_stats.queried_tokens += seq.prompt_len
                 self.prefix_stats.hit_tokens += hit.length
         blocks.start(seq, hit)

@@ -126,8 +126,7 @@ class Sequence:
             stops.update(request.eos_token_ids)
         self.stop_ids = frozenset(stops)
         # The first sample computes the prompt for all of them, so only this one reports the logprobs of the prompt.
-        wanted = params.prompt_logprobs is not None and sample_index == 0
-        self.prompt_logprobs_left = self.prompt_len - 1 if wanted else 0
+        self.prompt_logprobs_left = 0 if sample_index else params.scored_tokens(self.prompt_len)
         self.computed = 0
         self.fetched = False  # the tier was asked since the sequence last ran
         self.drafts: list[int] = []  # guesses at the tokens after the known ones

@@ -96,7 +96,8 @@ def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) 
             if bool(result.token_ids[i]) != row.sample and i not in result.failed and i not in result.late:
                 raise ValueError(f"row {i} should {'' if row.sample else 'not '}have sampled a token")
     for i in [i for i, row in enumerate(rows) if row.prompt_logprobs]:
-        made, wanted = result.prompt_logprobs[i], _prompt_end(seqs[i], rows[i]) - rows[i].start
+        made = result.prompt_logprobs[i]
+        wanted = _prompt_end(seqs[i], rows[i]) - _prompt_begin(seqs[i], rows[i])
         if i not in result.failed and (made is None or len(made) != wanted):
             raise ValueError(f"row {i} should have the prompt logprobs of {wanted} positions")
 
@@ -124,10 +125,15 @@ def take_drafts(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) -
 
 def take_prompt_logprobs(seq: Sequence, row: ScheduledSeq, made: LogprobTable | None) -> LogprobTable:
     """The entries of a row that were not delivered before a preemption; marks them as delivered."""
-    first = seq.prompt_logprobs_from
+    first, begin = seq.prompt_logprobs_from, _prompt_begin(seq, row)
     seq.prompt_logprobs_left = seq.prompt_len - 1 - _prompt_end(seq, row)
     table = LogprobTable() if made is None else made
-    return table[first - row.start :] if first > row.start else table
+    return table[first - begin :] if first > begin else table
+
+
+def _prompt_begin(seq: Sequence, row: ScheduledSeq) -> int:
+    """The first position of the row whose next token gets logprobs."""
+    return max(row.start, seq.prompt_len - 1 - seq.state.request.params.scored_tokens(seq.prompt_len))
 
 
 def _prompt_end(seq: Sequence, row: ScheduledSeq) -> int:

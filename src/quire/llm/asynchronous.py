@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from quire.types import QuireError, Request, RequestError, RequestOutput, Sampli
 if TYPE_CHECKING:
     from quire.structured.answer_form import AskedPart
     from quire.text.reading import Reading
+    from quire.text.tokenizer import Tokenizer
 
 # Requests in the engine at once; more wait here and only occupy their prompts.
 _AT_ONCE = 1024
@@ -65,6 +67,12 @@ class AsyncLLM:
         """The model: architecture, context length, vocabulary, recommended sampling."""
         self._check()
         return self._engine.card
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the checkpoint, if it has one."""
+        self._check()
+        return self._engine.tokenizer
 
     async def start(self) -> None:
         """Load the model. Raises CheckpointError, UnsupportedModelError, MemoryBudgetError or QuireError."""
@@ -149,6 +157,17 @@ class AsyncLLM:
         """Token ids of a conversation with the checkpoint's chat template; options are those of ChatAsk."""
         self._check()
         return await self._engine.encode_chat(ChatAsk(messages=messages, **options))
+
+    @asynccontextmanager
+    async def running(self, prompt: Prompt, params: SamplingParams) -> AsyncIterator[Stream]:
+        """A request while it runs: iterate it for its deltas; `output` grows with them. Leaving the block aborts it."""
+        self._check()
+        async with self._places:
+            stream = await self._submit(prompt, params)
+            try:
+                yield stream
+            finally:
+                stream.cancel()
 
     async def close(self) -> None:
         """End running requests and the engine process; closing again does nothing."""

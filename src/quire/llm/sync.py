@@ -34,6 +34,7 @@ from quire.util.startup_spans import Startup
 if TYPE_CHECKING:
     from quire.text.chat_renderer import ChatRenderer
     from quire.text.reading import AnswerFormat
+    from quire.text.tokenizer import Tokenizer
 
 
 class LLM:
@@ -81,6 +82,11 @@ class LLM:
     def startup(self) -> list[dict[str, Any]]:
         """Start-up phases, in seconds from the start of this process; see docs/startup.md."""
         return self._startup.report()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the checkpoint, if it has one."""
+        return self._built.model.tokenizer
 
     def memory_report(self) -> list[str]:
         """The memory plan by part, as lines of text."""
@@ -254,6 +260,10 @@ class TextStream(Iterator[TextDelta]):
             raise StopIteration
         self._startup.mark("first token")
         return delta
+
+    def advance(self) -> None:
+        """Run one step for all open requests of the LLM, unless this one has ended; deltas are kept."""
+        self._engine.advance([self.output])
 
     def close(self) -> None:
         """Abort the request; does nothing if it has ended."""

@@ -133,7 +133,8 @@ def _answer(
     ids, texts = bool(body.return_token_ids), texts_of(context, body)
     rest: list[tuple[str, pieces.Pieces]] = [("usage", pieces.value(run.usage()))]
     if output.prompt_logprobs is not None:
-        rest.append(("prompt_logprobs", prompt_pieces(run.prompt_logprobs(0), context.engine)))
+        positions = run.prompt_logprobs(0), run.unscored(0)
+        rest.append(("prompt_logprobs", prompt_pieces(*positions, context.engine)))
     if ids:
         rest.append(("prompt_token_ids", pieces.numbers(prompt)))
     if timings:

@@ -190,7 +190,8 @@ class _Answer:
     def whole(self, run: HttpGeneration, prompts: list[_Prompt]) -> Iterator[bytes]:
         """The JSON of a responses.Completion."""
         choices = pieces.items(
-            self._choice(run, index, prompts[index // run.samples]) for index in range(run.choices)
+            self._choice(run, position, index, prompts[index // run.samples])
+            for position, index in enumerate(self._best(run))
         )
         usage = run.usage()
         if self._scores_only:
@@ -202,21 +203,31 @@ class _Answer:
             rest.append(("dropped_keywords", pieces.value(self._dropped)))
         return pieces.fields([*envelope_fields(self._envelope), ("choices", choices), *rest])
 
-    def _choice(self, run: HttpGeneration, index: int, prompt: _Prompt) -> pieces.Pieces:
+    def _best(self, run: HttpGeneration) -> Sequence[int]:
+        """The samples to return: all, or those of each prompt with the highest mean log-probability."""
+        wanted = self._body.n or 1
+        if run.samples == wanted:
+            return range(run.choices)
+        means = [answer.logprobs.mean() if answer.logprobs else 0.0 for answer in run.answers]
+        groups = (range(first, first + run.samples) for first in range(0, run.choices, run.samples))
+        return [i for group in groups for i in sorted(group, key=means.__getitem__, reverse=True)[:wanted]]
+
+    def _choice(self, run: HttpGeneration, position: int, index: int, prompt: _Prompt) -> pieces.Pieces:
         """The JSON of a responses.CompletionChoice."""
         body, (p, s) = self._body, divmod(index, run.samples)
         sample = run.outputs[p].outputs[s]
         text = b"" if self._scores_only else run.answers[index].text
         reason = FinishReason.LENGTH if self._scores_only else sample.finish_reason
         found: list[tuple[str, pieces.Pieces]] = [
-            ("index", pieces.value(index)),
+            ("index", pieces.value(position)),
             ("text", pieces.text(prompt.text.encode(), text) if body.echo else pieces.text(text)),
             ("logprobs", self._logprobs(run, index, prompt)),
             ("finish_reason", pieces.value(finish_reason(reason))),
             ("stop_reason", pieces.value(None if self._scores_only else sample.stop_reason)),
         ]
         if body.prompt_logprobs is not None:
-            found.append(("prompt_logprobs", prompt_pieces(run.prompt_logprobs(p), self._context.engine)))
+            positions = run.prompt_logprobs(p), run.unscored(p)
+            found.append(("prompt_logprobs", prompt_pieces(*positions, self._context.engine)))
         if body.return_token_ids:
             found.append(("token_ids", pieces.numbers([] if self._scores_only else sample.token_ids)))
             found.append(("prompt_token_ids", pieces.numbers(prompt.token_ids)))
@@ -224,15 +235,18 @@ class _Answer:
 
     def _logprobs(self, run: HttpGeneration, index: int, prompt: _Prompt) -> pieces.Pieces:
         table, (p, s) = run.answers[index].logprobs, divmod(index, run.samples)
-        if table is None:
+        if table is None or self._body.logprobs is None:
             return pieces.value(None)
         generated = [] if self._scores_only else run.outputs[p].outputs[s].token_ids
         before = run.prompt_logprobs(p) if self._body.echo else None
         width = max(pieces.width_of(table), pieces.width_of(before or table))
 
         def entries() -> Iterator[LogprobEntry]:
+            unscored = itertools.repeat(None, run.unscored(p))
             echoed = (
-                () if before is None else zip(prompt.token_ids, itertools.chain((None,), before), strict=True)
+                ()
+                if before is None
+                else zip(prompt.token_ids, itertools.chain(unscored, before), strict=True)
             )
             return itertools.chain(echoed, zip(generated, table, strict=False))
 

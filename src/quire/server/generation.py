@@ -150,9 +150,14 @@ class HttpGeneration:
         }
 
     def prompt_logprobs(self, prompt: int) -> LogprobTable:
-        """Logprobs of all tokens of a prompt but the first; empty unless requested."""
+        """Logprobs of the tokens of a prompt after the `unscored` ones; empty unless requested."""
         found = self.outputs[prompt].prompt_logprobs
         return found if isinstance(found, LogprobTable) else LogprobTable()
+
+    def unscored(self, prompt: int) -> int:
+        """How many tokens at the start of a prompt get no logprobs: at least the first."""
+        tokens = self.outputs[prompt].usage.prompt_tokens
+        return tokens - self._asks[0].request.params.scored_tokens(tokens)
 
     def usage(self) -> UsageBody:
         """Token counts so far, over all prompts."""
@@ -171,7 +176,8 @@ class HttpGeneration:
         """Approximate size in bytes of a complete answer, from its text, ids and logprobs: what it costs to make."""
         params, usage = self._asks[0].request.params, self.usage()
         generated = 0 if params.logprobs is None else usage.completion_tokens * (1 + params.logprobs)
-        prompt = 0 if params.prompt_logprobs is None else usage.prompt_tokens * (1 + params.prompt_logprobs)
+        scored = sum(params.scored_tokens(output.usage.prompt_tokens) for output in self.outputs)
+        prompt = scored * (1 + (params.prompt_logprobs or 0))
         text = sum(
             len(answer.text) + len(answer.reasoning) + sum(len(call.arguments) for call in answer.calls)
             for answer in self.answers

@@ -142,8 +142,8 @@ def _offsets(token_ids: Iterable[int], texts: TokenTexts) -> Iterator[int]:
         offset += len(decoder.decode(texts(token_id)[1]))
 
 
-def prompt_pieces(positions: Sequence[PositionLogprobs], engine: Engine) -> pieces.Pieces:
-    """The JSON of vLLM's prompt_logprobs: per position, token id to candidate; null for the prompt's first token."""
+def prompt_pieces(positions: Sequence[PositionLogprobs], unscored: int, engine: Engine) -> pieces.Pieces:
+    """The JSON of vLLM's prompt_logprobs: per position, token id to candidate; null for the `unscored` first ones."""
 
     def candidates(position: PositionLogprobs) -> dict[str, PromptLogprob]:
         spelled = engine.pieces([t.token_id for t in position])
@@ -154,4 +154,4 @@ def prompt_pieces(positions: Sequence[PositionLogprobs], engine: Engine) -> piec
 
     batches = pieces.batches(positions, pieces.width_of(positions))
     rest = ([candidates(position) for position in batch] for batch in batches)
-    return pieces.slices(itertools.chain([[None]], rest))
+    return pieces.slices(itertools.chain([[None] * unscored], rest))

@@ -348,7 +348,7 @@ def answer_costs(
     else:
         late = params.n * sum(min(unread + 1, length) for length in longest)
         text, of_logprobs = late * UNREAD_TOKEN, late * candidates
-    of_prompt = 0 if params.prompt_logprobs is None else CANDIDATE * (params.prompt_logprobs + 2)
+    scored = sum(map(params.scored_tokens, lengths))
     return {
         "max_tokens": generated * (TOKEN + ENGINE_TOKEN) + text,
         "n": CONNECTION
@@ -358,7 +358,7 @@ def answer_costs(
         + params.n * prompt * SEQUENCE_TOKEN,
         "prompt": prompt * ENGINE_TOKEN,
         logprobs: of_logprobs,
-        "prompt_logprobs": of_prompt * prompt,
+        "prompt_logprobs": scored * CANDIDATE * ((params.prompt_logprobs or 0) + 2),
         "allowed_token_ids": _named_cost(params, len(asks)),
         "stop": STOP_CHAR * sum(map(len, params.stop)) * len(asks),
         "structured_outputs": _grammar_cost(asks),

@@ -303,7 +303,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     ] = None
     logprobs: Annotated[_Logprobs | None, _known("logprobs")] = None
     echo: Annotated[bool | None, Meta(description="return the prompt before the completion")] = None
-    best_of: Annotated[int | None, Meta(description="accepted when equal to n")] = None
+    best_of: Annotated[
+        int | None, Meta(description="samples of each prompt, of which the n most probable are returned")
+    ] = None
     add_special_tokens: Annotated[bool | None, Meta(description="what the tokenizer adds around a text")] = (
         None
     )

@@ -62,10 +62,6 @@ def scores_only(body: CompletionRequest) -> bool:
 
 def completion_params(body: CompletionRequest, defaults: Mapping[str, float | int]) -> SamplingParams:
     """Sampling parameters of a completion request. Raises ApiError or RequestError naming the field."""
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise bad_request(
-            "best_of", f"best_of: {body.best_of} differs from n; choosing the best is not supported yet"
-        )
     if scores_only(body):
         given: dict[str, Any] = {"max_tokens": 1, "min_tokens": 0}
     else:
@@ -75,7 +71,21 @@ def completion_params(body: CompletionRequest, defaults: Mapping[str, float | in
         given["logprobs"] = body.logprobs
         if body.echo and body.prompt_logprobs is None:
             given["prompt_logprobs"] = body.logprobs
+    if body.best_of is not None:
+        given |= _best_of(body, body.best_of)
     return _params(body, defaults, given)
+
+
+def _best_of(body: CompletionRequest, samples: int) -> dict[str, Any]:
+    """Parameters of a request of which only the `n` most probable samples are returned."""
+    wanted, most = 1 if body.n is None else body.n, PARAMETERS["n"].high
+    if (refusal := PARAMETERS["n"].refusal(wanted)) is not None:
+        raise bad_request("n", f"n: {refusal}")
+    if not wanted <= samples <= most:
+        raise bad_request("best_of", f"best_of: {samples} is not in [{wanted}, {most}], from n on")
+    if samples > wanted and body.stream:
+        raise bad_request("best_of", "best_of: a stream cannot wait for the best", "unsupported_parameter")
+    return {"n": samples, "logprobs": body.logprobs or 0} if samples > wanted else {}
 
 
 def _params(
@@ -120,11 +130,12 @@ def make_ask(
     request_id: str,
 ) -> GenerateAsk:
     """One prompt, ready for admission; its times count from the arrival of the request."""
-    entries = len(prompt) * ((params.prompt_logprobs or 0) + 1)
-    if params.prompt_logprobs is not None and entries > MAX_PROMPT_LOGPROB_ENTRIES:
+    scored = params.scored_tokens(len(prompt))
+    entries = scored * ((params.prompt_logprobs or 0) + 1)
+    if entries > MAX_PROMPT_LOGPROB_ENTRIES:
         raise bad_request(
             "prompt_logprobs",
-            f"prompt_logprobs: {entries} entries for {len(prompt)} prompt tokens are over the limit of "
+            f"prompt_logprobs: {entries} entries for {scored} prompt tokens are over the limit of "
             f"{MAX_PROMPT_LOGPROB_ENTRIES}",
         )
     priority = body.priority or 0
@@ -167,14 +178,14 @@ def check_token_ids(name: str, ids: Sequence[int], vocab: int) -> None:
 
 def check_logprobs(params: SamplingParams, prompts: Sequence[int], window: int, name: str) -> None:
     """Raise ApiError 400 when prompts of these lengths could get more logprobs than a response may hold."""
-    if params.prompt_logprobs is not None:
-        entries = sum(prompts) * (params.prompt_logprobs + 1)
-        if entries > MAX_LOGPROB_ENTRIES:
-            raise bad_request(
-                "prompt_logprobs",
-                f"prompt_logprobs: {entries} entries for {sum(prompts)} tokens of {len(prompts)} prompts are over the"
-                f" limit of {MAX_LOGPROB_ENTRIES}",
-            )
+    scored = sum(map(params.scored_tokens, prompts))
+    entries = scored * ((params.prompt_logprobs or 0) + 1)
+    if entries > MAX_LOGPROB_ENTRIES:
+        raise bad_request(
+            "prompt_logprobs",
+            f"prompt_logprobs: {entries} entries for {scored} tokens of {len(prompts)} prompts are over the"
+            f" limit of {MAX_LOGPROB_ENTRIES}",
+        )
     if params.logprobs is None:
         return
     longest = [min(params.max_tokens or window, window - length) for length in prompts]

@@ -27,6 +27,7 @@ class Slot:
     line: int
     filled: list[int]  # entries used in its row, per cache group
     prompt: list[int]  # kept only for prompt logprobs
+    scored: int  # how many tokens at its end get logprobs
     last: int = 0  # the token sampled last, for a row that was scheduled before it was known
 
 
@@ -44,8 +45,9 @@ class Slots:
 
     def admit(self, new: NewSeq) -> Slot:
         """Give a sequence a slot whose rows start with its first blocks."""
-        prompt = new.token_ids[: new.prompt_len] if new.params.prompt_logprobs is not None else []
-        slot = Slot(self._free.pop(), [0] * len(self._tables), list(prompt))
+        scored = new.params.scored_tokens(new.prompt_len)
+        prompt = new.token_ids[: new.prompt_len] if scored else []
+        slot = Slot(self._free.pop(), [0] * len(self._tables), prompt, scored)
         self._slots[new.seq_id] = slot
         if new.soft_tokens:
             self.soft[new.seq_id] = new.soft_tokens

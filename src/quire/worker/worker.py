@@ -198,15 +198,17 @@ class Worker:
         return [t if row == then else -1 for t, row, then in zip(tokens, sampling, nexts, strict=True)]
 
     def _prompt_logprobs(self, row: int, item: ScheduledSeq) -> LogprobTable | None:
-        """Logprobs of the prompt tokens after the positions of this row; the head runs in bounded slices.
+        """Logprobs of those prompt tokens after the positions of this row that are to have some; the head runs in
+        bounded slices.
 
         None if logits held NaN or infinity: the sequence has failed.
         """
         slot = self._slots[item.seq_id]
-        stop = min(item.start + len(item.token_ids), len(slot.prompt) - 1)
+        end = len(slot.prompt) - 1
+        start, stop = max(item.start, end - slot.scored), min(item.start + len(item.token_ids), end)
         base = int(self.arrays.query_start[row]) - item.start
         found = LogprobTable()
-        for first in range(item.start, stop, self._limits.max_logit_rows):
+        for first in range(start, stop, self._limits.max_logit_rows):
             last = min(stop, first + self._limits.max_logit_rows)
             self.arrays.logit_rows[: last - first] = range(base + first, base + last)
             outputs = self._executor.run_head(last - first)

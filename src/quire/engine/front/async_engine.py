@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from quire.loader import GGUFFiles
     from quire.text.reading import Reading
     from quire.text.tools import ToolUse
+    from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("quire.engine")
 
@@ -219,6 +220,11 @@ class AsyncEngine:
         return await self._client.memory()
 
     # -- text ---------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the checkpoint, if it has one."""
+        return self._texts().tokenizer
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True

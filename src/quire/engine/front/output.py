@@ -200,9 +200,9 @@ class OutputBuilder:
         output.finished = True
         output.timings.finished = now
         if self._params.prompt_logprobs is not None:
-            # the first token of a prompt has no logprob: there is no token before it
-            table = self._prompt_logprobs
-            output.prompt_logprobs = [None, *table] if self._keep else table
+            prompt, table = output.usage.prompt_tokens, self._prompt_logprobs
+            unscored = prompt - self._params.scored_tokens(prompt)
+            output.prompt_logprobs = [*[None] * unscored, *table] if self._keep else table
 
 
 def _up_to_stop(text: SampleText, token_ids: list[int], shown: list[int]) -> tuple[str, list[int]]:
