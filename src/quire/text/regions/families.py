@@ -143,7 +143,7 @@ _REASONING_SPECS = (
     ReasoningSpec(name="glm45", opener="<think>", closer="</think>\n"),
     ReasoningSpec(name="kimi_k2", opener="<think>", closer="</think>", at_calls=True),
     ReasoningSpec(
-        name="granite", opener="Here is my thought process:", closer="Here is my response:", history=History.CONTENT
+        name="granite", opener="Here is my thought process:\n", closer="\nHere is my response:\n", history=History.CONTENT
     ),
     ReasoningSpec(name="mistral", opener="[THINK]", closer="[/THINK]", history=History.CONTENT),
     ReasoningSpec(name="command_r", opener="<|START_THINKING|>", closer="<|END_THINKING|>"),
