@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from quire.answers import AnswerPart
 from quire.text.regions.families import CALLS, REASONING
 from quire.text.regions.markers import CHANNEL_MARKERS, Markers, _texts
 from quire.text.regions.reader import RegionReader
 from quire.text.regions.spec import RegionSpec
-from quire.types import AnswerPart
 
 SCHEMA = {
     "type": "object",

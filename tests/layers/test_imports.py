@@ -14,7 +14,7 @@ import quire
 ROOT = Path(quire.__file__).parent
 RANKS = [
     {"records", "_native"},
-    {"logprobs", "parameters"},
+    {"answers", "logprobs", "parameters"},
     {"types"},
     {"config", "util"},
     {"core", "spec", "text"},

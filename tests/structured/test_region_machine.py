@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quire.answers import AnswerRegions
 from quire.structured.region_machine import RegionMachine, RegionState
-from quire.types import AnswerRegions
 
 OPEN, CLOSE, CALL = 300, 301, 302
 

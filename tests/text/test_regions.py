@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from helpers.region_cases import CASES, IDS, TOOLS, Case, markers_of, read, spec_of
 from quire.text.regions.families import CALLS, REASONING
 from quire.text.regions.reader import RegionReader, call_id, read_whole
-from quire.text.regions.scan import JsonScanner
+from quire.text.regions.scanners import JsonScanner
 from quire.text.regions.spec import CallIds, ChannelCall, RegionSpec
 
 SPACE = re.compile(r"\s")

@@ -19,7 +19,7 @@ from quire.text.regions.detect import model_regions
 from quire.text.regions.families import CALLS, REASONING, VARIANTS
 from quire.text.regions.reader import RegionReader
 from quire.text.regions.response_template import spec_of_response_template
-from quire.text.regions.spec import Arguments, HeadedCall, History, Hole, ObjectCall, Tags
+from quire.text.regions.spec import ArgumentForm, HeadedCall, History, Hole, ObjectCall, Tags
 from quire.text.tokenizer import Tokenizer
 
 TOOLS = [
@@ -170,7 +170,7 @@ def test_unknown_templates_are_analysed_with_a_warning(name, caplog):
         assert found.spec.calls.call == expected
     else:
         assert found.spec.calls.call.tags == Tags('<p name="', '">', "</p>")
-        assert found.spec.calls.call.arguments is Arguments.TAGS
+        assert found.spec.calls.call.arguments is ArgumentForm.TAGS
     for turn in TURNS:
         check_round_trip(found, model, turn)
 
@@ -231,7 +231,7 @@ def test_the_checkpoints_own_description(tmp_path, caplog):
             {"open_pattern": r"<function=(?P<name>\w+)>\n", "close": "</function>", "content": "xml-inline",
              "content_args": {"tag_pattern": r"<parameter=(?P<key>\w+)>\n(?P<value>.*?)\n</parameter>"},
              "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}},
-            HeadedCall((Hole.NAME, ">\n"), "</function>", Arguments.TAGS, Tags("<parameter=", ">\n", "\n</parameter>")),
+            HeadedCall((Hole.NAME, ">\n"), "</function>", ArgumentForm.TAGS, Tags("<parameter=", ">\n", "\n</parameter>")),
         ),
         (
             {"open": "[TOOL_CALLS]", "content": "json", "transform_each": True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from quire.types import AnswerRegions
+from quire.answers import AnswerRegions
 
 
 class RegionState(NamedTuple):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from quire.answers import AnswerRegions
 from quire.records import dataclass
 from quire.structured.call_rules import CallRules, CompileSchema, Lark, ToolFunction, pattern
 from quire.text.regions.markers import CHANNEL_MARKERS, Markers
 from quire.text.regions.spec import CallSpec, ChannelCall, ObjectCall, PythonCall, RegionSpec
-from quire.types import AnswerRegions, RequestError
+from quire.types import RequestError
 
 __all__ = ["AnswerGrammar", "CompileSchema", "ToolChoice", "ToolFunction", "answer_grammar", "tool_grammar"]
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from quire.answers import PartKind
 from quire.records import dataclass
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
 from quire.text.regions.families import CALLS, CALLS_SIGNS, REASONING, REASONING_SIGNS, VARIANTS
@@ -16,7 +17,7 @@ from quire.text.regions.reader import read_whole
 from quire.text.regions.response_template import spec_of_response_template
 from quire.text.regions.spec import CallSpec, ChannelCall, History, ReasoningSpec, RegionSpec
 from quire.text.tokenizer import Tokenizer
-from quire.types import CheckpointError, PartKind, QuireError
+from quire.types import CheckpointError, QuireError
 
 logger = logging.getLogger("quire.text")
 _SHOWN = 60  # characters of a text in a message
@@ -166,7 +167,7 @@ def _with_history(reasoning: ReasoningSpec | None, source: str) -> ReasoningSpec
 def _warn(what: str, form: str, spec: CallSpec | ReasoningSpec) -> None:
     option = "--tool-call-parser" if form else "--reasoning-parser"
     logger.warning(
-        "the chat template is of no known family. What it makes of a probe says of its %s: %sopened by %r, closed by %r. "
-        "Name another format with %s",
+        "the chat template is of no known family. What it makes of a probe says of its %s: %sopened by %r, closed by "
+        "%r. Name another format with %s",
         what, form, spec.opener[:_SHOWN], spec.closer[:_SHOWN], option,
     )  # fmt: skip

@@ -19,7 +19,7 @@ class Hole(enum.Enum):
     ID = "id"  # as the model writes it
 
 
-class Arguments(enum.Enum):
+class ArgumentForm(enum.Enum):
     """How the arguments of a call are written."""
 
     JSON = "json"  # an object
@@ -71,7 +71,7 @@ class HeadedCall:
 
     head: tuple[str | Hole | tuple[str | Hole, ...], ...]
     tail: str = ""
-    arguments: Arguments = Arguments.JSON
+    arguments: ArgumentForm = ArgumentForm.JSON
     tags: Tags | None = None
 
 

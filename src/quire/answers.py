@@ -1,0 +1,59 @@
+"""The parts of an answer: what clients see of its text, its reasoning and its calls."""
+
+from __future__ import annotations
+
+import enum
+
+from quire import records
+
+
+class PartKind(enum.StrEnum):
+    """What a part of an answer is: text, reasoning, the name of a function that is called, or its arguments."""
+
+    TEXT = "text"
+    REASONING = "reasoning"
+    CALL = "call"
+    ARGUMENTS = "arguments"
+
+
+@records.dataclass(slots=True)
+class AnswerPart:
+    """The next piece of an answer. `call` numbers the call that a CALL opens and ARGUMENTS continue; `call_id` is the
+    CALL's.
+    """
+
+    kind: PartKind
+    text: str
+    call: int = 0
+    call_id: str = ""
+
+
+@records.dataclass(slots=True)
+class ToolCall:
+    """A call of a function; `arguments` is a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@records.dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRegions:
+    """Where in an answer its grammar holds, and how long the model may think: followed token by token in the engine
+    process (structured.region_machine).
+
+    `thinking`: the answer starts inside the thinking region. `opener` are the tokens that open that region; `closer` is
+    the token that closes it, -1 where the model has none: it is then spelled as `closer_bytes`. `close` are the tokens
+    that close the region when it has `budget` tokens. `triggers`: the grammar begins behind each of these tokens
+    outside of thinking, and behind the first alone if `once`. Without them it begins with the answer, or behind the
+    thinking that the prompt opened if there is a `closer`.
+    """
+
+    thinking: bool = False
+    opener: tuple[int, ...] = ()
+    closer: int = -1
+    closer_bytes: bytes = b""
+    close: tuple[int, ...] = ()
+    budget: int | None = None
+    triggers: tuple[int, ...] = ()
+    once: bool = False
