@@ -66,10 +66,10 @@ TURNS = (
 )
 
 
-def read_turn(found, model: Tokenizer, text: str) -> dict[str, object]:
+def read_turn(found, model: Tokenizer, text: str, tools=PARAMETERS) -> dict[str, object]:
     """An assistant's turn as a message, read token by token from its text."""
     detokenizer = model.detokenizer(skip_special_tokens=True)
-    reader = RegionReader(found.spec, found.markers, tools=PARAMETERS, thinking=False)
+    reader = RegionReader(found.spec, found.markers, tools=tools)
     parts = []
     for token in model.encode(text, add_special_tokens=False):
         parts += reader.push(token, detokenizer.push([token]))
@@ -231,7 +231,8 @@ def test_the_checkpoints_own_description(tmp_path, caplog):
             {"open_pattern": r"<function=(?P<name>\w+)>\n", "close": "</function>", "content": "xml-inline",
              "content_args": {"tag_pattern": r"<parameter=(?P<key>\w+)>\n(?P<value>.*?)\n</parameter>"},
              "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}},
-            HeadedCall((Hole.NAME, ">\n"), "</function>", ArgumentForm.TAGS, Tags("<parameter=", ">\n", "\n</parameter>")),
+            HeadedCall((Hole.NAME, ">\n"), "</function>", ArgumentForm.TAGS,
+                       Tags("<parameter=", ">\n", "\n</parameter>")),
         ),
         (
             {"open": "[TOOL_CALLS]", "content": "json", "transform_each": True,

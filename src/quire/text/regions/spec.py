@@ -24,7 +24,6 @@ class ArgumentForm(enum.Enum):
 
     JSON = "json"  # an object
     TAGS = "tags"  # a pair of tags for each argument; strings are plain text, other values JSON
-    PYTHON = "python"  # keyword arguments in parentheses, with literals of Python
 
 
 class CallIds(enum.Enum):
