@@ -112,6 +112,12 @@ def _run(command: list[str], folder: Path) -> None:
         pytest.skip(f"{command[0]} cannot fetch it: {error}")
 
 
+def with_tokens_of(source: str) -> Tokenizer:
+    """A vocabulary of bytes and the tokens that a template spells."""
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    return tokenizer(source, *sorted(set(_SPECIAL.findall(source))), special_tokens=names)
+
+
 def round_trips(found: ModelRegions, model: Tokenizer, template: str) -> int:
     """How many turns the template renders, each of which must come back."""
     renderer = ChatRenderer(model, template=template)
@@ -145,7 +151,7 @@ def round_trips(found: ModelRegions, model: Tokenizer, template: str) -> int:
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_templates_as_they_are_published(templates, name):
     source = templates[name]
-    model = tokenizer(source, *sorted(set(_SPECIAL.findall(source))))
+    model = with_tokens_of(source)
     found = model_regions(model)
     calls, reasoning = found.spec.calls, found.spec.reasoning
     assert (calls and calls.name, reasoning and reasoning.name) == EXPECTED[name]
@@ -165,5 +171,5 @@ def test_with_their_real_tokenizers(real, templates, name):
 def test_every_template_is_taken(templates):
     """None of them makes the analysis fail, or take long."""
     for source in templates.values():
-        found = model_regions(tokenizer(source, *sorted(set(_SPECIAL.findall(source)))))
+        found = model_regions(with_tokens_of(source))
         assert found.source in {"table", "template", "none"}
