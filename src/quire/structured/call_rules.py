@@ -11,7 +11,7 @@ from quire.records import dataclass
 from quire.text.regions.argument_types import resolve, value_types
 from quire.text.regions.markers import Markers
 from quire.text.regions.spec import (
-    Arguments,
+    ArgumentForm,
     CallIds,
     CallSpec,
     ChannelCall,
@@ -175,7 +175,7 @@ class CallRules:
             head = f" to=functions.{tool.name} <|constrain|>json<|message|>"
             return f"{lark.literal(head)} {lark.schema(tool.schema, tool)}"
         head = " ".join(self._head(call, tool))
-        if call.arguments is Arguments.TAGS and call.tags is not None:
+        if call.arguments is ArgumentForm.TAGS and call.tags is not None:
             return f"{head} {self._tagged(tool, call.tags)} {lark.literal(call.tail)}"
         return f"{head} {lark.schema(tool.schema, tool)} {lark.literal(call.tail)}"
 

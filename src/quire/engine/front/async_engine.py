@@ -62,8 +62,8 @@ from quire.util.startup_spans import Startup
 if TYPE_CHECKING:
     from quire.loader import GGUFFiles
     from quire.text.reading import Reading
-    from quire.text.tools import ToolUse
     from quire.text.tokenizer import Tokenizer
+    from quire.text.tools import ToolUse
 
 logger = logging.getLogger("quire.engine")
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from quire.answers import AnswerPart, PartKind
 from quire.text.regions.argument_types import tag_json, value_types
+from quire.text.regions.arriving import ArrivingText, MalformedError, Reading, words
 from quire.text.regions.markers import Markers
 from quire.text.regions.python_literal import json_of_literal
-from quire.text.regions.scan import Delimiters, JsonScanner, PythonScanner
-from quire.text.regions.source import MalformedError, Reading, Source, words
+from quire.text.regions.scanners import Delimiters, JsonScanner, PythonScanner
 from quire.text.regions.spec import (
-    Arguments,
+    ArgumentForm,
     CallIds,
     CallSpec,
     HeadedCall,
@@ -41,7 +41,7 @@ def call_id(ids: CallIds, seed: str, index: int, name: str) -> str:
     return f"call_{digest[:12].hex()}"
 
 
-class CallReader(Source):
+class CallReader(ArrivingText):
     """The calls of one sample. A call is held back until it is whole, unless the reader is eager."""
 
     __slots__ = (
@@ -289,7 +289,7 @@ class CallReader(Source):
                 raise MalformedError
             name = match.group(1)
         self._begin(name, written_id)
-        if call.arguments is Arguments.TAGS and call.tags is not None:
+        if call.arguments is ArgumentForm.TAGS and call.tags is not None:
             yield from self._tagged(call, call.tags, name)
         else:
             yield from self._space()
@@ -297,7 +297,7 @@ class CallReader(Source):
                 raise MalformedError
             yield from self._json(True)
         self._end_call()
-        if call.arguments is Arguments.TAGS or (yield from self._maybe(call.tail)):
+        if call.arguments is ArgumentForm.TAGS or (yield from self._maybe(call.tail)):
             self._unshown.clear()
         else:
             self._unread()

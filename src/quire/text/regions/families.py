@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.text.regions.spec import (
-    Arguments,
+    ArgumentForm,
     CallIds,
     CallSpec,
     ChannelCall,
@@ -34,7 +34,7 @@ _SPECS = (
         call=HeadedCall(
             ("<function=", Hole.NAME, ">\n"),
             "</function>\n",
-            Arguments.TAGS,
+            ArgumentForm.TAGS,
             Tags("<parameter=", ">\n", "\n</parameter>\n"),
         ),
         opener="<tool_call>\n",
@@ -47,7 +47,7 @@ _SPECS = (
         call=HeadedCall(
             (Hole.NAME, "\n"),
             "</tool_call>",
-            Arguments.TAGS,
+            ArgumentForm.TAGS,
             Tags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
         ),
         opener="<tool_call>",
@@ -143,7 +143,10 @@ _REASONING_SPECS = (
     ReasoningSpec(name="glm45", opener="<think>", closer="</think>\n"),
     ReasoningSpec(name="kimi_k2", opener="<think>", closer="</think>", at_calls=True),
     ReasoningSpec(
-        name="granite", opener="Here is my thought process:", closer="Here is my response:", history=History.CONTENT
+        name="granite",
+        opener="Here is my thought process:\n",
+        closer="\nHere is my response:\n",
+        history=History.CONTENT,
     ),
     ReasoningSpec(name="mistral", opener="[THINK]", closer="[/THINK]", history=History.CONTENT),
     ReasoningSpec(name="command_r", opener="<|START_THINKING|>", closer="<|END_THINKING|>"),

@@ -10,7 +10,7 @@ from typing import Any
 from quire.records import dataclass
 from quire.text.chat_renderer import ChatAsk
 from quire.text.regions.spec import (
-    Arguments,
+    ArgumentForm,
     CallSpec,
     HeadedCall,
     Hole,
@@ -201,7 +201,7 @@ def _tagged(one: str, two: str) -> CallSpec | None:
         before,
         between,
         after,
-        lambda head, tail: HeadedCall((*head, Hole.NAME, *head_parts), tail, Arguments.TAGS, tags),
+        lambda head, tail: HeadedCall((*head, Hole.NAME, *head_parts), tail, ArgumentForm.TAGS, tags),
     )
 
 

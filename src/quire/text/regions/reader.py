@@ -6,10 +6,10 @@ import re
 from collections.abc import Generator, Sequence
 
 from quire.answers import AnswerPart, PartKind
+from quire.text.regions.arriving import MalformedError, Reading, words
 from quire.text.regions.calls import CallReader, Tools, call_id
 from quire.text.regions.markers import CHANNEL_MARKERS, Markers
-from quire.text.regions.scan import Delimiters
-from quire.text.regions.source import MalformedError, Reading, words
+from quire.text.regions.scanners import Delimiters
 from quire.text.regions.spec import ChannelCall, ObjectCall, PythonCall, RegionSpec
 
 __all__ = ["RegionReader", "Tools", "call_id", "read_whole"]

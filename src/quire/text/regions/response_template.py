@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.text.regions.spec import (
-    Arguments,
+    ArgumentForm,
     CallSpec,
     HeadedCall,
     Hole,
@@ -84,7 +84,7 @@ def _calls(field: Mapping[str, Any]) -> CallSpec:
     if content == "json" and not options.keys() - {"allow_non_json"}:
         return _spec(HeadedCall(head), opener, closer)
     if content == "xml-inline":
-        return _spec(HeadedCall(head, closer, Arguments.TAGS, _tags(options)), opener, "")
+        return _spec(HeadedCall(head, closer, ArgumentForm.TAGS, _tags(options)), opener, "")
     raise _UnknownError(f"content {content!r}")
 
 

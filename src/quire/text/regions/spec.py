@@ -19,12 +19,11 @@ class Hole(enum.Enum):
     ID = "id"  # as the model writes it
 
 
-class Arguments(enum.Enum):
+class ArgumentForm(enum.Enum):
     """How the arguments of a call are written."""
 
     JSON = "json"  # an object
     TAGS = "tags"  # a pair of tags for each argument; strings are plain text, other values JSON
-    PYTHON = "python"  # keyword arguments in parentheses, with literals of Python
 
 
 class CallIds(enum.Enum):
@@ -71,7 +70,7 @@ class HeadedCall:
 
     head: tuple[str | Hole | tuple[str | Hole, ...], ...]
     tail: str = ""
-    arguments: Arguments = Arguments.JSON
+    arguments: ArgumentForm = ArgumentForm.JSON
     tags: Tags | None = None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable
 
 from quire.answers import AnswerPart, PartKind
 from quire.text.regions.markers import Markers
-from quire.text.regions.scan import Delimiters
+from quire.text.regions.scanners import Delimiters
 
 Reading = Generator[None, None, None]  # runs until it needs more text
 MAX_NAME = 256  # characters of a name, an id or a key
@@ -22,7 +22,7 @@ class MalformedError(Exception):
     """The text is not a call of the format."""
 
 
-class Source:
+class ArrivingText:
     """Text that arrives in pieces, read by generators that stop where they need more.
 
     While a region is read, `_unshown` has what was taken and is in no part yet: if the region turns out to be no call,

@@ -1,0 +1,245 @@
+"""Which regions a model has: by name, by its response_template, by its family, by an analysis of its template."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+import quire
+from helpers.region_cases import SCHEMA, fold
+from helpers.region_templates import FAMILIES, ODD, UNKNOWN, template
+from quire.text.chat_renderer import ChatAsk, ChatRenderer
+from quire.text.regions.detect import model_regions
+from quire.text.regions.families import CALLS, REASONING, VARIANTS
+from quire.text.regions.reader import RegionReader
+from quire.text.regions.response_template import spec_of_response_template
+from quire.text.regions.spec import ArgumentForm, HeadedCall, History, Hole, ObjectCall, Tags
+from quire.text.tokenizer import Tokenizer
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "d", "parameters": SCHEMA}}
+    for name in "fg"
+]
+PARAMETERS = dict.fromkeys("fg", SCHEMA)
+MINI = Path(quire.__file__).parent / "models" / "quire-mini"
+
+
+def tokenizer(template: str, *tokens: str, **options: object) -> Tokenizer:
+    """A vocabulary of bytes, with tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([AddedToken(token, normalized=False, special=True) for token in tokens])
+    return Tokenizer(backend, chat_templates={"default": template} if template else {}, **options)
+
+
+MARKERS = (
+    "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[TOOL_CALLS]", "[ARGS]",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|tool_call|>", "<|/tool_call|>",
+    "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|start|>", "<|end|>", "<|return|>",
+    "<think>", "</think>", "<|im_start|>", "<|im_end|>",
+)  # fmt: skip
+
+
+def call(name: str, call_id: str, **arguments: object) -> dict[str, object]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+TURNS = (
+    {"role": "assistant", "content": "", "tool_calls": [call("f", "call00001", a='x\n"<b>" é', n=3)]},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [call("f", "call00001", a="x"), call("g", "call00002", a="y")],
+    },
+    {"role": "assistant", "content": "See.", "tool_calls": [call("f", "call00001", a="x")]},
+    {"role": "assistant", "content": "Plain\n\ntext."},
+)
+
+
+def read_turn(found, model: Tokenizer, text: str, tools=PARAMETERS) -> dict[str, object]:
+    """An assistant's turn as a message, read token by token from its text."""
+    detokenizer = model.detokenizer(skip_special_tokens=True)
+    reader = RegionReader(found.spec, found.markers, tools=tools)
+    parts = []
+    for token in model.encode(text, add_special_tokens=False):
+        parts += reader.push(token, detokenizer.push([token]))
+    parts += reader.finish(detokenizer.finish())
+    message: dict[str, object] = {
+        "role": "assistant",
+        "content": "".join(p.text for p in parts if p.kind == "text"),
+    }
+    if reasoning := "".join(p.text for p in parts if p.kind == "reasoning"):
+        message["reasoning_content"] = reasoning
+    calls = [(text, call_id) for kind, text, _, call_id in fold(parts) if kind == "call"]
+    arguments = [json.loads(text) for kind, text, *_ in fold(parts) if kind == "arguments"]
+    if calls:
+        message["tool_calls"] = [
+            call(name, call_id, **value) for (name, call_id), value in zip(calls, arguments, strict=True)
+        ]
+    return message
+
+
+def check_round_trip(found, model: Tokenizer, turn: dict[str, object]) -> None:
+    """Render, read, render: one and the same text."""
+    renderer = ChatRenderer(model)
+    user = {"role": "user", "content": "hi"}
+    prompt = renderer.render(ChatAsk(messages=[user], tools=TOOLS)).text
+    text = renderer.render(ChatAsk(messages=[user, turn], tools=TOOLS, add_generation_prompt=False)).text
+    assert text.startswith(prompt)
+    answer = text[len(prompt) :].removesuffix("<|im_end|>\n")
+    message = read_turn(found, model, answer)
+    assert message["content"] == turn["content"]
+    again = renderer.render(ChatAsk(messages=[user, message], tools=TOOLS, add_generation_prompt=False)).text
+    assert again == text
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("with_markers", [True, False])
+def test_families_are_recognised_and_render_what_is_read(name, with_markers):
+    model = tokenizer(template(FAMILIES[name]), *(MARKERS if with_markers else ()))
+    if name == "openai" and not with_markers:
+        return
+    found = model_regions(model)
+    assert (found.source, found.spec.calls) == ("table", CALLS[name])
+    assert bool(found.markers.ids) == with_markers
+    for turn in TURNS:
+        check_round_trip(found, model, turn)
+
+
+def test_quire_mini():
+    model = Tokenizer.from_dir(MINI)
+    found = model_regions(model)
+    assert (found.source, found.spec.calls.name, found.spec.reasoning) == ("table", "hermes", None)
+    for turn in TURNS:
+        check_round_trip(found, model, turn)
+
+
+def test_names_of_vllm():
+    model = tokenizer("", "[ARGS]", "[TOOL_CALLS]")
+    assert model_regions(model).source == "none"
+    found = model_regions(model, tool_call_parser="mistral", reasoning_parser="deepseek_r1")
+    assert (found.source, found.spec.calls.name, found.spec.reasoning.name) == (
+        "named",
+        "mistral_v11",
+        "deepseek_r1",
+    )
+    assert set(found.markers.ids) == {"[ARGS]", "[TOOL_CALLS]"}
+    assert model_regions(tokenizer(""), tool_call_parser="mistral").spec.calls.name == "mistral_v3"
+    for name in ("hermes", "llama3_json", "pythonic", "deepseek_v3", "qwen3_coder", "openai", "glm45", "granite",
+                 "phi4_mini_json", "kimi_k2"):  # fmt: skip
+        assert name in {*CALLS, *VARIANTS}
+    for name in ("qwen3", "deepseek_r1", "glm45", "granite", "mistral", "openai_gptoss", "kimi_k2"):
+        assert name in REASONING
+    with pytest.raises(ValueError, match=r"tool_call_parser: 'nope' is not one of .*hermes"):
+        model_regions(model, tool_call_parser="nope")
+
+
+def test_thinking_of_a_template():
+    model = tokenizer(
+        template(FAMILIES["hermes"], "<think>\n{{ m.reasoning_content }}\n</think>\n\n"), *MARKERS
+    )
+    found = model_regions(model)
+    assert (found.spec.reasoning.name, found.spec.reasoning.history) == ("qwen3", History.FIELD)
+    assert found.markers.opens_thinking == (found.markers.ids["<think>"],)
+    check_round_trip(found, model, {**TURNS[2], "reasoning_content": "so\n\nso"})
+    ignoring = tokenizer("{{ messages[0].content.split('</think>')[-1] }}")
+    assert model_regions(ignoring).spec.reasoning.name == "qwen3"
+
+
+@pytest.mark.parametrize("name", sorted(UNKNOWN))
+def test_unknown_templates_are_analysed_with_a_warning(name, caplog):
+    written, expected = UNKNOWN[name]
+    model = tokenizer(template(written, "<<R>>{{ m.reasoning_content }}<</R>>"))
+    with caplog.at_level(logging.WARNING):
+        found = model_regions(model)
+    assert found.source == "template"
+    assert found.spec.reasoning.opener == "<<R>>"
+    assert found.spec.reasoning.closer == "<</R>>"
+    assert "opened by '<<R>>', closed by '<</R>>'" in caplog.text
+    if expected is not None:
+        assert found.spec.calls.call == expected
+    else:
+        assert found.spec.calls.call.tags == Tags('<p name="', '">', "</p>")
+        assert found.spec.calls.call.arguments is ArgumentForm.TAGS
+    for turn in TURNS:
+        check_round_trip(found, model, turn)
+
+
+def test_what_cannot_be_analysed_stays_text(caplog):
+    with caplog.at_level(logging.WARNING):
+        found = model_regions(tokenizer(ODD))
+    assert (found.spec.calls, found.source) == (None, "none")
+    assert "could not be analysed" in caplog.text
+
+
+def test_a_template_that_fails_is_no_obstacle():
+    assert model_regions(tokenizer("{{ raise_exception('no') }}")).source == "none"
+    assert model_regions(tokenizer("{% for x in range(10**9) %}a{% endfor %}")).source == "none"
+
+
+QWEN3 = {
+    "version": 1,
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "content": "json",
+            "repeats": True,
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close": "<|im_end|>"},
+    },
+}
+
+
+def test_the_checkpoints_own_description(tmp_path, caplog):
+    folder = tmp_path / "model"
+    shutil.copytree(MINI, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "response_template": QWEN3}))
+    found = model_regions(Tokenizer.from_dir(folder))
+    assert found.source == "response_template"
+    assert found.spec.calls.call == ObjectCall()
+    assert found.spec.reasoning.opener == "<think>"
+    odd = {"fields": {"tool_calls": {"open_pattern": "<(a|b)>", "close": "</x>", "content": "json"}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "response_template": odd}))
+    assert model_regions(Tokenizer.from_dir(folder)).source == "table"
+    assert "response_template of tokenizer_config.json is not used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        (
+            {"open_pattern": r"<tool_call>\s*<function=(?P<name>[^>]+)>", "close": "</tool_call>", "content": "json",
+             "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}},
+            HeadedCall((Hole.NAME, ">")),
+        ),
+        (
+            {"open_pattern": r"<function=(?P<name>\w+)>\n", "close": "</function>", "content": "xml-inline",
+             "content_args": {"tag_pattern": r"<parameter=(?P<key>\w+)>\n(?P<value>.*?)\n</parameter>"},
+             "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}},
+            HeadedCall((Hole.NAME, ">\n"), "</function>", ArgumentForm.TAGS,
+                       Tags("<parameter=", ">\n", "\n</parameter>")),
+        ),
+        (
+            {"open": "[TOOL_CALLS]", "content": "json", "transform_each": True,
+             "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}}},
+            ObjectCall(array=True),
+        ),
+    ],
+)  # fmt: skip
+def test_calls_of_a_description(calls, expected):
+    assert spec_of_response_template({"fields": {"tool_calls": calls}}).calls.call == expected
