@@ -21,7 +21,7 @@ from quire.executor.sampler import HostSampler
 from quire.types import MAX_NAMED_TOKENS
 
 MIB = 2**20
-UNUSED = ("requests", "grammars")  # parts for what these runs do not send, or not at its worst
+UNUSED = ("requests", "grammars", "compiler")  # parts for what these runs do not send, or not at its worst
 NAMED = 100  # tokens in a request's logit_bias
 
 # Large enough that two per cent of the sum is less than what any part of a model takes.

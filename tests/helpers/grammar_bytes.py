@@ -18,8 +18,8 @@ END = 256
 class _Bytes:
     eos_token_id = END
     bos_token_id = None
-    tokens = [bytes([i]) for i in range(256)] + [b"<|end|>"]
-    special_token_ids = [END]
+    tokens = (*(bytes([i]) for i in range(256)), b"<|end|>")
+    special_token_ids = (END,)
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)

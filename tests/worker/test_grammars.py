@@ -12,8 +12,10 @@ import pytest
 
 from helpers.backends import BACKENDS, Backend
 from helpers.grammars import grammar, schema_grammar, stepper, text_of, tiny_tokenizer
+from quire.structured import stepping
+from quire.structured.grammar_limits import grammar_bytes
 from quire.structured.stepping import GrammarStepper
-from quire.types import FinishReason, Grammar, Request
+from quire.types import FinishReason, Grammar, Request, RequestError
 
 from .running import VOCAB, Key, Made, Rig, check_same, requests
 
@@ -198,3 +200,50 @@ def test_rows_whose_masks_are_late_sit_the_step_out(
     monkeypatch.setattr(GrammarStepper, "begin", apart)
     check_same(Rig(grammars=grammars, num_blocks=12).run(asked()), expected)
     assert grammars.late_steps > 10
+
+
+def heavy() -> Grammar:
+    """Every mask reads a lexer of many states: words of which the last letters decide."""
+    return grammar("start: /(.*[a-m].{9}[ab]|.*[c-z].{11}[n-z]|(a|b)*a(a|b){10})+/")
+
+
+def test_a_grammar_over_its_limits_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a lexer of its own too; the others keep their tokens, and it sits out steps meanwhile."""
+    monkeypatch.setattr("quire.structured.grammar_limits.STEP_FUEL", 200)
+    one = heavy()
+    wanted = asked()
+    wanted[0] = replace(wanted[0], grammar=one, stepwise=True)
+    made = Rig(grammars=stepper(*GRAMMARS, one)).run(wanted)
+    assert made["0", 0].reason is FinishReason.GRAMMAR_LIMIT
+    monkeypatch.undo()
+    others = {key: one for key, one in Rig(grammars=stepper(*GRAMMARS)).run(asked()).items() if key[0] != "0"}
+    check_same({key: made[key] for key in others}, others)
+
+
+def test_a_mask_that_takes_long_is_filled_apart_and_then_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a slice of nothing every mask takes long: a sequence may have LONG_MASKS of them."""
+    expected = Rig(grammars=stepper(*GRAMMARS)).run(asked())
+    monkeypatch.setattr(stepping, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(stepping, "ROW_SECONDS", 0.0)
+    monkeypatch.setattr(stepping, "LONG_MASKS", 10**6)
+    grammars = stepper(*GRAMMARS)
+    check_same(Rig(grammars=grammars).run(asked()), expected)
+    assert grammars.late_steps > 0
+    monkeypatch.setattr(stepping, "LONG_MASKS", 0)
+    made = Rig(grammars=stepper(*GRAMMARS)).run(asked())
+    assert FinishReason.GRAMMAR_LIMIT in {one.reason for one in made.values()}
+    plain = {(r.request_id, i) for r in asked() if r.grammar is None for i in range(r.params.n)}
+    check_same({key: made[key] for key in plain}, {key: expected[key] for key in plain})
+
+
+def test_a_prototype_that_was_forgotten_is_compiled_again() -> None:
+    """There is room for one grammar: sequences of the others sit out steps until it is free."""
+    room = 2 * max(grammar_bytes(one.source) for one in GRAMMARS) - 1
+    expected = Rig(grammars=stepper(*GRAMMARS)).run(asked())
+    grammars = stepper(*GRAMMARS, memory=room)
+    check_same(Rig(grammars=grammars).run(asked()), expected)
+    assert grammars.late_steps > 0
+    with pytest.raises(
+        RequestError, match=r"grammar: it may take .* over the limit of .* \(--grammar-memory\)"
+    ):
+        stepper(PERSON, memory=2**20)

@@ -149,7 +149,9 @@ class BenchEngine:
         if profile:
             built.executor.profile(True)
             self._recorder.profiled = built.executor
-        self.built: Built = replace(built, core=EngineCore(built.core.scheduler, self._recorder))
+        self.built: Built = replace(
+            built, core=EngineCore(built.core.scheduler, self._recorder, grammars=built.core.grammars)
+        )
         self.engine = SyncEngine(self.built)
 
     @property

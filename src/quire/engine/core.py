@@ -103,6 +103,11 @@ class EngineCore:
         """The object that runs the steps."""
         return self._worker
 
+    @property
+    def grammars(self) -> Grammars | None:
+        """What decides which tokens sequences with a grammar may sample."""
+        return self._grammars
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if it could never complete."""
         if request.grammar is None or self._prepared(request, request.grammar):

@@ -31,7 +31,7 @@ from quire.types import RequestError
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedField:
     """What one field of a request asks for. `field` is its name as the client wrote it, with the path to the value."""
 
     field: str
@@ -62,7 +62,7 @@ def find_structure(body: GenerationRequest) -> tuple[str, StructuredOutput] | No
         raise _named(error, one.field, one.kind) from None
 
 
-def _asked(body: GenerationRequest) -> Iterator[Asked]:
+def _asked(body: GenerationRequest) -> Iterator[AskedField]:
     """Every field that asks for a structure."""
     yield from _response_format(body)
     if body.structured_outputs is not None:
@@ -70,38 +70,38 @@ def _asked(body: GenerationRequest) -> Iterator[Asked]:
     pattern = body.guided_whitespace_pattern
     spaces = {} if pattern is None else {"whitespace_pattern": pattern}
     if schema := _given(body.guided_json):
-        yield Asked("guided_json", "json", _schema("guided_json", schema), spaces)
+        yield AskedField("guided_json", "json", _schema("guided_json", schema), spaces)
     for kind in ("regex", "choice", "grammar"):
         if (value := getattr(body, f"guided_{kind}")) is not None:
-            yield Asked(f"guided_{kind}", kind, value, {})
+            yield AskedField(f"guided_{kind}", kind, value, {})
     if body.guided_json_object:
-        yield Asked("guided_json_object", "json_object", True, spaces)
+        yield AskedField("guided_json_object", "json_object", True, spaces)
     if body.grammar:
-        yield Asked("grammar", "grammar", body.grammar, {"syntax": "gbnf"})
+        yield AskedField("grammar", "grammar", body.grammar, {"syntax": "gbnf"})
     if schema := _given(body.json_schema):
-        yield Asked("json_schema", "json", _schema("json_schema", schema), {})
+        yield AskedField("json_schema", "json", _schema("json_schema", schema), {})
     if (given := _given(body.format)) not in {"", '""'}:
         if given == '"json"':
-            yield Asked("format", "json_object", True, {})
+            yield AskedField("format", "json_object", True, {})
         elif given.startswith('"'):
             raise bad_request("format", 'format: must be "json" or a JSON schema')
         else:
-            yield Asked("format", "json", _schema("format", given), {})
+            yield AskedField("format", "json", _schema("format", given), {})
 
 
-def _response_format(body: GenerationRequest) -> Iterator[Asked]:
+def _response_format(body: GenerationRequest) -> Iterator[AskedField]:
     match body.response_format:
         case None | TextFormat():
             return
         case JsonObjectFormat(schema):
             if given := _given(schema):
                 field = "response_format.schema"
-                yield Asked(field, "json", _schema(field, given), {})
+                yield AskedField(field, "json", _schema(field, given), {})
             else:
-                yield Asked("response_format", "json_object", True, {})
+                yield AskedField("response_format", "json_object", True, {})
         case JsonSchemaFormat(named):
             field = "response_format.json_schema.schema"
-            yield Asked(
+            yield AskedField(
                 field, "json", _schema(field, _given(named.schema)), {"strict": named.strict is not False}
             )
         case StructuralTagFormat() as tag:
@@ -113,10 +113,10 @@ def _response_format(body: GenerationRequest) -> Iterator[Asked]:
             text = ",".join(
                 ['"type":"structural_tag"', *(f'"{name}":{given}' for name, given in parts.items())]
             )
-            yield Asked("response_format", "structural_tag", f"{{{text}}}", {})
+            yield AskedField("response_format", "structural_tag", f"{{{text}}}", {})
 
 
-def _structured_outputs(given: StructuredOutputs) -> Iterator[Asked]:
+def _structured_outputs(given: StructuredOutputs) -> Iterator[AskedField]:
     """The fields of `structured_outputs`; two of them are an error as two fields of the request are."""
     if given.disable_additional_properties:
         name = "structured_outputs.disable_additional_properties"
@@ -132,7 +132,7 @@ def _structured_outputs(given: StructuredOutputs) -> Iterator[Asked]:
         if value is None or value is False:
             continue
         found += 1
-        yield Asked(field, kind, value, options)
+        yield AskedField(field, kind, value, options)
     if options and not found:
         name = next(iter(options))
         raise bad_request(

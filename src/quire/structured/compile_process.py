@@ -1,22 +1,15 @@
 """Compiles grammars that may be hostile: python -m quire.structured.compile_process FD PARENT_PID, started by pool.
 
 Its address space and the processor time of each grammar are limited by the kernel, which ends it in the middle of
-whatever it does. It runs at idle priority, ends with its parent, and reads asks from a socket, one at a time.
+whatever it does. It runs at low priority, ends with its parent, and reads asks from a socket, one at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-
-if __name__ == "__main__":  # the imports below take a tenth of a second; idle from here on
-    with contextlib.suppress(OSError):
-        os.nice(19)
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
 import importlib
 import json
+import os
 import resource
 import signal
 import socket
@@ -29,6 +22,7 @@ from quire.util.platform import end_with_parent, resident_bytes
 
 # A process that has kept so much makes room for a new one.
 _GROWN = 3 * PROCESS_BYTES // 4
+_NICE = 10  # a tenth of a busy processor
 _HEAD = struct.Struct("<I")
 
 
@@ -77,6 +71,13 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
 
 
+def _lower_priority() -> None:
+    os.nice(max(0, _NICE - os.nice(0)))
+    # With sched_autogroup, priorities count within a session, and sessions get equal shares unless they have one too.
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as file:
+        file.write(str(_NICE))
+
+
 def main() -> None:
     """Entry point of the process."""
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
@@ -86,6 +87,7 @@ def main() -> None:
     importlib.import_module("llguidance")
     importlib.import_module("quire.structured.compile")
     _limit_memory()
+    _lower_priority()  # a start takes a tenth of a second, which a busy machine would make many
     with socket.socket(fileno=fd) as sock, contextlib.suppress(EOFError, ConnectionError):
         send(sock, {})
         grown = False

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from quire.structured.json_schema.branches import Atom, Claim
-from quire.structured.json_schema.claims import State, item_claims, sizes
+from quire.structured.json_schema.claims import ClaimSet, item_claims, sizes
 from quire.structured.json_schema.grammar_rules import EMPTY, NEVER, Expr, alt, rep, seq, text
 from quire.structured.json_schema.refusal import MAX_ENDLESS, MAX_MACHINE
-
-if TYPE_CHECKING:
-    from quire.structured.json_schema.value_rules import ValueRules
+from quire.structured.json_schema.rule_context import RuleContext
 
 MAX_UNIQUE = 64  # values that unique items may have: bits of a rule's parameter
 _COMMA, _OPEN, _CLOSE = text('","'), text('"["'), text('"]"')
@@ -29,7 +27,7 @@ class _Counted(NamedTuple):
         return self.low if self.high >= MAX_ENDLESS else self.high + 1
 
 
-def array_rule(values: ValueRules, atoms: tuple[Atom, ...], state: State) -> Expr:
+def array_rule(values: RuleContext, atoms: tuple[Atom, ...], state: ClaimSet) -> Expr:
     """The arrays that satisfy all atoms."""
     low, high = sizes(atoms)
     counted = [_Counted(*one[1:]) for one in atoms if one[0] == "count"]
@@ -61,7 +59,7 @@ def array_rule(values: ValueRules, atoms: tuple[Atom, ...], state: State) -> Exp
 
 
 def _counted(
-    values: ValueRules, atoms: tuple[Atom, ...], state: State, last: int, counted: list[_Counted]
+    values: RuleContext, atoms: tuple[Atom, ...], state: ClaimSet, last: int, counted: list[_Counted]
 ) -> Expr:
     """A machine over the index, as far as it matters, the number of items, and the items of each kind."""
     low, high = sizes(atoms)
@@ -102,7 +100,7 @@ def _counted(
 
 
 def _step(
-    values: ValueRules,
+    values: RuleContext,
     atoms: tuple[Atom, ...],
     counted: list[_Counted],
     counts: list[int],
@@ -122,17 +120,14 @@ def _step(
             claims.append(one.claim)
         elif one.high < MAX_ENDLESS:
             claims.append(one.claim.opposite())
-        n = min(n + hit, one.top)
-        if n > one.high:
+        after.append(min(n + hit, one.top))
+        if after[-1] > one.high:
             return None
-        after.append(n)
     item = values.value_of(claims)
     return None if item == NEVER else (item, after)
 
 
-def _unique(
-    values: ValueRules, atoms: tuple[Atom, ...], last: int, counted: list[_Counted]
-) -> Expr | None:
+def _unique(values: RuleContext, atoms: tuple[Atom, ...], last: int, counted: list[_Counted]) -> Expr | None:
     """Arrays of different values, a bit of the rules' parameter for each; None if they are too many."""
     low, high = sizes(atoms)
     places = [values.listed(item_claims(atoms, i)) for i in range(last + 1)]
@@ -155,7 +150,11 @@ def _unique(
         then = min(i + 1, last)
         for one in found:
             bit = bits[one]
-            unused = f"bit_clear({bit})" if high >= MAX_UNIQUE else f"and(bit_clear({bit}), bit_count_lt(_, {high}))"
+            unused = (
+                f"bit_clear({bit})"
+                if high >= MAX_UNIQUE
+                else f"and(bit_clear({bit}), bit_count_lt(_, {high}))"
+            )
             after = f"{name}x{then}::set_bit({bit}) " if places[then] else ""
             options.append(f"{comma}{one} {after}%if {unused}")
         lines.append(f"{name}x{i}::_ : {' | '.join(options)}")

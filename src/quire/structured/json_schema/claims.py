@@ -20,11 +20,17 @@ from quire.structured.json_schema.branches import (
 from quire.structured.json_schema.ecma_patterns import PatternError
 from quire.structured.json_schema.languages import Languages
 from quire.structured.json_schema.number_sets import gather_numbers
-from quire.structured.json_schema.refusal import MAX_BRANCHES, MAX_CHAIN, MAX_STEPS, OverLimitError, SchemaError
+from quire.structured.json_schema.refusal import (
+    MAX_BRANCHES,
+    MAX_CHAIN,
+    MAX_STEPS,
+    OverLimitError,
+    SchemaError,
+)
 from quire.structured.json_schema.schema_documents import Place, SchemaDocument
 from quire.structured.json_schema.string_sets import StringSets
 
-State = tuple[Claim, ...]
+ClaimSet = tuple[Claim, ...]  # claims that hold together, in the order of the schema
 CHECKED_DEPTH = 3  # how far below a value contradictions are looked for before its grammar is written
 
 
@@ -102,9 +108,9 @@ class Claims:
             return claim.holds
         return None
 
-    def state(self, claims: Iterable[Claim]) -> State | None:
+    def state(self, claims: Iterable[Claim]) -> ClaimSet | None:
         """Claims that hold together, without those that say nothing; None if one of them never holds."""
-        out = {}
+        out: dict[Claim, None] = {}
         for claim in claims:
             known = self.trivial(claim)
             if known is False or claim.opposite() in out:
@@ -121,9 +127,13 @@ class Claims:
         found = self._known.get(key)
         if found is None:
             if key in self._active:
-                raise SchemaError(claim.place.path, "$ref", "the reference leads back to itself for the same value")
+                raise SchemaError(
+                    claim.place.path, "$ref", "the reference leads back to itself for the same value"
+                )
             if len(self._active) > MAX_CHAIN:
-                raise SchemaError(claim.place.path, "", f"more than {MAX_CHAIN} schemas apply to a value in a chain")
+                raise SchemaError(
+                    claim.place.path, "", f"more than {MAX_CHAIN} schemas apply to a value in a chain"
+                )
             self._active[key] = None
             try:
                 found = self._known[key] = self._expand(claim, kind, tracking)
@@ -141,7 +151,11 @@ class Claims:
             return TRUE if schema == claim.holds else ()
         if not isinstance(schema, dict):
             raise SchemaError(place.path, "", "a schema is an object, true or false")
-        keys = ["$ref"] if place.draft <= 7 and "$ref" in schema else [key for key in schema if key in self.handlers]
+        keys = (
+            ["$ref"]
+            if place.draft <= 7 and "$ref" in schema
+            else [key for key in schema if key in self.handlers]
+        )
         last = {"object": "unevaluatedProperties", "array": "unevaluatedItems"}.get(kind, "")
         inner = max(tracking, int(last in keys), 2 * int(last in keys and not claim.holds))
         uses = [Use(self, claim, key, schema[key], kind, inner) for key in keys if key != last]
@@ -155,7 +169,11 @@ class Claims:
         branches = self._joined(uses)
         if last in keys:
             branches = self._unevaluated(Use(self, claim, last, None, kind, inner), branches)
-        return branches if tracking else one_of_branches([tuple(branch._replace(seen=Seen()) for branch in branches)])
+        return (
+            branches
+            if tracking
+            else one_of_branches([tuple(branch._replace(seen=Seen()) for branch in branches)])
+        )
 
     def _joined(self, uses: list[Use]) -> Branches:
         branches = TRUE
@@ -199,7 +217,7 @@ class Claims:
             branches = self.product(branches, self.expand(claim, kind, tracking), kind, place, key)
         return branches
 
-    def of_state(self, state: State, kind: str) -> Branches:
+    def of_state(self, state: ClaimSet, kind: str) -> Branches:
         """Branches of a value for which all claims of a state hold, without those that never hold."""
         if not state:
             return TRUE
@@ -225,14 +243,17 @@ class Claims:
     def _is_hopeless(self, atoms: tuple[Atom, ...], kind: str, depth: int) -> bool:
         if not atoms or depth == 0:
             return False
+        if kind in {"array", "object"}:
+            return self._parts_hopeless(atoms, kind, depth)
         if kind == "number":
             numbers = gather_numbers(atoms)
             return numbers is None or numbers.empty()
         if kind == "string":
             strings = self.strings.gather(atoms)
             return strings is None or (strings.listed is not None and strings.empty(self.strings.languages))
-        if kind == "boolean":
-            return not booleans(atoms)
+        return not booleans(atoms)
+
+    def _parts_hopeless(self, atoms: tuple[Atom, ...], kind: str, depth: int) -> bool:
         low, high = sizes(atoms)
         if low > high:
             return True
@@ -247,7 +268,7 @@ class Claims:
         state = self.state(claims)
         return state is None or (bool(state) and depth > 0 and self._checked(state, KINDS, depth))
 
-    def _checked(self, state: State, kinds: tuple[str, ...], depth: int) -> bool:
+    def _checked(self, state: ClaimSet, kinds: tuple[str, ...], depth: int) -> bool:
         active, checking = self._active, self.checking
         self._active, self.checking = {}, True
         try:

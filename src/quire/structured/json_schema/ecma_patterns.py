@@ -17,12 +17,16 @@ MAX_REPEATS = 10_000
 _DIGIT: Ranges = ((0x30, 0x39),)
 _WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _SPACE = merged(
-    [(9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)]
-    + [(0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
+    (low, high)
+    for low, high in zip(
+        (9, 32, 0xA0, 0x1680, 0x2000, 0x2028, 0x202F, 0x205F, 0x3000, 0xFEFF),
+        (13, 32, 0xA0, 0x1680, 0x200A, 0x2029, 0x202F, 0x205F, 0x3000, 0xFEFF),
+        strict=True,
+    )
 )
 _LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
 _CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
-_CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
+_CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0, "b": 8}
 _CATEGORIES = {
     "Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Titlecase_Letter": "Lt",
     "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M", "Number": "N", "Decimal_Number": "Nd", "digit": "Nd",
@@ -53,9 +57,6 @@ def _categories() -> dict[str, Ranges]:
 def _category(name: str) -> Ranges:
     """Characters of a general category, or of all that begin with a letter."""
     return merged(part for one, ranges in _categories().items() if one.startswith(name) for part in ranges)
-
-
-_KNOWN = frozenset("Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf L M N P S Z".split())
 
 
 class _Piece:
@@ -137,9 +138,7 @@ class _Reader:
             return of.alt(of.cat(first, of.every), of.cat(of.some, inner, of.every))
         if piece.start_free:
             return of.alt(of.cat(of.every, last), of.cat(of.every, inner, of.some))
-        return of.alt(
-            only, of.cat(first, of.some), of.cat(of.some, last), of.cat(of.some, inner, of.some)
-        )
+        return of.alt(only, of.cat(first, of.some), of.cat(of.some, last), of.cat(of.some, inner, of.some))
 
     def group_body(self) -> _Piece:
         self.depth += 1
@@ -212,15 +211,12 @@ class _Reader:
         if bounds is None:
             return piece
         low, high = bounds
-        if not may_repeat:
+        if not may_repeat or not (piece.plain or (low, high) == (0, 1)):
             self.at = start
-            self.fail("an anchor cannot be repeated")
+            self.fail("an anchor, or a group with one, cannot be repeated")
         if piece.plain:
             return self.same(self.of.rep(piece.table[0], low, high))
-        if (low, high) == (0, 1):
-            return self.union([piece, self.same(self.of.epsilon)])
-        self.at = start
-        self.fail("anchors inside a repeated group are not supported")
+        return self.union([piece, self.same(self.of.epsilon)])
 
     def quantifier(self) -> tuple[int, int | None] | None:
         bounds: tuple[int, int | None] | None = None
@@ -300,13 +296,11 @@ class _Reader:
     def code(self, char: str) -> int:
         if char in _CONTROLS:
             return _CONTROLS[char]
-        if char == "b":
-            return 8
         if char == "c":
             letter = self.next()
-            if letter.isascii() and letter.isalpha():
-                return ord(letter) % 32
-            self.fail("\\c without a letter")
+            if not (letter.isascii() and letter.isalpha()):
+                self.fail("\\c without a letter")
+            return ord(letter) % 32
         if char == "x":
             return self.hexadecimal(2)
         if char == "u":
@@ -339,9 +333,9 @@ class _Reader:
             found: Ranges = ((0, 127),)
         else:
             short = _CATEGORIES.get(name, name)
-            if short not in _KNOWN:
+            found = _category(short) if 0 < len(short) < 3 else ()
+            if not found:
                 self.fail(f"the property {name[:40]!r} is not supported")
-            found = _category(short)
         return inverted(found) if negated else found
 
     def char_class(self) -> Ranges:

@@ -5,6 +5,7 @@ A language is a node that its `Languages` made. Equal nodes are one object, so t
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import product
@@ -58,12 +59,17 @@ class Language:
     __slots__ = ("high", "kind", "low", "nullable", "parts", "plain", "ranges", "serial")
 
     def __init__(
-        self, kind: str, parts: tuple[Language, ...], ranges: Ranges, bounds: tuple[int, int | None], serial: int
+        self,
+        kind: str,
+        parts: tuple[Language, ...],
+        ranges: Ranges,
+        bounds: tuple[int, int | None],
+        serial: int,
     ) -> None:
         self.kind, self.parts, self.ranges, self.serial = kind, parts, ranges, serial
         self.low, self.high = bounds
         nulls = [part.nullable for part in parts]
-        self.nullable = {
+        self.nullable: bool = {
             "chars": False,
             "cat": all(nulls),
             "alt": any(nulls),
@@ -71,7 +77,7 @@ class Language:
             "no": not any(nulls),
             "rep": self.low == 0 or any(nulls),
         }[kind]
-        self.plain = kind not in {"both", "no"} and all(part.plain for part in parts)
+        self.plain: bool = kind not in {"both", "no"} and all(part.plain for part in parts)
 
 
 def _serial(node: Language) -> int:
@@ -203,7 +209,9 @@ class Languages:
             left = self.rep(part, max(node.low - 1, 0), None if node.high is None else node.high - 1)
             return self.cat(self.derive(part, char), left)
         parts = [self.derive(part, char) for part in node.parts]
-        return {"alt": self.alt, "both": self.both, "no": self.no}[node.kind](*parts)
+        if node.kind == "no":
+            return self.no(parts[0])
+        return self.alt(*parts) if node.kind == "alt" else self.both(*parts)
 
     def matches(self, node: Language, text: str) -> bool:
         for char in text:
@@ -261,39 +269,34 @@ class Languages:
 
     def listed(self, node: Language, limit: int) -> list[str] | None:
         """All strings of a language if there are at most `limit` and it shows; None otherwise."""
+        found: list[str] | None = None
         if node.kind == "chars":
-            size = sum(high - low + 1 for low, high in node.ranges)
-            if size > limit:
-                return None
-            return [chr(code) for low, high in node.ranges for code in range(low, high + 1)]
-        if node.kind == "both":
-            for part in node.parts:
-                words = self.listed(part, limit)
-                if words is not None:
-                    return [word for word in words if self.matches(node, word)]
+            if sum(high - low + 1 for low, high in node.ranges) <= limit:
+                found = [chr(code) for low, high in node.ranges for code in range(low, high + 1)]
+        elif node.kind == "both":
+            words = next(
+                (words for part in node.parts if (words := self.listed(part, limit)) is not None), None
+            )
+            found = None if words is None else [word for word in words if self.matches(node, word)]
+        elif node.kind in {"alt", "cat"}:
+            parts = [self.listed(part, limit) for part in node.parts]
+            rows = [parts] if node.kind == "cat" else [[part] for part in parts]
+            found = _combined(rows, limit)
+        elif node.kind == "rep" and node.high is not None and node.high <= limit:
+            part = self.listed(node.parts[0], limit)
+            found = _combined([[part] * n for n in range(node.low, node.high + 1)], limit)
+        return found
+
+
+def _combined(rows: list[list[list[str] | None]], limit: int) -> list[str] | None:
+    """Strings of one part after the other, of all rows."""
+    out: dict[str, None] = {}
+    for row in rows:
+        words = [part for part in row if part is not None]
+        if len(words) < len(row) or math.prod(map(len, words)) > limit:
             return None
-        if node.kind == "no" or (node.kind == "rep" and (node.high is None or node.high > limit)):
-            return None
-        parts = []
-        for part in node.parts:
-            words = self.listed(part, limit)
-            if words is None:
-                return None
-            parts.append(words)
-        if node.kind == "alt":
-            found = list(dict.fromkeys(word for words in parts for word in words))
-            return found if len(found) <= limit else None
-        high = node.high if node.kind == "rep" and node.high is not None else 0
-        rows = [parts] if node.kind == "cat" else [parts * n for n in range(node.low, high + 1)]
-        out: dict[str, None] = {}
-        for row in rows:
-            size = 1
-            for words in row:
-                size *= len(words)
-                if size > limit:
-                    return None
-            out.update(dict.fromkeys("".join(picked) for picked in product(*row)))
-        return list(out) if len(out) <= limit else None
+        out.update(dict.fromkeys("".join(picked) for picked in product(*words)))
+    return list(out) if len(out) <= limit else None
 
 
 # As text in JSON, in the forms that a grammar accepts: `"`, `\` and control characters escaped, all others as they are.

@@ -6,7 +6,6 @@ from itertools import combinations
 
 from quire.structured.json_schema.branches import (
     TRUE,
-    Branch,
     Branches,
     Claim,
     Scope,
@@ -56,7 +55,10 @@ def _any_of(use: Use) -> Branches:
     some = [few for size in range(1, len(claims) + 1) for few in combinations(claims, size)]
     others = [[claim.opposite() for claim in claims if claim not in few] for few in some]
     return one_of_branches(
-        [_all(use, [*few, *(rest if use.tracking > 1 else [])]) for few, rest in zip(some, others, strict=True)]
+        [
+            _all(use, [*few, *(rest if use.tracking > 1 else [])])
+            for few, rest in zip(some, others, strict=True)
+        ]
     )
 
 

@@ -63,13 +63,9 @@ class Numbers:
             return [value for value in sorted(self.listed) if self.has(value)]
         if self.low is None or self.high is None:
             return None
-        if self.low > self.high or (self.low == self.high and (self.low_open or self.high_open)):
-            return []
         step = self.step()
-        if step is None:
-            if self.low == self.high:
-                return [self.low] if self.has(self.low) else []
-            return None
+        if self.low >= self.high or step is None:
+            return [one for one in (self.low,) if self.has(one)] if self.low >= self.high else None
         first, last = math.ceil(self.low / step), math.floor(self.high / step)
         if last - first + 1 > limit + 2 + len(self.banned):
             return None
@@ -90,9 +86,7 @@ class Numbers:
 
 
 def least_common(left: Fraction, right: Fraction) -> Fraction:
-    return Fraction(
-        math.lcm(left.numerator, right.numerator), math.gcd(left.denominator, right.denominator)
-    )
+    return Fraction(math.lcm(left.numerator, right.numerator), math.gcd(left.denominator, right.denominator))
 
 
 def gather_numbers(atoms: tuple[tuple[Any, ...], ...]) -> Numbers | None:
@@ -121,12 +115,11 @@ def gather_numbers(atoms: tuple[tuple[Any, ...], ...]) -> Numbers | None:
             listed = value if listed is None else listed & value
         elif kind == "out":
             banned |= value
-    return Numbers(
-        low, high, low_open, high_open, whole, multiple, frozenset(not_multiples), listed, banned
-    )
+    return Numbers(low, high, low_open, high_open, whole, multiple, frozenset(not_multiples), listed, banned)
 
 
 # Texts
+
 
 def number_text(value: Fraction) -> str:
     """A number as decimal text: no exponent, no zeros at the end."""
@@ -221,7 +214,9 @@ def _magnitudes(
         bounds = [] if low is None or low < 0 else [_at_least(low, low_open)]
         yield "", bounds + ([] if high is None else [_at_most(high, high_open)])
     if low is None or low < 0:
-        bounds = [_at_least(-high, high_open)] if high is not None and high < 0 else [_at_least(Fraction(0), True)]
+        bounds = (
+            [_at_least(-high, high_open)] if high is not None and high < 0 else [_at_least(Fraction(0), True)]
+        )
         yield '"-" ', bounds + ([] if low is None else [_at_most(-low, low_open)])
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import groupby
+from typing import NamedTuple
 
 from quire.structured.json_schema.branches import Atom, Claim
-from quire.structured.json_schema.claims import State, sizes
+from quire.structured.json_schema.claims import ClaimSet, sizes
 from quire.structured.json_schema.grammar_rules import EMPTY, NEVER, Expr, alt, rep, seq, text
 from quire.structured.json_schema.languages import Language, lark
 from quire.structured.json_schema.refusal import MAX_ENDLESS, MAX_MACHINE
+from quire.structured.json_schema.rule_context import RuleContext
 from quire.structured.json_schema.string_sets import ANY_STRING, json_text, literal
-
-if TYPE_CHECKING:
-    from quire.structured.json_schema.value_rules import ValueRules
 
 MAX_LISTED_KEYS = 64  # keys of a pattern that are properties of their own
 MAX_CLASSES = 64  # sets of keys that patterns tell apart
 MAX_SOME = 3
+MAX_OPTIONAL = 300  # all of them may come next, and each is a few ways to read the answer so far
 _COMMA, _COLON, _OPEN, _CLOSE = text('","'), text('":"'), text('"{"'), text('"}"')
 
 
@@ -37,7 +37,7 @@ class _Named(NamedTuple):
 
 
 class _Objects:
-    def __init__(self, values: ValueRules, atoms: tuple[Atom, ...], state: State) -> None:
+    def __init__(self, values: RuleContext, atoms: tuple[Atom, ...], state: ClaimSet) -> None:
         self.values, self.atoms, self.state = values, atoms, state
         self.of, self.claims = values.claims.strings.languages, values.claims
         self.low, self.high = sizes(atoms)
@@ -102,7 +102,11 @@ class _Objects:
 
     def others(self) -> tuple[Expr, dict[int, Expr]]:
         """Properties whose keys have no rule of their own, and those that meet a condition, by its bit."""
-        base = self.of.both(self.names, self.of.no(self.of.words(sorted(self.keys)))) if self.keys else self.names
+        base = (
+            self.of.both(self.names, self.of.no(self.of.words(sorted(self.keys))))
+            if self.keys
+            else self.names
+        )
         classes: list[tuple[Language, frozenset[str]]] = [] if self.of.empty(base) else [(base, frozenset())]
         for text_ in self.patterns:
             pattern, split = self.claims.strings.pattern(text_), []
@@ -112,17 +116,23 @@ class _Objects:
                     split += [] if self.of.empty(both) else [(both, now)]
             classes = split
             if len(classes) > MAX_CLASSES:
-                self.values.refuse(self.state, "patternProperties", f"patterns that overlap in {MAX_CLASSES} ways")
+                self.values.refuse(
+                    self.state, "patternProperties", f"patterns that overlap in {MAX_CLASSES} ways"
+                )
                 return NEVER, {}
         plain: list[Expr] = []
         met: dict[int, list[Expr]] = {}
         for language, inside in classes:
-            claims = [one[-1] for one in self.atoms
-                      if (one[0] == "match" and one[1] in inside) or (one[0] == "rest" and not one[2] & inside)]  # fmt: skip
+            claims = [one[2] for one in self.atoms if one[0] == "match" and one[1] in inside]
+            claims += [one[3] for one in self.atoms if one[0] == "rest" and not one[2] & inside]
             plain.append(self._other(language, claims))
             for i, some in enumerate(self.some):
                 if (some.pattern is None or some.pattern in inside) and not some.patterns & inside:
-                    keys = language if some.key is None else self.of.both(language, self.values.language_of([some.key]))
+                    keys = (
+                        language
+                        if some.key is None
+                        else self.of.both(language, self.values.language_of([some.key]))
+                    )
                     value = [] if some.value is None else [some.value]
                     met.setdefault(1 << i, []).append(self._other(keys, [*claims, *value]))
         return alt(*plain), {bit: found for bit, options in met.items() if (found := alt(*options)) != NEVER}
@@ -159,6 +169,10 @@ class _Objects:
         if None in named:
             return NEVER
         members = [one for one in named if one is not None and (one.plain != NEVER or one.required)]
+        runs = [len(list(run)) for required, run in groupby(one.required for one in members) if not required]
+        if max(runs, default=0) > MAX_OPTIONAL:
+            message = f"more than {MAX_OPTIONAL} properties in a row may be left out"
+            self.values.refuse(self.state, "properties", message)
         others = self.others()
         counted = self.high < MAX_ENDLESS
         top = max(1, self.low, self.high if counted else 0)
@@ -175,7 +189,11 @@ class _Objects:
         """Rules for what follows, by the number of properties so far and the conditions that are missing."""
         every = (1 << len(self.some)) - 1
         sets = [(number, missing) for number in range(top + 1) for missing in range(every + 1)]
-        after = {at: self.tail(*at, others) if at[0] <= self.high else NEVER for at in sets if self._ends(at, others)}
+        after = {
+            at: self.tail(*at, others) if at[0] <= self.high else NEVER
+            for at in sets
+            if self._ends(at, others)
+        }
         after = {at: self.values.rules.rule(one) for at, one in after.items()}
         for i in range(len(members) - 1, -1, -1):
             member, before = members[i], {}
@@ -208,6 +226,6 @@ class _Objects:
         return at[1].bit_count() <= 1
 
 
-def object_rule(values: ValueRules, atoms: tuple[Atom, ...], state: State) -> Expr:
+def object_rule(values: RuleContext, atoms: tuple[Atom, ...], state: ClaimSet) -> Expr:
     """The objects that satisfy all atoms."""
     return _Objects(values, atoms, state).rule()

@@ -101,7 +101,9 @@ def _properties(use: Use) -> Branches:
     for key in use.value:
         readable(use, key)
         claim = use.below(use.key, key)
-        parts.append((Branch((("prop", key, claim),) if use.holds else (("has", key, True), ("prop", key, claim))),))
+        parts.append(
+            (Branch((("prop", key, claim),) if use.holds else (("has", key, True), ("prop", key, claim))),)
+        )
     if use.holds:
         return _seen(_together(parts), use, keys=frozenset(use.value))
     return one_of_branches(parts)
@@ -117,7 +119,9 @@ def _pattern_properties(use: Use) -> Branches:
     for text in patterns:
         claim = use.below(use.key, text)
         parts.append(
-            atom("match", text, claim) if use.holds else atom("some", text, frozenset(), frozenset(), claim, None)
+            atom("match", text, claim)
+            if use.holds
+            else atom("some", text, frozenset(), frozenset(), claim, None)
         )
     if use.holds:
         return _seen(_together(parts), use, patterns=frozenset(patterns))

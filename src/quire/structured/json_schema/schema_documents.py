@@ -21,11 +21,13 @@ DIALECTS = {
 }
 # Where schemas stand in a schema: alone, in a list, by name; and where they may stand alone or in a list.
 ALONE = frozenset(
-    "additionalProperties additionalItems unevaluatedProperties unevaluatedItems contains not if then else"
-    " propertyNames items".split()
+    {"additionalProperties", "additionalItems", "unevaluatedProperties", "unevaluatedItems", "contains"}
 )
-LISTED = frozenset("allOf anyOf oneOf prefixItems items".split())
-NAMED = frozenset("properties patternProperties dependentSchemas $defs definitions dependencies".split())
+ALONE |= {"not", "if", "then", "else", "propertyNames", "items"}
+LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+NAMED = frozenset(
+    {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions", "dependencies"}
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +99,8 @@ class SchemaDocument:
         while todo:
             here = todo.pop()
             todo += [
-                self._place(child, at, here.base, here.draft) for at, child in _children(here.schema, here.path)
+                self._place(child, at, here.base, here.draft)
+                for at, child in _children(here.schema, here.path)
             ]
         return place
 

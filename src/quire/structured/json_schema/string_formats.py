@@ -1,7 +1,8 @@
-"""The formats of strings that are enforced, as patterns of whole strings: RFC 3339, 3986, 3987, 4122, 5321, 6570, 6901."""
+"""The formats of strings that are enforced, as patterns: RFC 3339, 3986, 3987, 4122, 5321, 6570, 6901."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 _LEAP_YEARS = (
@@ -12,7 +13,8 @@ _LEAP_YEARS = (
 def _dates() -> str:
     year = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
     long_months, short_months = "(?:0[13578]|1[02])", "(?:0[469]|11)"
-    days = f"{long_months}-(?:0[1-9]|[12][0-9]|3[01])|{short_months}-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
+    days = f"{long_months}-(?:0[1-9]|[12][0-9]|3[01])|{short_months}-(?:0[1-9]|[12][0-9]|30)"
+    days += "|02-(?:0[1-9]|1[0-9]|2[0-8])"
     return f"(?:{year}-(?:{days})|{_LEAP_YEARS}-02-29)"
 
 
@@ -84,7 +86,7 @@ def _uri(*, international: bool, relative: bool) -> str:
 def _uri_template() -> str:
     name = "(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2})(?:\\.?(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2}))*"
     variable = f"{name}(?::[1-9][0-9]{{0,3}}|\\*)?"
-    other = "[^\\u0000- \"%<>\\\\^`{|}\\u007F-\\u009F]|%[0-9a-fA-F]{2}"
+    other = '[^\\u0000- "%<>\\\\^`{|}\\u007F-\\u009F]|%[0-9a-fA-F]{2}'
     return f"(?:{other}|\\{{[+#./;?&=,!@|]?{variable}(?:,{variable})*\\}})*"
 
 
@@ -92,7 +94,7 @@ def _pointer() -> str:
     return "(?:/(?:[^~/]|~[01])*)*"
 
 
-_FORMATS = {
+_FORMATS: dict[str, Callable[[], str]] = {
     "date-time": lambda: f"{_dates()}[tT]{_times()}",
     "date": _dates,
     "time": _times,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.structured.json_schema.branches import KINDS, TRUE, Branches, Claim, atom, one_of_branches
+from quire.structured.json_schema.branches import KINDS, TRUE, Branch, Branches, Claim, atom, one_of_branches
 from quire.structured.json_schema.claims import Handler, Use
 from quire.structured.json_schema.ecma_patterns import PatternError
 from quire.structured.json_schema.number_sets import exact
@@ -155,8 +155,7 @@ def _format(use: Use) -> Branches:
             return always(use)
         bound = exact(1 << INTEGERS[name])
         if use.holds:
-            return tuple(one._replace(atoms=one.atoms + (("high", bound - 1, False), ("whole", True)))
-                         for one in atom("low", -bound, False))  # fmt: skip
+            return (Branch((("low", -bound, False), ("high", bound - 1, False), ("whole", True))),)
         return atom("low", bound - 1, True) + atom("high", -bound, True) + atom("whole", False)
     if name in FREE or name in FREE_NUMBERS:
         return always(use)
