@@ -197,7 +197,8 @@ class LLM:
 
         if self._format is None:
             assert self._built.model.tokenizer is not None  # the conversation was rendered
-            self._format = AnswerFormat(self._built.model.tokenizer)
+            reads_tools = self._renderer().reads_tools
+            self._format = AnswerFormat(self._built.model.tokenizer, reads_tools=reads_tools)
         return self._format
 
     def step_records(self) -> list[StepRecord]:

@@ -149,11 +149,6 @@ class ChatTemplate:
             if message["role"] in _ROLES:
                 message["role"] = TemplateText(message["role"])
         values["messages"] = messages
-        if ask.tools and "tools" not in self.variables:
-            raise RequestError(
-                "tools",
-                "this model's chat template does not read tools; one that does may be passed at start",
-            )
         if ask.documents and "documents" not in self.variables:
             raise RequestError("documents", "this model's chat template does not read documents")
         values["tools"] = _objects("tools", ask.tools, copier)
@@ -247,6 +242,11 @@ class ChatRenderer:
     def template_hash(self) -> str:
         """SHA-256 of the default template's source, in hex, for comparing deployments."""
         return self._templates["default"].template_hash
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the model sees the tools of a conversation."""
+        return "tool_use" in self._templates or "tools" in self._templates["default"].variables
 
     def render(self, ask: ChatAsk) -> RenderedChat:
         """Render the prompt text; raises like ChatTemplate.render."""

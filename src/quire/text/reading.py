@@ -56,17 +56,20 @@ class Reading:
 
 
 class AnswerFormat:
-    """The format of a model's answers; see `regions.detect.model_regions` for the arguments and errors."""
+    """The format of a model's answers; see `regions.detect.model_regions` for the arguments and errors. `reads_tools`:
+    the template shows tools to the model.
+    """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         template: str | None = None,
         *,
+        reads_tools: bool = True,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._reads_tools = tokenizer, reads_tools
         self.regions = model_regions(
             tokenizer, template, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
         )
@@ -74,13 +77,18 @@ class AnswerFormat:
     def reading(self, tools: ToolUse | None) -> Reading | None:
         """How an answer is read; None if it is nothing but text.
 
-        Raises RequestError for tools if the model's format of calls is not known.
+        Raises RequestError for tools that the template does not read, or whose format of calls is not known.
         """
         spec = self.regions.spec
+        field = "functions" if tools is not None and tools.older else "tools"
+        if tools is not None and not self._reads_tools:
+            raise RequestError(
+                field, "this model's chat template does not read tools; --chat-template gives one that does"
+            )
         if tools is not None and tools.calls is not Calls.NONE:
             if spec.calls is None:
                 raise RequestError(
-                    "functions" if tools.older else "tools",
+                    field,
                     "the format in which this model writes calls is not known; --tool-call-parser names it",
                 )
             return Reading(self.regions, self._tokenizer, tools)

@@ -51,7 +51,7 @@ class TextService:
                 self._no_chat = str(error)  # text completion works without it
             else:
                 names = {"tool_call_parser": tool_call_parser, "reasoning_parser": reasoning_parser}
-                self._format = AnswerFormat(tokenizer, template, **names)
+                self._format = AnswerFormat(tokenizer, template, reads_tools=self._chat.reads_tools, **names)
         self._short = full_pool(2, "quire-text")
         self._long = full_pool(1, "quire-long-text")
         self._max_tokens = 0
