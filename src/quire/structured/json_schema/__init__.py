@@ -18,7 +18,8 @@ from quire.structured.json_schema.value_rules import ValueRules
 __all__ = ["HANDLERS", "CompiledSchema", "SchemaError", "compile_json_schema", "json_object_grammar"]
 
 HANDLERS = {**value_keywords.HANDLERS, **logic_keywords.HANDLERS, **part_keywords.HANDLERS}
-WHITESPACE = "[ \\t\\n\\r]{1,128}"  # between two tokens of JSON; bounded, since a model may repeat it forever
+# Between two tokens of JSON: a space, or a line break and an indentation. A small model would go on with any other.
+WHITESPACE = "[ ]|\\r?\\n([ ]{0,64}|\\t{0,16})"
 
 
 @dataclass(frozen=True, slots=True)

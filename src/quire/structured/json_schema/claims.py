@@ -249,8 +249,11 @@ class Claims:
             numbers = gather_numbers(atoms)
             return numbers is None or numbers.empty()
         if kind == "string":
+            low, high = sizes(atoms)
+            if not any(one[0] == "in" for one in atoms):
+                return low > high
             strings = self.strings.gather(atoms)
-            return strings is None or (strings.listed is not None and strings.empty(self.strings.languages))
+            return strings is None or strings.empty(self.strings.languages)
         return not booleans(atoms)
 
     def _parts_hopeless(self, atoms: tuple[Atom, ...], kind: str, depth: int) -> bool:

@@ -162,10 +162,10 @@ def json_number(numbers: Numbers, whitespace: str | None) -> dict[str, object] |
     """A schema that llguidance compiles exactly, for multiples that no short expression describes."""
     if numbers.multiple is None or numbers.banned or numbers.not_multiples or numbers.whole is False:
         return None
-    if (numbers.step() or 1) > MAX_STEP:
-        return None
-    schema: dict[str, object] = {"type": "integer" if numbers.whole else "number"}
     step = numbers.step() or numbers.multiple
+    if step > MAX_STEP or (step.denominator != 1 and (numbers.low is not None or numbers.high is not None)):
+        return None  # llguidance 1.9.1 leaves out numbers between decimal bounds
+    schema: dict[str, object] = {"type": "integer" if step.denominator == 1 else "number"}
     schema["multipleOf"] = int(step) if step.denominator == 1 else float(step)
     for value, is_open, plain, opened in (
         (numbers.low, numbers.low_open, "minimum", "exclusiveMinimum"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 from quire.records import dataclass
@@ -97,6 +98,15 @@ class StringSets:
         if self.languages.empty(strings.language):
             return None
         return f'"\\"" {lark(strings.language)} "\\""'
+
+
+@cache
+def format_expression(name: str) -> str:
+    """The texts of all strings of a format as an expression of a terminal."""
+    sets = StringSets(Languages())
+    strings = sets.gather((("format", name, True),))
+    assert strings is not None
+    return sets.expression(strings) or ""
 
 
 def json_text(word: str) -> str:

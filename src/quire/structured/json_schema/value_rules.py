@@ -17,6 +17,7 @@ from quire.structured.json_schema.number_sets import (
 from quire.structured.json_schema.object_rules import object_rule
 from quire.structured.json_schema.refusal import OverLimitError
 from quire.structured.json_schema.rule_context import RuleContext
+from quire.structured.json_schema.string_sets import format_expression
 
 
 class ValueRules(RuleContext):
@@ -66,6 +67,8 @@ class ValueRules(RuleContext):
         return self.rules.rule(Expr("seq", (text(f"%json {json.dumps(schema)}"), Expr("seq"))))
 
     def _strings(self, atoms: tuple[Atom, ...]) -> Expr:
+        if len(atoms) == 1 and atoms[0][0] == "format" and atoms[0][2]:
+            return self.rules.terminal(format_expression(atoms[0][1]))
         strings = self.claims.strings.gather(atoms)
         expression = None if strings is None else self.claims.strings.expression(strings)
         return NEVER if expression is None else self.rules.terminal(expression)
