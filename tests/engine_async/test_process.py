@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ import pytest
 from engine_async.running import GUARD, ON_AND_ON, ask, collect, run, running, until
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.engine.api import EngineState, EngineUnavailableError
+from quire.engine.api import EngineState, EngineUnavailableError, GenerateAsk
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.hosts import ProcessHost
 from quire.engine.host.messages import AddRequest, FrameReader, Load, Stats, Vocabulary, frame, report_decoder
-from quire.types import Request, SamplingParams, TokenIds
+from quire.types import Grammar, Request, SamplingParams, TokenIds
 
 SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
@@ -41,7 +42,12 @@ def gone(pid: int) -> bool:
 def test_a_killed_engine_ends_its_streams_and_is_started_again(
     endless: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A vocabulary that the engine was given is given to the next one too, once to each."""
+    """A vocabulary that the engine was given is given to the next one too, once to each; grammars hold in both."""
+    one = Grammar('start: "[" ("1" | "2") ", end]"', bytes(32))
+
+    def limited(name: str) -> GenerateAsk:
+        plain = ask(name, params=SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+        return replace(plain, request=replace(plain.request, grammar=one, stepwise=True))
 
     async def work() -> None:
         async with running(endless, in_process=False) as engine:
@@ -55,6 +61,8 @@ def test_a_killed_engine_ends_its_streams_and_is_started_again(
             (shared,) = sent
             assert shared.tokens[65] == engine.token_bytes(65)
             assert len(shared.tokens) == engine.card.vocab_size
+            ((answer,), _) = await collect(engine.generate(limited("limited")))
+            assert answer in {"[1, end]", "[2, end]"}
             streams = [engine.generate(ask(f"r{i}")) for i in range(4)]
             await anext(aiter(streams[0]))
             first = engine.pid
@@ -69,6 +77,7 @@ def test_a_killed_engine_ends_its_streams_and_is_started_again(
             await until(lambda: engine.state is EngineState.READY)
             assert engine.pid not in {None, first}
             assert (await collect(engine.generate(ask("after", params=SHORT))))[0] == text
+            assert (await collect(engine.generate(limited("again"))))[0] == [answer]
             assert [one for one in sent if isinstance(one, Vocabulary)] == [shared, Vocabulary(shared.tokens)]
         assert "killed by SIGKILL" in caplog.text
 

@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from helpers.grammars import VOCAB, grammar, pieces, schema_grammar, text_of, tiny_tokenizer
 from quire.structured.grammar_limits import parser_limits
-from quire.structured.grammar_tokens import MAX_PIECE, GrammarTokens
+from quire.structured.grammar_tokens import MAX_PIECE, GrammarTokens, _Speller
 from quire.structured.matcher import GrammarState
 from quire.types import FinishReason, Grammar
 
@@ -123,6 +123,16 @@ def test_a_long_forced_text_is_forced_in_pieces_of_the_same_tokens() -> None:
         state.step(state.forced)
     assert state.complete
     assert made == tiny_tokenizer().encode(text)
+
+
+def test_a_long_text_of_few_tokens_is_forced() -> None:
+    speller = tiny_tokenizer().encode("0" * 4)
+    assert len(speller) == 2  # "00" twice
+    text = "00" * (2 * MAX_PIECE)
+    few = _Speller(pieces(), tiny_tokenizer())
+    few._encode = lambda text: [speller[0]] * (len(text) // 1000)  # type: ignore[method-assign]
+    assert few(text) == [speller[0]] * 8
+    assert len(few("0" * 40_000)) == 24  # of 32,768 characters, without the last tokens
 
 
 def test_the_end_is_allowed_where_the_grammar_accepts() -> None:

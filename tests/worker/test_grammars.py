@@ -224,6 +224,7 @@ def test_a_mask_that_takes_long_is_filled_apart_and_then_an_error(monkeypatch: p
     """With a slice of nothing every mask takes long: a sequence may have LONG_MASKS of them."""
     expected = Rig(grammars=stepper(*GRAMMARS)).run(asked())
     monkeypatch.setattr(stepping, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(stepping, "APART_SECONDS", 0.0)
     monkeypatch.setattr(stepping, "ROW_SECONDS", 0.0)
     monkeypatch.setattr(stepping, "LONG_MASKS", 10**6)
     grammars = stepper(*GRAMMARS)

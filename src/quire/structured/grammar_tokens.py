@@ -61,9 +61,13 @@ class _Speller:
 
         Never raises: llguidance calls it.
         """
-        start = text[:MAX_PIECE]
-        ids = self._encode(start)
-        return ids if len(start) == len(text) else ids[:-HELD_TOKENS]
+        size = MAX_PIECE
+        while size < len(text):
+            ids = self._encode(text[:size])
+            if len(ids) > 2 * HELD_TOKENS:
+                return ids[:-HELD_TOKENS]
+            size *= 2  # few tokens, as of many spaces
+        return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
         """Behind a line break if the tokenizer puts a space before every text; the longest tokens if it changes texts,

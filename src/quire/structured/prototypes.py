@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Not the lowest priority: the thread holds the interpreter lock at times, and the step loop would wait for it.
 NICE = 10
+MAX_ERRORS = 1024  # kept for requests that may have been aborted
 
 
 class Prototypes:
@@ -115,6 +116,8 @@ class Prototypes:
         except QuireError as failure:  # of the tokenizer
             error = str(failure)
         if error:
+            if len(self._errors) == MAX_ERRORS:
+                self._errors.clear()
             self._errors[digest] = error
             del self._charges[digest]
         else:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from quire.text.tokenizer import Tokenizer
 
-SLICE_SECONDS = 0.005  # that a mask may take, and that a step waits for those filled apart
+SLICE_SECONDS = 0.005  # that a mask may take on the processor
+APART_SECONDS = 0.001  # above, a mask is filled apart; and that a step waits for those
 ROW_SECONDS = 0.0002  # that a mask takes in general, at most
 LONG_MASKS = 16  # masks over the slice that a sequence may have
 LONG_OUTPUT = 64  # tokens: a longer output is stepped over apart
@@ -131,7 +132,7 @@ class GrammarStepper:
             return {}
         if not len(self._lines):
             self._lines = np.zeros((self._max_rows, self._vocab // 32 + 1), np.uint32)
-        deadline = time.perf_counter() + SLICE_SECONDS
+        deadline = time.perf_counter() + APART_SECONDS
         at = 0
         spans: dict[int, slice] = {}
         together: list[tuple[LLMatcher, int, _Row]] = []
@@ -276,8 +277,9 @@ class GrammarStepper:
         assert row.state is not None
         started = time.thread_time()
         row.state.fill(row.line, self._vocab, row.new.stop_ids)
-        row.apart = time.thread_time() - started > SLICE_SECONDS
-        row.long += row.apart
+        spent = time.thread_time() - started
+        row.apart = spent > APART_SECONDS
+        row.long += spent > SLICE_SECONDS
         row.filled = True
 
     def _take(self, row: _Row, item: ScheduledSeq, lines: npt.NDArray[np.uint32], deadline: float) -> None:

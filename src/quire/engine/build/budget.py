@@ -39,8 +39,10 @@ THREAD_GROWTH = 128 * 2**10  # the used part of a thread's stack, and its share 
 # The logprobs of one position in one step: in tables, as bytes, in a frame, in the socket.
 LOGPROB_BYTES = 4 * 12 * (MAX_LOGPROBS + 2)
 # A sixteenth of the rest, within these bounds.
-GRAMMAR_SHARE, MIN_GRAMMARS, MAX_GRAMMARS = 16, 12 * 2**20, 256 * 2**20
-GRAMMAR_TOKEN = 128  # of a token in the trie that masks are found in
+GRAMMAR_SHARE, MIN_GRAMMARS, MAX_GRAMMARS = 16, 8 * 2**20, 256 * 2**20
+# What the first grammar adds: the library and its threads (5 MiB measured), and the trie of tokens, with those parts of
+# it that masks of texts take (650 bytes a token of quire-mini, 741 of 128k tokens with 10 bytes on the average).
+GRAMMAR_LIBRARY, GRAMMAR_TOKEN = 8 * 2**20, 768
 # The bytes of a token and their end, in both processes of a server: see host/messages.Vocabulary.
 VOCABULARY_TOKEN = 2 * (MAX_MEAN_BYTES + 4)
 MIN_MODEL_LEN = 128
@@ -130,7 +132,9 @@ def _plan(
         "sampler": kind.sampler_bytes(program, limits),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
         # Two lines of a bitmask per row: filled with others, or apart.
-        "grammars": held["grammars"] + program.vocab * (GRAMMAR_TOKEN + 2 * limits.max_logit_rows // 8),
+        "grammars": held["grammars"]
+        + GRAMMAR_LIBRARY
+        + program.vocab * (GRAMMAR_TOKEN + 2 * limits.max_logit_rows // 8),
         "compiler": PLANNED_BYTES,
     }
     kv_bytes = kv_block_bytes(program, asked.cache.block_size)
