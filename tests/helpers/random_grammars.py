@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from helpers.byte_matcher import fits
 from quire.structured.ask import GrammarError
+from quire.structured.character_rules import Alternatives, Node, OneOf, RuleRef, Text, Then, Times
 from quire.structured.gbnf import parse_gbnf
 from quire.structured.lark_text import write_lark
-from quire.structured.rules import Alternatives, Node, OneOf, RuleRef, Text, Then, Times
 
 TEXTS = ["".join(word) for size in range(6) for word in itertools.product("ab", repeat=size)]
 

@@ -17,7 +17,7 @@ import struct
 import sys
 
 from quire.structured.ask import GrammarError, StructuredOutput
-from quire.structured.bounds import CPU_SECONDS, PROCESS_BYTES
+from quire.structured.compile_bounds import CPU_SECONDS, PROCESS_BYTES
 from quire.util.platform import end_with_parent, resident_bytes
 
 # A process that has kept so much makes room for a new one.

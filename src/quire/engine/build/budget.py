@@ -22,7 +22,7 @@ from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.structured.bounds import PLANNED_BYTES
+from quire.structured.compile_bounds import PLANNED_BYTES
 from quire.text.token_bytes import MAX_MEAN_BYTES
 from quire.types import MAX_LOGPROBS, MemoryBudgetError
 from quire.util.sizes import format_size
