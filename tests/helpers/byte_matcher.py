@@ -10,7 +10,7 @@ import llguidance
 from helpers.grammar_bytes import END, byte_tokenizer
 from quire import StructuredOutput
 from quire.structured.compile import compile_grammar
-from quire.structured.limits import parser_limits
+from quire.structured.grammar_limits import parser_limits
 
 
 @lru_cache(8)

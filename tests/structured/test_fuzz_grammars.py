@@ -20,7 +20,7 @@ from helpers.random_grammars import check_grammar, random_gbnf
 from quire import StructuredOutput
 from quire.structured.ask import GrammarError
 from quire.structured.compile_bounds import CPU_SECONDS, PROCESS_BYTES
-from quire.structured.limits import parser_limits
+from quire.structured.grammar_limits import parser_limits
 from quire.structured.pool import GrammarPool
 from quire.types import RequestError
 

@@ -248,3 +248,5 @@ def test_a_prototype_that_was_forgotten_is_compiled_again() -> None:
         RequestError, match=r"grammar: it may take .* over the limit of .* \(--grammar-memory\)"
     ):
         stepper(PERSON, memory=2**20)
+    with pytest.raises(RequestError, match=r"grammar: the memory bound leaves no room"):
+        stepper(PERSON, memory=0)

@@ -145,7 +145,7 @@ class LimitOptions:
     grammar_memory: int | None = option(
         None,
         "part of --memory for compiled grammars; one for which it has no room waits (default: a sixteenth of the "
-        "memory left by weights, from 8 MiB to 256 MiB)",
+        "memory left by weights, from 8 MiB to 256 MiB; none under a small bound)",
         metavar="SIZE",
         count=True,
         size=True,

@@ -82,6 +82,8 @@ class Prototypes:
         if size > MAX_SOURCE_BYTES:
             limit = format_size(MAX_SOURCE_BYTES)
             raise RequestError("grammar", f"{format_size(size)} of rules exceed the limit of {limit}")
+        if not self._memory:
+            raise RequestError("grammar", "the memory bound leaves no room for grammars (--grammar-memory)")
         if charge > self._memory:
             raise RequestError(
                 "grammar",

@@ -38,7 +38,9 @@ STEP_GROWTH = 2**20
 THREAD_GROWTH = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
 # The logprobs of one position in one step: in tables, as bytes, in a frame, in the socket.
 LOGPROB_BYTES = 4 * 12 * (MAX_LOGPROBS + 2)
-# A sixteenth of the rest, within these bounds.
+# A sixteenth of the rest, within these bounds; nothing if that, the first grammar and the compiler took more than a
+# third of it.
+GRAMMAR_MOST = 3
 GRAMMAR_SHARE, MIN_GRAMMARS, MAX_GRAMMARS = 16, 8 * 2**20, 256 * 2**20
 # What the first grammar adds: the library and its threads (5 MiB measured), and the trie of tokens, with those parts of
 # it that masks of texts take (650 bytes a token of quire-mini, 741 of 128k tokens with 10 bytes on the average).
@@ -131,11 +133,8 @@ def _plan(
         "step": step_array_bytes(limits, len(program.cache_groups)),
         "sampler": kind.sampler_bytes(program, limits),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
-        # Two lines of a bitmask per row: filled with others, or apart.
-        "grammars": held["grammars"]
-        + GRAMMAR_LIBRARY
-        + program.vocab * (GRAMMAR_TOKEN + 2 * limits.max_logit_rows // 8),
-        "compiler": PLANNED_BYTES,
+        "grammars": 0,
+        "compiler": 0,
     }
     kv_bytes = kv_block_bytes(program, asked.cache.block_size)
     block_bytes = kv_bytes + BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.cache.block_size
@@ -147,9 +146,16 @@ def _plan(
         else at_speed
     )
     rest = config.memory - sum(fixed.values())
+    # Two lines of a bitmask per row: filled with others, or apart.
+    first = held["grammars"] + GRAMMAR_LIBRARY + program.vocab * (GRAMMAR_TOKEN + limits.max_logit_rows // 4)
     grammars = asked.limits.grammar_memory or max(MIN_GRAMMARS, min(rest // GRAMMAR_SHARE, MAX_GRAMMARS))
-    fixed["grammars"] += grammars
-    rest -= grammars
+    compiler = PLANNED_BYTES
+    if asked.limits.grammar_memory is None and first + grammars + compiler > rest // GRAMMAR_MOST:
+        first = grammars = compiler = (
+            0  # a small bound is for requests without grammars, unless it is asked otherwise
+        )
+    fixed["grammars"], fixed["compiler"] = first + grammars, compiler
+    rest -= first + grammars + compiler
     fixed[REQUESTS] = asked.limits.request_memory or max(
         MIN_REQUESTS, min(rest // REQUEST_SHARE, MAX_REQUESTS)
     )
