@@ -41,8 +41,11 @@ def compile_json_schema(schema: object, *, strict: bool = True, whitespace: bool
     claims = Claims(document, HANDLERS, strict=strict)
     space = WHITESPACE if whitespace else None
     values = ValueRules(claims, space)
-    start = values.value_of([claims.claim(document.root, ())])
-    values.write()
+    try:
+        start = values.value_of([claims.claim(document.root, ())])
+        values.write()
+    except RecursionError:
+        raise SchemaError("", "", "schemas in schemas in schemas: too many apply to one value") from None
     header = "" if space is None else f'%llguidance {{"ignore_once": true}}\n%ignore /{space}/'
     source = values.rules.written(start, header)
     if source is None:

@@ -16,7 +16,7 @@ from quire.structured.json_schema.branches import (
 from quire.structured.json_schema.claims import Handler, Use
 from quire.structured.json_schema.refusal import MAX_ENDLESS
 from quire.structured.json_schema.schema_documents import Place
-from quire.structured.json_schema.value_keywords import always
+from quire.structured.json_schema.value_keywords import always, readable
 
 MAX_TRACKED = 6  # alternatives of anyOf beside unevaluatedProperties: any of them may hold together
 
@@ -154,7 +154,10 @@ def _dependent(use: Use) -> Branches:
         return always(use)
     branches, options = TRUE, []
     for key, value in use.value.items():
+        readable(use, key)
         if isinstance(value, list) and use.key != "dependentSchemas":
+            if not all(isinstance(name, str) for name in value):
+                raise use.malformed("lists of strings")
             parts = [atom("has", name, use.holds) for name in value]
         else:
             parts = [use.claims.expand(use.below(use.key, key), use.kind, use.tracking)]

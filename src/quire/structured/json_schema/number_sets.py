@@ -165,6 +165,8 @@ def json_number(numbers: Numbers, whitespace: str | None) -> dict[str, object] |
     step = numbers.step() or numbers.multiple
     if step > MAX_STEP or (step.denominator != 1 and (numbers.low is not None or numbers.high is not None)):
         return None  # llguidance 1.9.1 leaves out numbers between decimal bounds
+    if any(bound is not None and abs(bound) >= 2**53 for bound in (numbers.low, numbers.high)):
+        return None
     schema: dict[str, object] = {"type": "integer" if step.denominator == 1 else "number"}
     schema["multipleOf"] = int(step) if step.denominator == 1 else float(step)
     for value, is_open, plain, opened in (
