@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from helpers.byte_matcher import fits
 from quire.structured.ask import GrammarError
+from quire.structured.character_rules import Alternatives, Node, OneOf, RuleRef, Text, Then, Times
 from quire.structured.gbnf import parse_gbnf
 from quire.structured.lark_text import write_lark
-from quire.structured.rules import Alternatives, Node, OneOf, RuleRef, Text, Then, Times
 
 TEXTS = ["".join(word) for size in range(6) for word in itertools.product("ab", repeat=size)]
 
@@ -44,10 +44,13 @@ def random_gbnf(seed: int) -> str:
             return "(" + " | ".join(node(depth - 1) for _ in range(draw.randint(2, 3))) + ")"
         return "(" + node(depth - 1) + ")" + draw.choice(["*", "+", "?", "{2}", "{1,2}", "{0,3}"])
 
-    return "\n".join(
-        f"{name} ::= {' | '.join(node(draw.randint(1, 3)) for _ in range(draw.randint(1, 2)))}"
-        for name in names
-    )
+    bodies = [[node(draw.randint(1, 3)) for _ in range(draw.randint(1, 2))] for _ in names]
+    if draw.random() < 0.8:  # otherwise most have no recursion, and are one terminal
+        around = draw.choice(names)
+        bodies[0].append(
+            draw.choice([f'"a" {around} "b"', f"{node(1)} root [ab]", f'"b" {around} {node(1)}'])
+        )
+    return "\n".join(f"{name} ::= {' | '.join(body)}" for name, body in zip(names, bodies, strict=True))
 
 
 def reference_texts(rules: Mapping[str, Node], start: str) -> set[str]:

@@ -19,7 +19,7 @@ from helpers.grammar_bytes import END, byte_tokenizer
 from helpers.random_grammars import check_grammar, random_gbnf
 from quire import StructuredOutput
 from quire.structured.ask import GrammarError
-from quire.structured.bounds import CPU_SECONDS, PROCESS_BYTES
+from quire.structured.compile_bounds import CPU_SECONDS, PROCESS_BYTES
 from quire.structured.grammar_limits import parser_limits
 from quire.structured.pool import GrammarPool
 from quire.types import RequestError

@@ -19,7 +19,7 @@ import pytest
 from helpers.process import until
 from quire import StructuredOutput
 from quire.structured.ask import GrammarError
-from quire.structured.bounds import MAX_WAITING, PROCESS_BYTES
+from quire.structured.compile_bounds import MAX_WAITING, PROCESS_BYTES
 from quire.structured.pool import CompilerBusyError, GrammarPool
 
 # Each rule doubles what the one before it stands for.

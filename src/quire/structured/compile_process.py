@@ -17,7 +17,7 @@ import struct
 import sys
 
 from quire.structured.ask import GrammarError, StructuredOutput
-from quire.structured.bounds import CPU_SECONDS, PROCESS_BYTES
+from quire.structured.compile_bounds import CPU_SECONDS, PROCESS_BYTES
 from quire.util.platform import end_with_parent, resident_bytes
 
 # A process that has kept so much makes room for a new one.
@@ -84,8 +84,8 @@ def main() -> None:
     end_with_parent(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Before the limits, which are for what a grammar adds.
-    importlib.import_module("llguidance")
-    importlib.import_module("quire.structured.compile")
+    for module in ("llguidance", "quire.structured.compile", "quire.structured.json_schema"):
+        importlib.import_module(module)
     _limit_memory()
     _lower_priority()  # a start takes a tenth of a second, which a busy machine would make many
     with socket.socket(fileno=fd) as sock, contextlib.suppress(EOFError, ConnectionError):

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from quire.structured.ask import GrammarError
-from quire.structured.rules import (
+from quire.structured.character_rules import (
     ANY,
     LAST,
     MAX_DEPTH,

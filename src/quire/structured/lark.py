@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from quire.structured.ask import GrammarError
-from quire.structured.rules import (
+from quire.structured.character_rules import (
     MAX_DEPTH,
     NOTHING,
     Alternatives,

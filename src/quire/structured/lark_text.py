@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 
-from quire.structured.rules import (
+from quire.structured.character_rules import (
     Alternatives,
     Node,
     OneOf,

@@ -22,7 +22,7 @@ from typing import Any
 
 from quire.records import dataclass
 from quire.structured.ask import CompiledGrammar, GrammarError, StructuredOutput
-from quire.structured.bounds import (
+from quire.structured.compile_bounds import (
     CACHE_BYTES,
     CPU_SECONDS,
     IDLE_SECONDS,
@@ -54,7 +54,7 @@ class PoolCounts:
     seconds: float = 0.0  # of compiling, as callers saw it
 
 
-Outcome = CompiledGrammar | GrammarError
+_Outcome = CompiledGrammar | GrammarError
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class GrammarPool:
         self.counts = PoolCounts()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._cache: OrderedDict[bytes, tuple[Outcome, int]] = OrderedDict()
+        self._cache: OrderedDict[bytes, tuple[_Outcome, int]] = OrderedDict()
         self._cache_bytes, self._cached = cache_bytes, 0
         self._queues: dict[str, deque[_Job]] = {}  # the tenant whose turn it is comes first
         self._jobs: dict[bytes, _Job] = {}
@@ -160,7 +160,7 @@ class GrammarPool:
     def _run(self) -> None:
         while (job := self._next()) is not None:
             began = time.monotonic()
-            outcome: Outcome | CompilerBusyError = CompilerBusyError("the compiler of grammars has failed")
+            outcome: _Outcome | CompilerBusyError = CompilerBusyError("the compiler of grammars has failed")
             try:
                 outcome = self._compile(job.ask)
             except CompilerBusyError as error:
@@ -200,7 +200,7 @@ class GrammarPool:
             del self._jobs[job.digest]
         return None
 
-    def _compile(self, ask: StructuredOutput) -> Outcome:
+    def _compile(self, ask: StructuredOutput) -> _Outcome:
         """Compile in the process; start one if there is none. One that was ended from outside is tried again."""
         for last in (False, True):
             if self._process is None:
@@ -227,7 +227,7 @@ class GrammarPool:
             return self._outcome(ask, reply)
         raise CompilerBusyError("Quire is stopping")
 
-    def _outcome(self, ask: StructuredOutput, reply: dict[str, Any]) -> Outcome:
+    def _outcome(self, ask: StructuredOutput, reply: dict[str, Any]) -> _Outcome:
         if "source" in reply:
             self.counts.compiled += 1
             source = reply["source"]
@@ -238,7 +238,7 @@ class GrammarPool:
             return GrammarError(ask.kind, _REASONS[-signal.SIGABRT])
         return GrammarError(reply["field"], reply["message"])
 
-    def _keep(self, digest: bytes, outcome: Outcome) -> None:
+    def _keep(self, digest: bytes, outcome: _Outcome) -> None:
         size = _ENTRY_BYTES + sys.getsizeof(str(outcome))
         if isinstance(outcome, CompiledGrammar):
             size = (
@@ -333,7 +333,7 @@ class _Process:
         self._process.wait()
 
 
-def _settle(future: Future[CompiledGrammar], outcome: Outcome | CompilerBusyError) -> None:
+def _settle(future: Future[CompiledGrammar], outcome: _Outcome | CompilerBusyError) -> None:
     if not future.set_running_or_notify_cancel():
         return
     if isinstance(outcome, CompiledGrammar):

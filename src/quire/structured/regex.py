@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from quire.structured.ask import GrammarError
-from quire.structured.rules import (
+from quire.structured.character_rules import (
     ANY,
     LAST,
     MAX_DEPTH,

@@ -14,10 +14,7 @@ from typing import Any
 
 from quire.records import dataclass
 from quire.structured.ask import GrammarError
-from quire.structured.gbnf import START, looks_like_gbnf, parse_gbnf
-from quire.structured.lark_text import alternatives, quoted
-from quire.structured.regex import parse_regex
-from quire.structured.rules import (
+from quire.structured.character_rules import (
     ALL_BITS,
     MAX_DEPTH,
     MAX_REPEATS,
@@ -31,6 +28,9 @@ from quire.structured.rules import (
     Times,
     check_repeats,
 )
+from quire.structured.gbnf import START, looks_like_gbnf, parse_gbnf
+from quire.structured.lark_text import alternatives, quoted
+from quire.structured.regex import parse_regex
 
 FIELD = "structural_tag"
 TOP = "root"

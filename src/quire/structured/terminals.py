@@ -14,7 +14,7 @@ from itertools import product
 
 from quire.records import dataclass
 from quire.structured.ask import GrammarError
-from quire.structured.rules import (
+from quire.structured.character_rules import (
     ALL_BITS,
     NOTHING,
     Alternatives,
@@ -52,8 +52,8 @@ class CutGrammar:
 
 
 def cut(rules: Rules, start: str) -> CutGrammar:
-    """Terminals and rules for a grammar that `rules.check` has accepted. Raises GrammarError if a part that cannot be
-    cut does not end before what follows it.
+    """Terminals and rules for a grammar that `character_rules.check` has accepted. Raises GrammarError if a part that
+    cannot be cut does not end before what follows it.
     """
     rules = {name: _unrolled(name, node) for name, node in rules.items()}
     regular: dict[str, Node] = {}

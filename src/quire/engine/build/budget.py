@@ -22,7 +22,7 @@ from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.structured.bounds import PLANNED_BYTES
+from quire.structured.compile_bounds import PLANNED_BYTES
 from quire.text.token_bytes import MAX_MEAN_BYTES
 from quire.types import MAX_LOGPROBS, MemoryBudgetError
 from quire.util.sizes import format_size
@@ -38,8 +38,9 @@ STEP_GROWTH = 2**20
 THREAD_GROWTH = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
 # The logprobs of one position in one step: in tables, as bytes, in a frame, in the socket.
 LOGPROB_BYTES = 4 * 12 * (MAX_LOGPROBS + 2)
-# A sixteenth of the rest, within these bounds; nothing if that and the first grammar took more than a quarter of it.
-GRAMMAR_MOST = 4
+# A sixteenth of the rest, within these bounds; nothing if that, the first grammar and the compiler took more than a
+# third of it.
+GRAMMAR_MOST = 3
 GRAMMAR_SHARE, MIN_GRAMMARS, MAX_GRAMMARS = 16, 8 * 2**20, 256 * 2**20
 # What the first grammar adds: the library and its threads (5 MiB measured), and the trie of tokens, with those parts of
 # it that masks of texts take (650 bytes a token of quire-mini, 741 of 128k tokens with 10 bytes on the average).
@@ -147,10 +148,10 @@ def _plan(
     rest = config.memory - sum(fixed.values())
     # Two lines of a bitmask per row: filled with others, or apart.
     first = held["grammars"] + GRAMMAR_LIBRARY + program.vocab * (GRAMMAR_TOKEN + limits.max_logit_rows // 4)
-    compiler = PLANNED_BYTES
     grammars = asked.limits.grammar_memory or max(MIN_GRAMMARS, min(rest // GRAMMAR_SHARE, MAX_GRAMMARS))
+    compiler = PLANNED_BYTES
     if asked.limits.grammar_memory is None and first + grammars + compiler > rest // GRAMMAR_MOST:
-        first = grammars = compiler = 0  # a small bound is for requests without grammars, unless it is asked otherwise
+        first = grammars = compiler = 0  # a small bound is for requests without grammars
     fixed["grammars"], fixed["compiler"] = first + grammars, compiler
     rest -= first + grammars + compiler
     fixed[REQUESTS] = asked.limits.request_memory or max(
