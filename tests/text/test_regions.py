@@ -90,7 +90,7 @@ def damaged(text: str, how: tuple[str, int, int]) -> str:
     return text if kind == "none" else text[:place] + PUT[size % len(PUT)] + text[place:]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(CASES), places, st.lists(damage, min_size=1, max_size=3), st.booleans(), st.booleans())
 def test_pieces_change_nothing_and_nothing_is_lost(case, cuts, damages, with_markers, eager):
     text = case.text
@@ -274,7 +274,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(values, st.integers(0, 200), st.sampled_from('x,]}"{ 1e.-\\\n'), st.booleans(), places)
 def test_the_scanner_agrees_with_the_json_module(value, place, char, change, cuts):
     text = json.dumps([value], ensure_ascii=False)

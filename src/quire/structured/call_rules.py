@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.records import dataclass
 from quire.text.regions.argument_types import resolve, value_types
+from quire.text.regions.arriving import is_key, is_name
 from quire.text.regions.markers import Markers
 from quire.text.regions.spec import (
     ArgumentForm,
@@ -159,6 +160,10 @@ class CallRules:
     def _one(self, tool: ToolFunction, before: str = "") -> str:
         """A call of a function, behind a text."""
         lark, call = self._lark, self._spec.call
+        if not is_name(tool.name):
+            raise RequestError(
+                "tools", f"{tool.name!r} cannot be the name of a function in this model's calls"
+            )
         if isinstance(call, ObjectCall):
             written_id = (
                 f'{quoted(f"{json.dumps(call.id)}: ")} WRITTEN_ID ", "'
@@ -236,6 +241,10 @@ class CallRules:
         lark = self._lark
         pieces = []
         for name, schema, required in self._arguments(tool):
+            if not is_key(name):
+                raise RequestError(
+                    "tools", f"{tool.name}: {name!r} cannot be an argument in this model's calls"
+                )
             head = lark.literal(tags.open + name + tags.middle)
             piece = f"{head} {self._tag_value(tool, name, schema, tags)}"
             pieces.append(piece if required else f"({piece})?")
@@ -282,7 +291,7 @@ class CallRules:
         rest = ""  # what may follow an argument, from here on
         first = ""  # what may be written if no argument is there yet
         for name, schema, required in reversed(self._arguments(tool)):
-            if not _is_name(name):
+            if not (name.isidentifier() and is_name(name)):
                 raise RequestError("tools", f"{tool.name}: {name!r} cannot be a keyword argument")
             value = f"{quoted(name + '=')} {self._python_value(tool, schema)}"
             first = (
@@ -329,10 +338,6 @@ def _text_pattern(schema: Mapping[str, Any], close: str) -> str:
 
 def _is_listed(call: object) -> bool:
     return isinstance(call, PythonCall) or (isinstance(call, ObjectCall) and call.array)
-
-
-def _is_name(text: str) -> bool:
-    return text.isidentifier()
 
 
 def _plain(text: str) -> str:

@@ -18,6 +18,16 @@ _KEY = re.compile(r"[^\s<>\"'\ud800-\udfff]*")
 _QUOTED = re.compile(r'(?:[^"\\\x00-\x1f\ud800-\udfff]|\\.)*')
 
 
+def is_name(text: str) -> bool:
+    """Whether a reader takes a text as a name in the head of a call."""
+    return 0 < len(text) <= MAX_NAME and _NAME.fullmatch(text) is not None
+
+
+def is_key(text: str) -> bool:
+    """Whether a reader takes a text as the name of an argument in a tag."""
+    return 0 < len(text) <= MAX_NAME and _KEY.fullmatch(text) is not None
+
+
 class MalformedError(Exception):
     """The text is not a call of the format."""
 
