@@ -58,4 +58,4 @@ def compiled(seed: int, *, strict: bool) -> bool:
 
 def test_a_spoiled_schema_is_refused_or_compiled() -> None:
     found = [compiled(seed, strict=seed % 2 == 0) for seed in range(80)]
-    assert min(found.count(False), found.count(True)) > 15
+    assert min(found.count(False), found.count(True)) > 5
