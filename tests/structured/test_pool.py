@@ -28,7 +28,8 @@ SLOW = (
     + "".join(f"a{i} ::= a{i + 1} a{i + 1}\n" for i in range(60))
     + 'a60 ::= "a"?'
 )
-LARGE = "start: " + '"a" ' * 250_000
+# Each part may be followed by all others.
+LARGE = 'root ::= "(" root ")" | ' + " ".join(["([ab]*|[bc]*)"] * 300)
 GUARD = 60
 
 
