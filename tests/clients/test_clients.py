@@ -14,7 +14,10 @@ from quire.loader import DEFAULT_MODEL, resolve_model
 HERE = Path(__file__).parent
 # client -> packages, and whether it talks to the shipped model in place of a tiny one of random weights
 CLIENTS: dict[str, tuple[tuple[str, ...], bool]] = {
-    "structured": (("openai", "instructor", "pydantic-ai-slim[openai]", "langchain-openai"), True),
+    "structured": (
+        ("openai", "instructor", "pydantic-ai-slim[openai]", "langchain-openai", "opentelemetry-api<1.35"),
+        True,
+    ),
 }
 
 
