@@ -43,8 +43,8 @@ class AnswerForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
-    """The form of the answers to a prompt: calls of the reading's tools, a `response` format.
-    `thinking`: the prompt has opened the reasoning. `budget` is the most tokens of it.
+    """The form of the answers to a prompt: calls of the reading's tools, a `response` format. `thinking`: the prompt
+    has opened the reasoning. `budget` is the most tokens of it.
     """
 
     reading: Reading
