@@ -145,11 +145,8 @@ def _plan(
     rest = config.memory - sum(fixed.values())
     # Two lines of a bitmask per row: filled with others, or apart.
     first = held["grammars"] + GRAMMAR_LIBRARY + program.vocab * (GRAMMAR_TOKEN + limits.max_logit_rows // 4)
-    grammars = asked.limits.grammar_memory or max(MIN_GRAMMARS, min(rest // GRAMMAR_SHARE, MAX_GRAMMARS))
-    if asked.limits.grammar_memory is None and first + grammars > rest // GRAMMAR_MOST:
-        first = grammars = 0  # a small bound is for requests without grammars, unless it is asked otherwise
-    fixed["grammars"] = first + grammars
-    rest -= first + grammars
+    fixed["grammars"], grammars = _grammars(rest, first, asked.limits.grammar_memory)
+    rest -= fixed["grammars"]
     fixed[REQUESTS] = asked.limits.request_memory or max(
         MIN_REQUESTS, min(rest // REQUEST_SHARE, MAX_REQUESTS)
     )
@@ -165,6 +162,14 @@ def _plan(
         blocks = min(blocks, 2 * at_speed * config.max_num_seqs)
     parts = {**fixed, "kv": blocks * kv_bytes, "blocks": blocks * (block_bytes - kv_bytes)}
     return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes, grammars), least
+
+
+def _grammars(rest: int, first: int, asked: int | None) -> tuple[int, int]:
+    """Bytes for grammars, and the part that compiled ones share; `first` is what the first one adds."""
+    shared = asked or max(MIN_GRAMMARS, min(rest // GRAMMAR_SHARE, MAX_GRAMMARS))
+    if asked is None and first + shared > rest // GRAMMAR_MOST:
+        return 0, 0  # a small bound is for requests without grammars
+    return first + shared, shared
 
 
 def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig) -> str:
