@@ -146,16 +146,10 @@ def _plan(
         else at_speed
     )
     rest = config.memory - sum(fixed.values())
-    # Two lines of a bitmask per row: filled with others, or apart.
-    first = held["grammars"] + GRAMMAR_LIBRARY + program.vocab * (GRAMMAR_TOKEN + limits.max_logit_rows // 4)
-    grammars = asked.limits.grammar_memory or max(MIN_GRAMMARS, min(rest // GRAMMAR_SHARE, MAX_GRAMMARS))
-    compiler = PLANNED_BYTES
-    if asked.limits.grammar_memory is None and first + grammars + compiler > rest // GRAMMAR_MOST:
-        first = grammars = compiler = (
-            0  # a small bound is for requests without grammars, unless it is asked otherwise
-        )
-    fixed["grammars"], fixed["compiler"] = first + grammars, compiler
-    rest -= first + grammars + compiler
+    fixed["grammars"], fixed["compiler"], grammars = _grammar_parts(
+        rest, held["grammars"], program.vocab * (GRAMMAR_TOKEN + limits.max_logit_rows // 4), config
+    )
+    rest -= fixed["grammars"] + fixed["compiler"]
     fixed[REQUESTS] = asked.limits.request_memory or max(
         MIN_REQUESTS, min(rest // REQUEST_SHARE, MAX_REQUESTS)
     )
@@ -171,6 +165,18 @@ def _plan(
         blocks = min(blocks, 2 * at_speed * config.max_num_seqs)
     parts = {**fixed, "kv": blocks * kv_bytes, "blocks": blocks * (block_bytes - kv_bytes)}
     return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes, grammars), least
+
+
+def _grammar_parts(rest: int, tokenizer: int, masks: int, config: ResolvedConfig) -> tuple[int, int, int]:
+    """The parts of grammars and of their compiler, and what compiled grammars share of the first.
+
+    `masks`: the trie of tokens, and two lines of a bitmask per row: filled with others, or apart.
+    """
+    first, asked = tokenizer + GRAMMAR_LIBRARY + masks, config.asked.limits.grammar_memory
+    grammars = asked or max(MIN_GRAMMARS, min(rest // GRAMMAR_SHARE, MAX_GRAMMARS))
+    if asked is None and first + grammars + PLANNED_BYTES > rest // GRAMMAR_MOST:
+        return 0, 0, 0  # a small bound is for requests without grammars, unless it is asked otherwise
+    return first + grammars, PLANNED_BYTES, grammars
 
 
 def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig) -> str:
