@@ -9,9 +9,9 @@ import time
 
 from quire.structured.ask import CompiledGrammar, GrammarError, StructuredOutput
 from quire.structured.gbnf import START, looks_like_gbnf, parse_gbnf
+from quire.structured.grammar_limits import MAX_SOURCE_BYTES, parser_limits
 from quire.structured.lark import check_lark, no_duplicates
 from quire.structured.lark_text import alternatives, write_lark
-from quire.structured.grammar_limits import MAX_SOURCE_BYTES, parser_limits
 from quire.structured.regex import parse_regex
 from quire.structured.rules import Node
 from quire.structured.structural_tag import TOP, parse_structural_tag
