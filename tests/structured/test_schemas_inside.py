@@ -49,7 +49,7 @@ def test_values_are_valid(ask: dict[str, Any], right: list[str], wrong: list[str
 @pytest.mark.parametrize(
     ("ask", "field", "message"),
     [
-        ({"json": {"type": "odd"}}, "json", "/type"),
+        ({"json": {"type": "odd"}}, "json.type", "expected one or several"),
         ({"json": "{"}, "json", "not JSON"),
         ({"json": '{"a": 1, "a": 2}'}, "json", "duplicate key 'a'"),
         ({"json": '{"a": NaN}'}, "json", "NaN is not a number of JSON"),

@@ -125,7 +125,8 @@ class _Maker:
 
         ask = self._ask
         try:
-            made = compile_json_schema(schema, strict=ask.strict)
+            spaced = not ask.disable_any_whitespace and ask.whitespace_pattern is None
+            made = compile_json_schema(schema, strict=ask.strict, whitespace=spaced)
         except SchemaError as error:
             if ask.kind != "json":
                 raise GrammarError(ask.kind, str(error)) from None

@@ -9,7 +9,7 @@ from quire.answers import AnswerPart, PartKind
 from quire.text.regions.markers import Markers
 from quire.text.regions.scanners import Delimiters
 
-Reading = Generator[None, None, None]  # runs until it needs more text
+Pausing = Generator[None, None, None]  # runs until it needs more text
 MAX_NAME = 256  # characters of a name, an id or a key
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -86,7 +86,7 @@ class ArrivingText:
                 return "".join(pieces)
             yield
 
-    def _space(self) -> Reading:
+    def _space(self) -> Pausing:
         while True:
             match = _SPACE.match(self._text, self._at)
             self._take(match.end() if match else self._at)
@@ -105,7 +105,7 @@ class ArrivingText:
                 return False
             yield
 
-    def _fixed(self, text: str) -> Reading:
+    def _fixed(self, text: str) -> Pausing:
         """A text of the spec, with any white space."""
         for word in text.split():
             yield from self._space()

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.answers import AnswerPart, PartKind
 from quire.text.regions.argument_types import tag_json, value_types
-from quire.text.regions.arriving import ArrivingText, MalformedError, Reading, words
+from quire.text.regions.arriving import ArrivingText, MalformedError, Pausing, words
 from quire.text.regions.markers import Markers
 from quire.text.regions.python_literal import json_of_literal
 from quire.text.regions.scanners import Delimiters, JsonScanner, PythonScanner
@@ -144,7 +144,7 @@ class CallReader(ArrivingText):
 
     # -- regions -----------------------------------------------------------------------------------
 
-    def _region_calls(self, spec: CallSpec) -> Reading:
+    def _region_calls(self, spec: CallSpec) -> Pausing:
         """The calls behind an opener, and the closer if there is one."""
         call = spec.call
         if isinstance(call, ObjectCall):
@@ -186,7 +186,7 @@ class CallReader(ArrivingText):
             return bool(char) and first.lstrip().startswith(char)
         return char.isalnum()
 
-    def _listed(self, first: Reading, call: ObjectCall) -> Reading:
+    def _listed(self, first: Pausing, call: ObjectCall) -> Pausing:
         """The items of an array, behind its bracket."""
         yield from first
         while not (yield from self._maybe("]")):
@@ -196,7 +196,7 @@ class CallReader(ArrivingText):
 
     # -- objects -----------------------------------------------------------------------------------
 
-    def _object(self, call: ObjectCall) -> Reading:
+    def _object(self, call: ObjectCall) -> Pausing:
         """One call as a JSON object. Arguments before the name are held until the name is known."""
         yield from self._fixed("{")
         name, written_id, held, streamed = "", "", "", False
@@ -250,7 +250,7 @@ class CallReader(ArrivingText):
             return _unquoted((yield from self._quoted()))
         return (yield from self._json(False))[:64]
 
-    def _skip_value(self) -> Reading:
+    def _skip_value(self) -> Pausing:
         yield from self._json(False)
 
     def _json(self, stream: bool) -> Generator[None, None, str]:
@@ -271,7 +271,7 @@ class CallReader(ArrivingText):
 
     # -- heads -------------------------------------------------------------------------------------
 
-    def _headed(self, call: HeadedCall) -> Reading:
+    def _headed(self, call: HeadedCall) -> Pausing:
         """One call with a head, arguments and a tail."""
         found: dict[Hole, str] = {}
         for part in call.head:
@@ -302,13 +302,13 @@ class CallReader(ArrivingText):
         else:
             self._unread()
 
-    def _head_part(self, part: str | Hole, found: dict[Hole, str]) -> Reading:
+    def _head_part(self, part: str | Hole, found: dict[Hole, str]) -> Pausing:
         if isinstance(part, str):
             yield from self._fixed(part)
         else:
             found[part] = yield from self._name()
 
-    def _tagged(self, call: HeadedCall, tags: Tags, name: str) -> Reading:
+    def _tagged(self, call: HeadedCall, tags: Tags, name: str) -> Pausing:
         """Arguments in tags, up to the tail of the call."""
         schema = (self._tools or {}).get(name, {})
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
@@ -327,7 +327,7 @@ class CallReader(ArrivingText):
             yield from self._tag_value(value_types(properties.get(key), schema))
         self._argue("}" if seen else "{}")
 
-    def _tag_value(self, types: frozenset[str]) -> Reading:
+    def _tag_value(self, types: frozenset[str]) -> Pausing:
         """A value up to the closing tag: text as it arrives for a string, else JSON when it is whole."""
         assert self._ends is not None
         text = types == {"string"}
@@ -348,7 +348,7 @@ class CallReader(ArrivingText):
 
     # -- Python ------------------------------------------------------------------------------------
 
-    def _python(self, spec: CallSpec) -> Reading:
+    def _python(self, spec: CallSpec) -> Pausing:
         listed = yield from self._maybe("[")
         if not listed and not spec.opener.strip():
             raise MalformedError
@@ -359,7 +359,7 @@ class CallReader(ArrivingText):
         if listed:
             self._unshown.clear()
 
-    def _python_call(self) -> Reading:
+    def _python_call(self) -> Pausing:
         name = yield from self._name()
         yield from self._fixed("(")
         self._begin(name)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator, Sequence
 
 from quire.answers import AnswerPart, PartKind
-from quire.text.regions.arriving import MalformedError, Reading, words
+from quire.text.regions.arriving import MalformedError, Pausing, words
 from quire.text.regions.calls import CallReader, Tools, call_id
 from quire.text.regions.markers import CHANNEL_MARKERS, Markers
 from quire.text.regions.scanners import Delimiters
@@ -63,7 +63,7 @@ class RegionReader(CallReader):
             word for word, kind in self._regions.items() if kind != "reasoning" or len(word) == 1
         )
         self._closers = self._reasoning_closers(spec)
-        self._reading: Reading | None = self._answer()
+        self._reading: Pausing | None = self._answer()
         next(self._reading)
 
     def _boundaries(self, spec: RegionSpec) -> dict[str, str]:
@@ -147,7 +147,7 @@ class RegionReader(CallReader):
 
     # -- regions -----------------------------------------------------------------------------------
 
-    def _answer(self) -> Reading:
+    def _answer(self) -> Pausing:
         yield
         if self._thinking:
             yield from self._reason()
@@ -167,7 +167,7 @@ class RegionReader(CallReader):
             else:
                 yield from self._attempt(word, kind)
 
-    def _attempt(self, word: str, kind: str) -> Reading:
+    def _attempt(self, word: str, kind: str) -> Pausing:
         """A region of calls, or a message with a head, which may turn out to be text."""
         begun = self._calls
         try:
@@ -249,7 +249,7 @@ class RegionReader(CallReader):
             self._shown = True
             self._blank = self._blank and not text.strip()
 
-    def _reason(self) -> Reading:
+    def _reason(self) -> Pausing:
         """Reasoning up to its closer, or to the end. The newlines next to opener and closer are not part of it."""
         self._thinking = True
         if not self._channels:
@@ -268,7 +268,7 @@ class RegionReader(CallReader):
 
     # -- messages with heads -----------------------------------------------------------------------
 
-    def _message(self, word: str) -> Reading:
+    def _message(self, word: str) -> Pausing:
         """A message of harmony: its head, and its body if it is a call or reasoning. The body of others is text."""
         _start, channel, constrain, message, *ends = map(self._markers.encode, CHANNEL_MARKERS)
         pieces = [word, (yield from self._run(_HEAD))]
