@@ -70,10 +70,10 @@ def test_a_killed_engine(server: Process, moment: str) -> None:
     messages = [
         {"role": "user", "content": f"{moment} " * 9}
     ]  # not the same at two deaths: it would be blamed
-    long = {**FIXED, "max_tokens": 50_000, "messages": messages}
+    long = {**FIXED, "max_tokens": 40_000, "messages": messages}
     head = "connection: close\r\n"
     if moment == "decode":
-        streaming = server.stream(50_000, messages=messages)
+        streaming = server.stream(40_000, messages=messages)
         whole.sendall(request_bytes(CHAT, long, headers=head))
     else:
         os.kill(first, signal.SIGSTOP)  # so that the request is there and not begun, or begun and not done
@@ -127,7 +127,7 @@ def test_a_killed_server_leaves_nothing(folder: Path, busy: bool) -> None:
     """A killed API process: its engine process ends too."""
     with running(folder) as server:
         engine, port = server.engine, server.port
-        sock = server.stream(50_000) if busy else None
+        sock = server.stream(40_000) if busy else None
         server.process.kill()
         server.process.wait()
         until(lambda: gone(engine))
@@ -216,7 +216,7 @@ class Mix:
 
 
 def _leave(server: Process) -> int:
-    with server.stream(50_000) as sock:
+    with server.stream(40_000) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return 0
 

@@ -92,6 +92,9 @@ class StandInEngine:
         self.streams.append(StandInStream(ask, self.steps))
         return self.streams[-1]
 
+    def reading(self, tools: Any) -> None:
+        return None
+
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[int]:

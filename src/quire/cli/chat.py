@@ -119,7 +119,8 @@ class Chat:
     def _answer(self) -> None:
         """Answer the last message, with calls of functions in between. A refused message is removed."""
         asked = self._last_question()
-        for _ in range(self._tools.rounds if self._tools is not None else 1):
+        rounds = 1 if self._tools is None else self._tools.rounds
+        while rounds:
             try:
                 reply = self._generate()
             except ContextLengthError as error:
@@ -132,6 +133,7 @@ class Chat:
                 del self._messages[asked:]
                 _tell(str(error))
                 return
+            rounds -= 1
             self._messages.append(reply)
             if self._tools is None or not reply.get("tool_calls"):
                 return

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from quire.engine.api import CompiledStructure, OverloadedError
 from quire.parameters import Structure
-from quire.structured.ask import StructuredOutput
 from quire.types import RequestError
 
 if TYPE_CHECKING:
@@ -34,6 +32,8 @@ class GrammarService:
 
         Raises GrammarError naming the field of `asked`, and OverloadedError.
         """
+        import asyncio  # a start without a server does not need it
+
         from quire.structured.pool import CompilerBusyError
 
         start = time.monotonic()
@@ -51,6 +51,8 @@ class GrammarService:
         return CompiledStructure(made.grammar, made.dropped)
 
     def _submit(self, asked: Structure, tenant: str = "") -> Future[CompiledGrammar]:
+        from quire.structured.ask import StructuredOutput
+
         if not isinstance(asked, StructuredOutput):
             raise RequestError("structured", f"{type(asked).__name__} is not a StructuredOutput")
         with self._making:
