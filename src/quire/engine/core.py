@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from quire.core.scheduler import Scheduler
@@ -75,8 +75,8 @@ class EngineCore:
     """One scheduler and one worker. Not thread-safe: one thread calls it.
 
     With a gate, `ready_in` says how long a batch is still being collected; `step` runs what is there at any time.
-    Without `grammars` requests that have one are refused. One whose grammar is not compiled yet waits outside of the
-    scheduler; if that fails, it is in `refused`, with the error.
+    Without `grammars` requests that have one are refused; a function makes them for the first such request. One whose
+    grammar is not compiled yet waits outside of the scheduler; if that fails, it is in `refused`, with the error.
     """
 
     def __init__(
@@ -84,10 +84,12 @@ class EngineCore:
         scheduler: Scheduler,
         worker: StepExecutor,
         gate: BatchGate | None = None,
-        grammars: Grammars | None = None,
+        grammars: Grammars | Callable[[], Grammars] | None = None,
     ) -> None:
         self.scheduler = scheduler
-        self._worker, self._grammars = worker, grammars
+        self._worker = worker
+        self._make_grammars: Callable[[], Grammars] | None = grammars if callable(grammars) else None
+        self._grammars: Grammars | None = None if callable(grammars) else grammars
         self.records: deque[StepRecord] = deque(maxlen=RECORDS_KEPT)
         self.last_phases: dict[str, float] = {}
         self.rows = 0  # of the last step
@@ -104,9 +106,9 @@ class EngineCore:
         return self._worker
 
     @property
-    def grammars(self) -> Grammars | None:
-        """What decides which tokens sequences with a grammar may sample."""
-        return self._grammars
+    def grammars(self) -> Grammars | Callable[[], Grammars] | None:
+        """What decides which tokens sequences with a grammar may sample, or makes it."""
+        return self._grammars or self._make_grammars
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if it could never complete."""
@@ -189,6 +191,8 @@ class EngineCore:
 
     def _prepared(self, request: Request, grammar: Grammar) -> bool:
         """Whether a request can be added to the scheduler. Raises RequestError if it never can."""
+        if self._grammars is None and self._make_grammars is not None:
+            self._grammars = self._make_grammars()
         if self._grammars is None or self.vocabulary is None:
             raise RequestError("grammar", "this engine has no vocabulary for grammars")
         if request.request_id in self._preparing:

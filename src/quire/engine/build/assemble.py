@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.build.budget import MemoryPlan, plan_memory
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
-from quire.engine.core import EngineCore
+from quire.engine.core import EngineCore, Grammars
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.executor.base import Executor
 from quire.executor.kinds import executor_kind, import_executor
@@ -36,7 +37,6 @@ from quire.program.lower import lower
 from quire.program.memory import param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.structured.stepping import GrammarStepper
 from quire.types import MemoryBudgetError, StateGroup
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
@@ -256,7 +256,7 @@ def build(
     with startup.span("bind"):
         worker = Worker(executor, plan.limits)
         scheduler = _scheduler(program, config, plan)
-    grammars = _grammars(later, program, config, plan)
+    grammars = partial(_grammars, later, program, config, plan)
     core = EngineCore(scheduler, worker, _gate(scheduler, config), grammars)
     return Built(later.model, config, program, plan, executor, core, weights)
 
@@ -277,9 +277,9 @@ def _tokenizer_for_grammars(model: Model, asked: EngineConfig) -> int:
     return whole if kept_files(asked) is None else whole // COMPILED_SHARE
 
 
-def _grammars(
-    later: _LaterTokenizer, program: Program, config: ResolvedConfig, plan: MemoryPlan
-) -> GrammarStepper:
+def _grammars(later: _LaterTokenizer, program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Grammars:
+    from quire.structured.stepping import GrammarStepper
+
     def tokenizer() -> Tokenizer | None:
         found, asked = later.model.tokenizer, config.asked
         return found or open_model(later.model.folder, cache=kept_files(asked)).tokenizer

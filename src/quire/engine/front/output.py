@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -73,7 +73,7 @@ class OutputBuilder:
             usage=Usage(prompt_tokens=len(request.prompt_token_ids)),
             timings=Timings(arrival=request.arrival),
         )
-        seed = "" if reading is None else uuid.uuid4().hex
+        seed = "" if reading is None else os.urandom(16).hex()
         self.samples = [
             Sample(completion, _text(request, tokenizer, stops, reading, f"{seed}-{completion.index}"))
             for completion in self.output.outputs
