@@ -9,7 +9,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import llguidance
@@ -28,13 +28,6 @@ pytestmark = pytest.mark.fuzz
 ROUNDS, STEPS = 400, 40
 # Under load, a second of processor time takes longer.
 GUARD = 25.0
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GrammarPool]:
-    made = GrammarPool()
-    yield made
-    made.close()
 
 
 def deep(unit: str, count: int, end: str = "") -> str:

@@ -33,13 +33,6 @@ LARGE = 'root ::= "(" root ")" | ' + " ".join(["([ab]*|[bc]*)"] * 300)
 GUARD = 60
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[GrammarPool]:
-    made = GrammarPool()
-    yield made
-    made.close()
-
-
 def ask(number: int) -> StructuredOutput:
     return StructuredOutput(regex=f"a{{{number}}}")
 

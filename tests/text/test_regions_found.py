@@ -54,16 +54,18 @@ def call(name: str, call_id: str, **arguments: object) -> dict[str, object]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-TURNS = (
-    {"role": "assistant", "content": "", "tool_calls": [call("f", "call00001", a='x\n"<b>" é', n=3)]},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [call("f", "call00001", a="x"), call("g", "call00002", a="y")],
-    },
-    {"role": "assistant", "content": "See.", "tool_calls": [call("f", "call00001", a="x")]},
-    {"role": "assistant", "content": "Plain\n\ntext."},
-)
+def turns(first: str, second: str) -> tuple[dict[str, object], ...]:
+    """An assistant's turns with calls of functions of these names, and without."""
+    one = call(first, "call00001", a="x")
+    return (
+        {"role": "assistant", "content": "", "tool_calls": [call(first, "call00001", a='x\n"<b>" é', n=3)]},
+        {"role": "assistant", "content": "", "tool_calls": [one, call(second, "call00002", a="y")]},
+        {"role": "assistant", "content": "See.", "tool_calls": [one]},
+        {"role": "assistant", "content": "Plain\n\ntext."},
+    )
+
+
+TURNS = turns("f", "g")
 
 
 def read_turn(found, model: Tokenizer, text: str, tools=PARAMETERS) -> dict[str, object]:

@@ -21,7 +21,7 @@ from quire.text.regions.detect import ModelRegions, model_regions
 from quire.text.tokenizer import Tokenizer
 from quire.types import QuireError
 
-from .test_regions_found import call, read_turn, tokenizer
+from .test_regions_found import read_turn, tokenizer, turns
 
 pytestmark = pytest.mark.regions
 
@@ -63,16 +63,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "description": "d", "parameters": schema}}
     for name, schema in PARAMETERS.items()
 ]
-TURNS = (
-    {"role": "assistant", "content": "", "tool_calls": [call("first_one", "call00001", a='x\n"<b>" é', n=3)]},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [call("first_one", "call00001", a="x"), call("second_one", "call00002", a="y")],
-    },
-    {"role": "assistant", "content": "See.", "tool_calls": [call("first_one", "call00001", a="x")]},
-    {"role": "assistant", "content": "Plain\n\ntext."},
-)
+TURNS = turns("first_one", "second_one")
 _SPECIAL = re.compile(
     r"<\|[\w\-/]+\|>|<｜[^｜\n]{1,40}｜>|\[[A-Z_]{3,}\]|</?think>|</?tool_call>|</?arg_key>|</?arg_value>"
 )

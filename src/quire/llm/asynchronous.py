@@ -118,13 +118,9 @@ class AsyncLLM:
     async def _stream(
         self, prompt: Prompt, params: SamplingParams, reading: Reading | None = None
     ) -> AsyncIterator[StreamDelta]:
-        async with self._places:
-            running = await self._submit(prompt, params, reading=reading)
-            try:
-                async for delta in running:
-                    yield delta
-            finally:
-                running.cancel()
+        async with self.running(prompt, params, reading=reading) as stream:
+            async for delta in stream:
+                yield delta
 
     async def chat(
         self,
@@ -159,11 +155,18 @@ class AsyncLLM:
         return await self._engine.encode_chat(ChatAsk(messages=messages, **options))
 
     @asynccontextmanager
-    async def running(self, prompt: Prompt, params: SamplingParams) -> AsyncIterator[Stream]:
+    async def running(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
+        reading: Reading | None = None,
+    ) -> AsyncIterator[Stream]:
         """A request while it runs: iterate it for its deltas; `output` grows with them. Leaving the block aborts it."""
         self._check()
         async with self._places:
-            stream = await self._submit(prompt, params)
+            stream = await self._submit(prompt, params, priority, cache_salt, reading)
             try:
                 yield stream
             finally:
@@ -196,22 +199,13 @@ class AsyncLLM:
         cache_salt: str = "",
         reading: Reading | None = None,
     ) -> RequestOutput:
-        async with self._places:
-            running = await self._submit(prompt, params, priority, cache_salt, reading)
-            try:
-                async for _ in running:
-                    pass
-            finally:
-                running.cancel()
-        return running.output
+        async with self.running(prompt, params, priority, cache_salt, reading) as stream:
+            async for _ in stream:
+                pass
+        return stream.output
 
     async def _submit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        priority: int = 0,
-        cache_salt: str = "",
-        reading: Reading | None = None,
+        self, prompt: Prompt, params: SamplingParams, priority: int, cache_salt: str, reading: Reading | None
     ) -> Stream:
         text = prompt if isinstance(prompt, str) else None
         ids = await self._engine.encode(prompt) if isinstance(prompt, str) else prompt
