@@ -166,7 +166,7 @@ struct Attended {
   const int32_t* tables;
   int pitch, layers, layer = 0;
   size_t layer_bytes;
-  const char* cache;
+  char* cache;
   float* states;
   char* scratch;
   size_t per_thread;
@@ -238,7 +238,7 @@ extern "C" __attribute__((visibility("default"))) double linears(void* pool_, in
 // Seconds of the attention of all layers: `rows` sequences of `queries` tokens that end at `context`, in bfloat16.
 extern "C" __attribute__((visibility("default"))) double attention(void* pool_, int rows, int queries, int context,
                                                                    int heads, int kv_heads, int head_dim, int layers,
-                                                                   const float* qkv, float* out, const void* cache,
+                                                                   const float* qkv, float* out, void* cache,
                                                                    size_t layer_bytes) {
   ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
   const AttendShape shape{head_dim, heads, kv_heads, 0};
@@ -259,7 +259,7 @@ extern "C" __attribute__((visibility("default"))) double attention(void* pool_, 
   }
   AttentionPlan plan(shape, pool.threads(), tokens, memory.states / sizeof(float));
   plan.plan(rows, starts.data(), positions.data());
-  Attended a{&plan, {}, tables.data(), blocks, layers, 0, layer_bytes, static_cast<const char*>(cache),
+  Attended a{&plan, {}, tables.data(), blocks, layers, 0, layer_bytes, static_cast<char*>(cache),
              reinterpret_cast<float*>(scratch + memory.per_thread * pool.threads()), scratch, memory.per_thread};
   const size_t tile = 2 * static_cast<size_t>(kTile) * d16;
   a.task.qkv = qkv;
