@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 
 _FIRST_SLOPE = 0.04  # of the cost of one token, for each more: a guess until it has been seen
-_SHIFT, _DRIFT = 0.2, 0.2  # how fast the cost of a size, and of all sizes, follow what is measured
+_DRIFT = 0.5  # part of a deviation that is taken for a change of all sizes
+# How fast costs follow what is measured. Other work on a machine only ever adds time, so the fast steps count.
+_FALL, _RISE = 0.3, 0.05
 _LEAST, _MOST = 0.5, 2.0  # of what was expected: more is an accident
 _REDRAW = 16  # steps
 _FORGET = 2048  # steps after which a size that has not run is guessed again
@@ -38,8 +40,9 @@ class StepCosts:
             self._cost[tokens] = seconds / self._scale
         else:
             off = min(max(seconds / (self._scale * self._cost[tokens]), _LEAST), _MOST)
-            self._scale *= off**_DRIFT
-            self._cost[tokens] *= off ** (_SHIFT * (1 - _DRIFT))
+            follow = _FALL if off < 1 else _RISE
+            self._scale *= off ** (follow * _DRIFT)
+            self._cost[tokens] *= off ** (follow * (1 - _DRIFT))
         self._last[tokens] = self._steps
         if not fresh and self._steps % _REDRAW:
             return False
