@@ -57,7 +57,7 @@ def _check(group: Any) -> None:
     """Resolve the aliases of a group's values and check their ranges. Raises ValueError naming the field."""
     for f in fields(group):
         value, meta = getattr(group, f.name), f.metadata
-        if value in meta["aliases"]:
+        if meta["aliases"] and value in meta["aliases"]:
             value = meta["aliases"][value]
             object.__setattr__(group, f.name, value)
         if meta["choices"] and value not in meta["choices"]:
