@@ -10,6 +10,7 @@ void bind_parts(nb::module_& m);
 void bind_plans(nb::module_& m);
 void bind_probes(nb::module_& m);
 void bind_sampler(nb::module_& m);
+void bind_speculation(nb::module_& m);
 
 NB_MODULE(_native, m) {
   m.doc() = "Native kernels and the executor. Addresses are integers; the caller keeps what they point at alive.";
@@ -19,4 +20,5 @@ NB_MODULE(_native, m) {
   bind_probes(m);
   bind_parts(m);
   bind_sampler(m);
+  bind_speculation(m);
 }

@@ -91,37 +91,55 @@ struct Tile {
   size_t far;  // or 0; a stream: what lies so far behind is fetched as it is read
 };
 
-QUIRE_INLINE V16 load_kind(const char* p, GroupKind kind) {
-  if (__builtin_expect(kind == GroupKind::f16, 1)) return load_half(reinterpret_cast<const uint16_t*>(p));
-  switch (kind) {
-    case GroupKind::bf16: return load_bf16(reinterpret_cast<const uint16_t*>(p));
-    case GroupKind::f32: return load(reinterpret_cast<const float*>(p));
-    default: return load_u8(reinterpret_cast<const uint8_t*>(p));
+// use(scales of sixteen outputs from column `col`); `group` is where the group begins, `factors` where its factors do. Each
+// kind has a branch of its own: scales that come from several go through memory, half by half, and stall.
+template <class Use>
+QUIRE_INLINE void with_scales(const Layout& f, const char* group, const char* factors, int col, Use use) {
+  const char* p = group + col * f.scale;
+  if (__builtin_expect(f.scales == GroupKind::f16, 1)) return use(load_half(reinterpret_cast<const uint16_t*>(p)));
+  if (f.scales == GroupKind::bf16) return use(load_bf16(reinterpret_cast<const uint16_t*>(p)));
+  if (f.scales == GroupKind::f16_u8)
+    return use(
+        mul(load_half(reinterpret_cast<const uint16_t*>(factors) + col), load_u8(reinterpret_cast<const uint8_t*>(p))));
+  use(load(reinterpret_cast<const float*>(p)));
+}
+
+// The same of minus an eighth of the offsets: what is added for each eighth of minus a group's sum of inputs.
+template <class Use>
+QUIRE_INLINE void with_offsets(const Layout& f, const char* group, const char* factors, int col, V16 scale, Use use) {
+  const char* p = group + kPanel * f.scale + col * f.offset;
+  const uint16_t* half = reinterpret_cast<const uint16_t*>(p);
+  const V16 eighth = set1(0.125f);
+  if (f.offsets == GroupKind::f16_u8) {
+    const V16 factor = load_half(reinterpret_cast<const uint16_t*>(factors) + kPanel + col);
+    return use(mul(mul(factor, load_u8(reinterpret_cast<const uint8_t*>(p))), eighth));
   }
+  if (f.offsets == GroupKind::u8) return use(mul(mul(scale, load_u8(reinterpret_cast<const uint8_t*>(p))), eighth));
+  if (f.offsets == GroupKind::f16) return use(mul(sub(zero(), load_half(half)), eighth));
+  if (f.offsets == GroupKind::bf16) return use(mul(sub(zero(), load_bf16(half)), eighth));
+  use(mul(sub(zero(), load(reinterpret_cast<const float*>(p))), eighth));
 }
 
-// Scales of sixteen outputs from column `col`; `group` is where the group begins, `factors` where its factors do.
-QUIRE_INLINE V16 scales(const Layout& f, const char* group, const char* factors, int col) {
-  const V16 s = load_kind(group + col * f.scale, f.scales);
-  return f.scales == GroupKind::f16_u8 ? mul(load_half(reinterpret_cast<const uint16_t*>(factors) + col), s) : s;
+// With all sixteen registers in use, GCC adds the products of several steps before it adds them to sums in memory. Behind
+// this a sum is in its registers. Nothing is executed.
+QUIRE_INLINE void settle([[maybe_unused]] I16& sum) {
+#if QUIRE_AVX2
+  __asm__("" : "+x"(sum.a), "+x"(sum.b));
+#endif
 }
 
-// Minus an eighth of the offsets: what is added for each eighth of minus a group's sum of inputs.
-QUIRE_INLINE V16 offsets(const Layout& f, const char* group, const char* factors, int col, V16 scale) {
-  const V16 raw = load_kind(group + kPanel * f.scale + col * f.offset, f.offsets), eighth = set1(0.125f);
-  if (f.offsets == GroupKind::f16_u8)
-    return mul(mul(load_half(reinterpret_cast<const uint16_t*>(factors) + kPanel + col), raw), eighth);
-  return mul(f.offsets == GroupKind::u8 ? mul(scale, raw) : sub(zero(), raw), eighth);
-}
-
-// acc[r][c] += codes of C vectors · four features of R rows.
-template <int R, int C>
-QUIRE_INLINE void dots(I16* acc, const I16* w, const int8_t* x, const int8_t* x3, size_t ldx) {
-#pragma GCC unroll 6
-  for (int r = 0; r < R; ++r) {
-    const I16 v = iset1(r < 3 ? x + r * ldx : x3 + (r - 3) * ldx);
+// acc[r][c] += four-bit codes of C vectors at p, with `more` added if they have zero points, · four features of R rows.
+template <Codes kCodes, int R, int C, bool kHigh>
+QUIRE_INLINE void nibbles(I16* acc, const uint8_t* p, const I16* more, const int8_t* x, const int8_t* x3, size_t ldx) {
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) acc[r * C + c] = dot_u5s8(acc[r * C + c], w[c], v);
+  for (int c = 0; c < C; ++c) {
+    const I16 both = iload(p + c * 64);
+    I16 w = kHigh ? high_nibbles(both) : low_nibbles(both);
+    if (kCodes == Codes::zeroed) w = iadd(w, more[c]);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r)
+      acc[r * C + c] = dot_u5s8(acc[r * C + c], w, iset1(r < 3 ? x + r * ldx : x3 + (r - 3) * ldx));
+    if (R == 1) settle(acc[c]);
   }
 }
 
@@ -134,6 +152,7 @@ QUIRE_INLINE void bytes(I16* acc, const uint8_t* p, const int8_t* x, const int8_
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
       acc[r * C + c] = dot_bytes(acc[r * C + c], w, iset1(r < 3 ? x + r * ldx : x3 + (r - 3) * ldx));
+    if (R == 1) settle(acc[c]);
   }
 }
 
@@ -147,7 +166,6 @@ QUIRE_INLINE void products(const Layout& f, I16* acc, const char* group, int col
     const uint8_t* zeros = reinterpret_cast<const uint8_t*>(group) + kPanel * f.scale + col;
     for (int c = 0; c < C; ++c) more[c] = isub(iset(0x10101010), four_times(zeros + c * 16));
   }
-  I16 w[C];
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
     const I16 first = iset1(start + r * kMaxGroups);
@@ -164,14 +182,8 @@ QUIRE_INLINE void products(const Layout& f, I16* acc, const char* group, int col
       p += kPanel * 4;
       bytes<R, C>(acc, p, x + 4, x3 + 4, ldx);
     } else {
-      for (int c = 0; c < C; ++c) w[c] = low_nibbles(iload(p + c * 64));
-      if (kCodes == Codes::zeroed)
-        for (int c = 0; c < C; ++c) w[c] = iadd(w[c], more[c]);
-      dots<R, C>(acc, w, x, x3, ldx);
-      for (int c = 0; c < C; ++c) w[c] = high_nibbles(iload(p + c * 64));
-      if (kCodes == Codes::zeroed)
-        for (int c = 0; c < C; ++c) w[c] = iadd(w[c], more[c]);
-      dots<R, C>(acc, w, x + 4, x3 + 4, ldx);
+      nibbles<kCodes, R, C, false>(acc, p, more, x, x3, ldx);
+      nibbles<kCodes, R, C, true>(acc, p, more, x + 4, x3 + 4, ldx);
     }
     p += kPanel * 4;
     x += 8;
@@ -223,15 +235,18 @@ void tile_rows(const Tile& t) {
       products<kCodes, R, C>(f, acc, group, col, x, t.ldx, &t.in->start[0][g], t.far);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
-        const V16 scale = scales(f, group, factors, col + c * 16);
+        with_scales(f, group, factors, col + c * 16, [&](V16 scale) {
 #pragma GCC unroll 6
-        for (int r = 0; r < R; ++r)
-          sum[r * C + c] = fma(scale, to_float_shifted(acc[r * C + c], &t.in->bits[r][g]), sum[r * C + c]);
-        if (!kOffset) continue;
-        const V16 offset = offsets(f, group, factors, col + c * 16, scale);
+          for (int r = 0; r < R; ++r)
+            sum[r * C + c] = fma(scale, to_float_shifted(acc[r * C + c], &t.in->bits[r][g]), sum[r * C + c]);
+          if (!kOffset) return;
+          with_offsets(f, group, factors, col + c * 16, scale, [&](V16 offset) {
 #pragma GCC unroll 6
-        for (int r = 0; r < R; ++r)
-          sum[r * C + c] = fma(offset, to_float_shifted(iset1(&t.in->less[r][g]), &t.in->bits[r][g]), sum[r * C + c]);
+            for (int r = 0; r < R; ++r)
+              sum[r * C + c] = fma(offset, to_float_shifted(iset1(&t.in->less[r][g]), &t.in->bits[r][g]),
+                                   sum[r * C + c]);
+          });
+        });
       }
       group += f.group;
       x += f.size;
@@ -362,11 +377,12 @@ void read_numbers(const Layout& f, const Form& form, const char* w, int count, P
   for (int g = 0; g < count; ++g, group += f.group) {
     if (g % GroupFormat::kSuper == 0) factors = group, group += f.factors;
     for (int col = 0; col < kPanel; col += 16) {
-      const V16 scale = scales(f, group, factors, col);
-      store(to->scale[g] + col, scale);
-      if (form.offset)
-        store(to->offset[g] + col, offsets(f, group, factors, col, scale));
-      else if (f.offsets == GroupKind::u8)
+      with_scales(f, group, factors, col, [&](V16 scale) {
+        store(to->scale[g] + col, scale);
+        if (!form.offset) return;
+        with_offsets(f, group, factors, col, scale, [&](V16 offset) { store(to->offset[g] + col, offset); });
+      });
+      if (!form.offset && f.offsets == GroupKind::u8)
         istore(to->offset[g] + col,
                isub(iset(0x10101010), four_times(reinterpret_cast<const uint8_t*>(group) + kPanel * f.scale + col)));
     }

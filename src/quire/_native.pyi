@@ -378,3 +378,25 @@ def philox4x32(counter: Sequence[int], key0: int, key1: int) -> list[int]:
 
 def uniform(seed: int, sample_index: int, position: int) -> float:
     """The number in [0, 1) that draws the token at a position."""
+
+class NgramIndex:
+    """The last tokens of a text, and where its end stood before in them."""
+
+    def __init__(self, shortest: int, longest: int, window: int) -> None: ...
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add tokens to the end of the text."""
+
+    def lookup(self, count: int) -> tuple[int, list[int]]:
+        """
+        How many tokens before an earlier place equal those at the end of the text, and `count` tokens after it.
+        """
+
+    def lookup_after(self, tail: Sequence[int], count: int) -> tuple[int, list[int]]:
+        """The same for the end of another text."""
+
+    def memory(self) -> int:
+        """Bytes held now."""
+
+    @staticmethod
+    def bound(window: int) -> int:
+        """The most bytes ever held."""

@@ -104,7 +104,7 @@ REPORTS: list[Report] = [
     Refused(1, "prompt", "no"),
     Pong(2),
     Stats(EngineStats(1, 2, 3, 4, 5, 16, step_phase_seconds={"forward": 0.5}, step_tokens=(1, 2), resident_bytes=14)),
-    Records([StepRecord(1, 2.0, 3.0, 4.0, 5.0, 6, 7, 8, 9, 10, 11, 12, 13)]),
+    Records([StepRecord(1, 2.0, 3.0, 4.0, 5.0, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]),
 ]  # fmt: skip
 
 

@@ -23,6 +23,7 @@ RANKS = [
     {"loader"},
     {"executor"},
     {"worker"},
+    {"speculate"},
     {"engine"},
     {"server", "offline"},
     {"llm", "bench"},
@@ -37,6 +38,7 @@ BROAD = {
     "text/tokenizer.py": "the tokenizers library raises plain Exception and panics",
     "engine/front/stream.py": "what a reader's sink raises must not end the step of all the others",
     "server/tracing.py": "the network edge: a collector must not end the thread that posts",
+    "speculate/speculation.py": "a proposer that fails must not end the requests it guesses for",
     "server/app.py": "the edge of a request: whatever fails becomes one error response and a log line",
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import Field, field, fields
 from typing import Any
 
+from quire.config.speculative import SpeculativeConfig, parse_speculative_config
 from quire.records import dataclass
 
 # An engine that waits for a batch looks idle; if it waited longer, it would look as if it hung.
@@ -56,7 +57,7 @@ def _check(group: Any) -> None:
     """Resolve the aliases of a group's values and check their ranges. Raises ValueError naming the field."""
     for f in fields(group):
         value, meta = getattr(group, f.name), f.metadata
-        if value in meta["aliases"]:
+        if meta["aliases"] and value in meta["aliases"]:
             value = meta["aliases"][value]
             object.__setattr__(group, f.name, value)
         if meta["choices"] and value not in meta["choices"]:
@@ -284,6 +285,36 @@ class ExecutionOptions:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationOptions:
+    """Drafts: guesses at the next tokens, which one step checks together."""
+
+    speculate: str = option(
+        "off",
+        "method of speculative decoding; ngram: what followed when the latest tokens stood in the text before. The "
+        "answers are those without it, to the last bit",
+        choices=("off", "ngram"),
+    )
+    speculative_config: str | Mapping[str, Any] | None = option(
+        None,
+        "the method with its settings, as a JSON object: method, num_speculative_tokens, prompt_lookup_min, "
+        "prompt_lookup_max",
+        metavar="JSON",
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.speculative_config is not None and self.speculate != "off":
+            raise ValueError("speculate: cannot be combined with speculative_config")
+        self.chosen()
+
+    def chosen(self) -> SpeculativeConfig | None:
+        """The method and its settings; None for no speculation. Raises ValueError naming the field."""
+        if self.speculative_config is not None:
+            return parse_speculative_config(self.speculative_config)
+        return None if self.speculate == "off" else SpeculativeConfig(method=self.speculate)
+
+
 def _group(title: str, kind: type[Any]) -> Any:
     """A group of options under a title."""
     return field(default_factory=kind, metadata={"title": title, "kind": kind})
@@ -303,6 +334,7 @@ class EngineConfig:
     scheduler: SchedulerOptions = _group("scheduling", SchedulerOptions)
     loading: LoadingOptions = _group("loading", LoadingOptions)
     execution: ExecutionOptions = _group("execution", ExecutionOptions)
+    speculation: SpeculationOptions = _group("speculation", SpeculationOptions)
 
     def __init__(self, **options: Any) -> None:
         unknown = options.keys() - OPTIONS.keys()

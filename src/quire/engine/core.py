@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from quire.core.scheduler import Scheduler
 from quire.engine.api import StepRecord
 from quire.engine.whole_batches import BatchGate
+from quire.speculate.speculation import NO_DRAFTS, Speculation
 from quire.text.token_bytes import TokenBytes
 from quire.types import (
     FinishReason,
@@ -85,8 +86,10 @@ class EngineCore:
         worker: StepExecutor,
         gate: BatchGate | None = None,
         grammars: Grammars | Callable[[], Grammars] | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.speculation = speculation
         self._worker = worker
         self._make_grammars: Callable[[], Grammars] | None = grammars if callable(grammars) else None
         self._grammars: Grammars | None = None if callable(grammars) else grammars
@@ -170,6 +173,7 @@ class EngineCore:
                 self._resume = time.monotonic() + MOVES_SECONDS
             return events
         self.last_phases = result.seconds
+        drafts = self.speculation.last if self.speculation else NO_DRAFTS
         self.records.append(
             StepRecord(
                 step=out.step,
@@ -185,6 +189,8 @@ class EngineCore:
                 running=self.scheduler.num_running,
                 waiting=self.scheduler.num_waiting,
                 preempted=self.scheduler.num_preemptions - preempted,
+                drafted=drafts.drafted,
+                accepted=drafts.accepted,
             )
         )
         return events
@@ -210,14 +216,17 @@ class EngineCore:
                 self.refused.append((request_id, error))
 
     def _execute(self, out: SchedulerOutput) -> StepOutput:
-        """Both halves of a step; its masks are filled during the first."""
+        """Both halves of a step; its masks are filled during the first. Then drafts for the next one are proposed."""
         worker, grammars = self._worker, self._grammars
         if grammars is None:
             worker.forward(out)
-            return worker.sample()
-        grammars.begin(out)
-        worker.forward(out)
-        result = worker.sample(grammars.masks())
-        if added := grammars.advance(out, result):
-            worker.count(added)
+            result = worker.sample()
+        else:
+            grammars.begin(out)
+            worker.forward(out)
+            result = worker.sample(grammars.masks())
+            if added := grammars.advance(out, result):
+                worker.count(added)
+        if self.speculation is not None:
+            self.speculation.advance(out, result)
         return result

@@ -134,6 +134,9 @@ _SHARED: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ..
     ("prefix_cache_queries", CounterMetricFamily, "prompt tokens looked up", lambda s: s.prefix_queried_tokens),
     ("prefix_cache_hits", CounterMetricFamily, "prompt tokens found", lambda s: s.prefix_hit_tokens),
     ("num_preemptions", CounterMetricFamily, "sequences returned to the queue", lambda s: s.preemptions),
+    ("spec_decode_num_drafts", CounterMetricFamily, "rows of steps that had drafts", lambda s: s.draft_rows),
+    ("spec_decode_num_draft_tokens", CounterMetricFamily, "drafts run", lambda s: s.drafted_tokens),
+    ("spec_decode_num_accepted_tokens", CounterMetricFamily, "drafts that were right", lambda s: s.accepted_tokens),
 )  # fmt: skip
 # Their former names in vLLM.
 _OLDER = {
@@ -177,6 +180,14 @@ def _engine_families(stats: EngineStats, labels: dict[str, str]) -> Iterator[Met
         )
         steps.add_metric(list(labels.values()), buckets, stats.prefill_tokens + stats.decode_tokens)
         yield steps
+        accepted = CounterMetricFamily(
+            f"{prefix}spec_decode_num_accepted_tokens_per_pos",
+            "drafts that were right, by position in their row",
+            labels=[*labels, "position"],
+        )
+        for position, count in enumerate(stats.accepted_by_position):
+            accepted.add_metric([*labels.values(), str(position)], count)
+        yield accepted
     config = labels | {"block_size": str(stats.block_size), "num_gpu_blocks": str(stats.blocks)}
     yield _family(GaugeMetricFamily, "vllm:cache_config_info", "sizes of the KV cache", config, 1)
     yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())

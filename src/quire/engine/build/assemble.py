@@ -37,6 +37,7 @@ from quire.program.lower import lower
 from quire.program.memory import param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
+from quire.speculate.build import make_speculation, max_draft_tokens
 from quire.types import MemoryBudgetError, StateGroup
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
@@ -257,7 +258,8 @@ def build(
         worker = Worker(executor, plan.limits)
         scheduler = _scheduler(program, config, plan)
     grammars = partial(_grammars, later, program, config, plan)
-    core = EngineCore(scheduler, worker, _gate(scheduler, config), grammars)
+    speculation = make_speculation(config, program.vocab)
+    core = EngineCore(scheduler, worker, _gate(scheduler, config), grammars, speculation)
     return Built(later.model, config, program, plan, executor, core, weights)
 
 
@@ -305,6 +307,7 @@ def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Sc
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=plan.limits.max_len,
+            max_draft_tokens=max_draft_tokens(config),
             groups=program.cache_groups,
             enable_prefix_caching=asked.cache.enable_prefix_caching,
             enable_chunked_prefill=asked.scheduler.enable_chunked_prefill,

@@ -1,7 +1,7 @@
 """The memory promise: every byte of the process belongs to a named part, and the sum is known before it is spent.
 
-    bound = process + steps + server + weights + tables + activations + step + sampler + vocabulary + grammars
-            + compiler + requests + per block · blocks
+    bound = process + steps + server + weights + tables + activations + step + sampler + drafts + vocabulary
+            + grammars + compiler + requests + per block · blocks
 
 `process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
 loaded; `steps` is what running steps adds to the first, and the server's part includes what serving adds to the second.
@@ -22,6 +22,7 @@ from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
+from quire.speculate.build import max_draft_tokens, proposer_bytes
 from quire.structured.compile_bounds import PLANNED_BYTES
 from quire.text.token_bytes import MAX_MEAN_BYTES
 from quire.types import MAX_LOGPROBS, MemoryBudgetError
@@ -117,7 +118,7 @@ def _plan(
     limits = Limits(
         max_tokens=config.max_num_batched_tokens,
         max_rows=config.max_num_seqs,
-        max_logit_rows=config.max_num_seqs,
+        max_logit_rows=config.max_num_seqs + max_draft_tokens(config),
         max_len=length,
         num_blocks=0,
         block_size=asked.cache.block_size,
@@ -132,6 +133,7 @@ def _plan(
         "activations": planned["activations"],
         "step": step_array_bytes(limits, len(program.cache_groups)),
         "sampler": kind.sampler_bytes(program, limits),
+        "drafts": proposer_bytes(config),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
         "grammars": 0,
         "compiler": 0,

@@ -44,6 +44,7 @@ class StepTotals:
         """All counters and gauges as of now."""
         scheduler: Scheduler = self._core.scheduler
         plans = self._core.worker.plans
+        drafts = self._core.speculation
         return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -66,4 +67,8 @@ class StepTotals:
             step_plan_fallbacks=plans.fallbacks,
             step_plan_padding=plans.padding,
             resident_bytes=resident_bytes(),
+            draft_rows=drafts.rows if drafts else 0,
+            drafted_tokens=drafts.drafted if drafts else 0,
+            accepted_tokens=sum(drafts.accepted) if drafts else 0,
+            accepted_by_position=tuple(drafts.accepted) if drafts else (),
         )

@@ -1,0 +1,136 @@
+"""Speculation in the step loop: what became of the last drafts, and which ones the next step runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
+from typing import NamedTuple
+
+from quire.speculate.allotment import Allotment
+from quire.speculate.proposer import Offer, Proposer
+from quire.types import NewSeq, ScheduledSeq, SchedulerOutput, StepOutput
+
+MAX_SECONDS = 0.05  # that a proposer may take for a step
+_log = logging.getLogger("quire")
+
+
+class Drafts(NamedTuple):
+    """What became of the drafts of a step."""
+
+    drafted: int
+    accepted: int
+
+
+NO_DRAFTS = Drafts(0, 0)
+
+
+class Speculation:
+    """Runs a proposer for an engine of up to `max_rows` sequences over `vocab` tokens: up to `most` drafts a step, up
+    to `depth` of them for a sequence.
+
+    Sequences for which the proposer fails go on without drafts.
+    """
+
+    def __init__(self, proposer: Proposer, *, vocab: int, max_rows: int, most: int, depth: int) -> None:
+        self._proposer, self._vocab, self._depth = proposer, vocab, depth
+        self._allotment = Allotment(most, max_rows, proposer.GRADES)
+        self._following: set[int] = set()  # sequences that the proposer knows
+        self._grades: dict[int, int] = {}  # of the drafts of the last step
+        self._logged = False
+        self.last = NO_DRAFTS
+        self.rows = self.drafted = self.faults = 0  # rows with drafts
+        self.accepted = [0] * depth  # by position in the row
+
+    def advance(self, out: SchedulerOutput, result: StepOutput) -> None:
+        """Take in a step and its result, and add drafts to it."""
+        for seq_id in out.gone:
+            self._forget(seq_id)
+        for new in out.new:
+            self._start(new)
+        sampled: list[tuple[int, ScheduledSeq]] = []
+        prompts, drafted, accepted = False, 0, 0
+        for i, row in enumerate(out.scheduled):
+            prompts = prompts or len(row.token_ids) - row.drafts > 1
+            if row.drafts:
+                drafted += row.drafts
+                accepted += self._count(row, result.token_ids[i])
+            if result.token_ids[i] and i not in result.complete:
+                sampled.append((i, row))
+        self.last = Drafts(drafted, accepted)
+        if not prompts:
+            self._allotment.observe_step(out.num_tokens, sum(result.seconds.values()))
+        if not sampled:
+            return
+        places = {row.seq_id: i for i, row in sampled if row.seq_id in self._following}
+        for seq_id, drafts in self._drafts(places, result, len(sampled)).items():
+            result.drafts[places[seq_id]] = drafts
+
+    def _drafts(self, places: Mapping[int, int], result: StepOutput, rows: int) -> dict[int, list[int]]:
+        started = time.perf_counter()
+        try:
+            for seq_id, i in places.items():
+                self._proposer.extend(seq_id, result.token_ids[i])
+            offers = self._proposer.look(places, self._depth)
+            counts = self._allotment.share(rows, offers)
+            made = self._proposer.propose(counts) if counts else {}
+        except Exception as error:
+            self._fault(places, f"{type(error).__name__}: {error}")
+            return {}
+        if time.perf_counter() - started > MAX_SECONDS:
+            self._fault(counts, f"it took longer than {MAX_SECONDS:g} s")
+            return {}
+        return {
+            seq_id: drafts
+            for seq_id, drafts in made.items()
+            if drafts and self._valid(seq_id, drafts, counts.get(seq_id, 0), offers)
+        }
+
+    def _valid(self, seq_id: int, drafts: list[int], count: int, offers: Mapping[int, Offer]) -> bool:
+        if len(drafts) > count:
+            self._fault([seq_id], f"{len(drafts)} drafts where {count} were asked for")
+        elif not all(0 <= token < self._vocab for token in drafts):
+            self._fault([seq_id], f"a draft is not below the vocabulary size {self._vocab}")
+        else:
+            self._grades[seq_id] = offers[seq_id].grade
+            return True
+        return False
+
+    def _count(self, row: ScheduledSeq, tokens: list[int]) -> int:
+        """Note how many drafts of a row were right, and return it."""
+        drafts = row.token_ids[-row.drafts :]
+        accepted = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafts, tokens, strict=False))
+        )
+        self.rows += 1
+        self.drafted += len(drafts)
+        for position in range(accepted):
+            self.accepted[position] += 1
+        if tokens and row.seq_id in self._following:
+            self._allotment.observe(row.seq_id, self._grades[row.seq_id], len(drafts), accepted)
+        return accepted
+
+    def _start(self, new: NewSeq) -> None:
+        try:
+            self._proposer.start(new)
+        except Exception as error:
+            self._fault([new.seq_id], f"{type(error).__name__}: {error}")
+            return
+        self._following.add(new.seq_id)
+        self._allotment.start(new.seq_id)
+
+    def _forget(self, seq_id: int) -> None:
+        self._following.discard(seq_id)
+        self._grades.pop(seq_id, None)
+        self._allotment.stop(seq_id)
+        self._proposer.stop(seq_id)
+
+    def _fault(self, seq_ids: Iterable[int], why: str) -> None:
+        """Go on without drafts for these sequences."""
+        for seq_id in list(seq_ids):
+            self._forget(seq_id)
+            self.faults += 1
+        if not self._logged:
+            self._logged = True
+            _log.warning("speculation: drafts failed, and their sequences go on without: %s", why)

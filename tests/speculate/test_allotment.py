@@ -1,0 +1,118 @@
+"""Drafts are run where they raise the tokens accepted per second, and nowhere else."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from quire.speculate.allotment import Allotment
+from quire.speculate.proposer import Offer
+from quire.speculate.step_costs import StepCosts
+
+
+def learned(cost: object, rows: int, most: int = 8) -> Allotment:
+    """An allotment that has seen steps of all sizes; `cost(tokens)` are their seconds."""
+    made = Allotment(most, rows, 1)
+    for _ in range(20):
+        for tokens in range(1, rows + most + 1):
+            made.observe_step(tokens, cost(tokens))  # type: ignore[operator]
+    for seq_id in range(rows):
+        made.start(seq_id)
+    return made
+
+
+def offers(rows: int, count: int = 8) -> dict[int, Offer]:
+    return {seq_id: Offer(count, 0) for seq_id in range(rows)}
+
+
+def accept(allotment: Allotment, seq_id: int, rate: float, rows: int = 400) -> None:
+    """Let a share of single drafts of a sequence be right."""
+    done = 0.0
+    for _ in range(rows):
+        done += rate
+        allotment.observe(seq_id, 0, 1, int(done))
+        done -= int(done)
+
+
+def test_free_drafts_of_a_good_sequence_are_all_run() -> None:
+    allotment = learned(lambda tokens: 1.0, 1)
+    accept(allotment, 0, 0.9)
+    assert allotment.share(1, offers(1)) == {0: 8}
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
+def test_the_number_is_that_of_the_formula(rate: float) -> None:
+    """Expected tokens (1 - a^(k+1)) / (1 - a) over the cost 1 + r k have their maximum at k."""
+    slope = 0.15
+    allotment = learned(lambda tokens: 1 + slope * (tokens - 1), 1)
+    for grade_rate in [allotment]:
+        accept(grade_rate, 0, rate)
+    measured = allotment._known[0].rates[0]
+    gains = [(1 - measured ** (k + 1)) / (1 - measured) / (1 + slope * k) for k in range(9)]
+    best = max(range(9), key=gains.__getitem__)
+    assert allotment.share(1, offers(1)).get(0, 0) == (best if gains[best] > 1.02 else 0)
+
+
+def test_steps_that_cost_what_their_tokens_cost_run_none() -> None:
+    allotment = learned(float, 16)
+    for seq_id in range(16):
+        accept(allotment, seq_id, 0.9)
+    assert allotment.share(16, offers(16)) == {}
+
+
+def test_drafts_go_to_the_sequences_that_use_them() -> None:
+    allotment = learned(lambda tokens: 1.0 if tokens <= 8 else 10.0, 4)
+    for seq_id, rate in enumerate([0.95, 0.2, 0.2, 0.2]):
+        accept(allotment, seq_id, rate)
+    counts = allotment.share(4, offers(4))
+    assert sum(counts.values()) == 4
+    assert counts[0] >= 3
+
+
+def test_a_hopeless_sequence_is_tried_again_ever_more_rarely() -> None:
+    allotment = learned(lambda tokens: 1 + 0.2 * (tokens - 1), 1)
+    accept(allotment, 0, 0.0, 20)
+    tried = []
+    for step in range(3000):
+        if counts := allotment.share(1, offers(1)):
+            assert counts == {0: 1}
+            allotment.observe(0, 0, 1, 0)
+            tried.append(step)
+    gaps = [after - before for before, after in itertools.pairwise(tried)]
+    assert 2 <= len(tried) < 12
+    assert gaps == sorted(gaps)
+
+
+def test_a_sequence_that_becomes_predictable_gets_drafts_again() -> None:
+    allotment = learned(lambda tokens: 1.0, 1)
+    accept(allotment, 0, 0.0, 60)
+    for _ in range(2000):
+        for seq_id, count in allotment.share(1, offers(1)).items():
+            allotment.observe(seq_id, 0, count, count)
+    assert allotment.share(1, offers(1)) == {0: 8}
+
+
+def test_costs_follow_a_machine_that_becomes_slower_as_a_whole() -> None:
+    costs = StepCosts(8)
+    for _ in range(50):
+        for tokens in (1, 4, 8):
+            costs.observe(tokens, 1 + tokens / 8)
+    before = list(costs.curve)
+    for _ in range(50):
+        for tokens in (1, 4, 8):
+            costs.observe(tokens, 3 * (1 + tokens / 8))
+    ratio = before[8] / before[1]
+    assert costs.curve[8] / costs.curve[1] == pytest.approx(ratio, rel=0.1)
+    assert ratio == pytest.approx(2 / 1.125, rel=0.1)
+
+
+def test_one_accident_does_not_change_costs_much() -> None:
+    costs = StepCosts(4)
+    for _ in range(50):
+        for tokens in (1, 2, 3, 4):
+            costs.observe(tokens, 1.0)
+    costs.observe(3, 100.0)
+    for _ in range(16):
+        costs.observe(1, 1.0)
+    assert costs.curve[3] / costs.curve[1] < 1.25
