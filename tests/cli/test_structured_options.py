@@ -51,6 +51,39 @@ def test_chat_answers_under_constraint(
     assert {"yes", "no"}.issuperset(capsys.readouterr().out.split())
 
 
+TEMPLATE = (
+    "{% if enable_thinking %}THINK {% endif %}{{ effort }}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+RENDERED = ("--chat-template", TEMPLATE, "--enable-thinking", "--chat-template-kwargs", '{"effort": "high "}')
+
+
+def test_options_of_a_chat_reach_the_template(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsers = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--thinking-token-budget", "5")
+    shown = json.loads(generate(capsys, folder, "--chat", "--json", *RENDERED, *parsers))
+    ids = json.loads(generate(capsys, folder, "--json", "--prompt", "THINK high Hi"))["prompt_token_ids"]
+    assert shown["prompt_token_ids"] == ids
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n"))
+    assert main(["chat", str(folder), *FIXED, "--no-history", *RENDERED, *parsers, "--choice", "yes"]) == 0
+    assert capsys.readouterr().out.split() == ["yes"]
+
+
+def test_wrong_options_of_a_chat_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["generate", str(folder), "--prompt", "Hi", "--quiet"]
+    for options, said in (
+        (["--no-enable-thinking"], "chat: "),
+        (["--chat", "--reasoning-effort", "low"], "reasoning_effort"),
+        (["--chat", "--tool-call-parser", "x"], "tool_call_parser: 'x' is not one of"),
+        (["--thinking-token-budget", "-1"], "thinking_token_budget: -1"),
+    ):
+        assert main([*asked, *options]) in {1, 2}
+        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*asked, "--chat-template-kwargs", "[1]"])
+    assert "is not a JSON object" in capsys.readouterr().err
+
+
 def test_wrong_structures_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("{")

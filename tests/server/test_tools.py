@@ -230,6 +230,66 @@ def test_random_weights_call_what_they_must(server: LiveServer, key: str) -> Non
     assert without_ids(streamed) == without_ids(choices)
 
 
+YES: dict[str, Any] = {
+    "type": "object",
+    "properties": {"said": {"enum": ["<tool_call>", "no"]}},
+    "required": ["said"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "yes", "schema": YES}}
+
+
+def test_random_weights_call_or_answer_in_the_format(server: LiveServer) -> None:
+    """With tools and a response format an answer is calls that fit, or a text that fits, and there are both."""
+    asked: dict[str, Any] = {"tools": [CITY, FLAG], "response_format": FORM, "temperature": 1.5, "max_tokens": 300,
+                             "thinking_token_budget": 3, "n": 8, "seed": 7, "parallel_tool_calls": False}  # fmt: skip
+    for opened in (False, True):
+        asked["chat_template_kwargs"] = {"thinking": opened}
+        choices = whole(server, "anything", **asked)
+        for choice in choices:
+            message = choice["message"]
+            if "tool_calls" in message:
+                assert choice["finish_reason"] == "tool_calls"
+                assert message["content"] is None
+                assert all(map(fits, message["tool_calls"]))
+            else:
+                assert choice["finish_reason"] == "stop"
+                assert json.loads(message["content"])["said"] in {"<tool_call>", "no"}
+            assert not opened or message["reasoning"]
+        assert len({"tool_calls" in choice["message"] for choice in choices}) == 2
+        streamed = folded(server.chat("anything", stream=True, **asked))
+        assert without_ids(streamed) == without_ids(choices)
+    for fields, called in (
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": {"type": "function", "function": {"name": "flag"}}}, True),
+        ({"tool_choice": "none"}, False),
+    ):
+        for choice in whole(server, "anything", **asked, **fields):
+            assert ("tool_calls" in choice["message"]) is called
+
+
+def test_calls_and_reasoning_are_counted(server: LiveServer, script: Script) -> None:
+    def counts() -> list[float]:
+        names: list[tuple[str, dict[str, str]]] = [
+            ("quire_tool_calls_total", {"format": "hermes", "outcome": outcome})
+            for outcome in ("complete", "malformed", "cut")
+        ]
+        names += [("quire_reasoning_tokens_total", {}), ("quire_forced_tokens_total", {})]
+        return [server.metric(name, **labels) for name, labels in names]
+
+    before = counts()
+    server.chat("two calls", tools=TOOLS)
+    server.chat("broken", tools=TOOLS)
+    server.chat("one call", tools=TOOLS, max_tokens=40)
+    server.chat("thinks")
+    whole(server, "anything", tools=[FLAG], tool_choice="required", parallel_tool_calls=False)
+    thought = len(script.ids("<think>\nIs it 4?\n</think>"))
+    server.wait(
+        lambda: [now - then for now, then in zip(counts(), before, strict=True)][:4] == [3, 1, 1, thought]
+    )
+    server.wait(lambda: counts()[4] - before[4] > 20)
+
+
 def test_schemas_that_cannot_be_enforced_are_named(server: LiveServer) -> None:
     for schema in ({"type": "string", "pattern": "(?<=x)y"}, {"$ref": "http://127.0.0.1:1/x.json"}):
         parameters = {"type": "object", "properties": {"a": schema}}

@@ -15,7 +15,8 @@ import quire
 from helpers.region_cases import SCHEMA, fold
 from helpers.region_templates import FAMILIES, ODD, UNKNOWN, template
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
-from quire.text.regions.detect import model_regions
+from quire.text.outline import folder_outline
+from quire.text.regions.detect import facts_text, found_regions, model_regions
 from quire.text.regions.families import CALLS, REASONING, VARIANTS
 from quire.text.regions.reader import RegionReader
 from quire.text.regions.response_template import spec_of_response_template
@@ -112,7 +113,7 @@ def test_families_are_recognised_and_render_what_is_read(name, with_markers):
     if name == "openai" and not with_markers:
         return
     found = model_regions(model)
-    assert (found.source, found.spec.calls) == ("table", CALLS[name])
+    assert (found.found.calls, found.spec.calls) == ("table", CALLS[name])
     assert bool(found.markers.ids) == with_markers
     for turn in TURNS:
         check_round_trip(found, model, turn)
@@ -121,20 +122,17 @@ def test_families_are_recognised_and_render_what_is_read(name, with_markers):
 def test_quire_mini():
     model = Tokenizer.from_dir(MINI)
     found = model_regions(model)
-    assert (found.source, found.spec.calls.name, found.spec.reasoning) == ("table", "hermes", None)
+    assert facts_text(found.found.facts()) == "tool calls hermes (table), no reasoning"
+    assert found_regions(folder_outline(MINI)) == found.found
     for turn in TURNS:
         check_round_trip(found, model, turn)
 
 
 def test_names_of_vllm():
     model = tokenizer("", "[ARGS]", "[TOOL_CALLS]")
-    assert model_regions(model).source == "none"
+    assert model_regions(model).found.facts()["tool_calls"] == {"format": None, "found": "none"}
     found = model_regions(model, tool_call_parser="mistral", reasoning_parser="deepseek_r1")
-    assert (found.source, found.spec.calls.name, found.spec.reasoning.name) == (
-        "named",
-        "mistral_v11",
-        "deepseek_r1",
-    )
+    assert facts_text(found.found.facts()) == "tool calls mistral_v11 (named), reasoning deepseek_r1 (named)"
     assert set(found.markers.ids) == {"[ARGS]", "[TOOL_CALLS]"}
     assert model_regions(tokenizer(""), tool_call_parser="mistral").spec.calls.name == "mistral_v3"
     for name in ("hermes", "llama3_json", "pythonic", "deepseek_v3", "qwen3_coder", "openai", "glm45", "granite",
@@ -164,7 +162,7 @@ def test_unknown_templates_are_analysed_with_a_warning(name, caplog):
     model = tokenizer(template(written, "<<R>>{{ m.reasoning_content }}<</R>>"))
     with caplog.at_level(logging.WARNING):
         found = model_regions(model)
-    assert found.source == "template"
+    assert (found.found.calls, found.found.reasoning) == ("template", "template")
     assert found.spec.reasoning.opener == "<<R>>"
     assert found.spec.reasoning.closer == "<</R>>"
     assert "opened by '<<R>>', closed by '<</R>>'" in caplog.text
@@ -180,13 +178,13 @@ def test_unknown_templates_are_analysed_with_a_warning(name, caplog):
 def test_what_cannot_be_analysed_stays_text(caplog):
     with caplog.at_level(logging.WARNING):
         found = model_regions(tokenizer(ODD))
-    assert (found.spec.calls, found.source) == (None, "none")
+    assert (found.spec.calls, found.found.calls) == (None, "none")
     assert "could not be analysed" in caplog.text
 
 
 def test_a_template_that_fails_is_no_obstacle():
-    assert model_regions(tokenizer("{{ raise_exception('no') }}")).source == "none"
-    assert model_regions(tokenizer("{% for x in range(10**9) %}a{% endfor %}")).source == "none"
+    assert model_regions(tokenizer("{{ raise_exception('no') }}")).found.calls == "none"
+    assert model_regions(tokenizer("{% for x in range(10**9) %}a{% endfor %}")).found.calls == "none"
 
 
 QWEN3 = {
@@ -212,12 +210,12 @@ def test_the_checkpoints_own_description(tmp_path, caplog):
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "response_template": QWEN3}))
     found = model_regions(Tokenizer.from_dir(folder))
-    assert found.source == "response_template"
+    assert (found.found.calls, found.found.reasoning) == ("response_template", "response_template")
     assert found.spec.calls.call == ObjectCall()
     assert found.spec.reasoning.opener == "<think>"
     odd = {"fields": {"tool_calls": {"open_pattern": "<(a|b)>", "close": "</x>", "content": "json"}}}
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "response_template": odd}))
-    assert model_regions(Tokenizer.from_dir(folder)).source == "table"
+    assert model_regions(Tokenizer.from_dir(folder)).found.calls == "table"
     assert "response_template of tokenizer_config.json is not used" in caplog.text
 
 

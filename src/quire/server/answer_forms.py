@@ -9,7 +9,7 @@ from quire.engine.front.forming import formed, forming
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Exchange
-from quire.server.requests import MAX_THINKING_TOKENS, ChatCompletionRequest
+from quire.server.requests import ChatCompletionRequest
 from quire.server.structured import compiled_for
 from quire.structured.answer_form import AskedPart
 from quire.structured.ask import StructuredOutput
@@ -24,31 +24,25 @@ def tools_of(body: ChatCompletionRequest) -> ToolUse | None:
     return tools or read_functions(body.functions, body.function_call)
 
 
-def check_budget(budget: int | None) -> None:
-    """Raise ApiError 400 for a budget of thinking that is out of range."""
-    if budget is not None and not 0 <= budget <= MAX_THINKING_TOKENS:
-        name = "thinking_token_budget"
-        raise bad_request(name, f"{name}: {budget} is not in [0, {MAX_THINKING_TOKENS}]")
-
-
 async def with_form(
     context: ServerContext,
     exchange: Exchange,
     ask: GenerateAsk,
     tools: ToolUse | None,
     found: tuple[str, StructuredOutput] | None,
-    budget: int | None,
+    *,
+    divided: bool = True,
 ) -> tuple[GenerateAsk, tuple[str, ...]]:
     """The same request with the grammar of its answer, and the keywords of lenient schemas that it does not enforce.
 
-    `found` is what the text of the answer must look like, and the field that says so. Raises what `compiled_for` does,
-    and RequestError for tools that cannot be called.
+    `found` is what the text of the answer must look like, and the field that says so. Not `divided`, the answer stays
+    one text. Raises what `compiled_for` does, and RequestError for tools that cannot be called.
     """
 
     async def compile_part(part: AskedPart) -> CompiledStructure:
         return await compiled_for(context, exchange, [ask], (part.field, part.ask))
 
     response = None if found is None else AskedPart(*found)
-    work = forming(ask.request, context.engine.reading(tools), response, budget)
+    work = forming(ask.request, context.engine.reading(tools), response, divided=divided)
     made = await formed(work, compile_part)
     return replace(ask, request=made.request, reading=made.reading), made.dropped

@@ -179,6 +179,18 @@ _REASONING_ALIASES = {
 REASONING |= {alias: REASONING[name] for alias, name in _REASONING_ALIASES.items()}
 # A name with two forms: a token of the newer one, the newer, the older.
 VARIANTS = {"mistral": ("[ARGS]", "mistral_v11", "mistral_v3")}
+
+
+def check_parsers(tool_call_parser: str | None = None, reasoning_parser: str | None = None) -> None:
+    """Raise ValueError naming the option for an unknown name."""
+    for option, name, table in (
+        ("tool_call_parser", tool_call_parser, {*CALLS, *VARIANTS}),
+        ("reasoning_parser", reasoning_parser, {*REASONING}),
+    ):
+        if name and name not in table:
+            raise ValueError(f"{option}: {name!r} is not one of {', '.join(sorted(table))}")
+
+
 # What a template of a family says, the most particular first.
 CALLS_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),
