@@ -125,7 +125,7 @@ def test_formats_of_answers_are_options(checkpoint: Folder, tmp_path: Any) -> No
             assert free.outputs[0].text == closed
 
     asyncio.run(run())
-    with pytest.raises(ValueError, match="tool_call_parser: 'x' is not one of command_r, "):
+    with pytest.raises(ValueError, match="tool_call_parser: 'x' is not one of cohere2, "):
         LLM(folder, progress=False, tool_call_parser="x")
     with pytest.raises(CheckpointError, match=r"none\.jinja"):
         LLM(folder, progress=False, chat_template="none.jinja")

@@ -446,6 +446,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing name"),
     ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function.name", "1 to 128"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "an object with a name"),
+    ({"tools": [{"type": "function", "function": {"name": 7}}]}, "tools[0].function.name", "7 is not"),
+    ({"tools": TOOLS, "function_call": {"name": "add"}}, "function_call", "needs functions"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "'custom'"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
      "tools[0].function.parameters", "JSON schema"),
@@ -466,6 +468,16 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"functions": [ADD["function"]], "function_call": {"name": "g"}}, "function_call", "'g'"),
     ({"functions": [ADD["function"]], "tools": TOOLS}, "functions", "tools"),
     ({"tools": "x"}, "tools", "array"),
+    ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "bool"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": "add"}}, "tool_choice", "must be"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"tools": TOOLS, "guided_regex": "(a"}, "guided_regex", "guided_regex: "),
+    ({"reasoning_effort": 5}, "reasoning_effort", "str"),
+    ({"include_reasoning": "x"}, "include_reasoning", "bool"),
+    ({"thinking_token_budget": 1.5}, "thinking_token_budget", "int"),
+    ({"thinking_token_budget": 2**40}, "thinking_token_budget", "is not an integer in"),
+    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "'tokenize'"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs", "object"),
 ]  # fmt: skip
 
 

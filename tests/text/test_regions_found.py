@@ -16,11 +16,12 @@ from helpers.region_cases import SCHEMA, fold
 from helpers.region_templates import FAMILIES, ODD, UNKNOWN, template
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
 from quire.text.outline import folder_outline
+from quire.text.reading import AnswerFormat
 from quire.text.regions.detect import facts_text, found_regions, model_regions
 from quire.text.regions.families import CALLS, REASONING, VARIANTS
 from quire.text.regions.reader import RegionReader
 from quire.text.regions.response_template import spec_of_response_template
-from quire.text.regions.spec import ArgumentForm, HeadedCall, History, Hole, ObjectCall, Tags
+from quire.text.regions.spec import ArgumentForm, HeadedCall, Hole, ObjectCall, Tags
 from quire.text.tokenizer import Tokenizer
 
 TOOLS = [
@@ -149,7 +150,7 @@ def test_thinking_of_a_template():
         template(FAMILIES["hermes"], "<think>\n{{ m.reasoning_content }}\n</think>\n\n"), *MARKERS
     )
     found = model_regions(model)
-    assert (found.spec.reasoning.name, found.spec.reasoning.history) == ("qwen3", History.FIELD)
+    assert (found.spec.reasoning.name, found.spec.reasoning.in_content) == ("qwen3", False)
     assert found.markers.opens_thinking == (found.markers.ids["<think>"],)
     check_round_trip(found, model, {**TURNS[2], "reasoning_content": "so\n\nso"})
     ignoring = tokenizer("{{ messages[0].content.split('</think>')[-1] }}")
@@ -185,6 +186,56 @@ def test_what_cannot_be_analysed_stays_text(caplog):
 def test_a_template_that_fails_is_no_obstacle():
     assert model_regions(tokenizer("{{ raise_exception('no') }}")).found.calls == "none"
     assert model_regions(tokenizer("{% for x in range(10**9) %}a{% endfor %}")).found.calls == "none"
+
+
+# What says the family, and where its template writes the reasoning of earlier turns: a field, the content, nowhere.
+READ = "{% if m.reasoning_content %}OPEN{{ m.reasoning_content }}CLOSE{% endif %}"
+THINKING = {
+    "qwen3": ("", READ),
+    "glm45": ("<arg_key>", READ),
+    "kimi_k2": ("<|tool_calls_section_begin|>", READ),
+    "command_r": ("", READ),
+    "openai_gptoss": ("", READ),
+    "granite": ("Here is my thought process:", ""),
+    "mistral": ("[THINK]", ""),
+    "deepseek_v3": ("<｜Assistant｜></think>", ""),
+}
+THOUGHT = {"role": "assistant", "content": "It is\n\n4.", "reasoning_content": "Is it <b>4</b>?\nYes."}
+
+
+@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.parametrize("with_markers", [True, False])
+def test_reasoning_of_earlier_turns_is_rendered_as_it_is_read(name, with_markers):
+    sign, written = THINKING[name]
+    spec = REASONING[name]
+    written = written.replace("OPEN", spec.opener).replace("CLOSE", spec.closer)
+    if spec.channel:
+        written += "<|start|>assistant<|channel|>final<|message|>"
+    markers = ("[THINK]", "[/THINK]", "<|START_THINKING|>", "<|END_THINKING|>", *MARKERS)
+    source = template("", written) if written else template("")
+    model = tokenizer(f"{{# {sign} #}}{source}", *(markers if with_markers else ()))
+    found = model_regions(model)
+    assert found.spec.reasoning.name == name
+    renderer = ChatRenderer(model)
+    AnswerFormat(model).prepare(renderer)
+
+    def rendered(turn: dict[str, object]) -> str:
+        user = {"role": "user", "content": "hi"}
+        chat = renderer.render(ChatAsk(messages=[user, turn], add_generation_prompt=False))
+        own = model.encode_guarded(chat.text, chat.own)
+        assert name == "deepseek_v3" or set(found.markers.closes_thinking) <= {*own}  # as control tokens
+        return chat.text[chat.text.index("assistant\n") + 10 :].removesuffix("<|im_end|>\n")
+
+    message = read_turn(found, model, rendered(THOUGHT), None)
+    if name == "deepseek_v3":
+        assert message == {key: value for key, value in THOUGHT.items() if key != "reasoning_content"}
+        return
+    assert message == THOUGHT
+    assert rendered(message) == rendered(THOUGHT)
+    reader = RegionReader(found.spec, found.markers, thinking=True)
+    for token in model.encode("hm" + spec.closer.strip(), add_special_tokens=False):
+        reader.push(token, model.decode([token], skip_special_tokens=False))
+    assert reader.reasoning_tokens == 2 + len(model.encode(spec.closer.strip(), add_special_tokens=False))
 
 
 QWEN3 = {

@@ -206,8 +206,11 @@ class LLM:
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """Token ids of a conversation with the checkpoint's chat template; options are those of ChatAsk."""
+        from quire.text.chat_messages import REASONING
         from quire.text.chat_renderer import ChatAsk
 
+        if any(name in message for message in messages for name in REASONING):
+            self._answer_format()  # which may say where it goes
         return self._renderer().encode(ChatAsk(messages=messages, **options))
 
     def _renderer(self) -> ChatRenderer:
@@ -231,6 +234,7 @@ class LLM:
             self._format = AnswerFormat(
                 self._built.model.tokenizer, self._template, reads_tools=reads_tools, **self._parsers
             )
+            self._format.prepare(self._renderer())
         return self._format
 
     def _thinks(self, params: SamplingParams) -> Reading | None:

@@ -21,7 +21,7 @@ def tools_of(body: ChatCompletionRequest) -> ToolUse | None:
     if body.tools and body.functions:
         raise bad_request("functions", "functions: cannot be combined with tools")
     tools = read_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
-    return tools or read_functions(body.functions, body.function_call)
+    return read_functions(body.functions, body.function_call) or tools
 
 
 async def with_form(

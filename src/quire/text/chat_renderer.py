@@ -82,7 +82,8 @@ class RenderedChat:
 
 
 class ChatTemplate:
-    """One compiled template. Safe to render from several threads at once.
+    """One compiled template. Safe to render from several threads at once. `thought` is what stands around the reasoning
+    of earlier turns, if they are part of the content.
 
     Raises CheckpointError if the source exceeds the limit or does not compile.
     """
@@ -102,6 +103,7 @@ class ChatTemplate:
             raise CheckpointError(
                 f"the chat template has {len(source)} characters, more than the limit of {self.limits.source_chars}"
             )
+        self.thought: tuple[str, str] | None = None
         self._sandbox = ChatSandbox(now)
         try:
             tree = self._sandbox.parse(source)
@@ -149,6 +151,8 @@ class ChatTemplate:
             shapes.wrap(messages)
         if not self._json_arguments:
             shapes.parse_arguments(messages)
+        if self.thought is not None:
+            _think_in_content(messages, *map(TemplateText, self.thought))
         for message in messages:
             if message["role"] in _ROLES:
                 message["role"] = TemplateText(message["role"])
@@ -240,6 +244,11 @@ class ChatTemplates:
         """SHA-256 of the default template's source, in hex, for comparing deployments."""
         return self._templates["default"].template_hash
 
+    def write_thoughts(self, opener: str, closer: str) -> None:
+        """Write the reasoning of earlier turns into their contents, between these texts."""
+        for template in self._templates.values():
+            template.thought = opener, closer
+
     @property
     def reads_tools(self) -> bool:
         """Whether the model sees the tools of a conversation."""
@@ -291,6 +300,16 @@ def _objects(
         raise RequestError(name, "must be a list of objects")
     copied: list[Any] = copier.copy(name, items)
     return copied
+
+
+def _think_in_content(messages: list[shapes.Message], opener: TemplateText, closer: TemplateText) -> None:
+    for message in messages:
+        if message["role"] == "assistant" and (thought := message.get("reasoning_content")):
+            thought = opener + thought + closer
+            if isinstance(content := message.get("content") or "", str):
+                message["content"] = thought + content
+            else:
+                content.insert(0, {"type": "text", "text": thought})
 
 
 def _tag_final_message(messages: list[shapes.Message], tag: str) -> None:

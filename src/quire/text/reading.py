@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from quire.records import dataclass
+from quire.text.chat_renderer import ChatRenderer
 from quire.text.regions.calls import call_heads
 from quire.text.regions.detect import ModelRegions, model_regions
 from quire.text.regions.reader import RegionReader
@@ -95,6 +96,12 @@ class AnswerFormat:
             tokenizer, template, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
         )
         self.calls: Counter[str] = Counter()  # by what became of them
+
+    def prepare(self, renderer: ChatRenderer) -> None:
+        """Have earlier turns rendered as this format writes them."""
+        reasoning = self.regions.spec.reasoning
+        if reasoning is not None and reasoning.in_content:
+            renderer.write_thoughts(reasoning.opener, reasoning.closer)
 
     def reading(self, tools: ToolUse | None) -> Reading | None:
         """How an answer is read; None if it is nothing but text.

@@ -49,6 +49,7 @@ class TextService:
             else:
                 names = {"tool_call_parser": tool_call_parser, "reasoning_parser": reasoning_parser}
                 self._format = AnswerFormat(tokenizer, template, reads_tools=self._chat.reads_tools, **names)
+                self._format.prepare(self._chat)
         self._short = full_pool(2, "quire-text")
         self._long = full_pool(1, "quire-long-text")
         self._max_tokens = 0

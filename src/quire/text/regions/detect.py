@@ -23,7 +23,7 @@ from quire.text.regions.markers import Markers
 from quire.text.regions.probe import ARGUMENTS, NAMES, PARAMETERS, Answers, probed_calls, probed_reasoning
 from quire.text.regions.reader import read_whole
 from quire.text.regions.response_template import spec_of_response_template
-from quire.text.regions.spec import CallSpec, ChannelCall, History, ReasoningSpec, RegionSpec
+from quire.text.regions.spec import CallSpec, ChannelCall, ReasoningSpec, RegionSpec
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, QuireError
 
@@ -210,14 +210,7 @@ def _with_history(reasoning: ReasoningSpec | None, source: str) -> ReasoningSpec
     """Where this template wants reasoning: in a field that it reads, else as the family does."""
     if reasoning is None or not any(name in source for name in _READS_REASONING):
         return reasoning
-    return ReasoningSpec(
-        name=reasoning.name,
-        opener=reasoning.opener,
-        closer=reasoning.closer,
-        at_calls=reasoning.at_calls,
-        channel=reasoning.channel,
-        history=History.FIELD,
-    )
+    return replace(reasoning, in_content=False)
 
 
 def _warn(what: str, form: str, spec: CallSpec | ReasoningSpec) -> None:
