@@ -397,10 +397,12 @@ def _compiled(schema: object, _strict: bool) -> tuple[str, tuple[str, ...]]:
     return compile_json_schema(schema).source, ()
 
 
-def _beside(spec: RegionSpec, markers: Markers, choice: ToolChoice, schema: object) -> Any:
+def _beside(spec: RegionSpec, markers: Markers, choice: ToolChoice, schema: object) -> str:
     """The grammar of an answer that is calls or JSON of a schema."""
     response = compile_json_schema(schema).source
-    return tool_grammar(spec, markers, FUNCTIONS, choice, compile_schema=_compiled, response=response)
+    made = tool_grammar(spec, markers, FUNCTIONS, choice, compile_schema=_compiled, response=response)
+    assert not made.regions.triggers
+    return made.source
 
 
 def _pieces(tokens: list[int]) -> list[Any]:
@@ -439,39 +441,42 @@ def test_an_answer_is_calls_or_has_a_format(vocabulary, case, form):
     final = "<|channel|>final<|message|>" if channels else ""
     for markers in (markers_of(case.spec), Markers()):
         spec = case.spec if channels else RegionSpec(case.spec.calls)
-        made = _beside(spec, markers, ToolChoice(), schema)
-        assert not made.regions.triggers
+        start = LLMatcher(vocabulary, _beside(spec, markers, ToolChoice(), schema), log_level=0)
+
+        def fits(tokens: list[int], start: LLMatcher = start) -> bool:
+            matcher = start.deep_copy()
+            return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
         if not channels:  # whose second call is written otherwise
             tokens = tokens_of(markers, call)
-            assert accepted(vocabulary, made.source, tokens)[0]
+            assert fits(tokens)
             assert [kind for kind, *_ in _said(spec, markers, tokens)] == ["call", "arguments"] * 2
         for text in texts:
             tokens = tokens_of(markers, final + text) if channels else [*text.encode()]
-            assert accepted(vocabulary, made.source, tokens)[0], text
+            assert fits(tokens), text
             if not channels:
                 assert _said(spec, markers, tokens) == [("text", text, 0, "")]
         for wrong in ("Hello", texts[0] + call, "See.\n" + call, call.replace("f", "h"), final + "{"):
-            assert not accepted(vocabulary, made.source, tokens_of(markers, wrong))[0], wrong
-        required = _beside(spec, markers, ToolChoice(mode="required"), schema)
-        assert not accepted(vocabulary, required.source, tokens_of(markers, final + texts[0]))[0]
+            assert not fits(tokens_of(markers, wrong)), wrong
+        if form == "object":
+            required = _beside(spec, markers, ToolChoice(mode="required"), schema)
+            assert not accepted(vocabulary, required, tokens_of(markers, final + texts[0]))[0]
 
 
-@pytest.mark.parametrize(
-    "calls", ["hermes", "llama3_json", "pythonic", "mistral_v3", "phi4_mini_json", "qwen3_coder"]
-)
+@pytest.mark.parametrize("calls", ["hermes", "llama3_json", "pythonic", "phi4_mini_json"])
 def test_random_answers_are_calls_that_fit_or_have_the_format(vocabulary, calls):
     spec, kinds = spec_of(calls), set()
-    for markers in (markers_of(spec), Markers()):
-        made = _beside(spec, markers, ToolChoice(parallel=False), FORMATS["object"][0])
-        for seed in range(12):
-            tokens = grown(vocabulary, made.source, seed)
-            parts = _said(spec, markers, tokens) if tokens else []
-            for kind, text, *_ in parts:
-                kinds.add(kind)
-                assert kind != "call" or text in TOOLS
-                assert kind != "arguments" or set(json.loads(text)) <= {"a", "n"}
-                assert kind != "text" or {"name"} <= set(json.loads(text)) <= {"name", "age"}
-            assert len(parts) in {0, 1, 2}
+    markers = markers_of(spec)
+    source = _beside(spec, markers, ToolChoice(parallel=False), FORMATS["object"][0])
+    for seed in range(6):
+        tokens = grown(vocabulary, source, seed)
+        parts = _said(spec, markers, tokens) if tokens else []
+        for kind, text, *_ in parts:
+            kinds.add(kind)
+            assert kind != "call" or text in TOOLS
+            assert kind != "arguments" or set(json.loads(text)) <= {"a", "n"}
+            assert kind != "text" or {"name"} <= set(json.loads(text)) <= {"name", "age"}
+        assert len(parts) in {0, 1, 2}
     assert kinds == {"text", "call", "arguments"}
 
 
