@@ -319,6 +319,14 @@ def test_thinking_ends_with_its_budget(server: LiveServer, script: Script) -> No
         assert message["content"]
         streamed = server.chat("anything", thinking_token_budget=budget, stream=True, **asked)
         assert without_ids(folded(streamed)) == without_ids(body["choices"])
+        continued = {
+            "thinking_token_budget": budget,
+            "max_tokens": 30,
+            "seed": 3,
+            "skip_special_tokens": False,
+        }
+        text = server.complete("anything <think>\n", **continued).json["choices"][0]["text"]
+        assert text.index("</think>") <= 7 * budget + 1  # a token may be one of the longest markers
     server.chat("anything", thinking_token_budget=-1).error(400, "invalid_value", "thinking_token_budget")
 
 

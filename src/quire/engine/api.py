@@ -299,6 +299,9 @@ class Engine(Protocol):
         tokenizer, and OverloadedError.
         """
 
+    async def share_vocabulary(self) -> None:
+        """Prepare for a request with a grammar that `compile` has not made. Raises RequestError without a tokenizer."""
+
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[int]:

@@ -237,6 +237,8 @@ class AsyncLLM:
             try:
                 work = forming(request, reading, asked_part(params), divided=divided)
                 form = await formed(work, self._compile)
+                if form.request.grammar is not None:
+                    await self._engine.share_vocabulary()
                 ask = GenerateAsk(request=form.request, prompt_text=text, reading=form.reading)
                 running = self._engine.generate(ask)
             except OverloadedError as error:
