@@ -74,6 +74,7 @@ class Timed:
         self._stepper = stepper
         self.prepare, self.begin = stepper.prepare, stepper.begin
         self.seconds, self.rows = 0.0, 0
+        self.added_tokens = self.late_steps = 0
 
     def masks(self) -> Any:
         start = time.perf_counter()

@@ -6,6 +6,8 @@ import enum
 
 from quire import records
 
+CALL_OUTCOMES = ("complete", "malformed", "cut")  # what became of a call: "cut" by the end of the answer
+
 
 class PartKind(enum.StrEnum):
     """What a part of an answer is: text, reasoning, the name of a function that is called, or its arguments."""
@@ -46,7 +48,8 @@ class AnswerRegions:
     the token that closes it, -1 where the model has none: it is then spelled as `closer_bytes`. `close` are the tokens
     that close the region when it has `budget` tokens. `triggers`: the grammar begins behind each of these tokens
     outside of thinking, and behind the first alone if `once`. Without them it begins with the answer, or behind the
-    thinking that the prompt opened if there is a `closer`.
+    thinking that the prompt opened if there is a `closer`. `opens_first`: the region opens at the start of the
+    answer or not at all.
     """
 
     thinking: bool = False
@@ -57,3 +60,4 @@ class AnswerRegions:
     budget: int | None = None
     triggers: tuple[int, ...] = ()
     once: bool = False
+    opens_first: bool = False

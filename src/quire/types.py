@@ -172,6 +172,9 @@ class SamplingParams:
     prompt_logprobs_start: int = integer(
         0, "report prompt logprobs from token I on; the cache may hold those before", 0, MAX_INTEGER, "I"
     )
+    thinking_token_budget: int | None = integer(
+        None, "most tokens of reasoning; it is closed when they are used up", 0, MAX_INTEGER, "N"
+    )
     structured: Structure | None = structure("what the text must look like; see docs/structured.md")
 
     def __post_init__(self) -> None:

@@ -133,6 +133,8 @@ def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert step["intensity"] == pytest.approx(step["flops"] / step["bytes"])
         assert step["bound_seconds"] > 0
     assert [op["op"] for op in found["ops"][:3]] == ["Embed", "Norm", "Linear"]
+    none = {"format": None, "found": "none"}
+    assert found["tokenizer"]["answers"] == {"tool_calls": none, "reasoning": none}
     for name in ("memory", "server_memory"):
         assert sum(found[name]["parts"].values()) == found[name]["sum"] <= found[name]["bound"]
     assert found["server_memory"]["parts"].keys() - found["memory"]["parts"].keys() == {
@@ -147,7 +149,15 @@ def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert kv["block_bytes_of_16_tokens"] == 16 * 2 * 2 * 2 * (32 + 2)
     code, text, _ = run(capsys, "inspect", str(folder), "--no-measure")
     assert code == 0
-    for word in ("GQA 4/2 of", "q/k norm", "KV cache", "prefill:", "decode:", "FLOP/byte"):
+    for word in (
+        "GQA 4/2 of",
+        "q/k norm",
+        "KV cache",
+        "prefill:",
+        "decode:",
+        "FLOP/byte",
+        "answers: no tool calls",
+    ):
         assert word in text
     assert run(capsys, "inspect", str(folder), "--no-measure", "--ops")[0] == 0
 

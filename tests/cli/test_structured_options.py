@@ -12,6 +12,7 @@ import pytest
 
 from quire.cli.elsewhere import explain
 from quire.cli.main import main
+from quire.text.tokenizer import Tokenizer
 
 FIXED = ("--max-tokens", "40", "--seed", "3", "--quiet")
 SCHEMA = {
@@ -49,6 +50,37 @@ def test_chat_answers_under_constraint(
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\nAgain\n"))
     assert main(["chat", str(folder), *FIXED, "--no-history", "--choice", "yes", "--choice", "no"]) == 0
     assert {"yes", "no"}.issuperset(capsys.readouterr().out.split())
+
+
+TEMPLATE = (
+    "{% if enable_thinking %}THINK {% endif %}{{ effort }}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+RENDERED = ("--chat-template", TEMPLATE, "--enable-thinking", "--chat-template-kwargs", '{"effort": "high "}')
+
+
+def test_options_of_a_chat_reach_the_template(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsers = ("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--thinking-token-budget", "5")
+    shown = json.loads(generate(capsys, folder, "--chat", "--json", *RENDERED, *parsers))
+    assert shown["prompt_token_ids"] == Tokenizer.from_dir(folder).encode("THINK high Hi")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n"))
+    assert main(["chat", str(folder), *FIXED, "--no-history", *RENDERED, *parsers, "--choice", "yes"]) == 0
+    assert capsys.readouterr().out.split() == ["yes"]
+
+
+def test_wrong_options_of_a_chat_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["generate", str(folder), "--prompt", "Hi", "--quiet"]
+    for options, said in (
+        (["--no-enable-thinking"], "chat: "),
+        (["--chat", "--tool-call-parser", "x"], "tool_call_parser: 'x' is not one of"),
+        (["--thinking-token-budget", "-1"], "thinking_token_budget: -1"),
+    ):
+        assert main([*asked, *options]) in {1, 2}
+        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*asked, "--chat-template-kwargs", "[1]"])
+    assert "is not a JSON object" in capsys.readouterr().err
 
 
 def test_wrong_structures_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

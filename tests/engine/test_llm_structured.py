@@ -11,7 +11,7 @@ import pytest
 
 from helpers.tokenizers import Folder
 from quire import LLM, AsyncLLM, SamplingParams, StructuredOutput
-from quire.types import RequestError
+from quire.types import CheckpointError, RequestError
 
 CHAT = [{"role": "user", "content": "Hi"}]
 SCHEMA = {
@@ -78,6 +78,57 @@ def test_what_is_dropped_and_what_is_refused(checkpoint: Folder) -> None:
         assert out.dropped == ()
     with pytest.raises(RequestError, match="structured: dict is not a StructuredOutput"):
         SamplingParams(structured=SCHEMA)  # type: ignore[arg-type]
+
+
+TEMPLATE = (
+    "{{ (tools or []) | length }} {% for m in messages %}{{ m.content }}{% endfor %} {{ reasoning_effort }}"
+    "{% if enable_thinking %}<think>\n{% endif %}"
+)
+FORMATS: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+CHATTED: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
+    "parallel_tool_calls": False, "chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "low",
+}  # fmt: skip
+
+
+def said(sample: Any) -> tuple[str, str, list[tuple[str, str]]]:
+    return sample.text, sample.reasoning, [(call.name, call.arguments) for call in sample.tool_calls]
+
+
+def test_formats_of_answers_are_options(checkpoint: Folder, tmp_path: Any) -> None:
+    folder = checkpoint("llama3.1")
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    value = StructuredOutput(json=SCHEMA, disable_any_whitespace=True)
+    form = asked(value, thinking_token_budget=4, n=6, max_tokens=200)
+    budget = asked(None, thinking_token_budget=3)
+    with LLM(folder, progress=False, max_model_len=250, chat_template=TEMPLATE, **FORMATS) as llm:
+        (out,) = llm.chat(CHAT, form, **CHATTED)
+        expected = [said(sample) for sample in out.outputs]
+        for text, reasoning, calls in expected:
+            assert reasoning
+            assert bool(text) != bool(calls)
+            values = [arguments for _, arguments in calls] or [text]
+            assert all(json.loads(value)["a"] in {1, 22} for value in values)
+        assert len({bool(text) for text, *_ in expected}) == 2
+        (free,) = llm.generate(["Well: <think>\n"], budget)
+        closed = free.outputs[0].text
+        assert 0 < closed.index("\n</think>") <= 3
+        assert llm.encode_chat(CHAT, reasoning_effort="low") != llm.encode_chat(CHAT)
+
+    async def run() -> None:
+        async with AsyncLLM(
+            folder, max_model_len=250, chat_template=tmp_path / "chat.jinja", **FORMATS
+        ) as llm:
+            (out,) = await llm.chat(CHAT, form, **CHATTED)
+            assert [said(sample) for sample in out.outputs] == expected
+            (free,) = await llm.generate(["Well: <think>\n"], budget)
+            assert free.outputs[0].text == closed
+
+    asyncio.run(run())
+    with pytest.raises(ValueError, match="tool_call_parser: 'x' is not one of cohere2, "):
+        LLM(folder, progress=False, tool_call_parser="x")
+    with pytest.raises(CheckpointError, match=r"none\.jinja"):
+        LLM(folder, progress=False, chat_template="none.jinja")
 
 
 def test_a_model_without_a_tokenizer_takes_no_structure(checkpoint: Folder, tmp_path: Any) -> None:

@@ -47,7 +47,8 @@ def test_names_and_types(server: LiveServer) -> None:
         if name != "vllm:cache_config_info":
             assert found.get(name.replace("vllm:", "quire_")) == kind, name
     for name in ("http_requests", "quire_step_plans", "quire_step_plan_padding", "quire_kv_waste_tokens",
-                 "quire_wasted_tokens", "quire_step_phase_seconds",
+                 "quire_wasted_tokens", "quire_step_phase_seconds", "quire_forced_tokens", "quire_late_rows",
+                 "quire_tool_calls", "quire_reasoning_tokens",
                  "quire_memory_bytes", "quire_engine_resident_bytes", "http_request_duration_seconds",
                  "quire_startup_seconds", "quire_engine_restarts", "quire_build_info", "process_resident_memory_bytes",
                  "process_cpu_seconds", "process_open_fds", "process_start_time_seconds"):  # fmt: skip

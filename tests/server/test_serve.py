@@ -28,6 +28,7 @@ def test_start_serve_and_drain(folder: Path) -> None:
     """Draining: running requests finish, new ones are refused, then nothing is left."""
     with running(folder, "--served-model-name", "small", "--log-format", "json", "--access-log") as server:
         assert any(line.split()[:1] == ["sum"] for line in server.lines)
+        assert "  answers: no tool calls, no reasoning" in server.lines
         server.process.send_signal(signal.SIGHUP)  # there is no certificate to read again
         assert "KV blocks" in " ".join(server.lines)
         engines = children(server.process.pid)

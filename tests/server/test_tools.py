@@ -230,6 +230,66 @@ def test_random_weights_call_what_they_must(server: LiveServer, key: str) -> Non
     assert without_ids(streamed) == without_ids(choices)
 
 
+YES: dict[str, Any] = {
+    "type": "object",
+    "properties": {"said": {"enum": ["<tool_call>", "no"]}},
+    "required": ["said"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "yes", "schema": YES}}
+
+
+def test_random_weights_call_or_answer_in_the_format(server: LiveServer) -> None:
+    """With tools and a response format an answer is calls that fit, or a text that fits, and there are both."""
+    asked: dict[str, Any] = {"tools": [CITY, FLAG], "response_format": FORM, "temperature": 1.5, "max_tokens": 300,
+                             "thinking_token_budget": 3, "n": 8, "seed": 7, "parallel_tool_calls": False}  # fmt: skip
+    for opened in (False, True):
+        asked["chat_template_kwargs"] = {"thinking": opened}
+        choices = whole(server, "anything", **asked)
+        for choice in choices:
+            message = choice["message"]
+            if "tool_calls" in message:
+                assert choice["finish_reason"] == "tool_calls"
+                assert message["content"] is None
+                assert all(map(fits, message["tool_calls"]))
+            else:
+                assert choice["finish_reason"] == "stop"
+                assert json.loads(message["content"])["said"] in {"<tool_call>", "no"}
+            assert not opened or message["reasoning"]
+        assert len({"tool_calls" in choice["message"] for choice in choices}) == 2
+        streamed = folded(server.chat("anything", stream=True, **asked))
+        assert without_ids(streamed) == without_ids(choices)
+    for fields, called in (
+        ({"tool_choice": "required"}, True),
+        ({"tool_choice": {"type": "function", "function": {"name": "flag"}}}, True),
+        ({"tool_choice": "none"}, False),
+    ):
+        for choice in whole(server, "anything", **asked, **fields):
+            assert ("tool_calls" in choice["message"]) is called
+
+
+def test_calls_and_reasoning_are_counted(server: LiveServer, script: Script) -> None:
+    def counts() -> list[float]:
+        names: list[tuple[str, dict[str, str]]] = [
+            ("quire_tool_calls_total", {"format": "hermes", "outcome": outcome})
+            for outcome in ("complete", "malformed", "cut")
+        ]
+        names += [("quire_reasoning_tokens_total", {}), ("quire_forced_tokens_total", {})]
+        return [server.metric(name, **labels) for name, labels in names]
+
+    before = counts()
+    server.chat("two calls", tools=TOOLS)
+    server.chat("broken", tools=TOOLS)
+    server.chat("one call", tools=TOOLS, max_tokens=40)
+    server.chat("thinks")
+    whole(server, "anything", tools=[FLAG], tool_choice="required", parallel_tool_calls=False)
+    thought = len(script.ids("<think>\nIs it 4?\n</think>"))
+    server.wait(
+        lambda: [now - then for now, then in zip(counts(), before, strict=True)][:4] == [3, 1, 1, thought]
+    )
+    server.wait(lambda: counts()[4] - before[4] > 20)
+
+
 def test_schemas_that_cannot_be_enforced_are_named(server: LiveServer) -> None:
     for schema in ({"type": "string", "pattern": "(?<=x)y"}, {"$ref": "http://127.0.0.1:1/x.json"}):
         parameters = {"type": "object", "properties": {"a": schema}}
@@ -259,6 +319,14 @@ def test_thinking_ends_with_its_budget(server: LiveServer, script: Script) -> No
         assert message["content"]
         streamed = server.chat("anything", thinking_token_budget=budget, stream=True, **asked)
         assert without_ids(folded(streamed)) == without_ids(body["choices"])
+        continued = {
+            "thinking_token_budget": budget,
+            "max_tokens": 30,
+            "seed": 3,
+            "skip_special_tokens": False,
+        }
+        text = server.complete("anything <think>\n", **continued).json["choices"][0]["text"]
+        assert text.index("</think>") <= 7 * budget + 1  # a token may be one of the longest markers
     server.chat("anything", thinking_token_budget=-1).error(400, "invalid_value", "thinking_token_budget")
 
 
@@ -386,6 +454,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing name"),
     ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function.name", "1 to 128"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "an object with a name"),
+    ({"tools": [{"type": "function", "function": {"name": 7}}]}, "tools[0].function.name", "7 is not"),
+    ({"tools": TOOLS, "function_call": {"name": "add"}}, "function_call", "needs functions"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "'custom'"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
      "tools[0].function.parameters", "JSON schema"),
@@ -406,6 +476,16 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"functions": [ADD["function"]], "function_call": {"name": "g"}}, "function_call", "'g'"),
     ({"functions": [ADD["function"]], "tools": TOOLS}, "functions", "tools"),
     ({"tools": "x"}, "tools", "array"),
+    ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "bool"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": "add"}}, "tool_choice", "must be"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"tools": TOOLS, "guided_regex": "(a"}, "guided_regex", "guided_regex: "),
+    ({"reasoning_effort": 5}, "reasoning_effort", "str"),
+    ({"include_reasoning": "x"}, "include_reasoning", "bool"),
+    ({"thinking_token_budget": 1.5}, "thinking_token_budget", "int"),
+    ({"thinking_token_budget": 2**40}, "thinking_token_budget", "is not an integer in"),
+    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "'tokenize'"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs", "object"),
 ]  # fmt: skip
 
 

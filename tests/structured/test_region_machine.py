@@ -74,6 +74,22 @@ def test_an_opener_of_several_tokens():
     assert machine.forced(states[-1]) == (CLOSE,)
 
 
+def test_thinking_that_comes_first_or_not_at_all():
+    """An opener inside of a format is text of it, and has no budget."""
+    machine = RegionMachine(
+        AnswerRegions(opener=(7, 8), closer=CLOSE, budget=1, close=(CLOSE,), opens_first=True)
+    )
+    assert [state.thinking for state in run(machine, [7, 8, 1, CLOSE, 7, 8])] == [
+        False,
+        False,
+        True,
+        True,
+        *[False] * 3,
+    ]
+    for text in ([1, 7, 8], [7, 7, 8], [8, 7, 8]):
+        assert not any(state.thinking for state in run(machine, text))
+
+
 def test_states_are_values():
     """Drafts are stepped over in copies that are dropped."""
     machine = RegionMachine(AnswerRegions(thinking=True, closer=CLOSE, budget=2, close=(CLOSE,)))

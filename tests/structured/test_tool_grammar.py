@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from helpers.grammars import tiny_tokenizer
 from helpers.region_cases import CASES, IDS, TOOLS, Case, markers_of, read, spec_of, tokens_of
+from quire import StructuredOutput
+from quire.structured.answer_form import AnswerPlan, AskedPart
+from quire.structured.ask import GrammarError
+from quire.structured.compile import compile_grammar
+from quire.structured.json_schema import compile_json_schema
 from quire.structured.tool_grammar import ToolChoice, ToolFunction, answer_grammar, tool_grammar
+from quire.text.reading import Reading
+from quire.text.regions.calls import call_heads
+from quire.text.regions.detect import FoundRegions, ModelRegions
 from quire.text.regions.markers import Markers
-from quire.text.regions.spec import ChannelCall, ObjectCall, RegionSpec
+from quire.text.regions.spec import CallSpec, ChannelCall, HeadedCall, Hole, ObjectCall, RegionSpec
+from quire.text.tools import read_tools
 from quire.types import RequestError
 
 FUNCTIONS = [ToolFunction(name, schema) for name, schema in TOOLS.items()]
@@ -221,16 +232,8 @@ def test_what_a_grammar_allows_is_read_as_calls_that_fit(vocabulary, case):
         if not tokens:
             continue
         ended += 1
-        pieces: list[Any] = []
-        held = bytearray()
-        for token in [*tokens, -1]:
-            if 0 <= token < 256:
-                held.append(token)
-            else:
-                pieces += [held.decode(errors="replace"), token]
-                held.clear()
-        parts = read(spec, [piece for piece in pieces if piece != -1], markers)
-        assert {kind for kind, *_ in parts} == {"call", "arguments"}, (parts, pieces)
+        parts = read(spec, _pieces(tokens), markers)
+        assert {kind for kind, *_ in parts} == {"call", "arguments"}, parts
         names = [text for kind, text, *_ in parts if kind == "call"]
         for name, arguments in zip(
             names, (text for kind, text, *_ in parts if kind == "arguments"), strict=True
@@ -375,6 +378,149 @@ def test_names_of_grammars_beside_do_not_meet(vocabulary):
     for name, arguments, fits in (("f", "{f}", True), ("g", "{g}", True), ("f", "{g}", False)):
         text = f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
         assert accepted(vocabulary, made.source, tokens_of(Markers(), text))[0] is fits
+
+
+# A call could begin like each of these: with a brace, a bracket, or with the name of a function.
+FORMATS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "object": (
+        {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name"],
+         "additionalProperties": False},
+        ['{"name": "f"}', '{"name":"fg", "age": 3}', '{\n  "name": "<tool_call>"\n}', '{ "name": "[TOOL_CALLS] ["}'],
+    ),
+    "array": ({"type": "array"}, ["[]", "[false, 1]", '[ "f(", {"name": "f"}]', "[[null]]"]),
+    "text": ({"type": ["string", "boolean"]}, ['"functools["', "false", '"[f("']),
+}  # fmt: skip
+BESIDE = [*WRITTEN, next(case for case in CASES if isinstance(case.spec.calls.call, ChannelCall))]
+
+
+def _compiled(schema: object, _strict: bool) -> tuple[str, tuple[str, ...]]:
+    return compile_json_schema(schema).source, ()
+
+
+def _beside(spec: RegionSpec, markers: Markers, choice: ToolChoice, schema: object) -> str:
+    """The grammar of an answer that is calls or JSON of a schema."""
+    response = compile_json_schema(schema).source
+    made = tool_grammar(spec, markers, FUNCTIONS, choice, compile_schema=_compiled, response=response)
+    assert not made.regions.triggers
+    return made.source
+
+
+def _pieces(tokens: list[int]) -> list[Any]:
+    """Text and markers."""
+    pieces: list[Any] = []
+    held = bytearray()
+    for token in tokens:
+        if token < 256:
+            held.append(token)
+        else:
+            pieces += [held.decode(errors="replace"), token]
+            held.clear()
+    return [*pieces, held.decode(errors="replace")]
+
+
+def _said(spec: RegionSpec, markers: Markers, tokens: list[int]) -> list[tuple[str, str, int, str]]:
+    """The parts of an answer that is calls or has a format."""
+    heads = call_heads(spec.calls, TOOLS, markers)
+    return read(spec, _pieces(tokens), markers, eager=True, heads=heads)
+
+
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [
+        (case, form)
+        for case in BESIDE
+        for form in FORMATS
+        if form == "object" or not case.spec.calls.opener.startswith("<")
+    ],
+    ids=lambda value: value if isinstance(value, str) else IDS[CASES.index(value)],
+)
+def test_an_answer_is_calls_or_has_a_format(vocabulary, case, form):
+    schema, texts = FORMATS[form]
+    channels = isinstance(case.spec.calls.call, ChannelCall)
+    call = case.text[case.text.index("<|channel|>commentary to") :] if channels else canonical(case)
+    final = "<|channel|>final<|message|>" if channels else ""
+    for markers in (markers_of(case.spec), Markers()):
+        spec = case.spec if channels else RegionSpec(case.spec.calls)
+        start = LLMatcher(vocabulary, _beside(spec, markers, ToolChoice(), schema), log_level=0)
+
+        def fits(tokens: list[int], start: LLMatcher = start) -> bool:
+            matcher = start.deep_copy()
+            return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+        if not channels:  # whose second call is written otherwise
+            tokens = tokens_of(markers, call)
+            assert fits(tokens)
+            assert [kind for kind, *_ in _said(spec, markers, tokens)] == ["call", "arguments"] * 2
+        for text in texts:
+            tokens = tokens_of(markers, final + text) if channels else [*text.encode()]
+            assert fits(tokens), text
+            if not channels:
+                assert _said(spec, markers, tokens) == [("text", text, 0, "")]
+        for wrong in ("Hello", texts[0] + call, "See.\n" + call, call.replace("f", "h"), final + "{"):
+            assert not fits(tokens_of(markers, wrong)), wrong
+        if form == "object":
+            required = _beside(spec, markers, ToolChoice(mode="required"), schema)
+            assert not accepted(vocabulary, required, tokens_of(markers, final + texts[0]))[0]
+
+
+@pytest.mark.parametrize("calls", ["hermes", "llama3_json", "pythonic", "phi4_mini_json"])
+def test_random_answers_are_calls_that_fit_or_have_the_format(vocabulary, calls):
+    spec, kinds = spec_of(calls), set()
+    markers = markers_of(spec)
+    source = _beside(spec, markers, ToolChoice(parallel=False), FORMATS["object"][0])
+    for seed in range(6):
+        tokens = grown(vocabulary, source, seed)
+        parts = _said(spec, markers, tokens) if tokens else []
+        for kind, text, *_ in parts:
+            kinds.add(kind)
+            assert kind != "call" or text in TOOLS
+            assert kind != "arguments" or set(json.loads(text)) <= {"a", "n"}
+            assert kind != "text" or {"name"} <= set(json.loads(text)) <= {"name", "age"}
+        assert len(parts) in {0, 1, 2}
+    assert kinds == {"text", "call", "arguments"}
+
+
+CLOSED = FORMATS["object"][0]
+BEGINNINGS: list[tuple[str, dict[str, Any], str]] = [
+    ("llama3_json", {"json": CLOSED}, ""),
+    (
+        "llama3_json",
+        {"json": {"properties": {"name": True, "parameters": True}}},
+        '{"name":"f","parameters":',
+    ),
+    ("llama3_json", {"json_object": True}, '{"name":"f","parameters":'),
+    ("llama3_json", {"regex": "[a-z]+"}, ""),
+    ("llama3_json", {"regex": "[{].*"}, "{"),
+    ("pythonic", {"json": {"type": "array"}}, ""),
+    ("pythonic", {"choice": ["[f(x)]"]}, "["),
+    ("hermes", {"json_object": True}, ""),
+    ("hermes", {"regex": "<.*>"}, "<"),
+    ("phi4_mini_json", {"choice": ["false", "true"]}, "f"),
+    ("phi4_mini_json", {"json": {"type": "boolean"}}, ""),
+]
+
+
+@pytest.mark.parametrize(("calls", "ask", "begins"), BEGINNINGS)
+def test_formats_that_may_begin_like_a_call_are_refused(calls, ask, begins):
+    tools = read_tools([{"type": "function", "function": {"name": "f"}}])
+    reading = Reading(ModelRegions(FoundRegions(spec_of(calls)), Markers()), tiny_tokenizer(), tools)
+    plan = AnswerPlan(reading=reading, response=AskedPart("response_format", StructuredOutput(**ask)))
+    form = plan.asks()[-1]
+    assert form.field == "response_format"
+    if not begins:
+        assert compile_grammar(form.ask).grammar
+        return
+    with pytest.raises(GrammarError, match=re.escape(f"may begin with {begins!r}, as a call of tools does")):
+        compile_grammar(form.ask)
+
+
+def test_calls_without_a_beginning_cannot_be_told_from_a_format():
+    call = CallSpec(name="bare", call=HeadedCall((Hole.NAME, ":")), opener="", closer="")
+    tools = read_tools([{"type": "function", "function": {"name": "f"}}])
+    reading = Reading(ModelRegions(FoundRegions(RegionSpec(call)), Markers()), tiny_tokenizer(), tools)
+    plan = AnswerPlan(reading=reading, response=AskedPart("format", StructuredOutput(json_object=True)))
+    with pytest.raises(RequestError, match="tools: cannot be combined with format"):
+        plan.asks()
 
 
 def test_every_object_call_is_covered():

@@ -170,7 +170,7 @@ def conversations(draw: st.DrawFn, variables: frozenset[str] = frozenset()) -> t
     kwargs = {name: draw(texts) for name in sorted(variables) if draw(st.booleans())}
     opens = draw(st.booleans())
     continues = not opens and draw(st.booleans()) and bool(messages[-1].get("content"))
-    both = {"messages": messages, "tools": tools, "documents": documents, "template_kwargs": kwargs}
+    both = {"messages": messages, "tools": tools, "documents": documents, "chat_template_kwargs": kwargs}
     return tuple(  # type: ignore[return-value]
         ChatAsk(**_form(both, form), add_generation_prompt=opens, continue_final_message=continues)
         for form in (0, 1)

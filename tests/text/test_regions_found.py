@@ -15,11 +15,13 @@ import quire
 from helpers.region_cases import SCHEMA, fold
 from helpers.region_templates import FAMILIES, ODD, UNKNOWN, template
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
-from quire.text.regions.detect import model_regions
+from quire.text.outline import folder_outline
+from quire.text.reading import AnswerFormat
+from quire.text.regions.detect import facts_text, found_regions, model_regions
 from quire.text.regions.families import CALLS, REASONING, VARIANTS
 from quire.text.regions.reader import RegionReader
 from quire.text.regions.response_template import spec_of_response_template
-from quire.text.regions.spec import ArgumentForm, HeadedCall, History, Hole, ObjectCall, Tags
+from quire.text.regions.spec import ArgumentForm, HeadedCall, Hole, ObjectCall, Tags
 from quire.text.tokenizer import Tokenizer
 
 TOOLS = [
@@ -112,7 +114,7 @@ def test_families_are_recognised_and_render_what_is_read(name, with_markers):
     if name == "openai" and not with_markers:
         return
     found = model_regions(model)
-    assert (found.source, found.spec.calls) == ("table", CALLS[name])
+    assert (found.found.calls, found.spec.calls) == ("table", CALLS[name])
     assert bool(found.markers.ids) == with_markers
     for turn in TURNS:
         check_round_trip(found, model, turn)
@@ -121,20 +123,17 @@ def test_families_are_recognised_and_render_what_is_read(name, with_markers):
 def test_quire_mini():
     model = Tokenizer.from_dir(MINI)
     found = model_regions(model)
-    assert (found.source, found.spec.calls.name, found.spec.reasoning) == ("table", "hermes", None)
+    assert facts_text(found.found.facts()) == "tool calls hermes (table), no reasoning"
+    assert found_regions(folder_outline(MINI)) == found.found
     for turn in TURNS:
         check_round_trip(found, model, turn)
 
 
 def test_names_of_vllm():
     model = tokenizer("", "[ARGS]", "[TOOL_CALLS]")
-    assert model_regions(model).source == "none"
+    assert model_regions(model).found.facts()["tool_calls"] == {"format": None, "found": "none"}
     found = model_regions(model, tool_call_parser="mistral", reasoning_parser="deepseek_r1")
-    assert (found.source, found.spec.calls.name, found.spec.reasoning.name) == (
-        "named",
-        "mistral_v11",
-        "deepseek_r1",
-    )
+    assert facts_text(found.found.facts()) == "tool calls mistral_v11 (named), reasoning deepseek_r1 (named)"
     assert set(found.markers.ids) == {"[ARGS]", "[TOOL_CALLS]"}
     assert model_regions(tokenizer(""), tool_call_parser="mistral").spec.calls.name == "mistral_v3"
     for name in ("hermes", "llama3_json", "pythonic", "deepseek_v3", "qwen3_coder", "openai", "glm45", "granite",
@@ -151,7 +150,7 @@ def test_thinking_of_a_template():
         template(FAMILIES["hermes"], "<think>\n{{ m.reasoning_content }}\n</think>\n\n"), *MARKERS
     )
     found = model_regions(model)
-    assert (found.spec.reasoning.name, found.spec.reasoning.history) == ("qwen3", History.FIELD)
+    assert (found.spec.reasoning.name, found.spec.reasoning.in_content) == ("qwen3", False)
     assert found.markers.opens_thinking == (found.markers.ids["<think>"],)
     check_round_trip(found, model, {**TURNS[2], "reasoning_content": "so\n\nso"})
     ignoring = tokenizer("{{ messages[0].content.split('</think>')[-1] }}")
@@ -164,7 +163,7 @@ def test_unknown_templates_are_analysed_with_a_warning(name, caplog):
     model = tokenizer(template(written, "<<R>>{{ m.reasoning_content }}<</R>>"))
     with caplog.at_level(logging.WARNING):
         found = model_regions(model)
-    assert found.source == "template"
+    assert (found.found.calls, found.found.reasoning) == ("template", "template")
     assert found.spec.reasoning.opener == "<<R>>"
     assert found.spec.reasoning.closer == "<</R>>"
     assert "opened by '<<R>>', closed by '<</R>>'" in caplog.text
@@ -180,13 +179,63 @@ def test_unknown_templates_are_analysed_with_a_warning(name, caplog):
 def test_what_cannot_be_analysed_stays_text(caplog):
     with caplog.at_level(logging.WARNING):
         found = model_regions(tokenizer(ODD))
-    assert (found.spec.calls, found.source) == (None, "none")
+    assert (found.spec.calls, found.found.calls) == (None, "none")
     assert "could not be analysed" in caplog.text
 
 
 def test_a_template_that_fails_is_no_obstacle():
-    assert model_regions(tokenizer("{{ raise_exception('no') }}")).source == "none"
-    assert model_regions(tokenizer("{% for x in range(10**9) %}a{% endfor %}")).source == "none"
+    assert model_regions(tokenizer("{{ raise_exception('no') }}")).found.calls == "none"
+    assert model_regions(tokenizer("{% for x in range(10**9) %}a{% endfor %}")).found.calls == "none"
+
+
+# What says the family, and where its template writes the reasoning of earlier turns: a field, the content, nowhere.
+READ = "{% if m.reasoning_content %}OPEN{{ m.reasoning_content }}CLOSE{% endif %}"
+THINKING = {
+    "qwen3": ("", READ),
+    "glm45": ("<arg_key>", READ),
+    "kimi_k2": ("<|tool_calls_section_begin|>", READ),
+    "command_r": ("", READ),
+    "openai_gptoss": ("", READ),
+    "granite": ("Here is my thought process:", ""),
+    "mistral": ("[THINK]", ""),
+    "deepseek_v3": ("<｜Assistant｜></think>", ""),
+}
+THOUGHT = {"role": "assistant", "content": "It is\n\n4.", "reasoning_content": "Is it <b>4</b>?\nYes."}
+
+
+@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.parametrize("with_markers", [True, False])
+def test_reasoning_of_earlier_turns_is_rendered_as_it_is_read(name, with_markers):
+    sign, written = THINKING[name]
+    spec = REASONING[name]
+    written = written.replace("OPEN", spec.opener).replace("CLOSE", spec.closer)
+    if spec.channel:
+        written += "<|start|>assistant<|channel|>final<|message|>"
+    markers = ("[THINK]", "[/THINK]", "<|START_THINKING|>", "<|END_THINKING|>", *MARKERS)
+    source = template("", written) if written else template("")
+    model = tokenizer(f"{{# {sign} #}}{source}", *(markers if with_markers else ()))
+    found = model_regions(model)
+    assert found.spec.reasoning.name == name
+    renderer = ChatRenderer(model)
+    AnswerFormat(model).prepare(renderer)
+
+    def rendered(turn: dict[str, object]) -> str:
+        user = {"role": "user", "content": "hi"}
+        chat = renderer.render(ChatAsk(messages=[user, turn], add_generation_prompt=False))
+        own = model.encode_guarded(chat.text, chat.own)
+        assert name == "deepseek_v3" or set(found.markers.closes_thinking) <= {*own}  # as control tokens
+        return chat.text[chat.text.index("assistant\n") + 10 :].removesuffix("<|im_end|>\n")
+
+    message = read_turn(found, model, rendered(THOUGHT), None)
+    if name == "deepseek_v3":
+        assert message == {key: value for key, value in THOUGHT.items() if key != "reasoning_content"}
+        return
+    assert message == THOUGHT
+    assert rendered(message) == rendered(THOUGHT)
+    reader = RegionReader(found.spec, found.markers, thinking=True)
+    for token in model.encode("hm" + spec.closer.strip(), add_special_tokens=False):
+        reader.push(token, model.decode([token], skip_special_tokens=False))
+    assert reader.reasoning_tokens == 2 + len(model.encode(spec.closer.strip(), add_special_tokens=False))
 
 
 QWEN3 = {
@@ -212,12 +261,12 @@ def test_the_checkpoints_own_description(tmp_path, caplog):
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "response_template": QWEN3}))
     found = model_regions(Tokenizer.from_dir(folder))
-    assert found.source == "response_template"
+    assert (found.found.calls, found.found.reasoning) == ("response_template", "response_template")
     assert found.spec.calls.call == ObjectCall()
     assert found.spec.reasoning.opener == "<think>"
     odd = {"fields": {"tool_calls": {"open_pattern": "<(a|b)>", "close": "</x>", "content": "json"}}}
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "response_template": odd}))
-    assert model_regions(Tokenizer.from_dir(folder)).source == "table"
+    assert model_regions(Tokenizer.from_dir(folder)).found.calls == "table"
     assert "response_template of tokenizer_config.json is not used" in caplog.text
 
 

@@ -123,13 +123,13 @@ def test_continuing_the_final_message_equals_transformers(reference, template, c
 
 
 def test_template_arguments_reach_the_template_and_unknown_ones_are_refused(reference):
-    ask = ChatAsk(messages=[USER], template_kwargs={"enable_thinking": False})
+    ask = ChatAsk(messages=[USER], chat_template_kwargs={"enable_thinking": False})
     assert ours(TEMPLATES["chatml"], reference, ask).endswith("<think>\n\n</think>\n\n")
     for name in ("tokenize", "messages", "chat_template", "enable_thought", "raise_exception_"):
         with pytest.raises(
             RequestError, match=r"chat_template_kwargs: '\w+' is not an argument.*enable_thinking"
         ):
-            ours(TEMPLATES["chatml"], reference, ChatAsk(messages=[USER], template_kwargs={name: True}))
+            ours(TEMPLATES["chatml"], reference, ChatAsk(messages=[USER], chat_template_kwargs={name: True}))
 
 
 def test_the_clock_is_given(reference):
@@ -137,7 +137,7 @@ def test_the_clock_is_given(reference):
         TEMPLATES["header"], special_tokens={"bos_token": "<s>"}, now=lambda: datetime(2026, 2, 3)
     )
     assert "Today Date: 03 Feb 2026\n" in template.render(ChatAsk(messages=[USER])).text
-    fixed = ChatAsk(messages=[USER], template_kwargs={"date_string": "1 May 2020"})
+    fixed = ChatAsk(messages=[USER], chat_template_kwargs={"date_string": "1 May 2020"})
     assert "Today Date: 1 May 2020\n" in template.render(fixed).text
 
 
@@ -314,7 +314,7 @@ def test_deep_nesting_is_refused():
         (ChatAsk(messages=[USER], documents=[1]), "documents"),
         (ChatAsk(messages=[USER], documents=[{"text": "x"}]), "documents"),
         (ChatAsk(messages=[USER], reasoning_effort="low"), "^reasoning_effort"),
-        (ChatAsk(messages=[USER], template_kwargs={"reasoning_effort": "low"}), "^chat_template_kwargs"),
+        (ChatAsk(messages=[USER], chat_template_kwargs={"reasoning_effort": "low"}), "^chat_template_kwargs"),
         (ChatAsk(messages=[USER], continue_final_message=True), "continue_final_message"),
         (
             ChatAsk(messages=[USER, CALL], add_generation_prompt=False, continue_final_message=True),

@@ -163,8 +163,8 @@ def test_arguments_of_a_template_are_text(tokenizer):
     renderer = ChatRenderer(tokenizer, template="{{ bos_token }}{{ note }}{{ messages[0].content }}")
     user = [{"role": "user", "content": "x"}]
     assert control(tokenizer, renderer, user) == ["<s>"]
-    assert control(tokenizer, renderer, user, template_kwargs={"note": "<|end|>"}) == ["<s>"]
-    assert control(tokenizer, renderer, user, template_kwargs={"bos_token": "<|end|>"}) == []
+    assert control(tokenizer, renderer, user, chat_template_kwargs={"note": "<|end|>"}) == ["<s>"]
+    assert control(tokenizer, renderer, user, chat_template_kwargs={"bos_token": "<|end|>"}) == []
 
 
 def test_a_caller_cannot_take_a_control_token_away():

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.answers import PartKind
 from quire.cli.generate import engine_fields
 from quire.cli.notices import notice
 from quire.cli.options import (
+    add_chat_options,
     add_engine_options,
     add_model_argument,
     add_sampling_options,
+    answer_fields,
+    chat_fields,
     named_model,
     sampling_params,
     structure,
@@ -49,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tool servers of the Model Context Protocol, in JSON; see docs/server.md",
     )
     add_sampling_options(parser)
+    add_chat_options(parser)
     add_engine_options(parser, seed=False)
 
 
@@ -58,13 +63,19 @@ def run(args: argparse.Namespace) -> int:
     structured = structure(args)
     with (
         chat_tools(args) as tools,
-        LLM(named_model(args.model, quiet=args.quiet), progress=not args.quiet, **engine_fields(args)) as llm,
+        LLM(
+            named_model(args.model, quiet=args.quiet),
+            progress=not args.quiet,
+            **answer_fields(args),
+            **engine_fields(args),
+        ) as llm,
     ):
         if not args.quiet:
             notice(llm)
         with ChatInput(keep=not args.no_history) as prompt:
             params = sampling_params(args, llm.default_params(), structured)
-            chat = Chat(llm, params, prompt, args.system, quiet=args.quiet, tools=tools)
+            options = chat_fields(args)
+            chat = Chat(llm, params, prompt, args.system, quiet=args.quiet, tools=tools, options=options)
             if prompt.interactive and not args.quiet:
                 print("/help lists the commands, Ctrl-D exits.", file=sys.stderr)
             while (line := prompt.read()) is not None and chat.take(line):
@@ -73,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Chat:
-    """A conversation with a model. An interrupted answer stays in the conversation."""
+    """A conversation with a model, rendered with `options`. An interrupted answer stays in the conversation."""
 
     def __init__(
         self,
@@ -84,11 +95,13 @@ class Chat:
         *,
         quiet: bool,
         tools: ChatTools | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._llm, self._params, self._prompt = llm, params, prompt
         self._start: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._start)
         self._tools, self._quiet = tools, quiet
+        self._options = dict(options or {})
         self._rates = prompt.interactive and not quiet
 
     def take(self, line: str) -> bool:
@@ -160,7 +173,7 @@ class Chat:
     def _generate(self) -> dict[str, Any]:
         """The next message of the assistant."""
         given = {} if self._tools is None else {"tools": self._tools.tools}
-        stream = self._llm.stream_chat(self._messages, self._params, **given)
+        stream = self._llm.stream_chat(self._messages, self._params, **given, **self._options)
         started = time.perf_counter()
         first = started
         try:
@@ -209,7 +222,7 @@ class Chat:
         if choice != "d":
             return False
         room = int((1 - ROOM) * self._window)
-        while self._drop_oldest() and len(self._llm.encode_chat(self._messages)) > room:
+        while self._drop_oldest() and len(self._llm.encode_chat(self._messages, **self._options)) > room:
             pass
         return True
 

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.notices import notice
 from quire.cli.options import (
+    add_chat_options,
     add_engine_options,
     add_model_argument,
     add_sampling_options,
+    answer_fields,
+    chat_fields,
     engine_config,
     named_model,
     sampling_params,
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress and no memory report")
     add_sampling_options(parser)
+    add_chat_options(parser)
     add_engine_options(parser, seed=False)
 
 
@@ -60,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
         and not has_tokenizer(folder)
     ):
         raise RequestError("prompt", f"{folder} has no tokenizer: pass token ids with --prompt-token-ids")
-    with LLM(name, progress=not args.quiet, **engine_fields(args)) as llm:
+    with LLM(name, progress=not args.quiet, **answer_fields(args), **engine_fields(args)) as llm:
         if not args.quiet:
             notice(llm)
-        prompt = llm.encode_chat([{"role": "user", "content": asked}]) if args.chat else asked
+        prompt = _rendered(llm, args, asked) if args.chat else asked
         params = sampling_params(args, llm.default_params(), structured)
         if args.json:
             (output,) = llm.generate([prompt], params, progress=False)
@@ -85,6 +89,11 @@ def run(args: argparse.Namespace) -> int:
     return _status(output, structured=structured is not None, quiet=args.quiet)
 
 
+def _rendered(llm: LLM, args: argparse.Namespace, asked: str | list[int]) -> list[int]:
+    """The prompt as the message of a user."""
+    return llm.encode_chat([{"role": "user", "content": asked}], **chat_fields(args))
+
+
 def _status(output: RequestOutput, *, structured: bool, quiet: bool) -> int:
     """The exit status: 1 if a sample failed. Says so, and what is not as it was asked for unless `quiet`."""
     reasons = [sample.finish_reason for sample in output.outputs if sample.finish_reason is not None]
@@ -101,6 +110,8 @@ def engine_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _prompt(args: argparse.Namespace) -> str | list[int]:
+    if not args.chat and any(chat_fields(args).values()):
+        raise RequestError("chat", "--chat-template-kwargs, --enable-thinking and --reasoning-effort need it")
     if args.prompt_token_ids is not None:
         if args.chat:
             raise RequestError("chat", "needs --prompt, not --prompt-token-ids")

@@ -149,8 +149,11 @@ def _report(
 
 
 def _tokenizer(model: Model) -> dict[str, Any] | None:
-    """Kind, tokens and chat templates (name -> characters), read without the merges; None without a tokenizer."""
+    """Kind, tokens, chat templates (name -> characters) and formats of answers, read without the merges; None without
+    a tokenizer.
+    """
     from quire.engine.build.opening import tokenizer_outline
+    from quire.text.regions.detect import found_regions
     from quire.types import QuireError
 
     try:
@@ -160,7 +163,8 @@ def _tokenizer(model: Model) -> dict[str, Any] | None:
     if outline is None:
         return None
     templates = {name: len(source) for name, source in outline.chat_templates.items()}
-    return {"kind": outline.kind, "tokens": outline.size, "chat_templates": templates}
+    answers = found_regions(outline).facts()
+    return {"kind": outline.kind, "tokens": outline.size, "chat_templates": templates, "answers": answers}
 
 
 def _active(program: Program) -> dict[str, int]:
@@ -332,6 +336,8 @@ def _step(program: Program, rows: list[Row], machine: Machine | None) -> dict[st
 
 
 def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
+    from quire.text.regions.detect import facts_text
+
     spec = report["spec"]
     lines = [
         f"{report['architecture']}  {report['model']}",
@@ -347,6 +353,8 @@ def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
         )
     lines += _layer_lines(spec)
     lines.append(f"  {_tokenizer_line(report)}")
+    if answers := (report["tokenizer"] or {}).get("answers"):
+        lines.append(f"  answers: {facts_text(answers)}")
     lines += [f"note: {text}" for text in report["notices"]]
     lines += ["", "stored weights", *_stored_lines(report["stored"], report["formats"]["weights"])]
     lines += [f"  cannot be loaded: {report['problem']}"] if report["problem"] else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -211,6 +212,58 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", help="do not end at the end-of-sequence token")
     group.add_argument("--keep-special-tokens", action="store_true", help="show special tokens in the text")
     _add_structure_options(parser)
+
+
+# Options of `quire serve` that a chat has as well.
+_ANSWERS = ("chat_template", "tool_call_parser", "reasoning_parser")
+
+
+def add_chat_options(parser: argparse.ArgumentParser) -> None:
+    """Options of how conversations are rendered, and answers read."""
+    from quire.config.serving import ServingConfig
+
+    group = parser.add_argument_group("chat template and formats of answers")
+    for field in dataclasses.fields(ServingConfig):
+        if field.name in _ANSWERS:
+            _add_option(group, field, explicit_only=False, on=None)
+    group.add_argument(
+        "--chat-template-kwargs",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help="variables that the model's template reads",
+    )
+    group.add_argument(
+        "--enable-thinking",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="the variable enable_thinking of the template",
+    )
+    group.add_argument("--reasoning-effort", metavar="EFFORT", help="passed to templates that read it")
+
+
+def answer_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of LLM for the formats of answers."""
+    return {name: getattr(args, name) for name in _ANSWERS}
+
+
+def chat_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Options of a conversation, as LLM.chat takes them."""
+    thinking = {} if args.enable_thinking is None else {"enable_thinking": args.enable_thinking}
+    return {
+        "chat_template_kwargs": {**args.chat_template_kwargs, **thinking},
+        "reasoning_effort": args.reasoning_effort,
+    }
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a JSON object")
+    return value
 
 
 def _add_structure_options(parser: argparse.ArgumentParser) -> None:

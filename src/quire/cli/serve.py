@@ -95,6 +95,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     from quire.server.access import read_keys
     from quire.server.logs import ServerLog
     from quire.server.run import address, bind, serve
+    from quire.text.regions.detect import facts_text
     from quire.util.progress import ByteProgress
 
     gc.freeze()  # the collector skips modules from now on
@@ -110,6 +111,8 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
                 gc.freeze()  # and the vocabulary
                 if serving.quiet:
                     return
+                if engine.card.answers:
+                    log.say(f"  answers: {facts_text(engine.card.answers)}")
                 for line in (*engine.memory_lines, *(f"note: {text}" for text in engine.card.notices)):
                     log.say(f"  {line}")
                 log.say(f"quire: serving {engine.card.name} at {address(serving, sock)}")

@@ -64,7 +64,7 @@ class ServingConfig:
         metavar="NAME",
     )
     chat_template: str | None = option(
-        None, "file with a chat template that replaces the checkpoint's", metavar="FILE"
+        None, "chat template that replaces the checkpoint's: a file, or its text", metavar="FILE"
     )
     tool_call_parser: str | None = option(
         None, "format of tool calls, with vLLM's names (default: found from the checkpoint)", metavar="NAME"

@@ -187,6 +187,8 @@ class ModelCard:
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
+    # the formats of tool calls and reasoning, and how they were found
+    answers: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
 
 # Upper bounds of EngineStats.step_tokens, in tokens.
@@ -195,13 +197,14 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges and counters of an engine; times are seconds. The engine process reports most of them; the last four are
+    """Gauges and counters of an engine; times are seconds. The engine process reports most of them; the last five are
     known in the API process alone.
 
     `step_*` are totals since start; `step_tokens` counts steps by their tokens, one more entry than
     STEP_TOKEN_BOUNDS, the last for larger steps. `step_plans` are step sizes that the executor has prepared: hits are
     steps of such a size, fallbacks all others, padding the rows computed to fill one. `blocks` counts KV blocks; waste
-    is tokens allocated and not used.
+    is tokens allocated and not used. Grammars forced tokens, which were added to outputs unsampled, and rows were late
+    that sat a step out for their mask. `calls` counts calls of functions by what became of them (CALL_OUTCOMES).
     """
 
     running: int = 0
@@ -224,6 +227,8 @@ class EngineStats:
     step_plan_hits: int = 0
     step_plan_fallbacks: int = 0
     step_plan_padding: int = 0
+    forced_tokens: int = 0
+    late_rows: int = 0
     resident_bytes: int = 0
     waiting_tokens: int = 0
     draft_rows: int = 0  # rows with drafts
@@ -233,6 +238,7 @@ class EngineStats:
     wasted_tokens: int = 0  # of requests cancelled before their client received them
     restarts: int = 0  # starts of the engine after its first
     memory_parts: Mapping[str, int] = field(default_factory=dict)
+    calls: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +304,9 @@ class Engine(Protocol):
         and memory; tenants take turns. Raises GrammarError naming the field of `asked`, RequestError without a
         tokenizer, and OverloadedError.
         """
+
+    async def share_vocabulary(self) -> None:
+        """Prepare for a request with a grammar that `compile` has not made. Raises RequestError without a tokenizer."""
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True

@@ -50,7 +50,12 @@ class StepExecutor(Protocol):
 
 
 class Grammars(Protocol):
-    """Decides which tokens sequences may sample next."""
+    """Decides which tokens sequences may sample next. `added_tokens` counts those that it added, `late_steps` how often
+    a row sat a step out for its mask.
+    """
+
+    added_tokens: int
+    late_steps: int
 
     def prepare(self, grammar: Grammar, tokens: TokenBytes) -> bool:
         """Whether sequences with this grammar may run. Until then it is being compiled, and must be asked for again.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quire.engine.build.assemble import Built
+from quire.engine.front.forming import asked_part
 from quire.engine.sync_engine import SyncEngine, TextDelta
 from quire.records import dataclass
 from quire.types import QuireError, RequestOutput, SamplingParams
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One prompt, as text or token ids, and how to continue it."""
+    """One prompt, as text or token ids, and how to continue it. Not `divided`, the answer is one text."""
 
     prompt: str | Sequence[int]
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
     reading: Reading | None = None
+    divided: bool = True
 
 
 class SharedEngine:
@@ -52,10 +54,11 @@ class SharedEngine:
             for ask, text in zip(asks, texts, strict=True)
         ]
         for ask in asks:  # before the turn: it may take long
-            if ask.params.structured is not None:
-                self._engine.compile(ask.params.structured)
-            if ask.reading is not None and ask.reading.tools is not None:
-                self._compile_calls(ask.reading)
+            if ask.reading is None or ask.reading.tools is None:
+                if ask.params.structured is not None:
+                    self._engine.compile(ask.params.structured)
+            else:
+                self._compile_parts(ask.reading, ask.params)
         outputs: list[RequestOutput] = []
         with self._turns:
             self._check()
@@ -69,6 +72,7 @@ class SharedEngine:
                             cache_salt=ask.cache_salt,
                             prompt_text=text,
                             reading=ask.reading,
+                            divided=ask.divided,
                         )
                     )
             except BaseException:
@@ -78,11 +82,11 @@ class SharedEngine:
                 self._news |= {output.request_id: deque() for output in outputs}
         return outputs
 
-    def _compile_calls(self, reading: Reading) -> None:
-        """Have the schemas of the functions that may be called compiled: they are known from then on."""
+    def _compile_parts(self, reading: Reading, params: SamplingParams) -> None:
+        """Have the schemas of functions, and the format of the text, compiled: they are known from then on."""
         from quire.structured.answer_form import AnswerPlan
 
-        for part in AnswerPlan(reading=reading).asks():
+        for part in AnswerPlan(reading=reading, response=asked_part(params)).asks():
             self._engine.compile(part.ask)
 
     def advance(self, outputs: Sequence[RequestOutput]) -> None:

@@ -53,11 +53,13 @@ class SyncEngine:
         cache_salt: str = "",
         prompt_text: str | None = None,
         reading: Reading | None = None,
+        divided: bool = True,
     ) -> RequestOutput:
         """Queue a prompt (text or token ids); returns the output that grows as `step` is called.
 
-        `prompt_text` is the text to report for a prompt given as ids. Raises RequestError naming the field when the
-        request could never complete, or when what `params.structured` asks for cannot be enforced.
+        `prompt_text` is the text to report for a prompt given as ids. Not `divided`, the answer is one text. Raises
+        RequestError naming the field when the request could never complete, or when what `params.structured` asks for
+        cannot be enforced.
         """
         vocab = self.built.program.vocab
         eos = self.built.model.facts.generation.eos_token_ids
@@ -76,7 +78,8 @@ class SyncEngine:
             namespace=cache_salt,
             eos_token_ids=eos,
         )
-        form = formed_now(forming(request, reading, asked_part(params)), lambda part: self.compile(part.ask))
+        work = forming(request, reading, asked_part(params), divided=divided)
+        form = formed_now(work, lambda part: self.compile(part.ask))
         request = form.request
         if request.grammar is not None:
             self._share_vocabulary()

@@ -52,10 +52,20 @@ class AsyncLLM:
     or by `await llm.start()`. All calls must come from the event loop that started it; any number may run at once.
     """
 
-    def __init__(self, model: str | Path = DEFAULT_MODEL, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        chat_template: str | Path | None = None,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        **options: Any,
+    ) -> None:
         serving = ServingConfig(  # a library waits for its caller without a limit
-            max_num_queued_reqs=_AT_ONCE, max_num_queued_tokens=2**62, reader_tokens=2**31, reader_timeout=1e9
-        )
+            max_num_queued_reqs=_AT_ONCE, max_num_queued_tokens=2**62, reader_tokens=2**31, reader_timeout=1e9,
+            chat_template=None if chat_template is None else str(chat_template),
+            tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser,
+        )  # fmt: skip
         self._config = engine_options(options)
         self._engine = AsyncEngine(model, self._config, serving)
         self._places = asyncio.Semaphore(_AT_ONCE)
@@ -211,6 +221,9 @@ class AsyncLLM:
         ids = await self._engine.encode(prompt) if isinstance(prompt, str) else prompt
         if not ids:
             raise RequestError("prompt", "the prompt has no tokens")
+        divided = reading is not None
+        if not divided and params.thinking_token_budget is not None:
+            reading = self._engine.reading(None)
         request = Request(
             request_id=f"request-{next(self._numbers)}",
             prompt_token_ids=TokenIds(ids),
@@ -222,7 +235,10 @@ class AsyncLLM:
         )
         while True:
             try:
-                form = await formed(forming(request, reading, asked_part(params)), self._compile)
+                work = forming(request, reading, asked_part(params), divided=divided)
+                form = await formed(work, self._compile)
+                if form.request.grammar is not None:
+                    await self._engine.share_vocabulary()
                 ask = GenerateAsk(request=form.request, prompt_text=text, reading=form.reading)
                 running = self._engine.generate(ask)
             except OverloadedError as error:

@@ -33,7 +33,7 @@ from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
     from quire.text.chat_renderer import ChatRenderer
-    from quire.text.reading import AnswerFormat
+    from quire.text.reading import AnswerFormat, Reading
     from quire.text.tokenizer import Tokenizer
 
 
@@ -44,17 +44,31 @@ class LLM:
         for out in llm.generate(["Hello", [1, 2, 3]], SamplingParams(max_tokens=32)):
             print(out.outputs[0].text)
 
-    `model` is a checkpoint folder, a GGUF file or a hub name (default: the bundled small model). Options
-    are the fields of EngineConfig; `memory` may be a string such as "6GiB". Raises CheckpointError,
-    UnsupportedModelError, MemoryBudgetError or ValueError, each with the reason.
+    `model` is a checkpoint folder, a GGUF file or a hub name (default: the bundled small model). Options are the fields
+    of EngineConfig; `memory` may be a string such as "6GiB". `chat_template` replaces the checkpoint's: a file, or its
+    text. `tool_call_parser` and `reasoning_parser` name the formats of answers as `quire serve` does; they are found
+    without a name. Raises CheckpointError, UnsupportedModelError, MemoryBudgetError or ValueError, with the reason.
 
     Several threads may use it, and several streams may be open: a caller that waits for a token runs a step for all. It
     belongs to the process that made it; a forked child must make its own. For asyncio, use AsyncLLM.
     """
 
-    def __init__(self, model: str | Path = DEFAULT_MODEL, *, progress: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        progress: bool = True,
+        chat_template: str | Path | None = None,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        **options: Any,
+    ) -> None:
         self._startup = Startup()
         config = engine_options(options)
+        self._parsers = {"tool_call_parser": tool_call_parser, "reasoning_parser": reasoning_parser}
+        self._template: str | None = None
+        if chat_template is not None or any(self._parsers.values()):
+            self._check_formats(chat_template)
         with ByteProgress("loading weights", "saving packed weights", enabled=progress) as bar:
             opened = open_model(model, later=True, startup=self._startup, cache=kept_files(config))
             self._built = build(opened, config, bar, startup=self._startup)
@@ -62,6 +76,14 @@ class LLM:
         self._chat: ChatRenderer | None = None
         self._format: AnswerFormat | None = None
         self._startup.mark("ready")
+
+    def _check_formats(self, template: str | Path | None) -> None:
+        """Before the model is loaded: read the template, and check the names."""
+        from quire.text.chat_renderer import read_template
+        from quire.text.regions.families import check_parsers
+
+        self._template = read_template(template)
+        check_parsers(**self._parsers)
 
     def __repr__(self) -> str:
         config = self._built.config
@@ -115,7 +137,14 @@ class LLM:
         ranks = priority_list(priorities, len(items), self._built.config.asked.scheduler.scheduling_policy)
         check_salt(cache_salt)
         asks = [
-            Ask(prompt=prompt, params=one, priority=rank, cache_salt=cache_salt)
+            Ask(
+                prompt=prompt,
+                params=one,
+                priority=rank,
+                cache_salt=cache_salt,
+                reading=self._thinks(one),
+                divided=False,
+            )
             for prompt, one, rank in zip(items, each, ranks, strict=True)
         ]
         return self._whole(asks, progress=progress)
@@ -134,7 +163,7 @@ class LLM:
         """Generate from one prompt and yield the delta of each step. Closing the stream aborts the request."""
         item = one_prompt(prompt)
         (one,) = self._params(params, 1)
-        return self._stream(Ask(prompt=item, params=one))
+        return self._stream(Ask(prompt=item, params=one, reading=self._thinks(one), divided=False))
 
     def _stream(self, ask: Ask) -> TextStream:
         (output,) = self._engine.add([ask], stream=True)
@@ -148,8 +177,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, rendered with the checkpoint's chat template.
 
-        Options are those of ChatAsk, and `tools`, `tool_choice` and `parallel_tool_calls` as in OpenAI's API. Each
-        output has the `text` of the answer, its `reasoning` and its `tool_calls`.
+        Options are those of ChatAsk, such as `chat_template_kwargs` and `reasoning_effort`, and `tools`, `tool_choice`
+        and `parallel_tool_calls` as in OpenAI's API. Each output has the `text` of the answer, its `reasoning` and its
+        `tool_calls`.
         """
         return self._whole(self._chats(conversations(messages), params, options))
 
@@ -176,8 +206,11 @@ class LLM:
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
         """Token ids of a conversation with the checkpoint's chat template; options are those of ChatAsk."""
+        from quire.text.chat_messages import REASONING
         from quire.text.chat_renderer import ChatAsk
 
+        if any(name in message for message in messages for name in REASONING):
+            self._answer_format()  # which may say where it goes
         return self._renderer().encode(ChatAsk(messages=messages, **options))
 
     def _renderer(self) -> ChatRenderer:
@@ -189,7 +222,7 @@ class LLM:
                 raise RequestError(
                     "messages", "this model folder has no tokenizer and therefore no chat template"
                 )
-            self._chat = ChatRenderer(tokenizer)
+            self._chat = ChatRenderer(tokenizer, template=self._template)
         return self._chat
 
     def _answer_format(self) -> AnswerFormat:
@@ -198,8 +231,17 @@ class LLM:
         if self._format is None:
             assert self._built.model.tokenizer is not None  # the conversation was rendered
             reads_tools = self._renderer().reads_tools
-            self._format = AnswerFormat(self._built.model.tokenizer, reads_tools=reads_tools)
+            self._format = AnswerFormat(
+                self._built.model.tokenizer, self._template, reads_tools=reads_tools, **self._parsers
+            )
+            self._format.prepare(self._renderer())
         return self._format
+
+    def _thinks(self, params: SamplingParams) -> Reading | None:
+        """Where thinking is in a continued text, if it has a budget."""
+        if params.thinking_token_budget is None or self._built.model.tokenizer is None:
+            return None
+        return self._answer_format().reading(None)
 
     def step_records(self) -> list[StepRecord]:
         """Records of the latest steps: contents and cost."""

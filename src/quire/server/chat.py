@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quire.server import fields, pieces
-from quire.server.answer_forms import check_budget, tools_of, with_form
+from quire.server.answer_forms import tools_of, with_form
 from quire.server.answering import (
     EventStream,
     answer_whole,
@@ -74,7 +74,7 @@ def chat_ask(body: _Conversation, messages: list[dict[str, Any]], tools: ToolUse
         documents=getattr(body, "documents", None),
         add_generation_prompt=not body.continue_final_message if opens is None else opens,
         continue_final_message=bool(body.continue_final_message),
-        template_kwargs=body.chat_template_kwargs or {},
+        chat_template_kwargs=body.chat_template_kwargs or {},
         reasoning_effort=getattr(body, "reasoning_effort", None),
     )
 
@@ -92,7 +92,6 @@ async def chat_completions(
     envelope = make_envelope(context, exchange, body, "chatcmpl")
     check_streaming(body)
     params = await off_loop(read.size, lambda: chat_params(body, card.default_sampling))
-    check_budget(body.thinking_token_budget)
     tools = await off_loop(read.size, lambda: tools_of(body))
     structure = await off_loop(read.size, lambda: find_structure(body))
     prompt = TokenIds(await context.engine.encode_chat(chat_ask(body, body.messages, tools)))
@@ -101,7 +100,7 @@ async def chat_completions(
     check_window(len(prompt), params.max_tokens, card.max_model_len, "messages", asked)
     check_logprobs(params, [len(prompt)], card.max_model_len, "top_logprobs")
     ask = make_ask(context, exchange, body, params, prompt, envelope.id)
-    ask, dropped = await with_form(context, exchange, ask, tools, structure, body.thinking_token_budget)
+    ask, dropped = await with_form(context, exchange, ask, tools, structure)
     form = MessageForm(reasoning=body.include_reasoning is not False, older=bool(tools and tools.older))
     if not body.stream:
         timings = wants_timings(exchange, body)

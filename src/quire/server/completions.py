@@ -10,6 +10,7 @@ from dataclasses import replace
 from quire.engine.api import ModelCard, StreamDelta
 from quire.records import dataclass
 from quire.server import fields, pieces
+from quire.server.answer_forms import with_form
 from quire.server.answering import (
     EventStream,
     answer_whole,
@@ -86,7 +87,10 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
         for i, prompt in enumerate(prompts)
     ]
     dropped: tuple[str, ...] = ()
-    if structure is not None:
+    if params.thinking_token_budget is not None:
+        forms = [await with_form(context, exchange, ask, None, structure, divided=False) for ask in asks]
+        asks, dropped = [ask for ask, _ in forms], forms[0][1]
+    elif structure is not None:
         asks, dropped = await with_grammar(context, exchange, asks, structure)
     texts = context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
     if not body.stream:

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from quire import __version__
+from quire.answers import CALL_OUTCOMES
 from quire.engine.api import STEP_TOKEN_BOUNDS, EngineState, EngineStats
 from quire.server.histogram import Histogram
 from quire.server.metrics import COMPILE, FINE, ServerMetrics
@@ -81,6 +82,8 @@ class Exposition(Collector):
                               labels, self._metrics.tokens[kind])  # fmt: skip
         yield _family(CounterMetricFamily, "quire_cached_prompt_tokens", "prompt tokens found in the prefix cache",
                       labels, self._metrics.tokens["cached"])  # fmt: skip
+        yield _family(CounterMetricFamily, "quire_reasoning_tokens", "generated tokens that are reasoning",
+                      labels, self._metrics.tokens["reasoning"])  # fmt: skip
 
     def _grammar_families(self, labels: dict[str, str]) -> Iterator[Metric]:
         counts = self._metrics.grammars
@@ -101,6 +104,21 @@ class Exposition(Collector):
         )
         seconds.add_metric(list(labels.values()), counts.seconds.buckets(COMPILE), counts.seconds.total)
         yield seconds
+        yield self._calls_family(labels)
+
+    def _calls_family(self, labels: dict[str, str]) -> Metric:
+        engine = self._metrics.engine
+        named = engine.card.answers.get("tool_calls", {}).get("format") if labels["model_name"] else None
+        family = CounterMetricFamily(
+            "quire_tool_calls",
+            "calls of functions by format and by what became of them; malformed ones are text",
+            labels=[*labels, "format", "outcome"],
+        )
+        for outcome in CALL_OUTCOMES:
+            family.add_metric(
+                [*labels.values(), named or "none", outcome], engine.stats.calls.get(outcome, 0)
+            )
+        return family
 
     def _http_families(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
@@ -159,6 +177,10 @@ _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] 
     ("quire_step_plan_fallbacks", CounterMetricFamily, "steps of no prepared size", lambda s: s.step_plan_fallbacks),
     ("quire_step_plan_padding", CounterMetricFamily, "rows computed to fill a prepared size",
      lambda s: s.step_plan_padding),
+    ("quire_forced_tokens", CounterMetricFamily, "tokens that grammars forced, added without sampling",
+     lambda s: s.forced_tokens),
+    ("quire_late_rows", CounterMetricFamily, "rows that sat a step out for the mask of their grammar",
+     lambda s: s.late_rows),
     ("quire_wasted_tokens", CounterMetricFamily, "computed tokens that were not used", lambda s: s.wasted_tokens),
     ("quire_engine_restarts", CounterMetricFamily, "engine restarts", lambda s: s.restarts),
     ("quire_engine_resident_bytes", GaugeMetricFamily, "resident bytes of the engine", lambda s: s.resident_bytes),

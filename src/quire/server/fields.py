@@ -74,7 +74,7 @@ _CHAT: RefusedFields = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-_COMPLETION: RefusedFields = {"suffix": ("",), "thinking_token_budget": (), "top_logprobs": (0,)}
+_COMPLETION: RefusedFields = {"suffix": ("",), "top_logprobs": (0,)}
 _WHY = {
     "grammar_lazy": "not supported; a grammar applies from the first token",
     "grammar_triggers": "not supported; a grammar applies from the first token",

@@ -97,6 +97,7 @@ class ServerMetrics:
             self.tokens["prompt"] += output.usage.prompt_tokens
             self.tokens["cached"] += output.usage.cached_tokens
             self.tokens["generation"] += output.usage.completion_tokens
+            self.tokens["reasoning"] += output.usage.reasoning_tokens
             self._observe_request(exchange, ask, output)
 
     def _observe_request(self, exchange: Exchange, ask: GenerateAsk, output: RequestOutput) -> None:

@@ -29,7 +29,6 @@ MAX_DOCUMENTS = 2**12
 MAX_TEMPLATE_VARIABLES = 256
 MAX_IDS = 2**20
 MAX_SALT_CHARS = 256
-MAX_THINKING_TOKENS = 2**20
 
 IdList = Annotated[list[int], Meta(max_length=MAX_IDS)]
 _TOKEN = {"type": "integer", "minimum": 0}
@@ -287,10 +286,6 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     ] = None
     include_reasoning: Annotated[
         bool | None, Meta(description="whether the answer shows its reasoning; default true")
-    ] = None
-    thinking_token_budget: Annotated[
-        Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": MAX_THINKING_TOKENS})] | None,
-        Meta(description="most tokens of reasoning; it is closed when they are used up"),
     ] = None
 
 

@@ -17,9 +17,12 @@ from quire.records import dataclass
 from quire.structured.ask import StructuredOutput
 from quire.structured.tool_grammar import ToolChoice, ToolFunction, answer_grammar, tool_grammar
 from quire.text.reading import Reading
-from quire.types import Grammar
+from quire.text.tools import Calls
+from quire.types import Grammar, RequestError
 
 NEVER = -1  # a trigger that is no token
+_JSON = ("json", "json_object")
+_JSON_BEGINS = '{["-0123456789tfn'
 _ANY = '{"grammars": [{"json_schema": {}}]}'
 Compiled = tuple[str, Sequence[str]]  # the source of a grammar, and the keywords that it lacks
 
@@ -34,11 +37,14 @@ class AskedPart:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What is enforced on an answer: `grammar` where `regions` say. `dropped` are keywords of lenient schemas."""
+    """What is enforced on an answer: `grammar` where `regions` say. `dropped` are keywords of lenient schemas.
+    `formed`: text of the answer has a format.
+    """
 
     grammar: Grammar
     regions: AnswerRegions
     dropped: tuple[str, ...] = ()
+    formed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +67,14 @@ class AnswerPlan:
             found.setdefault(ask.digest(), AskedPart(self._field_of(schema), ask))
             return _ANY, ()
 
+        response = self._response()
         self._made(note, _ANY)
-        return [*found.values(), *([self.response] if self.response is not None else ())]
+        return [*found.values(), *([response] if response is not None else ())]
 
     def joined(self, compiled: Mapping[bytes, Compiled]) -> AnswerForm | None:
         """The form, from what `asks` named, by digest. None where any answer may be given."""
-        response = compiled[self.response.ask.digest()] if self.response is not None else ("", ())
+        part = self._response()
+        response = compiled[part.ask.digest()] if part is not None else ("", ())
         made = self._made(
             lambda schema, strict: compiled[StructuredOutput(json=schema, strict=strict).digest()],
             response[0],
@@ -77,7 +85,9 @@ class AnswerPlan:
             made = self._unbound()
         source, regions, dropped = made
         grammar = Grammar(source, hashlib.sha256(source.encode()).digest())
-        return AnswerForm(grammar, replace(regions, budget=self.budget), (*dropped, *response[1]))
+        return AnswerForm(
+            grammar, replace(regions, budget=self.budget), (*dropped, *response[1]), part is not None
+        )
 
     def _made(
         self, compile_schema: Callable[[object, bool], Compiled], response: str
@@ -92,15 +102,42 @@ class AnswerPlan:
         functions = [ToolFunction(f.name, f.parameters, f.strict) for f in tools.callable]
         choice = ToolChoice(mode=tools.calls.value, parallel=tools.parallel)
         called = tool_grammar(
-            spec, markers, functions, choice, thinking=self.thinking, compile_schema=compile_schema
+            spec,
+            markers,
+            functions,
+            choice,
+            thinking=self.thinking,
+            compile_schema=compile_schema,
+            response=response if self._response() is not None else "",
         )
         return None if called is None else (called.source, called.regions, called.dropped)
+
+    def _response(self) -> AskedPart | None:
+        """The format of the text, if there may be text. Where calls may stand in its place it does not begin like
+        them."""
+        response, tools = self.response, self.reading.tools
+        if response is None or tools is None:
+            return response
+        if tools.calls is not Calls.AUTO:
+            return None
+        heads = self.reading.heads
+        if not heads:
+            raise RequestError(
+                "tools",
+                f"cannot be combined with {response.field}: this model's calls have no fixed beginning",
+            )
+        spelled = [head for head in heads if not self.reading.is_control(head)]
+        if response.ask.kind in _JSON:
+            apart = ["".join(head.split()) for head in spelled if head[0] in _JSON_BEGINS]
+        else:  # a lexer of which nothing is known: not even the first characters are alike
+            apart = [head[0] for head in spelled]
+        return AskedPart(response.field, replace(response.ask, apart=tuple(dict.fromkeys(apart))))
 
     def _unbound(self) -> tuple[str, AnswerRegions, Sequence[str]]:
         """Any answer: only its thinking is followed."""
         regions = self.reading.regions
         made = answer_grammar(regions.spec, regions.markers, _ANY, thinking=self.thinking)
-        return made.source, replace(made.regions, triggers=(NEVER,)), ()
+        return made.source, replace(made.regions, triggers=(NEVER,), opens_first=False), ()
 
     def _field_of(self, schema: Any) -> str:
         """The place of a schema: of all arguments of a function, or of one of them."""

@@ -16,6 +16,8 @@ from quire.util.sizes import format_size
 MAX_BYTES = 2**20  # of a schema, a regular expression, a grammar, or all choices together
 MAX_CHOICES = 2**14
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+# Between two tokens of JSON: a space, or a line break and an indentation. A small model would go on with any other.
+JSON_SPACE = "[ ]|\\r?\\n([ ]{0,64}|\\t{0,16})"
 Syntax = Literal["auto", "lark", "gbnf"]
 SYNTAXES = ("auto", "lark", "gbnf")
 
@@ -50,6 +52,7 @@ class StructuredOutput(Structure):
 
     `strict` False: keywords of a JSON schema that cannot be enforced are dropped, and listed in the answer.
     `disable_any_whitespace`: JSON without whitespace between tokens, as an empty `whitespace_pattern` says too.
+    `apart`: a form of which an answer may begin with one of these texts is refused.
 
     Schemas and tags are kept as JSON text, choices as a tuple. Whether a text can be enforced is only known when it is
     compiled. Raises RequestError naming the field when a value has the wrong type or exceeds a limit.
@@ -65,6 +68,7 @@ class StructuredOutput(Structure):
     strict: bool = True
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
+    apart: Sequence[str] = ()
     kind: str = field(init=False, default="")
 
     def __post_init__(self) -> None:

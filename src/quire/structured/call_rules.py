@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.records import dataclass
+from quire.structured.ask import JSON_SPACE
 from quire.text.regions.argument_types import resolve, value_types
 from quire.text.regions.arriving import is_key, is_name
 from quire.text.regions.markers import Markers
@@ -123,10 +124,15 @@ class Lark:
 
 
 class CallRules:
-    """The rules of calls in one spec. `one` is a call of a function, `regions` a text of one call or several."""
+    """The rules of calls in one spec. `one` is a call of a function, `regions` a text of one call or several.
 
-    def __init__(self, lark: Lark, spec: CallSpec) -> None:
+    `beside`: JSON may stand in the place of calls. Calls that are spelled begin with the terminals of JSON then: a
+    lexer takes the longest, so a longer one would hide those.
+    """
+
+    def __init__(self, lark: Lark, spec: CallSpec, *, beside: bool = False) -> None:
         self._lark, self._spec = lark, spec
+        self._beside = beside and not spec.opener.strip()
 
     def region(self, tools: Sequence[ToolFunction], parallel: bool, behind: str = "") -> str:
         """One region of calls, but for `behind`, the start of it that is there already."""
@@ -137,6 +143,8 @@ class CallRules:
         if isinstance(call, ObjectCall) and call.array:
             start, between, end = call.layout
             opener, closer = f"{opener} {quoted(start)}", f"{quoted(end)} {closer}"
+        elif isinstance(call, PythonCall) and self._beside:
+            between, opener, closer = ", ", f'{opener} "["', f'"]" {closer}'
         elif isinstance(call, PythonCall):
             between, closer = ", ", f'"]" {closer}'
             # the bracket and the name are one text, so that an answer may begin with another bracket
@@ -164,6 +172,8 @@ class CallRules:
             raise RequestError(
                 "tools", f"{tool.name!r} cannot be the name of a function in this model's calls"
             )
+        if isinstance(call, ObjectCall) and self._beside:
+            return self._json_object(call, tool)
         if isinstance(call, ObjectCall):
             written_id = (
                 f'{quoted(f"{json.dumps(call.id)}: ")} WRITTEN_ID ", "'
@@ -183,6 +193,17 @@ class CallRules:
         if call.arguments is ArgumentForm.TAGS and call.tags is not None:
             return f"{head} {self._tagged(tool, call.tags)} {lark.literal(call.tail)}"
         return f"{head} {lark.schema(tool.schema, tool)} {lark.literal(call.tail)}"
+
+    def _json_object(self, call: ObjectCall, tool: ToolFunction) -> str:
+        """A call with the terminals and the white space that JSON of a schema has."""
+        fields = {
+            call.name: quoted(json.dumps(tool.name)),
+            call.arguments: self._lark.schema(tool.schema, tool),
+        }
+        pairs = ' "," '.join(f'{quoted(json.dumps(key))} ":" {value}' for key, value in fields.items())
+        return self._lark.embed(
+            f'%llguidance {{"ignore_once": true}}\n%ignore /{JSON_SPACE}/\nstart: "{{" {pairs} "}}"'
+        )
 
     def _head(self, call: HeadedCall, tool: ToolFunction) -> Iterable[str]:
         for part in call.head:

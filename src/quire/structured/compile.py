@@ -43,13 +43,13 @@ def compile_grammar(ask: StructuredOutput) -> CompiledGrammar:
         raise GrammarError(
             ask.kind, f"the grammar made of it has {format_size(size)}, over the limit of {limit}"
         )
-    _validate(source, ask.kind)
+    _validate(source, ask)
     grammar = Grammar(source, hashlib.sha256(source.encode()).digest())
     return CompiledGrammar(grammar, tuple(maker.dropped), time.process_time() - began)
 
 
-def _validate(source: str, field: str) -> None:
-    """Refuse what llguidance would refuse in the engine process, and what no text fits."""
+def _validate(source: str, ask: StructuredOutput) -> None:
+    """Refuse what llguidance would refuse in the engine process, what no text fits, and what is not kept apart."""
     from llguidance import LLMatcher
 
     # LLMatcher.validate_grammar leaves out the lexer, which costs the most.
@@ -59,9 +59,16 @@ def _validate(source: str, field: str) -> None:
         shown = " ".join(_SOURCE.sub("", matcher.get_error()).split())
         if shown.startswith("panic"):
             shown = "llguidance fails to compile it"
-        raise GrammarError(field, shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "...")
+        raise GrammarError(ask.kind, shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "...")
     if not any(mask):
-        raise GrammarError(field, "no text fits it")
+        raise GrammarError(ask.kind, "no text fits it")
+    for text in ask.apart:
+        if matcher.validate_tokens([*text.encode()]) == len(text.encode()):
+            raise GrammarError(
+                ask.kind,
+                f"an answer that fits it may begin with {text[:_SHOWN]!r}, as a call of tools does; set tool_choice, "
+                "or leave one of the two out",
+            )
 
 
 @cache

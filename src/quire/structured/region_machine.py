@@ -22,6 +22,7 @@ class RegionState(NamedTuple):
     closing: int = 0  # tokens of the closer that were forced
     last: tuple[int, ...] = ()  # tokens that may begin the opener
     tail: bytes = b""  # of the thinking's text: may begin the closer
+    past: bool = False  # no region of thinking may open any more
 
 
 class RegionMachine:
@@ -55,13 +56,12 @@ class RegionMachine:
                 return state._replace(enforced=True, runs=state.runs + 1, last=())
         elif regions.triggers:
             return state
-        opener = regions.opener
-        if not opener or (token not in opener and not state.last):
-            return state
-        last = (*state.last, token)[-len(opener) :]
-        if last == opener:
+        if not regions.opener or state.past or (token not in regions.opener and not state.last):
+            return state if state.past or not regions.opens_first else state._replace(past=True)
+        last = (*state.last, token)[-len(regions.opener) :]
+        if last == regions.opener:
             return state._replace(thinking=True, last=(), tail=b"", closing=0)
-        return state._replace(last=last)
+        return state._replace(last=last, past=regions.opens_first and last != regions.opener[: len(last)])
 
     def complete(self, state: RegionState) -> RegionState:
         """The grammar has come to its end: behind a trigger the answer goes on without it."""
@@ -84,5 +84,10 @@ class RegionMachine:
             return state._replace(spent=state.spent + 1, closing=closing, tail=tail)
         begins = not regions.triggers and not state.enforced
         return state._replace(
-            thinking=False, closing=0, tail=b"", enforced=state.enforced or begins, runs=state.runs + begins
+            thinking=False,
+            closing=0,
+            tail=b"",
+            enforced=state.enforced or begins,
+            runs=state.runs + begins,
+            past=regions.opens_first,
         )

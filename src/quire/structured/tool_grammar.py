@@ -46,10 +46,12 @@ def tool_grammar(
     *,
     thinking: bool = False,
     compile_schema: CompileSchema | None = None,
+    response: str = "",
 ) -> AnswerGrammar | None:
     """The grammar of an answer that may call `tools`; None where nothing is to be enforced (choice "none").
 
-    `required` and `named` hold from the first token, after the thinking; `auto` from the opener of a call on.
+    `required` and `named` hold from the first token, after the thinking; `auto` from the opener of a call on. With a
+    `response` format, `auto` holds from the first token, too: the answer is calls, or has that format.
     Raises RequestError for a tool that the model's format cannot enforce.
     """
     if choice.mode == "none" or not tools or spec.calls is None:
@@ -61,11 +63,15 @@ def tool_grammar(
         raise RequestError("tool_choice", f"{choice.mode!r} is not auto, none, required or named")
     lark = Lark(markers, compile_schema or _with_llguidance)
     writer = _Writer(lark, spec, spec.calls, thinking)
-    if choice.mode == "auto":
+    if choice.mode == "auto" and not response:
         start, regions = writer.auto(called, choice.parallel)
     else:
-        calls = CallRules(lark, spec.calls).regions(called, choice.parallel and choice.mode == "required")
-        start, regions = f"{writer.thinking_first()} {calls}", writer.regions()
+        either = choice.mode == "auto"
+        rules = CallRules(lark, spec.calls, beside=either)
+        answer = rules.regions(called, choice.parallel and choice.mode != "named")
+        if either:
+            answer = f"({writer.marked()} {answer} | {writer.formatted(response)})"
+        start, regions = f"{writer.thinking_first()} {answer}", writer.regions(first=True)
     return AnswerGrammar(lark.source(start), regions, tuple(lark.dropped))
 
 
@@ -75,11 +81,8 @@ def answer_grammar(
     """The grammar of a response format, behind the thinking and inside the markers of the answer."""
     lark = Lark(markers, _with_llguidance)
     writer = _Writer(lark, spec, spec.calls, thinking)
-    opener, closer = map(lark.literal, spec.answer)
-    if writer.channels:
-        opener = lark.literal("<|channel|>final<|message|>")
-    start = f"{writer.thinking_first()} {opener} {lark.embed(source)} {closer}"
-    return AnswerGrammar(lark.source(start), writer.regions())
+    start = f"{writer.thinking_first()} {writer.formatted(source)}"
+    return AnswerGrammar(lark.source(start), writer.regions(first=True))
 
 
 class _Writer:
@@ -93,8 +96,10 @@ class _Writer:
         ids = lark.markers.ids
         self._closer = ids.get(reasoning.closer.strip(), -1) if reasoning else -1
 
-    def regions(self, triggers: tuple[int, ...] = (), once: bool = False) -> AnswerRegions:
-        """What the engine follows."""
+    def regions(
+        self, triggers: tuple[int, ...] = (), *, once: bool = False, first: bool = False
+    ) -> AnswerRegions:
+        """What the engine follows. `first`: thinking comes first or not at all."""
         spelled = self._spec.reasoning.closer.strip().encode() if self._spec.reasoning else b""
         return AnswerRegions(
             thinking=self._thinking,
@@ -104,7 +109,23 @@ class _Writer:
             closer_bytes=spelled if self._closer < 0 and not self.channels else b"",
             triggers=triggers,
             once=once,
+            opens_first=first and not self.channels,
         )
+
+    def formatted(self, source: str) -> str:
+        """Text of a format, inside the markers of the answer."""
+        opener, closer = map(self._lark.literal, self._spec.answer)
+        if self.channels:
+            opener = self._lark.literal("<|channel|>final<|message|>")
+        return f"{opener} {self._lark.embed(source)} {closer}"
+
+    def marked(self) -> str:
+        """The tokens of which one may stand before calls without an opener."""
+        spec, ids = self._calls, self._lark.markers.ids
+        if spec is None or spec.opener.strip():
+            return ""
+        tokens = [f"<[{ids[other]}]>" for other in spec.others if other in ids]
+        return f"({' | '.join(tokens)})?" if tokens else ""
 
     def thinking_first(self) -> str:
         """Thinking before what is enforced. That which ends with a token the engine skips by itself."""

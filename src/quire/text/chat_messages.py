@@ -13,7 +13,7 @@ Message = dict[str, Any]
 
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never assigned: Unicode 15, section 23.7
 # Names of a message's reasoning; templates read the first (as in transformers).
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _check_message(index: int, message: Message, limits: MessageLimits) -> Messa
         )
     if "tool_calls" in message:
         _check_tool_calls(index, message["tool_calls"])
-    reasoning = next((message[name] for name in _REASONING if name in message), None)
+    reasoning = next((message[name] for name in REASONING if name in message), None)
     if reasoning is not None:
         if not isinstance(reasoning, str):
             raise RequestError("messages", f"message {index}: reasoning must be a string")

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -19,6 +20,9 @@ from quire.text.provenance import TemplateText, concat, own_spans
 from quire.text.sandbox import ChatSandbox, TemplateRefusal
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, RequestError
+from quire.util.strict_json import read_small_file
+
+MAX_TEMPLATE_BYTES = 2**20
 
 # Variables of the renderer; a request may not pass these as template arguments.
 _RESERVED = frozenset(
@@ -53,7 +57,7 @@ _FAILURES = (
 class ChatAsk:
     """One conversation to render.
 
-    `tools` and `documents` are lists of JSON objects; `template_kwargs` are additional variables of the template
+    `tools` and `documents` are lists of JSON objects; `chat_template_kwargs` are additional variables of the template
     (enable_thinking, …), as is `reasoning_effort`. `add_generation_prompt` opens the assistant's turn;
     `continue_final_message` leaves the last message open instead, so that the model continues it.
     """
@@ -63,7 +67,7 @@ class ChatAsk:
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reasoning_effort: str | None = None
 
 
@@ -78,7 +82,8 @@ class RenderedChat:
 
 
 class ChatTemplate:
-    """One compiled template. Safe to render from several threads at once.
+    """One compiled template. Safe to render from several threads at once. `thought` is what stands around the reasoning
+    of earlier turns, if they are part of the content.
 
     Raises CheckpointError if the source exceeds the limit or does not compile.
     """
@@ -98,6 +103,7 @@ class ChatTemplate:
             raise CheckpointError(
                 f"the chat template has {len(source)} characters, more than the limit of {self.limits.source_chars}"
             )
+        self.thought: tuple[str, str] | None = None
         self._sandbox = ChatSandbox(now)
         try:
             tree = self._sandbox.parse(source)
@@ -145,6 +151,8 @@ class ChatTemplate:
             shapes.wrap(messages)
         if not self._json_arguments:
             shapes.parse_arguments(messages)
+        if self.thought is not None:
+            _think_in_content(messages, *map(TemplateText, self.thought))
         for message in messages:
             if message["role"] in _ROLES:
                 message["role"] = TemplateText(message["role"])
@@ -157,7 +165,7 @@ class ChatTemplate:
         return values
 
     def _template_kwargs(self, ask: ChatAsk, copier: shapes.PlainCopier) -> dict[str, Any]:
-        given = {name: ("chat_template_kwargs", value) for name, value in ask.template_kwargs.items()}
+        given = {name: ("chat_template_kwargs", value) for name, value in ask.chat_template_kwargs.items()}
         if ask.reasoning_effort is not None:
             given.setdefault("reasoning_effort", ("reasoning_effort", ask.reasoning_effort))
         for name, (field_name, _) in given.items():
@@ -202,21 +210,20 @@ class ChatTemplate:
         return concat(parts)
 
 
-class ChatRenderer:
+class ChatTemplates:
     """The templates of a checkpoint: renders with "tool_use" if it exists and there are tools, else with "default".
 
-    Raises CheckpointError if the checkpoint has no chat template, or no default among several.
+    Raises CheckpointError if there is no chat template, or no default among several.
     """
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
         *,
-        template: str | None = None,
         limits: TemplateLimits | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        sources = {"default": template} if template is not None else dict(tokenizer.chat_templates)
         if not sources:
             raise CheckpointError(
                 "this model has no chat template (chat_template.jinja, or chat_template in "
@@ -226,14 +233,8 @@ class ChatRenderer:
             raise CheckpointError(
                 f"this model has chat templates {sorted(sources)} but none named 'default'; pass one"
             )
-        self._tokenizer = tokenizer
         self._templates = {
-            name: ChatTemplate(
-                source,
-                special_tokens=tokenizer.special_tokens,
-                limits=limits,
-                now=now,
-            )
+            name: ChatTemplate(source, special_tokens=special_tokens, limits=limits, now=now)
             for name, source in sources.items()
             if name in ("default", "tool_use")
         }
@@ -242,6 +243,11 @@ class ChatRenderer:
     def template_hash(self) -> str:
         """SHA-256 of the default template's source, in hex, for comparing deployments."""
         return self._templates["default"].template_hash
+
+    def write_thoughts(self, opener: str, closer: str) -> None:
+        """Write the reasoning of earlier turns into their contents, between these texts."""
+        for template in self._templates.values():
+            template.thought = opener, closer
 
     @property
     def reads_tools(self) -> bool:
@@ -253,10 +259,36 @@ class ChatRenderer:
         named = "tool_use" if ask.tools and "tool_use" in self._templates else "default"
         return self._templates[named].render(ask)
 
+
+class ChatRenderer(ChatTemplates):
+    """The templates of a tokenizer, or one in their place, and the token ids of what they render."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: str | None = None,
+        limits: TemplateLimits | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        sources = tokenizer.chat_templates if template is None else {"default": template}
+        super().__init__(sources, tokenizer.special_tokens, limits=limits, now=now)
+        self._tokenizer = tokenizer
+
     def encode(self, ask: ChatAsk) -> list[int]:
         """Render the token ids of the prompt. Control tokens spelled in the caller's text are encoded as text."""
         chat = self.render(ask)
         return self._tokenizer.encode_guarded(chat.text, chat.own)
+
+
+def read_template(template: str | Path | None) -> str | None:
+    """A chat template, given as a file or as its text. Raises CheckpointError when the file cannot be read."""
+    if template is None or (isinstance(template, str) and ("{{" in template or "{%" in template)):
+        return template
+    try:
+        return read_small_file(Path(template), MAX_TEMPLATE_BYTES).decode("utf-8")
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{template}: not UTF-8") from None
 
 
 def _objects(
@@ -268,6 +300,16 @@ def _objects(
         raise RequestError(name, "must be a list of objects")
     copied: list[Any] = copier.copy(name, items)
     return copied
+
+
+def _think_in_content(messages: list[shapes.Message], opener: TemplateText, closer: TemplateText) -> None:
+    for message in messages:
+        if message["role"] == "assistant" and (thought := message.get("reasoning_content")):
+            thought = opener + thought + closer
+            if isinstance(content := message.get("content") or "", str):
+                message["content"] = thought + content
+            else:
+                content.insert(0, {"type": "text", "text": thought})
 
 
 def _tag_final_message(messages: list[shapes.Message], tag: str) -> None:

@@ -163,7 +163,8 @@ def gguf_outline(values: Mapping[str, object], where: str) -> TokenizerOutline |
             else f"BPE {pre}"
         )
     size = len(metadata.array("tokenizer.ggml.tokens", MAX_TOKENS))
-    return TokenizerOutline(name, size, size - 1, _templates(metadata))
+    names = dict.fromkeys(("bos_token", "eos_token"), "")  # their texts are among the tokens
+    return TokenizerOutline(name, size, size - 1, _templates(metadata), names)
 
 
 def _kind(metadata: _Metadata) -> str | None:

@@ -25,13 +25,15 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 class TokenizerOutline:
     """`kind` is the algorithm ("BPE"); `size` counts tokens including added ones; the largest id may be larger.
 
-    `chat_templates` maps names to Jinja sources.
+    `chat_templates`, `special_tokens` and `response_template` are those of Tokenizer.
     """
 
     kind: str
     size: int
     highest_id: int
     chat_templates: Mapping[str, str]
+    special_tokens: Mapping[str, str]
+    response_template: Mapping[str, object] | None = None
 
 
 def folder_outline(path: Path, budget: LoadBudget | None = None) -> TokenizerOutline:
@@ -51,7 +53,9 @@ def folder_outline(path: Path, budget: LoadBudget | None = None) -> TokenizerOut
             ids[text] = free
             highest, free = max(highest, free), free + 1
     kind = model.get("type") or ("BPE" if "merges" in model else "unknown")
-    return TokenizerOutline(str(kind), len(ids), highest, folder.chat_templates)
+    return TokenizerOutline(
+        str(kind), len(ids), highest, folder.chat_templates, folder.special_tokens, folder.response_template
+    )
 
 
 def _declared(folder: TokenizerFolder) -> Iterator[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from quire.records import dataclass
+from quire.text.chat_renderer import ChatRenderer
+from quire.text.regions.calls import call_heads
 from quire.text.regions.detect import ModelRegions, model_regions
 from quire.text.regions.reader import RegionReader
 from quire.text.regions.spec import ChannelCall
@@ -18,20 +21,37 @@ _END_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the samples of one request are divided. `tools` are None if no calls are read. `eager`: a grammar keeps calls
-    to their format, so that they are delivered as they arrive. `banned` tokens would begin a call that is not wanted.
+    """How the samples of one request are divided. `tools` are None if no calls are read; `calls` counts what becomes of
+    them. `eager`: a grammar keeps calls to their format, so that they are delivered as they arrive. `formed`: one keeps
+    the answer to calls or to a text of some format; its beginning says to which. `banned` tokens would begin a call
+    that is not wanted.
     """
 
     regions: ModelRegions
     tokenizer: Tokenizer
     tools: ToolUse | None = None
+    calls: Counter[str] | None = None
     eager: bool = False
+    formed: bool = False
     banned: tuple[int, ...] = ()
 
     @property
     def parallel(self) -> bool:
         """Whether a sample may have several calls."""
         return self.tools is None or self.tools.parallel
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """See `call_heads`."""
+        spec, tools = self.regions.spec.calls, self.tools
+        if spec is None or tools is None:
+            return ()
+        return call_heads(spec, [tool.name for tool in tools.callable], self.regions.markers)
+
+    def is_control(self, text: str) -> bool:
+        """Whether a text begins with a control token, which is never part of other text."""
+        first = next(iter(self.regions.markers.split(text)), "")
+        return isinstance(first, int) and first in self.tokenizer.control_ids
 
     def thinking(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt has opened the reasoning."""
@@ -50,6 +70,8 @@ class Reading:
             tools=None if tools is None else {tool.name: tool.parameters for tool in tools.callable},
             thinking=self.thinking(prompt),
             eager=self.eager,
+            heads=self.heads if self.formed else None,
+            counts=self.calls,
             hide=hide,
             seed=seed,
         )
@@ -73,6 +95,13 @@ class AnswerFormat:
         self.regions = model_regions(
             tokenizer, template, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
         )
+        self.calls: Counter[str] = Counter()  # by what became of them
+
+    def prepare(self, renderer: ChatRenderer) -> None:
+        """Have earlier turns rendered as this format writes them."""
+        reasoning = self.regions.spec.reasoning
+        if reasoning is not None and reasoning.in_content:
+            renderer.write_thoughts(reasoning.opener, reasoning.closer)
 
     def reading(self, tools: ToolUse | None) -> Reading | None:
         """How an answer is read; None if it is nothing but text.
@@ -91,7 +120,7 @@ class AnswerFormat:
                     field,
                     "the format in which this model writes calls is not known; --tool-call-parser names it",
                 )
-            return Reading(self.regions, self._tokenizer, tools)
+            return Reading(self.regions, self._tokenizer, tools, self.calls)
         banned = () if tools is None else self._call_openers()
         if not banned and spec.reasoning is None and spec.answer == ("", ""):
             return None

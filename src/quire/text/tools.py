@@ -124,7 +124,7 @@ def _tool(path: str, tool: Mapping[str, Any]) -> Function:
 def _function(path: str, function: Mapping[str, Any]) -> Function:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME_CHARS:
-        shown = f"{name[:50]!r}" if isinstance(name, str) else "a missing name"
+        shown = "a missing name" if name is None else repr(name)[:50]
         raise RequestError(
             f"{path}.name", f"{shown} is not 1 to {MAX_NAME_CHARS} letters, digits, '_', '.' and '-'"
         )

@@ -34,7 +34,7 @@ from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.stream import LiveRequest, LiveStream, SinkPath
 from quire.engine.front.suspects import SuspectLane
-from quire.engine.front.text_service import TextService, read_template
+from quire.engine.front.text_service import TextService
 from quire.engine.host.client import EngineClient
 from quire.engine.host.held import memory_beside
 from quire.engine.host.hosts import host_factory
@@ -54,7 +54,7 @@ from quire.engine.host.messages import (
 )
 from quire.engine.host.spawn import Spawned
 from quire.parameters import Structure
-from quire.text.chat_renderer import ChatAsk
+from quire.text.chat_renderer import ChatAsk, read_template
 from quire.text.token_bytes import TokenBytes
 from quire.types import QuireError, RequestError
 from quire.util.startup_spans import Startup
@@ -147,7 +147,8 @@ class AsyncEngine:
         if self._client is None:
             return EngineStats()
         waiting = self._admission.waiting_tokens if self._admission else 0
-        return self._client.stats(waiting_tokens=waiting, wasted_tokens=self._wasted)
+        calls = self._text.calls if self._text else {}
+        return self._client.stats(waiting_tokens=waiting, wasted_tokens=self._wasted, calls=calls)
 
     @property
     def startup(self) -> list[dict[str, Any]]:
@@ -180,7 +181,7 @@ class AsyncEngine:
         assert ready is not None
         text.limit(ready.scheduler.max_model_len)
         name = next(iter(self.serving.served_model_name), self._name)
-        self._card = model_card(name, model, ready, text.template_hash)
+        self._card = model_card(name, model, ready, text)
         self._startup.add(ready.startup)
         self._startup.mark("ready")
 
@@ -257,10 +258,7 @@ class AsyncEngine:
         return made
 
     async def share_vocabulary(self) -> None:
-        """Give the engine the bytes of all tokens, unless it has them: before the first request that needs them.
-
-        An engine that is started again gets them again. Raises RequestError without a tokenizer.
-        """
+        # once: an engine that is started again gets it again
         if self._vocabulary is None:
             made = await self._texts().vocabulary(self.card.vocab_size)
             if self._vocabulary is None:

@@ -6,10 +6,11 @@ import time
 
 from quire.engine.api import ModelCard
 from quire.engine.build.opening import Model
+from quire.engine.front.text_service import TextService
 from quire.engine.host.messages import Ready
 
 
-def model_card(name: str, model: Model, ready: Ready, template_hash: str | None) -> ModelCard:
+def model_card(name: str, model: Model, ready: Ready, text: TextService) -> ModelCard:
     """What /v1/models says, from the checkpoint and what its engine was built with."""
     facts = model.facts
     return ModelCard(
@@ -18,9 +19,10 @@ def model_card(name: str, model: Model, ready: Ready, template_hash: str | None)
         max_model_len=ready.scheduler.max_model_len,
         vocab_size=ready.vocab,
         config_sha256=facts.config_sha256,
-        template_hash=template_hash,
+        template_hash=text.template_hash,
         created=int(time.time()),
         default_sampling=dict(facts.generation.sampling),
         eos_token_ids=ready.eos_token_ids,
         notices=ready.notices,
+        answers=text.answers,
     )

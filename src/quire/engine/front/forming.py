@@ -29,10 +29,10 @@ Forming = Generator["AskedPart", CompiledStructure, Formed]
 
 
 def forming(
-    request: Request, reading: Reading | None, response: AskedPart | None, budget: int | None = None
+    request: Request, reading: Reading | None, response: AskedPart | None, *, divided: bool = True
 ) -> Forming:
-    """The form of the answers to a request: calls of the tools of its `reading`, `response` for their text, and
-    `budget` for their thinking.
+    """The form of the answers to a request: calls of the tools of its `reading`, `response` for their text, and its
+    budget for their thinking. Not `divided`, answers are one text all the same.
     """
     if reading is None:
         if response is None:
@@ -42,7 +42,12 @@ def forming(
     from quire.structured.answer_form import AnswerPlan
 
     thinking = reading.thinking(request.prompt_token_ids)
-    plan = AnswerPlan(reading=reading, thinking=thinking, response=response, budget=budget)
+    plan = AnswerPlan(
+        reading=reading,
+        thinking=thinking,
+        response=response,
+        budget=request.params.thinking_token_budget,
+    )
     sources = {}
     for part in plan.asks():
         made = yield part
@@ -53,9 +58,10 @@ def forming(
         banned = (*params.banned_token_ids, *reading.banned)
         request = replace(request, params=replace(params, banned_token_ids=banned))
     if form is None:
-        return Formed(request, reading)
+        return Formed(request, reading if divided else None)
     request = replace(constrained(request, form.grammar), regions=form.regions)
-    return Formed(request, replace(reading, eager=True), form.dropped)
+    reading = replace(reading, eager=True, formed=form.formed) if divided else None
+    return Formed(request, reading, form.dropped)
 
 
 def asked_part(params: SamplingParams) -> AskedPart | None:

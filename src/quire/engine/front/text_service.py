@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import TypeVar
 
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
@@ -14,14 +13,12 @@ from quire.text.token_bytes import TokenBytes
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools import ToolUse
 from quire.types import CheckpointError, ContextLengthError, RequestError
-from quire.util.strict_json import read_small_file
 from quire.util.threads import full_pool
 
 # Characters of prompt per token of context. Natural text stays far below; a longer text has more tokens than fit,
 # unless it is one long run of a single character.
 CHARS_PER_TOKEN = 16
 LONG_TEXT = 32_768  # characters; longer texts queue among themselves
-MAX_TEMPLATE_BYTES = 2**20
 _KNOWN_PIECES = 2**13
 
 T = TypeVar("T")
@@ -52,6 +49,7 @@ class TextService:
             else:
                 names = {"tool_call_parser": tool_call_parser, "reasoning_parser": reasoning_parser}
                 self._format = AnswerFormat(tokenizer, template, reads_tools=self._chat.reads_tools, **names)
+                self._format.prepare(self._chat)
         self._short = full_pool(2, "quire-text")
         self._long = full_pool(1, "quire-long-text")
         self._max_tokens = 0
@@ -63,6 +61,16 @@ class TextService:
     def template_hash(self) -> str | None:
         """SHA-256 of the chat template in use, in hex."""
         return self._chat.template_hash if self._chat else None
+
+    @property
+    def answers(self) -> Mapping[str, Mapping[str, str | None]]:
+        """The formats of tool calls and reasoning, and how they were found; empty without a chat template."""
+        return {} if self._format is None else self._format.regions.found.facts()
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        """Calls of functions so far, by what became of them."""
+        return {} if self._format is None else self._format.calls
 
     def limit(self, max_model_len: int) -> None:
         """Set the context length; longer prompts are refused."""
@@ -157,16 +165,6 @@ class TextService:
         if self._chat is None:
             raise RequestError("messages", self._no_chat)
         return self._chat
-
-
-def read_template(path: str | None) -> str | None:
-    """The chat template of a file. Raises CheckpointError when it cannot be read."""
-    if path is None:
-        return None
-    try:
-        return read_small_file(Path(path), MAX_TEMPLATE_BYTES).decode("utf-8")
-    except UnicodeDecodeError:
-        raise CheckpointError(f"{path}: not UTF-8") from None
 
 
 def _size(ask: ChatAsk) -> int:

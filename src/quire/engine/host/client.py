@@ -112,7 +112,7 @@ class EngineClient:
         """Whether the engine answers within `timeout` seconds."""
         return await self._supervisor.ping(timeout)
 
-    def stats(self, *, waiting_tokens: int, wasted_tokens: int) -> EngineStats:
+    def stats(self, *, waiting_tokens: int, wasted_tokens: int, calls: Mapping[str, int]) -> EngineStats:
         """The engine's last report, with the counts that only its front has."""
         return replace(
             self._stats,
@@ -122,6 +122,7 @@ class EngineClient:
             wasted_tokens=wasted_tokens,
             restarts=self._supervisor.restarts,
             memory_parts=self.facts.memory_parts if self.facts else {},
+            calls=calls,
         )
 
     async def records(self) -> list[Any]:

@@ -45,6 +45,8 @@ class StepTotals:
         scheduler: Scheduler = self._core.scheduler
         plans = self._core.worker.plans
         drafts = self._core.speculation
+        grammars = self._core.grammars
+        stepped = None if callable(grammars) else grammars
         return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -66,6 +68,8 @@ class StepTotals:
             step_plan_hits=plans.hits,
             step_plan_fallbacks=plans.fallbacks,
             step_plan_padding=plans.padding,
+            forced_tokens=0 if stepped is None else stepped.added_tokens,
+            late_rows=0 if stepped is None else stepped.late_steps,
             resident_bytes=resident_bytes(),
             draft_rows=drafts.rows if drafts else 0,
             drafted_tokens=drafts.drafted if drafts else 0,

@@ -9,6 +9,7 @@ satisfies are left out, so no answer can come to a dead end.
 from __future__ import annotations
 
 from quire.records import dataclass
+from quire.structured.ask import JSON_SPACE
 from quire.structured.json_schema import logic_keywords, part_keywords, value_keywords
 from quire.structured.json_schema.claims import Claims
 from quire.structured.json_schema.refusal import SchemaError
@@ -18,8 +19,6 @@ from quire.structured.json_schema.value_rules import ValueRules
 __all__ = ["HANDLERS", "CompiledSchema", "SchemaError", "compile_json_schema", "json_object_grammar"]
 
 HANDLERS = {**value_keywords.HANDLERS, **logic_keywords.HANDLERS, **part_keywords.HANDLERS}
-# Between two tokens of JSON: a space, or a line break and an indentation. A small model would go on with any other.
-WHITESPACE = "[ ]|\\r?\\n([ ]{0,64}|\\t{0,16})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ def compile_json_schema(schema: object, *, strict: bool = True, whitespace: bool
     """
     document = SchemaDocument(schema)
     claims = Claims(document, HANDLERS, strict=strict)
-    space = WHITESPACE if whitespace else None
+    space = JSON_SPACE if whitespace else None
     values = ValueRules(claims, space)
     try:
         start = values.value_of([claims.claim(document.root, ())])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Generator, Mapping
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 from quire.answers import AnswerPart, PartKind
@@ -41,12 +42,29 @@ def call_id(ids: CallIds, seed: str, index: int, name: str) -> str:
     return f"call_{digest[:12].hex()}"
 
 
+def call_heads(spec: CallSpec, names: Iterable[str], markers: Markers) -> tuple[str, ...]:
+    """How calls of these functions begin where there is nothing before them: one of these texts, with any white space
+    where it has some. Empty if the format says too little.
+    """
+    if opener := spec.opener.strip():
+        return (opener,)
+    call = spec.call
+    marked = [other for other in spec.others if other in markers.ids]
+    if isinstance(call, PythonCall):
+        return (*marked, *(f"[{name}(" for name in names))
+    if not isinstance(call, ObjectCall):
+        return ()
+    before, key, after = "[ " if call.array else "", json.dumps(call.name), json.dumps(call.arguments)
+    return (*marked, *(f"{before}{{ {key} : {json.dumps(name)} , {after} :" for name in names))
+
+
 class CallReader(ArrivingText):
     """The calls of one sample. A call is held back until it is whole, unless the reader is eager."""
 
     __slots__ = (
         "_begun",
         "_calls",
+        "_counts",
         "_eager",
         "_ends",
         "_pieces",
@@ -58,11 +76,18 @@ class CallReader(ArrivingText):
     )
 
     def __init__(
-        self, spec: CallSpec | None, markers: Markers, tools: Tools | None, eager: bool, seed: str
+        self,
+        spec: CallSpec | None,
+        markers: Markers,
+        tools: Tools | None,
+        eager: bool,
+        seed: str,
+        counts: Counter[str] | None = None,
     ) -> None:
         super().__init__(markers)
         self._spec, self._tools = spec, tools
         self._eager, self._seed = eager, seed
+        self._counts: Counter[str] = Counter() if counts is None else counts
         self._calls = 0
         self._started = False  # parts of the call are out
         self._begun: AnswerPart | None = None  # the call that is being read, until its start is out
@@ -134,6 +159,7 @@ class CallReader(ArrivingText):
         self._release()
         self._started = False
         self._calls += 1
+        self._counts["complete"] += 1
 
     def _drop_call(self) -> None:
         """The rest of the region is no call. What an eager reader has given out stays a call, unfinished."""

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from quire.answers import PartKind
 from quire.records import dataclass
-from quire.text.chat_renderer import ChatAsk, ChatRenderer
-from quire.text.regions.families import CALLS, CALLS_SIGNS, REASONING, REASONING_SIGNS, VARIANTS
+from quire.text.chat_renderer import ChatAsk, ChatTemplates
+from quire.text.regions.families import (
+    CALLS,
+    CALLS_SIGNS,
+    REASONING,
+    REASONING_SIGNS,
+    VARIANTS,
+    check_parsers,
+)
 from quire.text.regions.markers import Markers
 from quire.text.regions.probe import ARGUMENTS, NAMES, PARAMETERS, Answers, probed_calls, probed_reasoning
 from quire.text.regions.reader import read_whole
 from quire.text.regions.response_template import spec_of_response_template
-from quire.text.regions.spec import CallSpec, ChannelCall, History, ReasoningSpec, RegionSpec
+from quire.text.regions.spec import CallSpec, ChannelCall, ReasoningSpec, RegionSpec
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, QuireError
 
@@ -24,15 +32,58 @@ _SHOWN = 60  # characters of a text in a message
 _READS_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
+class Templates(Protocol):
+    """What a checkpoint says of its conversations: a Tokenizer, or the outline of one."""
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]: ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]: ...
+
+    @property
+    def response_template(self) -> Mapping[str, object] | None: ...
+
+
 @dataclass(frozen=True, slots=True)
-class ModelRegions:
-    """The regions of one model, the markers of its vocabulary, and how they were found: "named", "response_template",
-    "table", "template" (analysed, with a warning), or "none".
+class FoundRegions:
+    """The regions of a checkpoint's answers, and how each was found: "named", "response_template", "table", "template"
+    (analysed, with a warning), or "none".
     """
 
     spec: RegionSpec
+    calls: str = "none"
+    reasoning: str = "none"
+
+    def facts(self) -> dict[str, dict[str, str | None]]:
+        """The formats by name, None for none, and how they were found, as plain JSON values."""
+        calls, reasoning = self.spec.calls, self.spec.reasoning
+        return {
+            "tool_calls": {"format": calls.name if calls else None, "found": self.calls},
+            "reasoning": {"format": reasoning.name if reasoning else None, "found": self.reasoning},
+        }
+
+
+def facts_text(facts: Mapping[str, Mapping[str, str | None]]) -> str:
+    """`FoundRegions.facts` in words."""
+    named = {name.replace("_", " "): one for name, one in facts.items()}
+    return ", ".join(
+        f"{what} {one['format']} ({one['found']})" if one["format"] else f"no {what}"
+        for what, one in named.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRegions:
+    """The regions of one model, the markers of its vocabulary, and how they were found."""
+
+    found: FoundRegions
     markers: Markers
-    source: str
+
+    @property
+    def spec(self) -> RegionSpec:
+        """How its answers are written."""
+        return self.found.spec
 
 
 def model_regions(
@@ -48,48 +99,52 @@ def model_regions(
 
     Raises ValueError naming the option for an unknown name.
     """
-    sources = [template] if template is not None else list(tokenizer.chat_templates.values())
-    found, source = _found(tokenizer, template, "\n".join(sources))
-    calls, reasoning = found.calls, found.reasoning
+    check_parsers(tool_call_parser, reasoning_parser)
+    found = found_regions(tokenizer, template)
+    spec = found.spec
     if tool_call_parser:
-        calls = _named("tool_call_parser", tool_call_parser, CALLS, tokenizer)
+        spec = replace(spec, calls=_calls_named(tool_call_parser, tokenizer))
     if reasoning_parser:
-        reasoning = _named("reasoning_parser", reasoning_parser, REASONING, tokenizer)
-    if tool_call_parser or reasoning_parser:
-        source = "named"
-    spec = RegionSpec(calls, reasoning, found.answer)
-    return ModelRegions(spec, Markers.of(spec, tokenizer), source)
+        spec = replace(spec, reasoning=REASONING[reasoning_parser])
+    found = FoundRegions(
+        spec,
+        "named" if tool_call_parser else found.calls,
+        "named" if reasoning_parser else found.reasoning,
+    )
+    return ModelRegions(found, Markers.of(spec, tokenizer))
 
 
-def _named(option: str, name: str, table: dict[str, Any], tokenizer: Tokenizer) -> Any:
+def _calls_named(name: str, tokenizer: Tokenizer) -> CallSpec:
     """The spec of a name; of those with several forms, the one whose marker is a token."""
-    if name in VARIANTS and option == "tool_call_parser":
+    if name in VARIANTS:
         marker, with_it, without = VARIANTS[name]
         name = with_it if tokenizer.token_to_id(marker) is not None else without
-    if name not in table:
-        names = sorted({*table, *(VARIANTS if option == "tool_call_parser" else ())})
-        raise ValueError(f"{option}: {name!r} is not one of {', '.join(names)}")
-    return table[name]
+    return CALLS[name]
 
 
-def _found(tokenizer: Tokenizer, template: str | None, source: str) -> tuple[RegionSpec, str]:
-    """The spec of a checkpoint, and where it comes from."""
-    if tokenizer.response_template is not None and template is None:
-        declared = spec_of_response_template(tokenizer.response_template)
+def found_regions(checkpoint: Templates, template: str | None = None) -> FoundRegions:
+    """What a checkpoint, or a template in place of its own, says of its answers."""
+    if checkpoint.response_template is not None and template is None:
+        declared = spec_of_response_template(checkpoint.response_template)
         if declared is not None:
-            return declared, "response_template"
+            how = "response_template"
+            return FoundRegions(
+                declared, how if declared.calls else "none", how if declared.reasoning else "none"
+            )
+    templates = checkpoint.chat_templates if template is None else {"default": template}
+    source = "\n".join(templates.values())
     if not source:
-        return RegionSpec(), "none"
-    answers = _answers(tokenizer, template)
+        return FoundRegions(RegionSpec())
+    answers = _answers(templates, checkpoint.special_tokens)
     calls = _from_table(source, answers)
     reasoning = next((REASONING[name] for name, signs in REASONING_SIGNS if _has(source, signs)), None)
-    how = "table" if calls is not None or reasoning is not None else "none"
+    how_calls, how_reasoning = ("none" if spec is None else "table" for spec in (calls, reasoning))
     if calls is None:
         calls = probed_calls(answers)
         if calls is not None and not _reads(calls, answers):
             calls = None
         if calls is not None:
-            how = "template"
+            how_calls = "template"
             _warn("tool calls", f"{type(calls.call).__name__}, ", calls)
         elif NAMES[0] in answers.one:
             logger.warning(
@@ -99,26 +154,27 @@ def _found(tokenizer: Tokenizer, template: str | None, source: str) -> tuple[Reg
     if reasoning is None:
         reasoning = probed_reasoning(answers)
         if reasoning is not None:
-            how = "template"
+            how_reasoning = "template"
             _warn("reasoning", "", reasoning)
     answer = ("<|START_RESPONSE|>", "<|END_RESPONSE|>") if "<|START_RESPONSE|>" in source else ("", "")
     if "<response>" in source and "</think>" in source:
         answer = ("<response>", "</response>")
-    return RegionSpec(calls, _with_history(reasoning, source), answer), how
+    spec = RegionSpec(calls, _with_history(reasoning, source), answer)
+    return FoundRegions(spec, how_calls, how_reasoning)
 
 
 def _has(source: str, signs: Sequence[str]) -> bool:
     return all(sign in source for sign in signs)
 
 
-def _answers(tokenizer: Tokenizer, template: str | None) -> Answers:
+def _answers(sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> Answers:
     try:
-        renderer = ChatRenderer(tokenizer, template=template)
+        templates = ChatTemplates(sources, special_tokens)
     except CheckpointError:
         return Answers("", "", "")
 
     def render(ask: ChatAsk) -> str:
-        return renderer.render(ask).text
+        return templates.render(ask).text
 
     try:
         return Answers.of(render)
@@ -154,14 +210,7 @@ def _with_history(reasoning: ReasoningSpec | None, source: str) -> ReasoningSpec
     """Where this template wants reasoning: in a field that it reads, else as the family does."""
     if reasoning is None or not any(name in source for name in _READS_REASONING):
         return reasoning
-    return ReasoningSpec(
-        name=reasoning.name,
-        opener=reasoning.opener,
-        closer=reasoning.closer,
-        at_calls=reasoning.at_calls,
-        channel=reasoning.channel,
-        history=History.FIELD,
-    )
+    return replace(reasoning, in_content=False)
 
 
 def _warn(what: str, form: str, spec: CallSpec | ReasoningSpec) -> None:

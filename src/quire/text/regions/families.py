@@ -8,7 +8,6 @@ from quire.text.regions.spec import (
     CallSpec,
     ChannelCall,
     HeadedCall,
-    History,
     Hole,
     ObjectCall,
     PythonCall,
@@ -138,17 +137,17 @@ _SPECS = (
 _THINK = ReasoningSpec(name="qwen3", opener="<think>\n", closer="\n</think>\n\n")
 _REASONING_SPECS = (
     _THINK,
-    ReasoningSpec(name="deepseek_r1", opener="<think>\n", closer="\n</think>\n\n", history=History.NONE),
-    ReasoningSpec(name="deepseek_v3", opener="<think>", closer="</think>", history=History.NONE),
+    ReasoningSpec(name="deepseek_r1", opener="<think>\n", closer="\n</think>\n\n"),
+    ReasoningSpec(name="deepseek_v3", opener="<think>", closer="</think>"),
     ReasoningSpec(name="glm45", opener="<think>", closer="</think>\n"),
     ReasoningSpec(name="kimi_k2", opener="<think>", closer="</think>", at_calls=True),
     ReasoningSpec(
         name="granite",
         opener="Here is my thought process:\n",
         closer="\nHere is my response:\n",
-        history=History.CONTENT,
+        in_content=True,
     ),
-    ReasoningSpec(name="mistral", opener="[THINK]", closer="[/THINK]", history=History.CONTENT),
+    ReasoningSpec(name="mistral", opener="[THINK]", closer="[/THINK]", in_content=True),
     ReasoningSpec(name="command_r", opener="<|START_THINKING|>", closer="<|END_THINKING|>"),
     ReasoningSpec(name="openai_gptoss", opener="<|channel|>analysis<|message|>", closer="<|end|>", channel=True),
 )  # fmt: skip
@@ -179,6 +178,18 @@ _REASONING_ALIASES = {
 REASONING |= {alias: REASONING[name] for alias, name in _REASONING_ALIASES.items()}
 # A name with two forms: a token of the newer one, the newer, the older.
 VARIANTS = {"mistral": ("[ARGS]", "mistral_v11", "mistral_v3")}
+
+
+def check_parsers(tool_call_parser: str | None = None, reasoning_parser: str | None = None) -> None:
+    """Raise ValueError naming the option for an unknown name."""
+    for option, name, table in (
+        ("tool_call_parser", tool_call_parser, {*CALLS, *VARIANTS}),
+        ("reasoning_parser", reasoning_parser, {*REASONING}),
+    ):
+        if name and name not in table:
+            raise ValueError(f"{option}: {name!r} is not one of {', '.join(sorted(table))}")
+
+
 # What a template of a family says, the most particular first.
 CALLS_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),

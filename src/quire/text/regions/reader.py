@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Generator, Sequence
 
 from quire.answers import AnswerPart, PartKind
@@ -27,13 +28,15 @@ class RegionReader(CallReader):
     `tools` are the functions that may be called, None if calls are not read at all (tool_choice none, no tools).
     `thinking`: the prompt left the thinking region open (`ReasoningSpec.opened_by`). `eager`: arguments are parts
     as they arrive, for a sample whose grammar keeps calls to their format; otherwise a call is held back until it
-    is whole. `seed` determines generated ids: it names the request and the sample. `hide`: markers that mean nothing
-    where they stand are left out of the text, as skip_special_tokens asks.
+    is whole. `heads`: a grammar keeps the answer to calls, which begin with one of these texts, or to a text of some
+    format, in which no region begins. `counts` is by CALL_OUTCOMES. `seed` determines generated ids: it names the
+    request and the sample. `hide`: markers that mean nothing where they stand are left out of the text, as
+    skip_special_tokens asks.
     """
 
     __slots__ = (
-        "_blank", "_channels", "_closers", "_first", "_gap", "_hide", "_later", "_openers", "_reading", "_regions",
-        "_shown", "_starts", "_thinking", "reasoning_tokens",
+        "_blank", "_channels", "_closers", "_first", "_gap", "_heads", "_hide", "_later", "_openers", "_reading",
+        "_regions", "_shown", "_starts", "_thinking", "_uncalled", "reasoning_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -44,11 +47,13 @@ class RegionReader(CallReader):
         tools: Tools | None = None,
         thinking: bool = False,
         eager: bool = False,
+        heads: Sequence[str] | None = None,
+        counts: Counter[str] | None = None,
         hide: bool = True,
         seed: str = "",
     ) -> None:
         calls = spec.calls if tools is not None else None
-        super().__init__(calls, markers or Markers(), tools, eager, seed)
+        super().__init__(calls, markers or Markers(), tools, eager, seed, counts)
         self._hide = hide
         self._thinking = thinking
         self._blank = True  # no text since the last region, or the start
@@ -62,6 +67,11 @@ class RegionReader(CallReader):
         self._later = Delimiters(
             word for word, kind in self._regions.items() if kind != "reasoning" or len(word) == 1
         )
+        self._heads = None if heads is None or self._channels else [*map(self._markers.encode, heads)]
+        if self._heads is not None:
+            self._later = Delimiters(word for word, kind in self._regions.items() if kind == "answer")
+            self._hide = False
+        self._uncalled = Delimiters(word for word, kind in self._regions.items() if kind != "calls")
         self._closers = self._reasoning_closers(spec)
         self._reading: Pausing | None = self._answer()
         next(self._reading)
@@ -176,6 +186,8 @@ class RegionReader(CallReader):
             elif self._written is not None:
                 yield from self._region_calls(self._written)
         except MalformedError:
+            if kind == "calls" or _TO in "".join(self._unshown):
+                self._counts["cut" if self._ended else "malformed"] += 1
             self._drop_call()
         if self._unshown:
             text = self._markers.spell("".join(self._unshown))
@@ -188,11 +200,12 @@ class RegionReader(CallReader):
     def _text_until_region(self) -> Generator[None, None, str]:
         """Text of the answer up to the next region; returns what opens it, "" at the end of the sample."""
         while True:
-            if self._starts and not self._shown:
+            calls = self._heads is None or (not self._shown and (yield from self._comes(self._heads)))
+            if calls and self._starts and not self._shown:
                 char = yield from self._start()
                 if char and char in self._starts:
                     return char
-            search = self._later if self._shown else self._first
+            search = self._later if self._shown else self._first if calls else self._uncalled
             start, word = search.find(self._text, self._at, self._ended)
             text = self._text[self._at : start]
             bare = text.rstrip(" \t\r\n")
@@ -215,6 +228,16 @@ class RegionReader(CallReader):
             self._say(text[: len(text) - held])
             self._at = start - held
             yield
+
+    def _comes(self, heads: Sequence[str]) -> Generator[None, None, bool]:
+        """Whether one of these texts comes next; nothing is read."""
+        before, found = len(self._unshown), False
+        for head in heads:
+            found = yield from self._maybe(head)
+            if found:
+                break
+        self._unread(before)
+        return found
 
     def _start(self) -> Generator[None, None, str]:
         """The first character of the answer, if no text is out; white space before it stays unread."""

@@ -34,14 +34,6 @@ class CallIds(enum.Enum):
     INDEXED = "indexed"  # functions.NAME:INDEX, written by the model; the name is part of the id
 
 
-class History(enum.Enum):
-    """Where a template wants the reasoning of earlier turns."""
-
-    FIELD = "field"  # in `reasoning_content` (or `thinking`) of the message
-    CONTENT = "content"  # in the content, between the model's own opener and closer
-    NONE = "none"  # nowhere: it is left out
-
-
 @dataclass(frozen=True, slots=True)
 class ObjectCall:
     """A call is a JSON object. `array`: the calls of a region are the items of a JSON array, which is written as
@@ -112,7 +104,8 @@ class ReasoningSpec:
     """How a family writes its thinking: `opener`, reasoning, `closer`, then the answer.
 
     A region that the prompt has opened is open from the start: `opened_by`. `at_calls`: the opener of calls closes it,
-    too. `channel`: the call spec of the family reads it.
+    too. `channel`: the call spec of the family reads it. Templates read the reasoning of earlier turns from a field of
+    the message, or leave it out; `in_content`: it stands in the content, between opener and closer.
     """
 
     name: str
@@ -120,7 +113,7 @@ class ReasoningSpec:
     closer: str
     at_calls: bool = False
     channel: bool = False
-    history: History = History.FIELD
+    in_content: bool = False
 
     def opened_by(self, prompt: str) -> bool:
         """Whether a prompt, or the end of one, leaves the region open."""
