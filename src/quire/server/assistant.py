@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -94,6 +94,13 @@ class ChatEvents:
             self._opened.add(choice)
             data = self._chunks.role(choice, null=null) + data
         return data
+
+    def direct(self, choice: int, parts: Sequence[AnswerPart]) -> bytes | None:
+        """The chunks of parts and nothing else; None before the first chunk of a choice."""
+        if choice not in self._opened:
+            return None
+        bodies = [_encode(body) for part in parts for body in self._bodies(choice, part)]
+        return b"".join([self._chunks.delta(choice, body) for body in bodies])
 
     def _plain(self, choice: int, delta: StreamDelta) -> bytes:
         if delta.logprobs is None and delta.finish_reason is None and not self._ids:

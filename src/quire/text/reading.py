@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from quire.records import dataclass
 from quire.text.regions.detect import ModelRegions, model_regions
@@ -20,6 +21,7 @@ _END_TOKENS = 16
 class Reading:
     """How the samples of one request are divided. `tools` are None if no calls are read. `eager`: a grammar keeps calls
     to their format, so that they are delivered as they arrive. `banned` tokens would begin a call that is not wanted.
+    `thinking`: the prompt has opened the reasoning (`behind`).
     """
 
     regions: ModelRegions
@@ -27,28 +29,29 @@ class Reading:
     tools: ToolUse | None = None
     eager: bool = False
     banned: tuple[int, ...] = ()
+    thinking: bool = False
 
     @property
     def parallel(self) -> bool:
         """Whether a sample may have several calls."""
         return self.tools is None or self.tools.parallel
 
-    def thinking(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt has opened the reasoning."""
+    def behind(self, prompt: Sequence[int]) -> Reading:
+        """The reading of the answers to a prompt."""
         reasoning = self.regions.spec.reasoning
         if reasoning is None:
-            return False
+            return self
         end = self.tokenizer.decode(list(prompt[-_END_TOKENS:]), skip_special_tokens=False)
-        return reasoning.opened_by(end)
+        return replace(self, thinking=reasoning.opened_by(end))
 
-    def reader(self, prompt: Sequence[int], seed: str, *, hide: bool) -> RegionReader:
+    def reader(self, seed: str, *, hide: bool) -> RegionReader:
         """A reader of one sample; `seed` determines the ids of its calls, `hide` leaves out control tokens."""
         tools = self.tools
         return RegionReader(
             self.regions.spec,
             self.regions.markers,
             tools=None if tools is None else {tool.name: tool.parameters for tool in tools.callable},
-            thinking=self.thinking(prompt),
+            thinking=self.thinking,
             eager=self.eager,
             hide=hide,
             seed=seed,

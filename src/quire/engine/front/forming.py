@@ -41,8 +41,8 @@ def forming(
         return Formed(constrained(request, made.grammar), None, made.dropped)
     from quire.structured.answer_form import AnswerPlan
 
-    thinking = reading.thinking(request.prompt_token_ids)
-    plan = AnswerPlan(reading=reading, thinking=thinking, response=response, budget=budget)
+    reading = reading.behind(request.prompt_token_ids)
+    plan = AnswerPlan(reading=reading, thinking=reading.thinking, response=response, budget=budget)
     sources = {}
     for part in plan.asks():
         made = yield part

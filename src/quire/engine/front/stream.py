@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from quire.answers import AnswerPart
 from quire.engine.api import DeadlineError, GenerateAsk, StreamDelta, TextSink
 from quire.engine.front.output import OutputBuilder, Sample
 from quire.engine.host.messages import SAMPLE_BITS, Note, unpack_logprobs
@@ -208,11 +209,11 @@ class SinkPath:
         """Offer the sink a delta that `output` already includes; false when it must be read."""
         if not self._live.idle or delta.finish_reason is not None or delta.logprobs is not None:
             return False
-        if delta.parts is not None:
-            return False
         if len(self._ids) <= len(delta.token_ids):
             return False
         try:
+            if delta.parts is not None:
+                return self._sink.take_parts(delta.parts, now)
             return self._sink.take(delta.text, now)
         except Exception:
             return self._failed()
@@ -234,6 +235,9 @@ class _Nowhere:
     """A sink that accepts nothing."""
 
     def take(self, _text: str, _now: float) -> bool:
+        return False
+
+    def take_parts(self, _parts: Sequence[AnswerPart], _now: float) -> bool:
         return False
 
 
