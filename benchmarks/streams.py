@@ -3,6 +3,8 @@
 python benchmarks/streams.py                     the real engine in its own process, a model of random weights
 python benchmarks/streams.py --model FOLDER      the same with a checkpoint: two trees compare with one model only
 python benchmarks/streams.py --bare              the real engine, and a constant written to a socket for each token
+python benchmarks/streams.py --answers read      random weights; answers are read in parts (text, reasoning, calls)
+python benchmarks/streams.py --answers thinking  the same, and all of them are reasoning
 
 Clients run in a process of their own. CPU time is this process's, user and system, from the first request to the last
 byte, so a request's own cost is in it. Much of it is waiting for memory: whatever else runs on the machine between
@@ -43,6 +45,12 @@ from quire.engine.host.messages import SAMPLE_BITS, StepReport, unpack_handles
 from quire.server.run import HttpServer, bind
 from quire.types import Request, SamplingParams, TokenIds
 
+TEMPLATES = {
+    "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    "read": "{# <think></think> #}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    "thinking": "{% for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}\n{% endfor %}<think>\n",
+}
+
 
 def read_streams(port: int, streams: int, tokens: int, done: Any) -> None:
     """All streams at once, read as bytes: events, when each stream ended, and the gaps between its reads."""
@@ -65,7 +73,7 @@ def read_streams(port: int, streams: int, tokens: int, done: Any) -> None:
             if last:
                 gaps.append(now - last)
             last = now
-            chunks += part.count(b'"content":')
+            chunks += part.count(b'"delta":')
             tail = (tail + part)[-16:]
         writer.close()
         ends.append(last)
@@ -141,7 +149,7 @@ def bare(engine: Bare, tokens: int) -> Any:
     return app
 
 
-def write_random_model(folder: Path) -> None:
+def write_random_model(folder: Path, template: str) -> None:
     """Hidden 256, 6 layers, a vocabulary of 4,096 trained on this repository's own text; weights are random."""
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 768,
@@ -163,7 +171,6 @@ def write_random_model(folder: Path) -> None:
         [str(path) for room in ("docs", "src") for path in root.glob(f"{room}/**/*.[mp][dy]")], trainer
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": "</s>", "chat_template": template})
     )
@@ -245,6 +252,7 @@ def main() -> None:
         "--model", help="checkpoint folder; default: random weights of the default model's shape"
     )
     parser.add_argument("--bare", action="store_true", help="no application: a constant for each token")
+    parser.add_argument("--answers", choices=TEMPLATES, default="plain", help="of random weights")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -252,9 +260,9 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if not args.model:
-            write_random_model(Path(name))
+            write_random_model(Path(name), TEMPLATES[args.answers])
         print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}, {args.streams} streams of {args.tokens}, "
-              f"{args.model or 'random weights'}")  # fmt: skip
+              f"{args.model or f'random weights, {args.answers} answers'}")  # fmt: skip
         uvloop.run(measure(args, args.model or name))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from engine_async.running import ON_AND_ON, ask, collect, run, running, until
 from helpers.memory import memory_for
+from quire.answers import AnswerPart
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
@@ -217,6 +219,9 @@ def test_a_sink_accepts_or_leaves_text_in_order(endless: Path, caplog: pytest.Lo
                 taken.append(text)
                 return True
 
+            def take_parts(self, parts: Sequence[AnswerPart], now: float) -> bool:
+                raise AssertionError  # the answer is text
+
         stream.deliver_to([Some()])
         async for delta in stream:
             seen.append(delta.text)
@@ -250,6 +255,9 @@ def test_usage_includes_text_that_sinks_accepted(endless: Path) -> None:
                 return False
             self.texts.append(text)
             return True
+
+        def take_parts(self, parts: Sequence[AnswerPart], now: float) -> bool:
+            raise AssertionError  # the answer is text
 
     async def work() -> None:
         async with running(endless) as engine:

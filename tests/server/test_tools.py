@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from helpers.scripted import Script, scripted_folder
 from helpers.server import LiveServer, Reply, serving
+from quire.answers import AnswerPart
+from quire.server.generation import ChoiceStream
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -328,6 +331,29 @@ def test_thinking_ends_with_its_budget(server: LiveServer, script: Script) -> No
         text = server.complete("anything <think>\n", **continued).json["choices"][0]["text"]
         assert text.index("</think>") <= 7 * budget + 1  # a token may be one of the longest markers
     server.chat("anything", thinking_token_budget=-1).error(400, "invalid_value", "thinking_token_budget")
+
+
+def test_parts_are_written_past_the_reader(server: LiveServer) -> None:
+    """Reasoning takes the path of plain text while the reader waits; the events are the same."""
+    taken: list[bool] = []
+    take = ChoiceStream.take_parts
+
+    def counted(track: ChoiceStream, parts: Sequence[AnswerPart], now: float) -> bool:
+        taken.append(take(track, parts, now))
+        return taken[-1]
+
+    fields: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 60, "n": 2}
+    for thinking in (True, False):
+        asked = {**fields, "chat_template_kwargs": {"thinking": thinking}}
+        choices = whole(server, "anything", **asked)
+        with mock.patch.object(ChoiceStream, "take_parts", counted):
+            for _ in range(20):  # steps that come while the reader is late are all for the reader
+                streamed = server.chat("anything", stream=True, **asked)
+                assert without_ids(folded(streamed)) == without_ids(choices)
+                if any(taken):
+                    break
+        assert any(taken)
+        taken.clear()
 
 
 def test_a_response_format_is_for_the_answer_not_the_thinking(server: LiveServer) -> None:

@@ -127,3 +127,20 @@ def test_one_token_stands_for_a_byte_that_has_two() -> None:
     assert tokens.trie.decode_bytes([backend.token_to_id("a")]) == b"a"
     assert tokens.trie.decode_bytes([backend.token_to_id("<0x61>")]) != b"a"
     assert tokens.trie.decode_bytes([backend.token_to_id("<0x07>")]) == b"\x07"  # it has no piece
+
+
+def test_texts_that_come_again_are_tokenized_once() -> None:
+    tokenizer = Tokenizer(byte_level())
+    asked: list[str] = []
+
+    class Counting(Tokenizer):
+        def encode_inside(self, text: str) -> list[int]:
+            asked.append(text)
+            return tokenizer.encode_inside(text)
+
+    pieces = tokenizer.all_bytes(tokenizer.vocab_size)
+    tokens = GrammarTokens(pieces, Counting(byte_level()))
+    texts = ['","name":"', '{"name":"', '","name":"', "long " * 40, "long " * 40]
+    asked.clear()
+    assert [tokens.trie.tokenize_str(text) for text in texts] == list(map(tokenizer.encode_inside, texts))
+    assert asked == ['","name":"', '{"name":"', "long " * 40, "long " * 40]

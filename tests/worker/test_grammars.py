@@ -237,6 +237,16 @@ def test_a_mask_that_takes_long_is_filled_apart_and_then_an_error(monkeypatch: p
     check_same({key: made[key] for key in plain}, {key: expected[key] for key in plain})
 
 
+def test_rows_of_a_step_that_waited_for_processors_stay_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mask takes too long, but on no processor: none is filled apart."""
+    monkeypatch.setattr(stepping, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(stepping, "ROW_SECONDS", 0.0)
+    monkeypatch.setattr(stepping.time, "process_time", lambda: 0.0)
+    grammars = stepper(*GRAMMARS)
+    check_fits(asked(), Rig(grammars=grammars).run(asked()))
+    assert grammars.late_steps == 0
+
+
 def test_a_prototype_that_was_forgotten_is_compiled_again() -> None:
     """There is room for one grammar: sequences of the others sit out steps until it is free."""
     room = 2 * max(grammar_bytes(one.source) for one in GRAMMARS) - 1

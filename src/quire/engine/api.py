@@ -172,6 +172,9 @@ class TextSink(Protocol):
         false to leave it to the reader.
         """
 
+    def take_parts(self, parts: Sequence[AnswerPart], now: float, /) -> bool:
+        """Accept the new parts of an answer that is read in parts, all of them or none, as `take`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:

@@ -13,7 +13,7 @@ from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Exchange
-from quire.server.generation import Deltas, HttpGeneration
+from quire.server.generation import Deltas, EventsOf, HttpGeneration
 from quire.server.pieces import Pieces, gathered, portions, value
 from quire.server.request_memory import answer_costs
 from quire.server.requests import GenerationRequest
@@ -113,14 +113,18 @@ class EventStream:
         self._ids = bool(body.return_token_ids)
         self._logprobs = logprobs  # the name of the field that asked for them
 
-    async def write(self, asks: Sequence[GenerateAsk], chunk_of: ChunkOf) -> None:
-        """Generate and send chunk after chunk; chunks that are ready together go out in one write."""
+    async def write(
+        self, asks: Sequence[GenerateAsk], chunk_of: ChunkOf, events_of: EventsOf | None = None
+    ) -> None:
+        """Generate and send chunk after chunk; chunks that are ready together go out in one write. `events_of`: see
+        HttpGeneration.deliver.
+        """
         exchange = self._exchange
         async with exchange.watch() as watch:
             with self._context.watched(watch):
                 async with HttpGeneration(self._context, exchange, asks, self._costs(asks)) as run:
                     if len(run.streams) == 1:
-                        await self._write_one(run, chunk_of)
+                        await self._write_one(run, chunk_of, events_of)
                     else:
                         async for deltas in run.read():
                             for some in gathered(_chunks(deltas, chunk_of)):
@@ -140,7 +144,7 @@ class EventStream:
             held_back=exchange.holds_back, recorded=exchange.recorded is not None, logprobs=self._logprobs,
         )  # fmt: skip
 
-    async def _write_one(self, run: HttpGeneration, chunk_of: ChunkOf) -> None:
+    async def _write_one(self, run: HttpGeneration, chunk_of: ChunkOf, events_of: EventsOf | None) -> None:
         """The samples of one prompt. While the client keeps up, text is written the moment it arrives. Everything else
         goes through this loop: output that waits for the client, the first and last delta of each sample, and deltas
         with more than text.
@@ -156,7 +160,7 @@ class EventStream:
                     delivering = True
                     writer = exchange.direct_writer()
                     if writer is not None:
-                        run.deliver(self._chunks.around, writer)
+                        run.deliver(self._chunks.around, writer, events_of)
         finally:
             exchange.bytes_out += run.delivered()
 

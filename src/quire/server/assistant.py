@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -17,6 +17,7 @@ from quire.server.responses import ChatDelta, FunctionDelta, ToolCallDelta
 from quire.types import CompletionOutput, FinishReason
 
 _SLICE_CHARS = 16 * 1024
+_HOLE = "\ufdd0"  # a text that stands for another one
 _encode = msgspec.json.Encoder().encode
 
 
@@ -80,6 +81,7 @@ class ChatEvents:
         self._chunks, self._texts, self._form, self._ids = chunks, texts, form, ids
         self._opened: set[int] = set()
         self._called: set[int] = set()
+        self._around: dict[tuple[int, PartKind, int], tuple[bytes, ...]] = {}
 
     def chunk_of(self, choice: int, delta: StreamDelta) -> bytes:
         """The chunks of a delta; the first of a choice is preceded by one with its role."""
@@ -94,6 +96,30 @@ class ChatEvents:
             self._opened.add(choice)
             data = self._chunks.role(choice, null=null) + data
         return data
+
+    def direct(self, choice: int, parts: Sequence[AnswerPart]) -> bytes | None:
+        """The chunks of parts and nothing else; None before the first chunk of a choice.
+
+        Nearly all are one piece of text: what stands around such a piece is made once.
+        """
+        if choice not in self._opened:
+            return None
+        (part,) = parts if len(parts) == 1 else (None,)
+        if part is None or part.kind is PartKind.CALL or len(part.text) > _SLICE_CHARS:
+            bodies = [_encode(body) for part in parts for body in self._bodies(choice, part)]
+            return b"".join([self._chunks.delta(choice, body) for body in bodies])
+        key = choice, part.kind, part.call
+        around = self._around.get(key)
+        if around is None:
+            around = self._around[key] = self._pieces_around(*key)
+        return _encode(part.text).join(around)
+
+    def _pieces_around(self, choice: int, kind: PartKind, call: int) -> tuple[bytes, ...]:
+        """The chunk of a part, without its text wherever that stands."""
+        bodies = self._bodies(choice, AnswerPart(kind, _HOLE, call))
+        return tuple(
+            b"".join([self._chunks.delta(choice, _encode(body)) for body in bodies]).split(_encode(_HOLE))
+        )
 
     def _plain(self, choice: int, delta: StreamDelta) -> bytes:
         if delta.logprobs is None and delta.finish_reason is None and not self._ids:

@@ -113,7 +113,7 @@ async def chat_completions(
     chunks = Chunks(envelope, params.n, chat=True, usage=wants_usage(context, body), dropped=dropped)
     events = ChatEvents(chunks, texts_of(context, body), form, ids=bool(body.return_token_ids))
     stream = EventStream(context, exchange, body, chunks, logprobs="top_logprobs")
-    await stream.write([ask], events.chunk_of)
+    await stream.write([ask], events.chunk_of, events.direct)
 
 
 def _answer(

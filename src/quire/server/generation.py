@@ -20,6 +20,8 @@ from quire.server.responses import CompletionTokensDetails, PromptTokensDetails,
 from quire.types import FinishReason, RequestOutput, Timings
 
 Deltas = Sequence[tuple[int, StreamDelta]]
+# The events of parts of a choice; None for those that only a reader can deliver.
+EventsOf = Callable[[int, Sequence[AnswerPart]], bytes | None]
 
 _LOGPROB_BYTES = 64
 _encode = msgspec.json.Encoder().encode
@@ -126,14 +128,16 @@ class HttpGeneration:
             message = "the grammar of the answer took more time or memory than a request may"
             raise ApiError(400, message, code="grammar_limit")
 
-    def deliver(self, around: Callable[[int], tuple[bytes, bytes]], writer: ChunkWriter) -> None:
+    def deliver(
+        self, around: Callable[[int], tuple[bytes, bytes]], writer: ChunkWriter, events_of: EventsOf | None
+    ) -> None:
         """From now on write the text of the only prompt's samples the moment it arrives, whenever `writer` accepts it.
 
-        `around` returns the JSON before and after the text of a choice in an event.
+        `around` returns the JSON before and after the text of a choice in an event, `events_of` the events of parts.
         """
         for choice, track in enumerate(self._tracks):
             track.opening, track.closing = around(choice)
-            track.writer = writer
+            track.choice, track.events_of, track.writer = choice, events_of, writer
         self.streams[0].deliver_to(self._tracks)
 
     def delivered(self) -> int:
@@ -253,7 +257,7 @@ class CallAnswer:
 class ChoiceStream:
     """One choice of a stream, and all that turns its tokens into events: kept together, as caches are cold."""
 
-    __slots__ = ("closing", "last", "observe", "opening", "writer", "written")
+    __slots__ = ("choice", "closing", "events_of", "last", "observe", "opening", "writer", "written")
 
     def __init__(self, observe: Callable[[float], None]) -> None:
         self.observe = observe  # called with the seconds between two tokens
@@ -261,6 +265,8 @@ class ChoiceStream:
         self.opening = self.closing = b""
         self.writer: ChunkWriter | None = None
         self.written = 0
+        self.choice = 0
+        self.events_of: EventsOf | None = None  # for an answer that is read in parts
 
     def take(self, text: str, now: float) -> bool:
         """Write text as an event; false, without writing, when the text has to wait for the client."""
@@ -273,6 +279,23 @@ class ChoiceStream:
             if not size:
                 return False
             self.written += size
+        self.observe(now - self.last)
+        self.last = now
+        return True
+
+    def take_parts(self, parts: Sequence[AnswerPart], now: float) -> bool:
+        """Write parts as events; false, without writing, when they have to wait for the client."""
+        if parts:
+            if self.writer is None or self.events_of is None:
+                return False
+            events = self.events_of(self.choice, parts)
+            if events is None:
+                return False
+            if events:
+                size = self.writer.write_chunk(b"", events, b"")
+                if not size:
+                    return False
+                self.written += size
         self.observe(now - self.last)
         self.last = now
         return True

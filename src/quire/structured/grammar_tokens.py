@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from quire.text.token_bytes import TokenBytes
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 # A longer forced text is tokenized in pieces: of each piece, the last tokens are left to the next one.
 MAX_PIECE, HELD_TOKENS = 2048, 8
+# Answers of one schema force the same texts again and again: short ones are tokenized once. At most 1.5 MiB.
+KEPT_TEXTS, KEPT_CHARS = 1024, 128
 
 
 class GrammarTokens:
@@ -26,8 +29,9 @@ class GrammarTokens:
         self.words = self.vocab // 32 + 1
         speller = _Speller(pieces, tokenizer)
         # Without an end-of-sequence token llguidance adds one with the next id: it stands for those of each request.
-        self.trie = LLTokenizer(speller)  # type: ignore[arg-type]
-        speller.trie = self.trie
+        # It holds the interpreter lock all the time: in two parts, so that the step loop runs in between.
+        bare = LLTokenizer(speller, slices=[])  # type: ignore[arg-type]
+        self.trie = speller.trie = bare.with_slices(LLTokenizer.general_slices())
 
 
 class _Speller:
@@ -41,6 +45,7 @@ class _Speller:
 
     def __init__(self, pieces: TokenBytes, tokenizer: Tokenizer | None) -> None:
         self._pieces, self._tokenizer = pieces, tokenizer
+        self._kept = lru_cache(KEPT_TEXTS)(self._encode)
 
     @property
     def tokens(self) -> list[bytes]:
@@ -61,6 +66,8 @@ class _Speller:
 
         Never raises: llguidance calls it.
         """
+        if len(text) <= KEPT_CHARS:
+            return self._kept(text)
         size = MAX_PIECE
         while size < len(text):
             ids = self._encode(text[:size])

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import meta
@@ -81,6 +82,25 @@ class RenderedChat:
     own: tuple[tuple[int, int], ...] = ()
 
 
+class _Compiled(NamedTuple):
+    """What follows from the source of a template alone."""
+
+    sandbox: ChatSandbox
+    template: jinja2.Template
+    variables: frozenset[str]
+    form: ContentForm
+    json_arguments: bool
+
+
+@lru_cache(2)  # a server renders with the templates whose answers it analyses: "default" and "tool_use"
+def _compiled(source: str, now: Callable[[], datetime]) -> _Compiled:
+    sandbox = ChatSandbox(now)
+    tree = sandbox.parse(source)
+    variables = frozenset(meta.find_undeclared_variables(tree))
+    form, json_arguments = content_form(tree), takes_json_arguments(tree)
+    return _Compiled(sandbox, sandbox.from_string(tree), variables, form, json_arguments)
+
+
 class ChatTemplate:
     """One compiled template. Safe to render from several threads at once. `thought` is what stands around the reasoning
     of earlier turns, if they are part of the content.
@@ -104,17 +124,15 @@ class ChatTemplate:
                 f"the chat template has {len(source)} characters, more than the limit of {self.limits.source_chars}"
             )
         self.thought: tuple[str, str] | None = None
-        self._sandbox = ChatSandbox(now)
         try:
-            tree = self._sandbox.parse(source)
-            self.variables: frozenset[str] = frozenset(meta.find_undeclared_variables(tree))
-            self._form = content_form(tree)
-            self._json_arguments = takes_json_arguments(tree)
-            self._compiled = self._sandbox.from_string(source)
+            made = _compiled(source, now)
         except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = getattr(error, "lineno", None)
             where = f" (line {line})" if line else ""
             raise CheckpointError(f"the chat template does not compile{where}: {_short(error)}") from None
+        self._sandbox, self._compiled = made.sandbox, made.template
+        self._form, self._json_arguments = made.form, made.json_arguments
+        self.variables = made.variables
 
     @property
     def template_hash(self) -> str:

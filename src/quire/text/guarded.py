@@ -59,6 +59,12 @@ class GuardedEncoder:
             for number, token in added.items()
             if token.special or _CONTROL_SHAPE.fullmatch(token.content)
         )
+        # Of the added tokens that are no control tokens. One that is matched in normalized text may be anywhere: "".
+        self._spellings = [
+            "" if token.normalized else token.content
+            for number, token in added.items()
+            if number not in self.control_ids
+        ]
         self._control_of_run = lru_cache(_CACHED_RUNS)(self._scan_run)
 
     @cached_property
@@ -78,6 +84,8 @@ class GuardedEncoder:
 
     def encode_inside(self, text: str) -> list[int]:
         """The ids of a text behind other text, without control tokens."""
+        if not any(spelling in text for spelling in self._spellings):
+            return self._plain_ids(text, inner=True)
         others = self._tokens(
             text, self._encode(self._backend, text, None), self._added.keys() - self.control_ids
         )

@@ -9,6 +9,7 @@ from quire.answers import AnswerPart, PartKind, ToolCall
 from quire.text.detokenizer import Detokenizer
 from quire.text.stop import StopMatcher
 
+_PLAIN = (PartKind.TEXT, PartKind.REASONING)
 _TEXTUAL = frozenset((PartKind.TEXT, PartKind.REASONING, PartKind.ARGUMENTS))
 
 
@@ -19,8 +20,8 @@ class PartReader(Protocol):
     def reasoning_tokens(self) -> int:
         """Number of tokens so far that are reasoning, with those that open and close it."""
 
-    def push(self, token_id: int, text: str, /) -> Iterable[AnswerPart]:
-        """Append a token, and the text that it makes final; the parts that are certain now."""
+    def push(self, token_id: int, text: str, /) -> list[AnswerPart]:
+        """Append a token, and the text that it makes final; the parts that are certain now, in a new list."""
 
     def finish(self, text: str, /) -> Iterable[AnswerPart]:
         """The last text, which belongs to no new token, and what was held back: the sample has ended."""
@@ -57,6 +58,11 @@ class PartedText:
         self.matched: str | None = None
 
     @property
+    def may_end(self) -> bool:
+        """Whether what is written may end the sample."""
+        return self._matcher is not None or not self._parallel
+
+    @property
     def reasoning_tokens(self) -> int:
         """Number of tokens that are reasoning."""
         return self._reader.reasoning_tokens
@@ -69,7 +75,13 @@ class PartedText:
                 break
             self.tokens += 1
             text = self._detokenizer.push((token_id,)) if position < shown else ""
-            self._add(self._reader.push(token_id, text))
+            parts = self._reader.push(token_id, text)
+            if len(parts) == 1 and parts[0].kind in _PLAIN and self._matcher is None and not self._parts:
+                self._parts = parts  # as nearly always
+                if parts[0].kind is PartKind.TEXT:
+                    self._text += parts[0].text
+            else:
+                self._add(parts)
         return self._new_text()
 
     def finish(self) -> str:
@@ -99,21 +111,21 @@ class PartedText:
                 self._called = True
             append(self._parts, part)
 
-    def _show(self, text: str) -> None:
-        self._text += text
-        append(self._parts, AnswerPart(PartKind.TEXT, text))
+    def _show(self, part: AnswerPart) -> None:
+        self._text += part.text
+        append(self._parts, part)
 
     def _add_text(self, part: AnswerPart) -> None:
-        text = part.text
         if self._matcher is not None and self.tokens > self._min_tokens:
-            text, self.matched = self._matcher.push(text)
-        if text:
-            self._show(text)
+            text, self.matched = self._matcher.push(part.text)
+            part = AnswerPart(PartKind.TEXT, text)
+        if part.text:
+            self._show(part)
 
     def _release(self) -> None:
         """Text that might have been the start of a stop string: the region of text has ended."""
         if self._matcher is not None and (held := self._matcher.finish()):
-            self._show(held)
+            self._show(AnswerPart(PartKind.TEXT, held))
 
     def _new_text(self) -> str:
         text, self._text = self._text, ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from quire.records import dataclass
 from quire.text.chat_renderer import ChatRenderer
@@ -24,7 +25,7 @@ class Reading:
     """How the samples of one request are divided. `tools` are None if no calls are read; `calls` counts what becomes of
     them. `eager`: a grammar keeps calls to their format, so that they are delivered as they arrive. `formed`: one keeps
     the answer to calls or to a text of some format; its beginning says to which. `banned` tokens would begin a call
-    that is not wanted.
+    that is not wanted. `thinking`: the prompt has opened the reasoning (`behind`).
     """
 
     regions: ModelRegions
@@ -34,6 +35,7 @@ class Reading:
     eager: bool = False
     formed: bool = False
     banned: tuple[int, ...] = ()
+    thinking: bool = False
 
     @property
     def parallel(self) -> bool:
@@ -53,22 +55,22 @@ class Reading:
         first = next(iter(self.regions.markers.split(text)), "")
         return isinstance(first, int) and first in self.tokenizer.control_ids
 
-    def thinking(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt has opened the reasoning."""
+    def behind(self, prompt: Sequence[int]) -> Reading:
+        """The reading of the answers to a prompt."""
         reasoning = self.regions.spec.reasoning
         if reasoning is None:
-            return False
+            return self
         end = self.tokenizer.decode(list(prompt[-_END_TOKENS:]), skip_special_tokens=False)
-        return reasoning.opened_by(end)
+        return replace(self, thinking=reasoning.opened_by(end))
 
-    def reader(self, prompt: Sequence[int], seed: str, *, hide: bool) -> RegionReader:
+    def reader(self, seed: str, *, hide: bool) -> RegionReader:
         """A reader of one sample; `seed` determines the ids of its calls, `hide` leaves out control tokens."""
         tools = self.tools
         return RegionReader(
             self.regions.spec,
             self.regions.markers,
             tools=None if tools is None else {tool.name: tool.parameters for tool in tools.callable},
-            thinking=self.thinking(prompt),
+            thinking=self.thinking,
             eager=self.eager,
             heads=self.heads if self.formed else None,
             counts=self.calls,

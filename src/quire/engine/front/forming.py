@@ -41,10 +41,10 @@ def forming(
         return Formed(constrained(request, made.grammar), None, made.dropped)
     from quire.structured.answer_form import AnswerPlan
 
-    thinking = reading.thinking(request.prompt_token_ids)
+    reading = reading.behind(request.prompt_token_ids)
     plan = AnswerPlan(
         reading=reading,
-        thinking=thinking,
+        thinking=reading.thinking,
         response=response,
         budget=request.params.thinking_token_budget,
     )

@@ -232,7 +232,7 @@ def _text(
         detokenizer.prime(list(request.prompt_token_ids[-PRIME_TOKENS:]))
     matcher = None if stops is None else stops.matcher(include=params.include_stop_str_in_output)
     if reading is not None:
-        reader = reading.reader(request.prompt_token_ids, seed, hide=params.skip_special_tokens)
+        reader = reading.reader(seed, hide=params.skip_special_tokens)
         return PartedText(
             detokenizer, reader, matcher, min_tokens=params.min_tokens, parallel=reading.parallel
         )

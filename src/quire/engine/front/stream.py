@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from quire.answers import AnswerPart
 from quire.engine.api import DeadlineError, GenerateAsk, StreamDelta, TextSink
 from quire.engine.front.output import OutputBuilder, Sample
 from quire.engine.host.messages import SAMPLE_BITS, Note, unpack_logprobs
@@ -188,7 +189,7 @@ class SinkPath:
     def opened(self) -> None:
         """The reader waits. A sample whose text may end it takes the other path."""
         sample = self._sample
-        ends = isinstance(sample.text, StoppedText | PartedText) or sample.output.finish_reason is not None
+        ends = isinstance(sample.text, StoppedText) or sample.output.finish_reason is not None
         self.open = bool(self._ids) and not ends
         self._settled = len(self._ids)
 
@@ -208,11 +209,11 @@ class SinkPath:
         """Offer the sink a delta that `output` already includes; false when it must be read."""
         if not self._live.idle or delta.finish_reason is not None or delta.logprobs is not None:
             return False
-        if delta.parts is not None:
-            return False
         if len(self._ids) <= len(delta.token_ids):
             return False
         try:
+            if delta.parts is not None:
+                return self._sink.take_parts(delta.parts, now)
             return self._sink.take(delta.text, now)
         except Exception:
             return self._failed()
@@ -230,10 +231,49 @@ class SinkPath:
             self._live.output.usage.completion_tokens += len(self._ids) - self._settled
 
 
+class PartedPath(SinkPath):
+    """The same for a sample that is read in parts."""
+
+    __slots__ = ("_reasoned",)
+    _text: PartedText
+
+    def opened(self) -> None:
+        """See SinkPath."""
+        self.open = bool(self._ids) and not self._text.may_end and self._sample.output.finish_reason is None
+        self._settled, self._reasoned = len(self._ids), self._text.reasoning_tokens
+
+    def take(self, token_ids: list[int], now: float) -> None:
+        """See SinkPath."""
+        self._ids.extend(token_ids)
+        text = self._text.push(token_ids)
+        parts = self._text.take()
+        try:
+            taken = self._sink.take_parts(parts, now)
+        except Exception:
+            taken = self._failed()
+        if not taken:
+            self.settle()
+            self._live.keep(StreamDelta(self._sample.output.index, text, token_ids, parts=parts), now)
+
+    def settle(self) -> None:
+        """See SinkPath."""
+        if self.open:
+            self._live.output.usage.reasoning_tokens += self._text.reasoning_tokens - self._reasoned
+        super().settle()
+
+
+def _path(live: LiveRequest, sample: Sample, sink: TextSink) -> SinkPath:
+    kind = PartedPath if isinstance(sample.text, PartedText) else SinkPath
+    return kind(live, sample, sink)
+
+
 class _Nowhere:
     """A sink that accepts nothing."""
 
     def take(self, _text: str, _now: float) -> bool:
+        return False
+
+    def take_parts(self, _parts: Sequence[AnswerPart], _now: float) -> bool:
         return False
 
 
@@ -282,7 +322,7 @@ class LiveStream:
         """Offer text to the sinks, one per sample, as it arrives, before it becomes unread."""
         if not self.output.finished:
             live = self._live
-            live.directs[:] = map(functools.partial(SinkPath, live), live.following.samples, sinks)
+            live.directs[:] = map(functools.partial(_path, live), live.following.samples, sinks)
             self._deliver(live.rows())
 
     def cancel(self) -> None:

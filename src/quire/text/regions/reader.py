@@ -15,6 +15,7 @@ from quire.text.regions.spec import ChannelCall, ObjectCall, PythonCall, RegionS
 
 __all__ = ["RegionReader", "Tools", "call_id", "read_whole"]
 
+_WHITE = " \t\r\n"
 _HELD_SPACE = 64  # characters of white space that may belong to a region behind it
 _TO = " to="
 _HEAD = re.compile(r"[^<\n\ud800-\udfff]*")
@@ -35,7 +36,7 @@ class RegionReader(CallReader):
     """
 
     __slots__ = (
-        "_blank", "_channels", "_closers", "_first", "_gap", "_heads", "_hide", "_later", "_openers", "_reading",
+        "_blank", "_channels", "_closers", "_first", "_gap", "_heads", "_hide", "_later", "_openers", "_quick", "_reading",
         "_regions", "_shown", "_starts", "_thinking", "_uncalled", "reasoning_tokens",
     )  # fmt: skip
 
@@ -73,6 +74,8 @@ class RegionReader(CallReader):
             self._hide = False
         self._uncalled = Delimiters(word for word, kind in self._regions.items() if kind != "calls")
         self._closers = self._reasoning_closers(spec)
+        # While nothing is held back: text in which none of these begins is shown as it is, without the generators.
+        self._quick: Delimiters | None = None
         self._reading: Pausing | None = self._answer()
         next(self._reading)
 
@@ -129,6 +132,14 @@ class RegionReader(CallReader):
     def push(self, token_id: int, text: str, /) -> list[AnswerPart]:
         """Append a token (-1 for text without one) and the text that it makes final; the parts that are certain now."""
         marker = self._markers.by_id.get(token_id)
+        quick = self._quick
+        if quick is not None and marker is None and text and not quick.may_begin_in(text):
+            if self._thinking:
+                self.reasoning_tokens += token_id >= 0
+                return [AnswerPart(PartKind.REASONING, text)]
+            if text[-1] not in _WHITE:
+                self._blank = False
+                return [AnswerPart(PartKind.TEXT, text)]
         if marker is not None:
             text = text.removesuffix(marker[1]) + marker[0]
         thinking = self._thinking
@@ -149,6 +160,7 @@ class RegionReader(CallReader):
     def _feed(self, text: str) -> None:
         self._text = self._text[self._at :] + text
         self._at = 0
+        self._quick = None
         if self._reading is not None:
             try:
                 next(self._reading)
@@ -208,7 +220,7 @@ class RegionReader(CallReader):
             search = self._later if self._shown else self._first if calls else self._uncalled
             start, word = search.find(self._text, self._at, self._ended)
             text = self._text[self._at : start]
-            bare = text.rstrip(" \t\r\n")
+            bare = text.rstrip(_WHITE)
             space = len(text) - len(bare)
             if word is not None:
                 if self._regions[word] == "reasoning" and len(word) > 1 and bare:
@@ -227,6 +239,8 @@ class RegionReader(CallReader):
             held = min(space, _HELD_SPACE)
             self._say(text[: len(text) - held])
             self._at = start - held
+            if self._shown and not self._gap and self._at == len(self._text):
+                self._quick = search
             yield
 
     def _comes(self, heads: Sequence[str]) -> Generator[None, None, bool]:
@@ -242,7 +256,7 @@ class RegionReader(CallReader):
     def _start(self) -> Generator[None, None, str]:
         """The first character of the answer, if no text is out; white space before it stays unread."""
         while True:
-            rest = self._text[self._at :].lstrip(" \t\r\n")
+            rest = self._text[self._at :].lstrip(_WHITE)
             if len(self._text) - len(rest) - self._at > _HELD_SPACE:
                 return ""
             if rest or self._ended:
@@ -279,6 +293,7 @@ class RegionReader(CallReader):
             yield from self._word("\n")
             self._unshown.clear()
         while True:
+            self._quick = self._closers if self._at == len(self._text) else None
             piece, end = yield from self._until(self._closers)
             self._unshown.clear()
             self._show(PartKind.REASONING, self._markers.spell(piece))

@@ -229,6 +229,10 @@ class Delimiters:
         ]
         self._growing = re.compile("|".join(growing) or "(?!)")
 
+    def may_begin_in(self, text: str) -> bool:
+        """Whether any of the texts, or the beginning of one, is in a piece of text."""
+        return self._growing.search(text) is not None
+
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str | None]:
         """Where the first text begins, and which; or where a text may begin (the end if nowhere), and None."""
         match = (self._final if ended else self._growing).search(text, at)
