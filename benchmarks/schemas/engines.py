@@ -126,6 +126,7 @@ def work(name: str, vocabulary: str, tokenizer: str) -> None:
         state = engine.start(made)
         return all(engine.step(state, token) for token in text) and engine.complete(state)
 
+    engine.mask(engine.start(engine.compile('{"type": "integer"}')))  # imports
     print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -139,9 +140,9 @@ def work(name: str, vocabulary: str, tokenizer: str) -> None:
         found: dict[str, Any] = {"end": "", "compile": time.process_time() - began, "masks": []}
         state = engine.start(made)
         for token in asked["answer"]:
-            start = time.perf_counter()
+            start = time.thread_time()
             engine.mask(state)
-            found["masks"].append(time.perf_counter() - start)
+            found["masks"].append(time.thread_time() - start)
             if not engine.step(state, token):
                 break
         found["accepted"] = [any(map(accepts, texts)) for texts in asked["values"]]
