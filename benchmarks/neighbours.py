@@ -17,12 +17,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 HOSTILE = 100
 ANSWER = 8  # tokens
+Answers = dict[
+    tuple[str, str], list[float]
+]  # seconds until hostile requests were answered, by kind and status
 _number = iter(range(10**9))
 
 
@@ -83,8 +85,9 @@ def hostile(kind: str) -> bytes:
 
 def _request(body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+    head = "host: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    line = "POST /v1/chat/completions HTTP/1.1\r\n"
+    return f"{line}{head}content-length: {len(data)}\r\n\r\n".encode() + data
 
 
 async def first_token(port: int) -> float:
@@ -99,23 +102,24 @@ async def first_token(port: int) -> float:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     start = time.perf_counter()
     writer.write(_request({**body, "seed": 1}))
-    await reader.readuntil(b'"content":"')
+    await reader.readuntil(b'{"content":"')
     seconds = time.perf_counter() - start
     await reader.read(-1)
     writer.close()
     return seconds
 
 
-async def attack(port: int, request: bytes, delay: float, answers: Counter[str], kind: str) -> None:
+async def attack(port: int, request: bytes, delay: float, answers: Answers, kind: str) -> None:
     await asyncio.sleep(delay)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    start = time.perf_counter()
     writer.write(request)
     status = (await reader.read(-1))[9:12].decode()
-    answers[f"{kind} {status}"] += 1
+    answers.setdefault((kind, status), []).append(time.perf_counter() - start)
     writer.close()
 
 
-async def round_of(port: int, seconds: float, kinds: list[str], answers: Counter[str]) -> list[float]:
+async def round_of(port: int, seconds: float, kinds: list[str], answers: Answers) -> list[float]:
     """First tokens for so long, and until all hostile requests have been answered."""
     asked = [kinds[i % len(kinds)] for i in range(HOSTILE)] if kinds else []
     requests = [hostile(kind) for kind in asked]
@@ -132,19 +136,20 @@ async def round_of(port: int, seconds: float, kinds: list[str], answers: Counter
 
 async def measure(port: int, rounds: int, seconds: float, kinds: list[str]) -> None:
     found: dict[bool, list[float]] = {False: [], True: []}
-    answers: Counter[str] = Counter()
+    answers: Answers = {}
     for number in range(2 * rounds + 1):
-        attacked = number % 2 == 1
+        attacked, start = number % 2 == 1, time.perf_counter()
         times = await round_of(port, seconds if number else 2.0, kinds if attacked else [], answers)
+        print(f"{len(times)} first tokens in {time.perf_counter() - start:.0f} s", file=sys.stderr)
         if number:
             found[attacked] += times
     print("| first token | without | beside 100 hostile requests | ratio |\n|---|--:|--:|--:|")
     for name, share in (("p50", 50), ("p90", 90), ("p99", 99)):
         quiet, attacked_ms = (statistics.quantiles(found[on], n=100)[share - 1] * 1e3 for on in (False, True))
         print(f"| {name} | {quiet:.1f} ms | {attacked_ms:.1f} ms | {attacked_ms / quiet:.2f} |")
-    print(
-        f"\n{len(found[False])} and {len(found[True])} first tokens; answers: {dict(sorted(answers.items()))}"
-    )
+    print("\n| hostile | status | answers | median | most |\n|---|--:|--:|--:|--:|")
+    for (kind, status), times in sorted(answers.items()):
+        print(f"| {kind} | {status} | {len(times)} | {statistics.median(times):.2f} s | {max(times):.2f} s |")
 
 
 def main() -> None:
@@ -156,7 +161,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--kinds", default=",".join(KINDS))
     asked = parser.parse_args()
-    command = [sys.executable, "-m", "quire", "serve", asked.model, "--port", "0", "--max-model-len", "4096"]
+    command = [sys.executable, "-m", "quire", "serve", asked.model, "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -45,8 +45,9 @@ class Worker:
     ):
         vocabulary = Path(folder) / f"{len(pieces)}.json"
         vocabulary.write_text(json.dumps([piece.decode("latin-1") for piece in pieces]))
-        self.command = [python, str(Path(__file__).with_name("engines.py")), name, str(vocabulary), tokenizer]
-        self.seconds, self.process = seconds, self._started()
+        script = str(Path(__file__).with_name("engines.py"))
+        self.command = [python, script, str(seconds), name, str(vocabulary), tokenizer]
+        self.process = self._started()
 
     def _started(self) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
@@ -64,14 +65,11 @@ class Worker:
         assert stdout is not None
         stdin.write(json.dumps({"schema": schema, "answer": answer, "values": values}) + "\n")
         stdin.flush()
-        in_time = bool(select.select([stdout], [], [], self.seconds)[0])
-        if in_time and (line := stdout.readline()):
+        if line := stdout.readline():
             found: dict[str, Any] = json.loads(line)
             return found
-        self.process.kill()
-        self.process.wait()
-        self.process = self._started()
-        return {"end": "crashed" if in_time else "timed out"}
+        status, self.process = self.process.wait(), self._started()
+        return {"end": "timed out" if status == -signal.SIGPROF else "crashed"}
 
 
 def costs(start: Start, names: Sequence[str], tokenizer: Tokenizer) -> None:
@@ -122,13 +120,13 @@ def keywords(start: Start, names: Sequence[str]) -> None:
             for name, worker in zip(names, workers, strict=True):
                 found = worker.ask(json.dumps(case["schema"]), [], texts)
                 accepted = found.get("accepted", valid)
-                count[name, "schemas refused"] += found["end"] == "refused"
+                count[name, "schemas refused"] += found["end"] == "refused" and any(valid)
                 count[name, "schemas not finished"] += found["end"] not in {"", "refused"}
                 count[name, "invalid accepted"] += sum(
                     a and not v for a, v in zip(accepted, valid, strict=True)
                 )
                 count[name, "valid lost"] += sum(v and not a for a, v in zip(accepted, valid, strict=True))
-                right[name] = not found["end"] and accepted == valid
+                right[name] = accepted == valid and (not found["end"] or not any(valid))
             count["", "schemas"] += 1
             count["", "values"] += len(valid)
             for name in names[1:]:

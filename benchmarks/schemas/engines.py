@@ -1,11 +1,14 @@
-"""Compilers of JSON schemas, each in a process of its own: python engines.py ENGINE VOCABULARY [TOKENIZER_FOLDER].
+"""Compilers of JSON schemas, each in a process of its own: python engines.py SECONDS ENGINE VOCABULARY [TOKENIZER].
 
 Reads a line of JSON for each schema, with an answer and texts to judge, all in tokens, and writes what came of them.
+The kernel ends it after so much processor time for one schema.
 """
 
 from __future__ import annotations
 
 import json
+import resource
+import signal
 import sys
 import time
 from array import array
@@ -14,6 +17,8 @@ from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+MEMORY = 4 * 2**30
 
 
 class Guidance:
@@ -113,7 +118,7 @@ class Outlines:
         return bool(state.is_finished())
 
 
-def work(name: str, vocabulary: str, tokenizer: str) -> None:
+def work(seconds: float, name: str, vocabulary: str, tokenizer: str) -> None:
     """Serve until the standard input ends."""
     pieces = [piece.encode("latin-1") for piece in json.loads(Path(vocabulary).read_text())]
     engine: Any
@@ -127,9 +132,11 @@ def work(name: str, vocabulary: str, tokenizer: str) -> None:
         return all(engine.step(state, token) for token in text) and engine.complete(state)
 
     engine.mask(engine.start(engine.compile('{"type": "integer"}')))  # imports
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         began = time.process_time()
         try:
             made = engine.compile(asked["schema"])
@@ -150,4 +157,4 @@ def work(name: str, vocabulary: str, tokenizer: str) -> None:
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], sys.argv[2], "".join(sys.argv[3:]))
+    work(float(sys.argv[1]), sys.argv[2], sys.argv[3], "".join(sys.argv[4:]))
