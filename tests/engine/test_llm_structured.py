@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from typing import Any
 
 import pytest
 
+from helpers.memory import memory_for
+from helpers.process import children
 from helpers.tokenizers import Folder
 from quire import LLM, AsyncLLM, SamplingParams, StructuredOutput
 from quire.types import CheckpointError, RequestError
@@ -139,3 +142,15 @@ def test_a_model_without_a_tokenizer_takes_no_structure(checkpoint: Folder, tmp_
             (bare / file.name).symlink_to(file)
     with LLM(bare, progress=False, max_model_len=200) as llm, pytest.raises(RequestError, match="tokenizer"):
         llm.generate([[5, 6]], asked(LETTERS))
+
+
+def test_a_bound_without_room_for_grammars_starts_no_compiler(checkpoint: Folder) -> None:
+    before = children(os.getpid(), "*")
+    with LLM(checkpoint("llama3.1"), progress=False, max_model_len=200, memory=memory_for(96 * 2**20)) as llm:
+        assert llm.built.plan.parts["compiler"] == 0
+        with pytest.raises(
+            RequestError, match="regex: the memory bound leaves no room for grammars"
+        ) as raised:
+            llm.generate(["one"], asked(LETTERS))
+        assert raised.value.field == "regex"
+        assert children(os.getpid(), "*") == before

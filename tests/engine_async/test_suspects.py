@@ -7,17 +7,19 @@ import os
 import sys
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine_async.running import ON_AND_ON, ask, collect, run, running, until
+from quire.answers import AnswerRegions
 from quire.config.serving import ServingConfig
-from quire.engine.api import EngineState, EngineUnavailableError, RequestBlockedError
+from quire.engine.api import EngineState, EngineUnavailableError, RequestBlockedError, constrained
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.front.suspects import KEEP_SECONDS, Suspects, digest_of
 from quire.engine.host.hosts import ProcessHost
-from quire.types import SamplingParams
+from quire.types import Grammar, SamplingParams
 
 SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 A, B, P = b"a", b"b", b"p"
@@ -66,6 +68,16 @@ def test_a_request_is_identified_by_its_content() -> None:
     assert digest_of(ask("one", (40, 41)).request) not in same
     assert digest_of(ask("one", params=SHORT).request) not in same
     assert digest_of(ask("one", namespace="other").request) not in same
+
+
+def test_the_form_of_its_answer_is_part_of_a_request() -> None:
+    plain = constrained(ask("one").request, Grammar("start: /a/", b"1"))
+    budgets = [replace(plain, regions=AnswerRegions(thinking=True, budget=budget)) for budget in (3, 4)]
+    other = constrained(ask("one").request, Grammar("start: /b/", b"2"))
+    digests = {digest_of(one) for one in (ask("one").request, plain, other, *budgets)}
+    assert len(digests) == 5
+    again = replace(plain, request_id="two", regions=AnswerRegions(thinking=True, budget=3))
+    assert digest_of(again) == digest_of(budgets[0])
 
 
 class PoisonedHost(ProcessHost):

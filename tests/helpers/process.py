@@ -81,6 +81,12 @@ class Process:
         (pid,) = children(self.process.pid)
         return pid
 
+    @property
+    def compiler(self) -> int:
+        """Process id of the process that compiles grammars, which a thread of the server has started."""
+        (pid,) = {*children(self.process.pid, "*")} - {self.engine}
+        return pid
+
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal and wait; returns the exit status and the log."""
         self.process.send_signal(number)
@@ -157,10 +163,10 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def children(pid: int) -> list[int]:
-    """Process ids of a process's children."""
-    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in listed.split()]
+def children(pid: int, thread: int | str | None = None) -> list[int]:
+    """Process ids of the children that a thread of a process has started: the first one, or "*" for all."""
+    listed = [file.read_text() for file in Path(f"/proc/{pid}/task").glob(f"{thread or pid}/children")]
+    return [int(child) for child in " ".join(listed).split()]
 
 
 def gone(pid: int) -> bool:

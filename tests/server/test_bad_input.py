@@ -37,7 +37,7 @@ def descriptors() -> int:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[LiveServer]:
     with serving(folder, served_model_name=("tiny",), max_body_bytes=12 << 20) as live:
-        live.chat(max_tokens=2)
+        live.chat(max_tokens=2, guided_regex="ab")  # starts the compiler of grammars
         before = descriptors()
         neighbour = Neighbour(live)
         yield live
@@ -151,6 +151,24 @@ CHAT_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
      "tools"),
     (38, "tool_choice without tools", chat(tool_choice="required"), "invalid_value", "tool_choice"),
     (30, "unknown format", chat(response_format={"type": "xml"}), "invalid_type", "response_format.type"),
+    (30, "schema of 1 MB", chat(json_schema={"enum": ["x" * 2**20]}), "invalid_value", "json_schema"),
+    (30, "schema 1,000 deep", b'{"json_schema":' + b'{"not":' * 1000 + b"{}" + b"}" * 1001, "invalid_json", None),
+    (30, "schema 1,000 deep as text", chat(guided_json='{"not":' * 1000 + "{}" + "}" * 1000), "invalid_value",
+     "guided_json"),
+    (31, "$ref in a circle", chat(json_schema={"$ref": "#"}), "invalid_value", "json_schema.$ref"),
+    (31, "remote $ref", chat(json_schema={"$ref": "http://169.254.169.254/"}), "invalid_value", "json_schema.$ref"),
+    (32, "keyword that is not enforced", chat(json_schema={"type": "string", "format": "regex"}), "invalid_value",
+     "json_schema.format"),
+    (33, "schema false", chat(response_format={"type": "json_schema", "json_schema": {"schema": False}}),
+     "invalid_value", "response_format.json_schema.schema"),
+    (33, "bounds that contradict", chat(json_schema={"type": "integer", "minimum": 3, "maximum": 2}), "invalid_value",
+     "json_schema"),
+    (34, "foo**", chat(guided_regex="foo**"), "invalid_value", "guided_regex"),
+    (34, "back-reference", chat(guided_regex=r"(a)\1"), "invalid_value", "guided_regex"),
+    (34, "10^6 repeats", chat(guided_regex="a{1000000}"), "invalid_value", "guided_regex"),
+    (35, "left recursion", chat(grammar='root ::= root "a" | "a"'), "invalid_value", "grammar"),
+    (35, "empty rule", chat(grammar="root ::= a\na ::= "), "invalid_value", "grammar"),
+    (35, "10 MB of grammar", chat(grammar='root ::= "' + "a" * 10_000_000 + '"'), "invalid_value", "grammar"),
     (54, "request id with a line break", chat(request_id="a\nb"), "invalid_value", "request_id"),
     (0, "stream options without a stream", chat(stream_options={"include_usage": True}), "invalid_value",
      "stream_options"),

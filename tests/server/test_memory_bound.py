@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from helpers.cgroup import MemoryGroup, limited
-from helpers.process import Process, gone, resident
+from helpers.process import Process, children, gone, resident
 from helpers.server import GUARD, read_all, request_bytes
 from quire.config.shipped import DEFAULT_MODEL, shipped_models
 from quire.server.request_memory import BODY_BYTE
@@ -40,8 +40,8 @@ class Bound:
     def _look(self) -> None:
         while not self._ended.wait(0.05):
             with contextlib.suppress(OSError, ValueError):
-                held = resident(self.process.process.pid) + resident(self.process.engine)
-                self.peak = max(self.peak, held)
+                pid = self.process.process.pid
+                self.peak = max(self.peak, sum(map(resident, [pid, *children(pid, "*")])))
 
     def close(self) -> None:
         self._ended.set()
@@ -145,9 +145,8 @@ class Mix:
             self._ended.set()
 
     def _one(self, chance: random.Random) -> None:
-        path, body = chance.choice((self.logprobs, self.prompt_logprobs, self.stream, self.many, self.large))(
-            chance
-        )
+        kinds = self.logprobs, self.prompt_logprobs, self.stream, self.many, self.large, self.structured
+        path, body = chance.choice(kinds)(chance)
         version = chance.choice(("1.1", "1.1", "1.0"))
         reading = chance.choice(("all", "all", "slowly", "never", "leave"))
         with contextlib.closing(self.server.send(path, body, version=version)) as sock:
@@ -223,6 +222,23 @@ class Mix:
             ("/v1/completions", {"prompt": "x", "max_tokens": 2, "allowed_token_ids": list(range(4000))}),
         ]
         return chance.choice(asks)
+
+    def structured(self, chance: random.Random) -> Ask:
+        """Grammars that are large, deep or never compiled in time."""
+        forms: list[dict[str, Any]] = [
+            {"guided_choice": [f"{chance.random()} number {i}" for i in range(4000)]},
+            {
+                "guided_json": {
+                    "properties": {f"k{chance.random()}": {"enum": [*range(500)]} for _ in range(40)}
+                }
+            },
+            {"guided_regex": f"{chance.random()}" + "(a|a|aa)*" * 60 + "b"},
+            {
+                "guided_grammar": 'root ::= "(" root ")" | '
+                + " ".join(["([ab]*|[bc]*)"] * chance.randrange(100, 400))
+            },
+        ]
+        return completions(prompt=ids(9, chance), max_tokens=30, **chance.choice(forms))
 
     def _share(self, chance: random.Random) -> int:
         """Bytes of answers."""

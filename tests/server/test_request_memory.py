@@ -8,6 +8,7 @@ import contextlib
 import json
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ import pytest
 from helpers.memory import memory_for
 from helpers.process import running, until
 from helpers.server import LiveServer, plenty, read_all, request_bytes, serving, stream_text
-from quire.engine.api import DeadlineError, GenerateAsk, OverloadedError, StreamDelta
+from quire.engine.api import DeadlineError, GenerateAsk, OverloadedError, StreamDelta, constrained
 from quire.logprobs import LogprobTable, TokenLogprob
 from quire.server import pieces
 from quire.server.errors import ApiError
 from quire.server.request_memory import BODY_BYTE, Held, Pool, answer_costs, reading_cost
 from quire.server.responses import ChatCompletion, Completion
-from quire.types import Request, SamplingParams, TokenIds
+from quire.types import Grammar, Request, SamplingParams, TokenIds
 from quire.util.platform import resident_exactly
 
 
@@ -168,6 +169,21 @@ def test_the_worst_case_follows_the_fields_of_the_request() -> None:
     assert field == "prompt_logprobs"
 
 
+def test_a_grammar_counts_here_and_on_the_way_of_each_prompt() -> None:
+    source = "start: " + "a" * 100_000
+    plain = ask(max_tokens=1)
+    bound = replace(plain, request=constrained(plain.request, Grammar(source, b"")))
+    assert cost(plain)["structured_outputs"] == 0
+    for prompts in (1, 4):
+        costs = cost(*[bound] * prompts)
+        assert (
+            len(source) * (1 + 2 * prompts)
+            <= costs["structured_outputs"]
+            < 1.01 * len(source) * (1 + 2 * prompts)
+        )
+        assert {**costs, "structured_outputs": 0} == cost(*[plain] * prompts)
+
+
 def test_the_cost_of_reading_follows_the_contents_of_a_body() -> None:
     text, ids = json.dumps({"a": "x" * 10_000}).encode(), json.dumps({"a": [999] * 2500}).encode()
     deep = b'{"a":[' + b"[]," * 3000 + b"[]]}"
@@ -265,6 +281,8 @@ def test_a_request_that_never_fits_is_refused_by_field(tight: LiveServer) -> Non
     )
     tight.complete("a", max_tokens=3900, n=8).error(400, "invalid_value", "max_tokens")
     tight.complete(["a"] * 300, n=3, max_tokens=1).error(400, "invalid_value", "n")
+    choices = [f"{i} {'x' * 100}" for i in range(150)]
+    tight.complete(["a"] * 64, guided_choice=choices, max_tokens=1).error(400, param="structured_outputs")
     tight.post("/v1/completions", {"prompt": [[5] * 3000] * 40}).error(413, "request_too_large")
     assert tight.complete("a", max_tokens=5).status == 200
 
@@ -327,14 +345,19 @@ def test_unread_answers_hold_their_memory_until_they_are_read(tight: LiveServer)
 
 
 def test_debug_memory_adds_up(folder: Path) -> None:
-    with running(folder, "--memory", "300MiB", "--request-memory", "16MiB") as server:
-        assert server.request("POST", "/v1/completions", {"prompt": "go", "max_tokens": 20}).status == 200
+    options = ("--memory", "300MiB", "--request-memory", "16MiB", "--grammar-memory", "8MiB")
+    with running(folder, *options) as server:
+        body = {"prompt": "go", "max_tokens": 20}
+        assert server.request("POST", "/v1/completions", body).status == 200
+        assert "compiler" not in server.request("GET", "/debug/memory").json["processes"]
+        assert server.request("POST", "/v1/completions", body | {"guided_regex": "[a-c]+"}).status == 200
         found: dict[str, Any] = {}
 
         def adds_up() -> bool:
             """While blocks of the cache are brought into memory, two looks differ."""
             found.update(server.request("GET", "/debug/memory").json)
-            held = {"server": resident_exactly(server.process.pid), "engine": resident_exactly(server.engine)}
+            pids = {"server": server.process.pid, "engine": server.engine, "compiler": server.compiler}
+            held = {name: resident_exactly(pid) for name, pid in pids.items()}
             sums = {name: sum(parts.values()) for name, parts in found["processes"].items()}
             return sums.keys() == held.keys() and all(abs(sums[n] - held[n]) < 0.01 * held[n] for n in held)
 
@@ -342,6 +365,7 @@ def test_debug_memory_adds_up(folder: Path) -> None:
     assert found["resident"] == sum(sum(parts.values()) for parts in found["processes"].values())
     assert sum(found["planned"].values()) <= found["bound"] == 300 * 2**20
     assert found["planned"]["requests"] == 16 * 2**20
+    assert 2**24 < sum(found["processes"]["compiler"].values()) <= found["planned"]["compiler"]
     assert found["processes"]["engine"]["kv"] > 0
     assert found["requests"]["answers"]["limit"] == 8 * 2**20
     assert found["requests"]["answers"]["taken"] == 0

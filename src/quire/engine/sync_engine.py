@@ -42,7 +42,7 @@ class SyncEngine:
         self.core = built.core
         self._following: dict[str, OutputBuilder] = {}
         self._ids = itertools.count()
-        self._grammars = GrammarService()
+        self._grammars = GrammarService(built.plan.parts["compiler"])
 
     def add(
         self,

@@ -9,6 +9,7 @@ from quire.engine.front.forming import formed, forming
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Exchange
+from quire.server.json_input import INLINE_BYTES
 from quire.server.requests import ChatCompletionRequest
 from quire.server.structured import compiled_for
 from quire.structured.answer_form import AskedPart
@@ -44,7 +45,7 @@ async def with_form(
 
     response = None if found is None else AskedPart(*found)
     work = forming(ask.request, context.engine.reading(tools), response, divided=divided)
-    made = await formed(work, compile_part)
+    made = await formed(work, compile_part, large=exchange.bytes_in > INLINE_BYTES)
     if made.request.grammar is not None:
         await context.engine.share_vocabulary()
     return replace(ask, request=made.request, reading=made.reading), made.dropped

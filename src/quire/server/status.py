@@ -91,7 +91,7 @@ async def metrics(context: ServerContext, _: Exchange) -> bytes:
 
 
 async def memory(context: ServerContext, exchange: Exchange) -> MemoryBody:
-    """What both processes hold, by part, and the plan.
+    """What each process holds, by part, and the plan.
 
     Raises ApiError 403 for a client on another machine when no API key is set.
     """

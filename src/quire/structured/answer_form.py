@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from quire.answers import AnswerRegions
 from quire.records import dataclass
@@ -61,10 +60,11 @@ class AnswerPlan:
     def asks(self) -> list[AskedPart]:
         """What must be compiled first."""
         found: dict[bytes, AskedPart] = {}
+        places = self._places()
 
         def note(schema: object, strict: bool) -> Compiled:
             ask = StructuredOutput(json=schema, strict=strict)
-            found.setdefault(ask.digest(), AskedPart(self._field_of(schema), ask))
+            found.setdefault(ask.digest(), AskedPart(places.get(id(schema), "tools"), ask))
             return _ANY, ()
 
         response = self._response()
@@ -139,20 +139,16 @@ class AnswerPlan:
         made = answer_grammar(regions.spec, regions.markers, _ANY, thinking=self.thinking)
         return made.source, replace(made.regions, triggers=(NEVER,), opens_first=False), ()
 
-    def _field_of(self, schema: Any) -> str:
-        """The place of a schema: of all arguments of a function, or of one of them."""
-        tools = self.reading.tools
-        for index, function in enumerate(tools.callable if tools is not None else ()):
-            place = f"tools[{self._place(function.name, index)}].function.parameters"
-            if schema == function.parameters or schema == ToolFunction("", function.parameters).schema:
-                return place
-            for name, part in function.parameters.get("properties", {}).items():
-                if schema == part:
-                    return f"{place}.properties.{name}"
-        return "tools"
-
-    def _place(self, name: str, index: int) -> int:
-        """The position of a function among all tools, of which only some may be called."""
-        assert self.reading.tools is not None
-        names = [tool["function"]["name"] for tool in self.reading.tools.rendered]
-        return names.index(name) if name in names else index
+    def _places(self) -> dict[int, str]:
+        """The place in the request of each schema, which is the same object there: of all arguments of a function, and
+        of one of them.
+        """
+        tools, found = self.reading.tools, {}
+        if tools is not None:
+            numbers = {tool["function"]["name"]: number for number, tool in enumerate(tools.rendered)}
+            for index, function in enumerate(tools.callable):
+                place = f"tools[{numbers.get(function.name, index)}].function.parameters"
+                found[id(function.parameters)] = place
+                for name, part in function.parameters.get("properties", {}).items():
+                    found.setdefault(id(part), f"{place}.properties.{name}")
+        return found

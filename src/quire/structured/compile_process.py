@@ -26,16 +26,15 @@ _NICE = 10  # a tenth of a busy processor
 _HEAD = struct.Struct("<I")
 
 
-def send(sock: socket.socket, value: object) -> None:
-    """Send a JSON value behind its length."""
-    data = json.dumps(value).encode()
+def send(sock: socket.socket, data: bytes) -> None:
+    """Send a JSON text behind its length."""
     sock.sendall(_HEAD.pack(len(data)) + data)
 
 
-def receive(sock: socket.socket) -> object:
-    """The next value. Raises EOFError when the other side has gone, TimeoutError after the socket's timeout."""
+def receive(sock: socket.socket) -> bytes:
+    """The next text. Raises EOFError when the other side has gone, TimeoutError after the socket's timeout."""
     (size,) = _HEAD.unpack(_exactly(sock, _HEAD.size))
-    return json.loads(_exactly(sock, size))
+    return _exactly(sock, size)
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
@@ -89,15 +88,14 @@ def main() -> None:
     _limit_memory()
     _lower_priority()  # a start takes a tenth of a second, which a busy machine would make many
     with socket.socket(fileno=fd) as sock, contextlib.suppress(EOFError, ConnectionError):
-        send(sock, {})
+        send(sock, b"")
         grown = False
         while not grown:
-            values = receive(sock)
-            assert isinstance(values, dict)
+            values = json.loads(receive(sock))
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends the process
             answer = _answer(values)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            send(sock, answer)
+            send(sock, json.dumps(answer).encode())
             grown = "memory" in answer or resident_bytes() > _GROWN
 
 

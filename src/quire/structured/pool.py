@@ -20,6 +20,8 @@ from collections import OrderedDict, deque
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
+
 from quire.records import dataclass
 from quire.structured.ask import CompiledGrammar, GrammarError, StructuredOutput
 from quire.structured.compile_bounds import (
@@ -309,9 +311,8 @@ class _Process:
 
     def ask(self, ask: StructuredOutput) -> dict[str, Any]:
         """Its answer. Raises TimeoutError, and EOFError or OSError if it ends."""
-        send(self._sock, ask.values())
-        reply = receive(self._sock)
-        assert isinstance(reply, dict)
+        send(self._sock, msgspec.json.encode(ask.values()))
+        reply: dict[str, Any] = msgspec.json.decode(receive(self._sock))
         return reply
 
     def kill(self) -> None:

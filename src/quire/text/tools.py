@@ -32,7 +32,7 @@ class Calls(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that the model may call. `parameters` is the JSON schema of its arguments; {} allows any object.
+    """A function that the model may call. `parameters` is the JSON schema of its arguments, whose type is "object".
 
     `strict` functions have a schema that is enforced in every keyword, or refused.
     """
@@ -137,7 +137,7 @@ def _function(path: str, function: Mapping[str, Any]) -> Function:
     if parameters is None:
         parameters = {}
     _check_parameters(f"{path}.parameters", parameters)
-    return Function(name, parameters, bool(strict))
+    return Function(name, {**parameters, "type": "object"}, bool(strict))
 
 
 def _check_parameters(path: str, schema: Any) -> None:

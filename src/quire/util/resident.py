@@ -47,7 +47,7 @@ def _smaps(pid: int) -> tuple[list[tuple[int, int]], int]:
     try:
         lines = Path(f"/proc/{pid}/smaps").read_bytes().splitlines()
     except OSError:
-        return [], resident_bytes()
+        return [], resident_bytes() if pid == os.getpid() else 0  # a process that has ended holds nothing
     files: list[tuple[int, int]] = []
     address, is_file, held, others = 0, False, 0, 0
     for line in lines:

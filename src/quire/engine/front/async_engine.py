@@ -215,10 +215,10 @@ class AsyncEngine:
         return {"steps": msgspec.to_builtins(records)}
 
     async def memory(self) -> Mapping[str, Any]:
-        """What both processes hold, by part, and the plan; see docs/memory.md."""
+        """What each process holds, by part, and the plan; see docs/memory.md."""
         if self._client is None:
             raise EngineUnavailableError("the engine is loading")
-        return await self._client.memory()
+        return await self._client.memory(self._grammars.pid)
 
     # -- text ---------------------------------------------------------------------------------------------
 
@@ -399,6 +399,7 @@ class AsyncEngine:
         self._admission = Admission(
             facts, self.serving.max_num_queued_reqs, self.serving.max_num_queued_tokens
         )
+        self._grammars.planned = facts.memory_parts["compiler"]
         self._send_vocabulary()
         if self._text is not None:
             self._text.limit(facts.scheduler.max_model_len)

@@ -40,6 +40,8 @@ def forming(
         made = yield response
         return Formed(constrained(request, made.grammar), None, made.dropped)
     from quire.structured.answer_form import AnswerPlan
+    from quire.structured.grammar_limits import MAX_SOURCE_BYTES
+    from quire.util.sizes import format_size
 
     reading = reading.behind(request.prompt_token_ids)
     plan = AnswerPlan(
@@ -48,10 +50,14 @@ def forming(
         response=response,
         budget=request.params.thinking_token_budget,
     )
-    sources = {}
+    sources, size = {}, 0
     for part in plan.asks():
         made = yield part
         sources[part.ask.digest()] = made.grammar.source, made.dropped
+        size += len(made.grammar.source)
+        if size > MAX_SOURCE_BYTES:
+            limit = format_size(MAX_SOURCE_BYTES)
+            raise RequestError("tools", f"the grammars of their schemas have over {limit} together")
     form = plan.joined(sources)
     params = request.params
     if reading.banned and len(params.banned_token_ids) + len(reading.banned) <= MAX_NAMED_TOKENS:
@@ -78,21 +84,31 @@ def asked_part(params: SamplingParams) -> AskedPart | None:
 
 def formed_now(work: Forming, compile_part: Callable[[AskedPart], CompiledStructure]) -> Formed:
     """Compile in this thread what a form needs."""
-    try:
-        part = next(work)
-        while True:
-            part = work.send(compile_part(part))
-    except StopIteration as ended:
-        found: Formed = ended.value
-        return found
+    found = _advance(work, None)
+    while not isinstance(found, Formed):
+        found = _advance(work, compile_part(found))
+    return found
 
 
-async def formed(work: Forming, compile_part: Callable[[AskedPart], Awaitable[CompiledStructure]]) -> Formed:
-    """Compile off the event loop what a form needs."""
+async def formed(
+    work: Forming, compile_part: Callable[[AskedPart], Awaitable[CompiledStructure]], *, large: bool = False
+) -> Formed:
+    """Compile off the event loop what a form needs. The work beside that takes long where a request is `large`: a
+    thread does it then.
+    """
+    import asyncio  # a start without a server does not need it
+
+    made: CompiledStructure | None = None
+    while True:
+        found = await asyncio.to_thread(_advance, work, made) if large else _advance(work, made)
+        if isinstance(found, Formed):
+            return found
+        made = await compile_part(found)
+
+
+def _advance(work: Forming, made: CompiledStructure | None) -> AskedPart | Formed:
     try:
-        part = next(work)
-        while True:
-            part = work.send(await compile_part(part))
+        return next(work) if made is None else work.send(made)
     except StopIteration as ended:
         found: Formed = ended.value
         return found

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 class GrammarService:
     """Compiles what requests ask for, in a process that is started for the first of them.
 
-    Tenants take turns. What was compiled before is known.
+    Tenants take turns. What was compiled before is known. `planned` is the process's part of the memory plan: without
+    one it is not started, and every grammar is refused.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, planned: int = 0) -> None:
+        self.planned = planned
         self._pool: GrammarPool | None = None
         self._making = threading.Lock()
 
@@ -50,11 +52,19 @@ class GrammarService:
         made = self._submit(asked).result()
         return CompiledStructure(made.grammar, made.dropped)
 
+    @property
+    def pid(self) -> int | None:
+        """The process that compiles, if there is one now."""
+        return None if self._pool is None else self._pool.pid
+
     def _submit(self, asked: Structure, tenant: str = "") -> Future[CompiledGrammar]:
         from quire.structured.ask import StructuredOutput
 
         if not isinstance(asked, StructuredOutput):
             raise RequestError("structured", f"{type(asked).__name__} is not a StructuredOutput")
+        if not self.planned:
+            message = "the memory bound leaves no room for grammars; raise --memory, or set --grammar-memory"
+            raise RequestError(asked.kind, message)
         with self._making:
             if self._pool is None:
                 from quire.structured.pool import GrammarPool

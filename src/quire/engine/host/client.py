@@ -138,11 +138,13 @@ class EngineClient:
         finally:
             self._records.remove(answer)
 
-    async def memory(self) -> Mapping[str, Any]:
-        """What both processes hold, by part, and the plan; see docs/memory.md."""
+    async def memory(self, compiler: int | None) -> Mapping[str, Any]:
+        """What each process holds, by part, and the plan; see docs/memory.md. `compiler`: the id of the process that
+        compiles grammars, if there is one.
+        """
         if self.facts is None:
             raise EngineUnavailableError("the engine is loading")
-        measured = await asyncio.to_thread(memory_held, self.pid, self.facts.memory_areas)
+        measured = await asyncio.to_thread(memory_held, self.pid, compiler, self.facts.memory_areas)
         return {
             "bound": self.facts.memory_bound,
             "planned": dict(self.facts.memory_parts),

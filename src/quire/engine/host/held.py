@@ -52,10 +52,13 @@ def memory_beside(folder: Path, files: GGUFFiles | None, serving: ServingConfig)
     }
 
 
-def memory_held(engine: int | None, areas: Sequence[Area]) -> dict[str, dict[str, int]]:
+def memory_held(engine: int | None, compiler: int | None, areas: Sequence[Area]) -> dict[str, dict[str, int]]:
     """What each process holds now, by part. `engine`: the id of the engine process, None for a thread of this one;
-    `areas`: its large parts.
+    `areas`: its large parts. `compiler`: the process that compiles grammars, None where there is none.
     """
-    if engine is None:
-        return {"server": resident_parts(os.getpid(), areas)}
-    return {"server": resident_parts(os.getpid(), ()), "engine": resident_parts(engine, areas)}
+    held = {"server": resident_parts(os.getpid(), areas if engine is None else ())}
+    if engine is not None:
+        held["engine"] = resident_parts(engine, areas)
+    if compiler is not None:
+        held["compiler"] = resident_parts(compiler, ())
+    return held

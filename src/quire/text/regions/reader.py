@@ -36,8 +36,8 @@ class RegionReader(CallReader):
     """
 
     __slots__ = (
-        "_blank", "_channels", "_closers", "_first", "_gap", "_heads", "_hide", "_later", "_openers", "_quick", "_reading",
-        "_regions", "_shown", "_starts", "_thinking", "_uncalled", "reasoning_tokens",
+        "_blank", "_channels", "_closers", "_first", "_gap", "_heads", "_hide", "_later", "_openers", "_quick",
+        "_reading", "_regions", "_shown", "_starts", "_thinking", "_uncalled", "reasoning_tokens",
     )  # fmt: skip
 
     def __init__(

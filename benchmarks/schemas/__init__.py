@@ -1,0 +1,1 @@
+"""JSON schemas in Quire and in other compilers: python -m benchmarks.schemas."""
