@@ -9,8 +9,10 @@ satisfies are left out, so no answer can come to a dead end.
 from __future__ import annotations
 
 from quire.records import dataclass
+from quire.structured.grammar_limits import MAX_INDENTATION
 from quire.structured.json_schema import logic_keywords, part_keywords, value_keywords
 from quire.structured.json_schema.claims import Claims
+from quire.structured.json_schema.grammar_rules import header, white_space
 from quire.structured.json_schema.refusal import SchemaError
 from quire.structured.json_schema.schema_documents import SchemaDocument
 from quire.structured.json_schema.value_rules import ValueRules
@@ -18,8 +20,6 @@ from quire.structured.json_schema.value_rules import ValueRules
 __all__ = ["HANDLERS", "CompiledSchema", "SchemaError", "compile_json_schema", "json_object_grammar"]
 
 HANDLERS = {**value_keywords.HANDLERS, **logic_keywords.HANDLERS, **part_keywords.HANDLERS}
-# Between two tokens of JSON: a space, or a line break and an indentation. A small model would go on with any other.
-WHITESPACE = "[ ]|\\r?\\n([ ]{0,64}|\\t{0,16})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,18 @@ def compile_json_schema(schema: object, *, strict: bool = True, whitespace: bool
     """
     document = SchemaDocument(schema)
     claims = Claims(document, HANDLERS, strict=strict)
-    space = WHITESPACE if whitespace else None
+    space = white_space(MAX_INDENTATION) if whitespace else None
     values = ValueRules(claims, space)
     try:
         start = values.value_of([claims.claim(document.root, ())])
         values.write()
     except RecursionError:
         raise SchemaError("", "", "schemas in schemas in schemas: too many apply to one value") from None
-    header = "" if space is None else f'%llguidance {{"ignore_once": true}}\n%ignore /{space}/'
-    source = values.rules.written(start, header)
+    source = values.rules.written(start, header(space) if space is not None else "")
     if source is None:
         raise SchemaError("", "", "no value is valid under the schema")
+    if values.unique is not None:
+        source = f"{values.unique.line()}\n{source}"
     return CompiledSchema(source, tuple(claims.dropped))
 
 
