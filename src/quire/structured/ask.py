@@ -16,6 +16,8 @@ from quire.util.sizes import format_size
 MAX_BYTES = 2**20  # of a schema, a regular expression, a grammar, or all choices together
 MAX_CHOICES = 2**14
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+# Between two tokens of JSON: a space, or a line break and an indentation. A small model would go on with any other.
+JSON_SPACE = "[ ]|\\r?\\n([ ]{0,64}|\\t{0,16})"
 Syntax = Literal["auto", "lark", "gbnf"]
 SYNTAXES = ("auto", "lark", "gbnf")
 

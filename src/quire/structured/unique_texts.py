@@ -79,20 +79,11 @@ _Place = tuple[int, int]  # of a byte: which token, and where in it
 
 
 class UniqueTexts:
-    """Follows the tokens of one sequence. `full`: it holds all that it may."""
+    """Follows the tokens of one sequence."""
 
     __slots__ = (
-        "_begun",
-        "_escape",
-        "_levels",
-        "_needs",
-        "_path",
-        "_string",
-        "_taken",
-        "_tokens",
-        "_unique_from",
-        "full",
-    )
+        "_begun", "_escape", "_held", "_levels", "_needs", "_path", "_string", "_taken", "_tokens", "_unique_from",
+    )  # fmt: skip
 
     def __init__(self, tokens: UniqueTokens, needs: UniqueNeeds) -> None:
         self._tokens, self._needs = tokens, needs
@@ -105,7 +96,7 @@ class UniqueTexts:
         self._levels: list[_Level] = []
         self._string = self._escape = False
         self._path = b""  # of the key or item that is being written
-        self.full = False
+        self._held = 0  # bytes of the texts of all levels
 
     def copy(self) -> UniqueTexts:
         """One of its own at the same place."""
@@ -115,13 +106,23 @@ class UniqueTexts:
         made._unique_from = list(self._unique_from)
         made._levels = [level.copy() for level in self._levels]
         made._string, made._escape, made._path = self._string, self._escape, self._path
-        made.full = self.full
+        made._held = self._held
         return made
 
     def step(self, token: int, matcher: LLMatcher) -> None:
         """Follow a token. The matcher is the one before it."""
-        self._follow(self._tokens[token], matcher)
+        piece = self._tokens[token]
+        if self._string and not self._escape and b'"' not in piece and b"\\" not in piece:
+            if self._path:
+                self._path += piece
+        else:
+            self._follow(piece, matcher)
         self._taken.append(token)
+
+    @property
+    def full(self) -> bool:
+        """Whether it holds all that it may."""
+        return self._held + len(self._path) > UNIQUE_BYTES
 
     def rollback(self, count: int) -> None:
         """Take back the last `count` tokens."""
@@ -153,7 +154,6 @@ class UniqueTexts:
                     fresh = self._add() and fresh
             else:
                 at = self._to_sign(piece, at, matcher)
-        self.full = sum(level.held for level in self._levels) + len(self._path) > UNIQUE_BYTES
         return fresh
 
     def _through_string(self, piece: bytes, at: int) -> tuple[int, bool]:
@@ -188,7 +188,7 @@ class UniqueTexts:
             level.member = False
             self._open(piece, at, matcher)
         elif sign in b"}]":
-            self._levels.pop()
+            self._held -= self._levels.pop().held
         elif sign == b",":
             level.member = level.tracked
         elif sign == b'"':
@@ -235,6 +235,10 @@ class UniqueTexts:
             spelled += found
         return matcher.validate_tokens(spelled) == len(spelled)
 
+    def _allows_behind(self, matcher: LLMatcher, token: int, text: bytes) -> bool:
+        spelled = self._tokens.spelled(text)
+        return spelled is not None and matcher.validate_tokens([token, *spelled]) == len(spelled) + 1
+
     def _add(self) -> bool:
         """Note the text that has been completed; false if it is used already."""
         level, text = self._levels[-1], self._path
@@ -244,6 +248,7 @@ class UniqueTexts:
             return False
         level.used.insert(at, text)
         level.held += len(text) + _TEXT_BYTES
+        self._held += len(text) + _TEXT_BYTES
         if self._begins_token(text):
             level.short.append(text)
         level.whole += self._tokens.whole.get(text, ())
@@ -316,6 +321,8 @@ class UniqueTexts:
 
     def _goes_on(self, token: int, matcher: LLMatcher, known: dict[bytes, bool]) -> bool:
         path, level = self._path, self._levels[-1]
+        if path[0] == 0x22 and path + b'"' not in level.used and self._allows_behind(matcher, token, b'"'):
+            return True
         witness = level.alive.get(path)
         if (
             witness is not None

@@ -39,7 +39,9 @@ class UniqueTokens:
         self._heads: npt.NDArray[np.uint64] = heads[self._order]
         self.whole: dict[bytes, list[int]] = {}
         self.ending: dict[bytes, list[int]] = {}
-        self._read()
+        signs = np.flatnonzero((data == 0x22) | (data == 0x2C))
+        for token_id in np.unique(np.searchsorted(ends, signs, "right")).tolist():
+            self._read(token_id)
         self.beginning, self.exact = lru_cache(4096)(self._beginning), lru_cache(4096)(self._exact)
         self.spelled, self._cleared = lru_cache(256)(self._spelled), lru_cache(256)(self._words)
 
@@ -49,23 +51,23 @@ class UniqueTokens:
     def __getitem__(self, token_id: int) -> bytes:
         return self._data[self._starts[token_id] : self._ends[token_id]]
 
-    def _read(self) -> None:
+    def _read(self, token_id: int) -> None:
         """Fill `whole`: tokens by the strings and scalars that they hold from end to end, by b"" those that hold one
         twice; and `ending`: tokens with something before a quote, by the beginning of a string that they end with."""
-        for token_id, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
-            if end - start < 2:
-                continue
-            piece = self._data[start:end]
-            texts = [match[0] for match in _SCALAR.finditer(piece)] if b"," in piece or b"]" in piece else []
-            at = piece.find(b'"')
-            while 0 <= at < len(piece) - 1:
-                if (match := _STRING.match(piece, at)) is not None:
-                    texts.append(match[0])
-                elif at:
-                    self.ending.setdefault(piece[at:], []).append(token_id)
-                at = piece.find(b'"', at + 1)
-            for text in {*texts, *([b""] if len(texts) > len(set(texts)) else [])}:
-                self.whole.setdefault(text, []).append(token_id)
+        piece = self[token_id]
+        at = piece.find(b'"')
+        # The first quote may be the start of a string, or the end of one, or one inside of it.
+        found = [_SCALAR.findall(piece)] if b"," in piece else []
+        while 0 <= at < len(piece) - 1:
+            found.append(_STRING.findall(piece, at))
+            if not found[-1] and at:
+                self.ending.setdefault(piece[at:], []).append(token_id)
+            at = piece.find(b'"', at + 1)
+        texts = {text for some in found for text in some}
+        if any(len(set(some)) < len(some) for some in found):
+            texts.add(b"")
+        for text in texts:
+            self.whole.setdefault(text, []).append(token_id)
 
     def _range(self, first: bytes, last: bytes) -> npt.NDArray[np.int32]:
         low, high = (np.uint64(int.from_bytes(head, "big")) for head in (first, last))

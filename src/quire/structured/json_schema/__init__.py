@@ -9,10 +9,10 @@ satisfies are left out, so no answer can come to a dead end.
 from __future__ import annotations
 
 from quire.records import dataclass
-from quire.structured.grammar_limits import MAX_INDENTATION
+from quire.structured.ask import JSON_SPACE
 from quire.structured.json_schema import logic_keywords, part_keywords, value_keywords
 from quire.structured.json_schema.claims import Claims
-from quire.structured.json_schema.grammar_rules import header, white_space
+from quire.structured.json_schema.grammar_rules import header
 from quire.structured.json_schema.refusal import SchemaError
 from quire.structured.json_schema.schema_documents import SchemaDocument
 from quire.structured.json_schema.value_rules import ValueRules
@@ -39,7 +39,7 @@ def compile_json_schema(schema: object, *, strict: bool = True, whitespace: bool
     """
     document = SchemaDocument(schema)
     claims = Claims(document, HANDLERS, strict=strict)
-    space = white_space(MAX_INDENTATION) if whitespace else None
+    space = JSON_SPACE if whitespace else None
     values = ValueRules(claims, space)
     try:
         start = values.value_of([claims.claim(document.root, ())])

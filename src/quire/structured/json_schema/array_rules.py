@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import NamedTuple
 
+from quire.structured.ask import JSON_SPACE
 from quire.structured.grammar_limits import MAX_INDENTATION
 from quire.structured.json_schema.branches import Atom, Claim
 from quire.structured.json_schema.claims import ClaimSet, item_claims, sizes
@@ -17,7 +18,6 @@ from quire.structured.json_schema.grammar_rules import (
     rep,
     seq,
     text,
-    white_space,
 )
 from quire.structured.json_schema.languages import repeated
 from quire.structured.json_schema.refusal import MAX_ENDLESS, MAX_MACHINE, MAX_ROOM
@@ -204,6 +204,6 @@ def _followed(values: RuleContext, atoms: tuple[Atom, ...], last: int) -> Expr |
         f'("," item){repeated(max(low - 1, 0), high - 1 if high < MAX_ENDLESS else None)}' if high > 1 else ""
     )
     body = f"( item {more} ){'?' if low == 0 else ''}"
-    space = header(white_space(MAX_INDENTATION + 1))
+    space = header(JSON_SPACE.replace(f",{MAX_INDENTATION}", f",{MAX_INDENTATION + 1}"))
     inside = f'start: "[" {body} "]"\nitem: ITEM\nITEM: {found.expression}'
     return values.rules.rule(Expr("seq", (text(f"%lark {{\n{space}\n{inside}\n}}"), Expr("seq"))))

@@ -23,11 +23,6 @@ NEVER = Expr("alt")
 EMPTY = Expr("seq")
 
 
-def white_space(indentation: int) -> str:
-    """Between tokens of JSON: a space, or a line break and an indentation. A small model would go on with others."""
-    return f"[ ]|\\r?\\n([ ]{{0,{indentation}}}|\\t{{0,16}})"
-
-
 def header(space: str) -> str:
     """The lines of a grammar that allow white space."""
     return f'%llguidance {{"ignore_once": true}}\n%ignore /{space}/'
