@@ -109,15 +109,16 @@ class UniqueTexts:
         made._held = self._held
         return made
 
-    def step(self, token: int, matcher: LLMatcher) -> None:
-        """Follow a token. The matcher is the one before it."""
-        piece = self._tokens[token]
+    def step(self, token: int, matcher: LLMatcher) -> bool:
+        """Follow a token; false if it completes a used text. The matcher is the one before it."""
+        piece, fresh = self._tokens[token], True
         if self._string and not self._escape and b'"' not in piece and b"\\" not in piece:
             if self._path:
                 self._path += piece
         else:
-            self._follow(piece, matcher)
+            fresh = self._follow(piece, matcher)
         self._taken.append(token)
+        return fresh
 
     @property
     def full(self) -> bool:
