@@ -13,13 +13,16 @@ from llguidance import LLMatcher
 
 from helpers.byte_matcher import source_of
 from helpers.grammars import pieces, tiny_tokenizer
+from helpers.region_cases import CASES, A, Case, markers_of, tokens_of
 from quire.structured.grammar_limits import parser_limits
 from quire.structured.grammar_tokens import GrammarTokens
 from quire.structured.json_schema import compile_json_schema, json_object_grammar
 from quire.structured.matcher import GrammarState
+from quire.structured.tool_grammar import ToolChoice, ToolFunction, tool_grammar
 from quire.structured.unique_needs import UniqueNeeds
 from quire.structured.unique_texts import UniqueTexts
 from quire.structured.unique_tokens import UniqueTokens
+from quire.text.regions.spec import ChannelCall, RegionSpec
 from quire.text.token_bytes import TokenBytes
 from quire.types import FinishReason
 
@@ -272,3 +275,43 @@ def test_what_is_closed_needs_no_following() -> None:
     assert UniqueNeeds.of(source_of(structural_tag=TAGGED)) == UniqueNeeds()
     needs = UniqueNeeds.of(compile_json_schema({"items": {"type": "number"}, "uniqueItems": True}).source)
     assert needs == UniqueNeeds(items=True, tails=True)
+
+
+OPEN_ARGUMENTS = {"type": "object", "additionalProperties": {"type": ["integer", "object"]}}
+FORMATS = [case for case in CASES if A in case.text and not case.text.startswith("<|python")]
+
+
+@cache
+def marked() -> Words:
+    """256 bytes, and tokens for markers."""
+    made = Words(*([""] * 295))
+    ends = np.minimum(np.arange(1, 298), 256).astype(np.int32)
+    made.pieces = TokenBytes(bytes(range(256)), ends.tobytes())
+    made.tokens = GrammarTokens(made.pieces, None)
+    made.unique = UniqueTokens(made.pieces, made.tokens.trie)
+    return made
+
+
+@pytest.mark.parametrize("case", FORMATS, ids=[case.calls for case in FORMATS])
+def test_no_argument_of_a_call_comes_twice(case: Case) -> None:
+    """In every format whose calls hold JSON: in each call for itself, whatever stands around it."""
+    functions = [ToolFunction("f", OPEN_ARGUMENTS), ToolFunction("g", None)]
+    markers, spec = markers_of(case.spec), RegionSpec(case.spec.calls)
+    made = tool_grammar(spec, markers, functions, ToolChoice(mode="required"), compile_schema=ours)
+    assert made is not None
+    channel = isinstance(case.spec.calls.call, ChannelCall)
+    opener = case.spec.calls.opener.strip() + " to=" * channel
+    head, _, tail = case.text[case.text.index(opener) :].partition(A)
+    state = marked().start(made.source)
+    for step, closes in (
+        (f'{head}{{"a": 1, "b": {{"a', True), ('":2, "b', True), ('": {}}, "a', False), ('b":3, "b', False),
+    ):  # fmt: skip
+        state.step(tokens_of(markers, step))
+        assert state.failure is None, step
+        assert (ord('"') in marked().allowed(state)) is closes, step
+    state.step(tokens_of(markers, f'c": 4}}{"" if channel else tail}'))
+    assert state.failure is None
+
+
+def ours(schema: object, strict: bool) -> tuple[str, tuple[str, ...]]:
+    return compile_json_schema(schema, strict=strict).source, ()
