@@ -11,6 +11,13 @@ from itertools import islice, permutations, product
 from typing import Any
 
 import llguidance as ll
+import numpy as np
+
+from quire.structured.matcher import GrammarState
+from quire.structured.unique_needs import UniqueNeeds
+from quire.structured.unique_texts import UniqueTexts
+from quire.structured.unique_tokens import UniqueTokens
+from quire.text.token_bytes import TokenBytes
 
 END = 256
 
@@ -30,6 +37,17 @@ def byte_tokenizer() -> ll.LLTokenizer:
     return ll.LLTokenizer(ll.TokenizerWrapper(_Bytes()), slices=[])
 
 
+@cache
+def unique_tokens() -> UniqueTokens:
+    ends = np.minimum(np.arange(1, END + 2), END).astype(np.int32)
+    return UniqueTokens(TokenBytes(bytes(range(256)), ends.tobytes()), byte_tokenizer())
+
+
+def unique_texts(source: str) -> UniqueTexts | None:
+    needs = UniqueNeeds.of(source)
+    return None if needs is None else UniqueTexts(unique_tokens(), needs)
+
+
 def matcher(source: str) -> ll.LLMatcher:
     """A matcher at the start of a grammar; fails for a grammar that does not compile."""
     made = ll.LLMatcher(byte_tokenizer(), source, log_level=0)
@@ -40,14 +58,20 @@ def matcher(source: str) -> ll.LLMatcher:
 def accepts(source: str, text: str) -> bool:
     """True if a text is an answer of a grammar."""
     data = text.encode()
-    made = matcher(source)
-    return made.try_consume_tokens(list(data)) == len(data) and made.is_accepting()
+    made, unique = matcher(source), unique_texts(source)
+    if unique is None:
+        return made.try_consume_tokens(list(data)) == len(data) and made.is_accepting()
+    if made.validate_tokens(list(data)) < len(data):
+        return False
+    return all(unique.step(byte, made) and made.consume_token(byte) for byte in data) and made.is_accepting()
 
 
-def allowed(made: ll.LLMatcher) -> list[int]:
-    mask = made.compute_bitmask()
-    assert not made.is_error(), made.get_error()[:2000]
-    return [i for i in range(END) if mask[i >> 3] >> (i & 7) & 1]
+def allowed(state: GrammarState) -> list[int]:
+    """What may come next, END included."""
+    line = np.zeros(END // 32 + 1, np.uint32)
+    state.fill(line, END, (END,))
+    assert state.failure is None
+    return np.flatnonzero(np.unpackbits(line.view(np.uint8), bitorder="little")).tolist()
 
 
 def walk(source: str, seed: int, length: int = 80) -> str | None:
@@ -55,13 +79,14 @@ def walk(source: str, seed: int, length: int = 80) -> str | None:
 
     Before `length`, bytes are chosen freely; behind it, those that close something are preferred.
     """
-    rng, made, out = random.Random(seed), matcher(source), bytearray()
+    rng, made, out = random.Random(seed), GrammarState(matcher(source), unique_texts(source)), bytearray()
     calm = rng.random()
     while len(out) < 10 * length:
-        choices = allowed(made)
+        choices = [] if made.complete else allowed(made)
         over = len(out) > length
-        if made.is_accepting() and (not choices or over or rng.random() < 0.2):
+        if made.complete or (END in choices and (choices == [END] or over or rng.random() < 0.2)):
             return out.decode()
+        choices = [byte for byte in choices if byte != END]
         assert choices, f"dead end after {out!r}"
         plain = [byte for byte in choices if byte not in b" \t\n\r\\"]
         closers = [byte for byte in choices if byte in b'"]}']
@@ -73,7 +98,8 @@ def walk(source: str, seed: int, length: int = 80) -> str | None:
         else:
             byte = rng.choice(choices)
         out.append(byte)
-        assert made.consume_token(byte), made.get_error()[:500]
+        made.step([byte])
+        assert made.failure is None
     return None
 
 

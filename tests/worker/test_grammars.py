@@ -14,6 +14,7 @@ from helpers.backends import BACKENDS, Backend
 from helpers.grammars import grammar, schema_grammar, stepper, text_of, tiny_tokenizer
 from quire.structured import stepping
 from quire.structured.grammar_limits import grammar_bytes
+from quire.structured.json_schema import compile_json_schema
 from quire.structured.stepping import GrammarStepper
 from quire.types import FinishReason, Grammar, Request, RequestError
 
@@ -30,6 +31,17 @@ PERSON = schema_grammar(
 FLAGS = schema_grammar({"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3})
 WORDS = grammar('start: "name" | "nameorder" | "order" /[a-c]{2,6}/')
 GRAMMARS = (PERSON, FLAGS, WORDS)
+OPEN = grammar(
+    compile_json_schema(
+        {
+            "type": "object",
+            "patternProperties": {"^[a-d]{1,4}$": {"enum": [1, 2]}},
+            "additionalProperties": False,
+            "minProperties": 3,
+        },
+        whitespace=False,
+    ).source
+)
 
 
 def asked(count: int = 9, **params: Any) -> list[Request]:
@@ -123,6 +135,32 @@ def test_drafts_preemption_and_small_steps_change_no_token(jump: bool, expected:
     assert drafting.scheduler.num_preemptions > 0
     small = Rig(grammars=stepper(*GRAMMARS, jump=jump), max_num_batched_tokens=5, num_blocks=14)
     check_same(small.run(asked()), expected)
+
+
+def test_keys_that_a_schema_does_not_name_come_once_however_they_are_run() -> None:
+    wanted = [
+        replace(r, prompt_token_ids=r.prompt_token_ids[:48], grammar=OPEN, stepwise=True)
+        for r in requests(6, max_tokens=30, logprobs=None)
+    ]
+    plain = Rig(grammars=stepper(OPEN, jump=False)).run(wanted)
+    keys = [
+        [key for key, _ in json.loads(text_of([t for t in made.tokens if t >= 5]), object_pairs_hook=list)]
+        for made in plain.values()
+        if made.reason is FinishReason.STOP
+    ]
+    assert len(keys) > 2
+    assert all(len(set(one)) == len(one) >= 3 for one in keys)
+    rng = random.Random(2)
+
+    def propose(sample: Key, outputs: int) -> list[int]:
+        behind = plain[sample].tokens[outputs:][: rng.randint(0, 5)]
+        return [token if rng.random() < 0.8 else rng.randrange(VOCAB) for token in behind]
+
+    drafting = Rig(propose=propose, grammars=stepper(OPEN), max_draft_tokens=9, num_blocks=10)
+    check_same(drafting.run(wanted), plain)
+    assert 10 < drafting.accepted < drafting.drafts
+    assert drafting.scheduler.num_preemptions > 0
+    check_same(Rig(grammars=stepper(OPEN)).run(wanted[:1]), {("0", 0): plain["0", 0]})
 
 
 def test_a_request_alone_has_the_tokens_it_has_among_others(expected: dict[Key, Made]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.structured.matcher import GrammarState, Line
 from quire.structured.region_machine import RegionMachine, RegionState
+from quire.structured.unique_texts import UniqueTexts
 from quire.types import FinishReason
 
 if TYPE_CHECKING:
@@ -19,13 +20,13 @@ _EVERY = np.uint32(0xFFFFFFFF)
 
 class AnswerState:
     """A GrammarState that begins where the regions say, as often as they say. Outside of the grammar every token may
-    come, but for the closer of the thinking when its budget is spent. `start` is a matcher that no one steps.
+    come, but for the closer of the thinking when its budget is spent. `start` and `unique` are never stepped.
     """
 
-    __slots__ = ("_grammar", "_machine", "_place", "_start")
+    __slots__ = ("_grammar", "_machine", "_place", "_start", "_unique")
 
-    def __init__(self, machine: RegionMachine, start: LLMatcher) -> None:
-        self._machine, self._start = machine, start
+    def __init__(self, machine: RegionMachine, start: LLMatcher, unique: UniqueTexts | None = None) -> None:
+        self._machine, self._start, self._unique = machine, start, unique
         self._place: RegionState = machine.start()
         self._grammar = self._begin() if self._place.enforced else None
 
@@ -64,6 +65,7 @@ class AnswerState:
         """A state of its own at the same place."""
         copy = AnswerState.__new__(AnswerState)
         copy._machine, copy._start, copy._place = self._machine, self._start, self._place
+        copy._unique = self._unique
         copy._grammar = None if self._grammar is None else self._grammar.fork()
         return copy
 
@@ -92,4 +94,5 @@ class AnswerState:
         self._grammar.end_fill(line, vocab, ends)
 
     def _begin(self) -> GrammarState:
-        return GrammarState(self._start.deep_copy())
+        unique = None if self._unique is None else self._unique.copy()
+        return GrammarState(self._start.deep_copy(), unique)

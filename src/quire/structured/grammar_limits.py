@@ -14,6 +14,8 @@ STEP_ITEMS = 20_000  # of one mask: a millisecond
 STEP_FUEL = 100_000  # of the lexer in one mask: seven milliseconds
 COMPILE_FUEL = 1_000_000  # of the lexer while a grammar is compiled: 20 ms
 MAX_SYMBOLS = 250_000  # of the rules of a compiled grammar
+MAX_INDENTATION = 64  # spaces of JSON_SPACE; one more in arrays of unique items
+UNIQUE_BYTES = 2**17  # that the keys and items of open objects and arrays take, of a sequence
 
 # Bytes of a compiled grammar: of a state of its lexer, and of the rest per byte of its source.
 STATE_BYTES, SOURCE_FACTOR, BASE_BYTES = 1024, 64, 2**18

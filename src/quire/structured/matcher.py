@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from quire.structured.unique_texts import UniqueTexts
 from quire.types import FinishReason
 
 if TYPE_CHECKING:
@@ -25,15 +26,15 @@ _NO_RUN: _Run = ([], 0)
 
 
 class GrammarState:
-    """One sequence in its grammar. `start` is a matcher that no one else steps.
+    """One sequence in its grammar. `start` is a matcher that no one else steps, `unique` what else it must keep to.
 
     A state that has failed allows no token, and `failure` says why.
     """
 
-    __slots__ = ("_history", "_matcher", "_run", "failure")
+    __slots__ = ("_history", "_matcher", "_run", "_unique", "failure")
 
-    def __init__(self, start: LLMatcher) -> None:
-        self._matcher = start
+    def __init__(self, start: LLMatcher, unique: UniqueTexts | None = None) -> None:
+        self._matcher, self._unique = start, unique
         self._history: list[_Run] = []  # the run before each token
         self.failure: FinishReason | None = None
         self._run = self._forced_run()
@@ -55,6 +56,11 @@ class GrammarState:
             self._history.append(self._run)
             if self.failure is not None:
                 continue
+            if self._unique is not None:
+                self._unique.step(token, self._matcher)
+                if self._unique.full:
+                    self.failure = FinishReason.GRAMMAR_LIMIT
+                    continue
             if not self._matcher.consume_token(token):
                 self._fail()
                 continue
@@ -71,12 +77,15 @@ class GrammarState:
             del self._history[-count:]
             if self.failure is None and not self._matcher.rollback(count):
                 self._fail()
+            elif self._unique is not None:
+                self._unique.rollback(count)
 
     def fork(self) -> GrammarState:
         """A state of its own at the same place."""
         copy = GrammarState.__new__(GrammarState)
         copy._matcher, copy._history = self._matcher.deep_copy(), list(self._history)
         copy._run, copy.failure = self._run, self.failure
+        copy._unique = None if self._unique is None else self._unique.copy()
         return copy
 
     def fill(self, line: Line, vocab: int, ends: Collection[int]) -> None:
@@ -104,10 +113,13 @@ class GrammarState:
         if self._matcher.is_error():
             self._fail()
             line[:] = 0
-        elif int(line[vocab >> 5]) >> (vocab & 31) & 1:
+            return
+        if int(line[vocab >> 5]) >> (vocab & 31) & 1:
             line[vocab >> 5] ^= np.uint32(1 << (vocab & 31))
             for token in ends:
                 _allow(line, token)
+        if self._unique is not None:
+            self._unique.filter(line, self._matcher)
 
     def _forced_run(self) -> _Run:
         if self.failure is not None or self._matcher.is_stopped():

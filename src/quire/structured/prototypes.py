@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 from quire.structured.grammar_limits import MAX_SOURCE_BYTES, grammar_bytes, parser_limits
 from quire.structured.grammar_tokens import GrammarTokens
+from quire.structured.unique_needs import UniqueNeeds
+from quire.structured.unique_texts import UniqueTexts
+from quire.structured.unique_tokens import UniqueTokens
 from quire.text.token_bytes import TokenBytes
 from quire.types import Grammar, QuireError, RequestError
 from quire.util.sizes import format_size
@@ -36,6 +39,7 @@ class Prototypes:
         self.pieces: TokenBytes | None = None  # before the first grammar
         self._tokenizer, self._memory = tokenizer, memory
         self._tokens: GrammarTokens | None = None
+        self._unique_tokens: UniqueTokens | None = None  # before the first grammar that needs them
         self._made: OrderedDict[bytes, LLMatcher] = OrderedDict()  # the least recently used first
         self._charges: dict[bytes, int] = {}  # of those made, and of the one that is compiled
         self._errors: dict[bytes, str] = {}  # of grammars that could not be compiled, until it is asked for
@@ -132,7 +136,18 @@ class Prototypes:
         if self._tokens is None:
             assert self.pieces is not None
             self._tokens = GrammarTokens(self.pieces, self._tokenizer())
+        if self._unique_tokens is None and UniqueNeeds.of(grammar.source) is not None:
+            assert self.pieces is not None
+            self._unique_tokens = UniqueTokens(self.pieces, self._tokens.trie)
         return LLMatcher(self._tokens.trie, grammar.source, log_level=0, limits=parser_limits())
+
+    def unique(self, grammar: Grammar) -> UniqueTexts | None:
+        """What the output of a compiled grammar must keep to besides; for a sequence of its own."""
+        needs = UniqueNeeds.of(grammar.source)
+        if needs is None:
+            return None
+        assert self._unique_tokens is not None
+        return UniqueTexts(self._unique_tokens, needs)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         made = self.compile(grammar)

@@ -219,12 +219,13 @@ class GrammarStepper:
 
     def _rebuild(self, row: _Row, prototype: LLMatcher) -> None:
         state: GrammarState | AnswerState
+        unique = self._prototypes.unique(row.grammar)
         if row.new.regions is None:
-            state = GrammarState(prototype.deep_copy())
+            state = GrammarState(prototype.deep_copy(), unique)
         else:
             pieces = self._prototypes.pieces
             machine = RegionMachine(row.new.regions, None if pieces is None else pieces.__getitem__)
-            state = AnswerState(machine, prototype)
+            state = AnswerState(machine, prototype, unique)
         state.step(row.tokens)
         row.state, row.filled = state, False
 
@@ -277,10 +278,11 @@ class GrammarStepper:
         limit = SLICE_SECONDS + len(together) * ROW_SECONDS
         asked = [(matcher, at) for matcher, at, _ in together]
         self._executor.unsafe_compute_mask_ptr(asked, lines.ctypes.data, lines.strides[0], len(lines))
-        apart = time.perf_counter() - started > limit < time.process_time() - spent
         for _, at, row in together:
             assert row.state is not None
             row.state.end_fill(lines[at], self._vocab, row.new.stop_ids)
+        apart = time.perf_counter() - started > limit < time.process_time() - spent
+        for _, _, row in together:
             row.apart = apart
 
     def _fill_apart(self, row: _Row) -> None:

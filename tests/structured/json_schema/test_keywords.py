@@ -58,6 +58,8 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
     ({"minItems": 2, "maxItems": 3, "type": "array"}, [[1, 2], [1, 2, 3]], [[], [1], [1, 2, 3, 4]]),
     ({"type": "array", "items": {"enum": ["a", "b", 1]}, "uniqueItems": True, "minItems": 2},
      [["a", "b"], [1, "b", "a"]], [["a"], ["a", "a"], [1, "a", 1]]),
+    ({"type": "array", "items": {"type": ["string", "number"], "maximum": 8}, "uniqueItems": True, "maxItems": 3},
+     [[], ["a", "b"], [1, 0.5, "1"], [-0.25, 8]], [[9], [None], [1, 2, 3, 4]]),
     ({"contains": {"const": 5}}, [[5], [1, 5, "x"], "s"], [[], [1]]),
     ({"contains": {"type": "integer"}, "minContains": 2, "maxContains": 3},
      [[1, 2], ["a", 1, 2, "b", 3]], [[1], [1, 2, 3, 4], ["a"]]),
@@ -81,6 +83,9 @@ CASES: list[tuple[Any, list[Any], list[Any]]] = [
       "maxProperties": 2}, [{"a": 1}, {"b": 1, "c": 1}], [{}, {"a": 1, "b": 1, "c": 1}]),
     ({"type": "object", "minProperties": 1, "maxProperties": 2}, [{"x": 1}, {"x": 1, "y": 2}],
      [{}, {"x": 1, "y": 1, "z": 1}]),
+    ({"type": "object", "minProperties": 3, "additionalProperties": {"const": 1}}, [{"x": 1, "y": 1, "z": 1}],
+     [{"x": 1, "y": 1}]),
+    ({"type": "object", "propertyNames": {"pattern": "^[a-c]{4}$"}, "minProperties": 81}, [], [{}]),
     ({"dependentRequired": {"a": ["b"]}, "type": "object"}, [{}, {"b": 1}, {"a": 1, "b": 1}], [{"a": 1}]),
     ({"dependentSchemas": {"a": {"properties": {"b": {"const": 1}}}}}, [{"b": 2}, {"a": 0, "b": 1}],
      [{"a": 0, "b": 2}]),
@@ -139,6 +144,14 @@ def test_keys_come_once_and_in_the_order_of_the_schema() -> None:
     for text in ('{"a":1,"b":1,"c":1}', '{"c":1,"c":1}', '{"b":1,"b":1,"c":1}', '{"c":1,"d":1,"d":1}'):
         assert not accepts(source, text)
     assert not accepts(source, '{"c":1,"\\u0061":1}'), "a key in another spelling"
+
+
+def test_a_string_has_one_text() -> None:
+    source = compile_json_schema({"type": "array", "items": {"type": "string"}}).source
+    for text in (r'["\u0001\u001f\n\"\\", "a/\u007f"]', '["\x7f😀"]'):
+        assert accepts(source, text.replace(r"\u007f", "\x7f"))
+    for text in (r'["\u0061"]', r'["\u000a"]', r'["\u001F"]', r'["\/"]', r'["\ud83d\ude00"]'):
+        assert not accepts(source, text), text
 
 
 def test_whitespace_between_tokens() -> None:

@@ -27,7 +27,11 @@ WIDE = {"oneOf": [{"properties": {f"{a}{b}": {"type": "integer"} for b in range(
 REFUSED: list[tuple[Any, str, str]] = [
     ({"properties": {"a/b": {"type": "strin"}}}, "/properties/a~1b", "type"),
     ({"type": "array", "items": {"type": "object"}, "uniqueItems": True}, "", "uniqueItems"),
-    ({"type": "object", "minProperties": 2}, "", "minProperties"),
+    ({"type": "array", "items": {"type": "integer"}, "contains": {"const": 1}, "uniqueItems": True}, "",
+     "uniqueItems"),
+    ({"type": "array", "prefixItems": [{"type": "string"}], "items": {"type": "integer"}, "uniqueItems": True}, "",
+     "uniqueItems"),
+    ({"not": {"propertyNames": {"not": {"pattern": "^[a-j]{2}$"}}}, "type": "object"}, "", "not"),
     ({"type": "string", "format": "regex"}, "", "format"),
     ({"properties": {"x": {"type": "string", "format": "colour"}}}, "/properties/x", "format"),
     ({"type": "string", "pattern": "(a"}, "", "pattern"),
@@ -143,7 +147,12 @@ def test_lenient_drops_what_it_lists_and_enforces_the_rest() -> None:
     schema = {
         "type": "object",
         "properties": {
-            "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "minItems": 1},
+            "tags": {
+                "type": "array",
+                "items": {"type": ["string", "object"]},
+                "uniqueItems": True,
+                "minItems": 1,
+            },
             "colour": {"type": "string", "format": "colour", "maxLength": 3},
         },
         "required": ["tags"],

@@ -24,6 +24,7 @@ from quire.program.program import Program
 from quire.records import dataclass
 from quire.speculate.build import max_draft_tokens, proposer_bytes
 from quire.structured.compile_bounds import PLANNED_BYTES
+from quire.structured.grammar_limits import UNIQUE_BYTES
 from quire.text.token_bytes import MAX_MEAN_BYTES
 from quire.types import MAX_LOGPROBS, MemoryBudgetError
 from quire.util.sizes import format_size
@@ -44,8 +45,9 @@ LOGPROB_BYTES = 4 * 12 * (MAX_LOGPROBS + 2)
 GRAMMAR_MOST = 3
 GRAMMAR_SHARE, MIN_GRAMMARS, MAX_GRAMMARS = 16, 8 * 2**20, 256 * 2**20
 # What the first grammar adds: the library and its threads (5 MiB measured), and the trie of tokens, with those parts of
-# it that masks of texts take (650 bytes a token of quire-mini, 741 of 128k tokens with 10 bytes on the average).
-GRAMMAR_LIBRARY, GRAMMAR_TOKEN = 8 * 2**20, 768
+# it that masks of texts take (650 bytes a token of quire-mini, 741 of 128k tokens with 10 bytes on the average), and
+# the order of tokens for texts that come once.
+GRAMMAR_LIBRARY, GRAMMAR_TOKEN = 8 * 2**20, 768 + 24
 # The bytes of a token and their end, in both processes of a server: see host/messages.Vocabulary.
 VOCABULARY_TOKEN = 2 * (MAX_MEAN_BYTES + 4)
 MIN_MODEL_LEN = 128
@@ -149,7 +151,7 @@ def _plan(
     )
     rest = config.memory - sum(fixed.values())
     fixed["grammars"], fixed["compiler"], grammars = _grammar_parts(
-        rest, held["grammars"], program.vocab * (GRAMMAR_TOKEN + limits.max_logit_rows // 4), config
+        rest, held["grammars"], program.vocab, limits, config
     )
     rest -= fixed["grammars"] + fixed["compiler"]
     fixed[REQUESTS] = asked.limits.request_memory or max(
@@ -169,12 +171,17 @@ def _plan(
     return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes, grammars), least
 
 
-def _grammar_parts(rest: int, tokenizer: int, masks: int, config: ResolvedConfig) -> tuple[int, int, int]:
+def _grammar_parts(
+    rest: int, tokenizer: int, vocab: int, limits: Limits, config: ResolvedConfig
+) -> tuple[int, int, int]:
     """The parts of grammars and of their compiler, and what compiled grammars share of the first.
 
-    `masks`: the trie of tokens, and two lines of a bitmask per row: filled with others, or apart.
+    The first grammar brings the trie of tokens; and for each row two lines of a bitmask, filled with others or apart,
+    and the texts that come once in its answer.
     """
-    first, asked = tokenizer + GRAMMAR_LIBRARY + masks, config.asked.limits.grammar_memory
+    masks = vocab * (GRAMMAR_TOKEN + limits.max_logit_rows // 4)
+    unique = limits.max_rows * (UNIQUE_BYTES + 4 * limits.max_len)
+    first, asked = tokenizer + GRAMMAR_LIBRARY + masks + unique, config.asked.limits.grammar_memory
     grammars = asked or max(MIN_GRAMMARS, min(rest // GRAMMAR_SHARE, MAX_GRAMMARS))
     if asked is None and first + grammars + PLANNED_BYTES > rest // GRAMMAR_MOST:
         return 0, 0, 0  # a small bound is for requests without grammars, unless it is asked otherwise

@@ -12,6 +12,7 @@ from quire.records import dataclass
 from quire.structured.ask import JSON_SPACE
 from quire.structured.json_schema import logic_keywords, part_keywords, value_keywords
 from quire.structured.json_schema.claims import Claims
+from quire.structured.json_schema.grammar_rules import header
 from quire.structured.json_schema.refusal import SchemaError
 from quire.structured.json_schema.schema_documents import SchemaDocument
 from quire.structured.json_schema.value_rules import ValueRules
@@ -45,10 +46,11 @@ def compile_json_schema(schema: object, *, strict: bool = True, whitespace: bool
         values.write()
     except RecursionError:
         raise SchemaError("", "", "schemas in schemas in schemas: too many apply to one value") from None
-    header = "" if space is None else f'%llguidance {{"ignore_once": true}}\n%ignore /{space}/'
-    source = values.rules.written(start, header)
+    source = values.rules.written(start, header(space) if space is not None else "")
     if source is None:
         raise SchemaError("", "", "no value is valid under the schema")
+    if values.unique is not None:
+        source = f"{values.unique.line()}\n{source}"
     return CompiledSchema(source, tuple(claims.dropped))
 
 

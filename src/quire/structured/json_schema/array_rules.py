@@ -1,17 +1,33 @@
-"""The grammar of arrays: items by their place, counted ones, and unique ones of few values."""
+"""The grammar of arrays: items by their place, counted ones, and unique ones."""
 
 from __future__ import annotations
 
 from itertools import product
 from typing import NamedTuple
 
+from quire.structured.ask import JSON_SPACE
+from quire.structured.grammar_limits import MAX_INDENTATION
 from quire.structured.json_schema.branches import Atom, Claim
 from quire.structured.json_schema.claims import ClaimSet, item_claims, sizes
-from quire.structured.json_schema.grammar_rules import EMPTY, NEVER, Expr, alt, rep, seq, text
-from quire.structured.json_schema.refusal import MAX_ENDLESS, MAX_MACHINE
+from quire.structured.json_schema.grammar_rules import (
+    EMPTY,
+    NEVER,
+    Expr,
+    alt,
+    header,
+    rep,
+    seq,
+    text,
+)
+from quire.structured.json_schema.languages import repeated
+from quire.structured.json_schema.refusal import MAX_ENDLESS, MAX_MACHINE, MAX_ROOM
 from quire.structured.json_schema.rule_context import RuleContext
 
 MAX_UNIQUE = 64  # values that unique items may have: bits of a rule's parameter
+UNIQUE_REFUSAL = (
+    "items can be held unique if they are strings, numbers, booleans or null, all of one schema; not beside "
+    "`contains`, nor in JSON without white space"
+)
 _COMMA, _OPEN, _CLOSE = text('","'), text('"["'), text('"]"')
 
 
@@ -37,12 +53,11 @@ def array_rule(values: RuleContext, atoms: tuple[Atom, ...], state: ClaimSet) ->
         values.refuse(state, "prefixItems", f"more than {MAX_MACHINE} items have schemas of their own")
         last = MAX_MACHINE
     if high > 1 and any(one[0] == "unique" for one in atoms):
-        found = _unique(values, atoms, last, counted)
+        found = None if counted else _unique(values, atoms, last) or _followed(values, atoms, last)
         if found is not None:
             return found
         place = next(one[1] for one in atoms if one[0] == "unique")
-        message = f"items can be held unique only if they have at most {MAX_UNIQUE} known values"
-        values.claims.refuse(place, "uniqueItems", message)
+        values.claims.refuse(place, "uniqueItems", UNIQUE_REFUSAL)
     if counted:
         return _counted(values, atoms, state, last, counted)
     end = None if high >= MAX_ENDLESS else high
@@ -127,11 +142,11 @@ def _step(
     return None if item == NEVER else (item, after)
 
 
-def _unique(values: RuleContext, atoms: tuple[Atom, ...], last: int, counted: list[_Counted]) -> Expr | None:
+def _unique(values: RuleContext, atoms: tuple[Atom, ...], last: int) -> Expr | None:
     """Arrays of different values, a bit of the rules' parameter for each; None if they are too many."""
     low, high = sizes(atoms)
     places = [values.listed(item_claims(atoms, i)) for i in range(last + 1)]
-    if counted or any(found is None for found in places):
+    if any(found is None for found in places):
         return None
     bits = {one: i for i, one in enumerate(dict.fromkeys(one for found in places for one in found or ()))}
     alike = all(found == places[0] for found in places)
@@ -162,3 +177,33 @@ def _unique(values: RuleContext, atoms: tuple[Atom, ...], last: int, counted: li
         return seq(_OPEN, _CLOSE)
     values.rules.raw(lines)
     return seq(_OPEN, text(f"{name}x0::0x0"), _CLOSE)
+
+
+def _followed(values: RuleContext, atoms: tuple[Atom, ...], last: int) -> Expr | None:
+    """Arrays of scalars of one schema, whose items are followed beside the grammar; None for others.
+
+    White space with one space more than elsewhere says that the items of an array are followed.
+    """
+    claims = item_claims(atoms, 0)
+    found = values.scalars(claims)
+    if (
+        found is None
+        or values.whitespace is None
+        or any(item_claims(atoms, i) != claims for i in range(1, last + 1))
+    ):
+        return None
+    low, high = sizes(atoms)
+    if found.room < MAX_ROOM:
+        high = min(high, found.room)
+    if low > high:
+        return NEVER
+    if high == 0:
+        return seq(_OPEN, _CLOSE)
+    values.follow(items=True, tails=found.tails)
+    more = (
+        f'("," item){repeated(max(low - 1, 0), high - 1 if high < MAX_ENDLESS else None)}' if high > 1 else ""
+    )
+    body = f"( item {more} ){'?' if low == 0 else ''}"
+    space = header(JSON_SPACE.replace(f",{MAX_INDENTATION}", f",{MAX_INDENTATION + 1}"))
+    inside = f'start: "[" {body} "]"\nitem: ITEM\nITEM: {found.expression}'
+    return values.rules.rule(Expr("seq", (text(f"%lark {{\n{space}\n{inside}\n}}"), Expr("seq"))))

@@ -23,6 +23,11 @@ NEVER = Expr("alt")
 EMPTY = Expr("seq")
 
 
+def header(space: str) -> str:
+    """The lines of a grammar that allow white space."""
+    return f'%llguidance {{"ignore_once": true}}\n%ignore /{space}/'
+
+
 def text(expression: str) -> Expr:
     return Expr("text", text=expression)
 

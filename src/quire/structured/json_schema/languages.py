@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
-from itertools import product
+from itertools import pairwise, product
 
 from quire.structured.json_schema.refusal import MAX_LANGUAGE_STEPS, OverLimitError
 
@@ -90,7 +90,7 @@ class Languages:
     def __init__(self) -> None:
         self._nodes: dict[object, Language] = {}
         self._derived: dict[tuple[Language, int], Language] = {}
-        self._samples: dict[frozenset[Ranges], list[int]] = {}
+        self._samples: dict[frozenset[Ranges], dict[int, int]] = {}
         self._empty: dict[Language, bool] = {}
         self._steps = 0
         self.never = self.chars(())
@@ -253,19 +253,58 @@ class Languages:
                 break
         return frozenset(found)
 
-    def _sample(self, sets: frozenset[Ranges]) -> list[int]:
-        """One character for each way to be in some of the sets and not in the others."""
+    def _sample(self, sets: frozenset[Ranges]) -> dict[int, int]:
+        """One character for each way to be in some of the sets and not in the others, and how many there are."""
         if sets not in self._samples:
             cuts = {0} | {cut for ranges in sets for low, high in ranges for cut in (low, high + 1)}
             self._steps += len(cuts)
             ways: dict[tuple[bool, ...], int] = {}
-            ordered = list(sets)
-            for cut in sorted(cuts):
-                if cut <= 0x10FFFF and not 0xD800 <= cut <= 0xDFFF:
+            widths: dict[int, int] = {}
+            ordered, ends = list(sets), sorted(cuts | {0xD800, 0xE000, 0x110000})
+            for cut, end in pairwise(ends):
+                if cut != 0xD800:
                     way = tuple(self.derive(self.chars(ranges), cut) is self.epsilon for ranges in ordered)
-                    ways.setdefault(way, cut)
-            self._samples[sets] = list(ways.values())
+                    char = ways.setdefault(way, cut)
+                    widths[char] = widths.get(char, 0) + end - cut
+            self._samples[sets] = widths
         return self._samples[sets]
+
+    def endless(self, node: Language) -> bool:
+        """True if it shows that what has been written of a string can always end in endless ways."""
+        if node.kind == "rep":
+            return node.high is None and node.parts[0] is not self.epsilon
+        if node.kind == "cat":
+            return bool(node.parts) and (self.every in node.parts or self.endless(node.parts[-1]))
+        if node.kind == "alt":
+            return all(self.endless(part) for part in node.parts)
+        if node.kind == "no":
+            return self._finite(node.parts[0])
+        if node.kind == "both":
+            rest = [part for part in node.parts if part.kind != "no" or not self._finite(part.parts[0])]
+            return not rest or (len(rest) == 1 and self.endless(rest[0]))
+        return False
+
+    def _finite(self, node: Language) -> bool:
+        """True if it shows that a language is finite."""
+        if node.kind == "rep":
+            return node.high is not None and self._finite(node.parts[0])
+        return node.kind == "chars" or (node.kind in {"cat", "alt"} and all(map(self._finite, node.parts)))
+
+    def count(self, node: Language, limit: int) -> int:
+        """How many strings are in a language, at most `limit`."""
+        if self.endless(node) and not self.empty(node):
+            return limit
+        total, ways = 0, {node: 1}
+        while ways and total < limit:
+            after: dict[Language, int] = {}
+            for state, times in ways.items():
+                total += times * state.nullable
+                for char, width in self._sample(self._firsts(state)).items():
+                    follow = self.derive(state, char)
+                    if not self.empty(follow):
+                        after[follow] = after.get(follow, 0) + times * width
+            ways = after
+        return min(total, limit)
 
     def listed(self, node: Language, limit: int) -> list[str] | None:
         """All strings of a language if there are at most `limit` and it shows; None otherwise."""
@@ -299,7 +338,8 @@ def _combined(rows: list[list[list[str] | None]], limit: int) -> list[str] | Non
     return list(out) if len(out) <= limit else None
 
 
-# As text in JSON, in the forms that a grammar accepts: `"`, `\` and control characters escaped, all others as they are.
+# As text in JSON, in one form: `"`, `\` and control characters escaped, shortly where that is possible and else with
+# small letters, all others as they are. So equal strings have equal texts.
 
 _CONTROL = ((0, 0x1F),)
 _PLAIN = common(ALL, ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF)))
@@ -324,12 +364,12 @@ def _quoted(ranges: Ranges) -> str:
     if common(ranges, ((0x5C, 0x5C),)):
         options.append(r"\\\\")
     codes = [code for low, high in common(ranges, _CONTROL) for code in range(low, high + 1)]
+    if short := "".join(_SHORT[code] for code in codes if code in _SHORT):
+        options.append(rf"\\[{short}]")
     if len(codes) == 32:
-        options += [r"\\[bfnrt]", r"\\u00[01][0-9a-fA-F]"]
-    elif codes:
-        short = "".join(_SHORT[code] for code in codes if code in _SHORT)
-        options += [rf"\\[{short}]"] if short else []
-        options += [rf"\\u00(?:{'|'.join(f'(?i:{code:02x})' for code in codes)})"]
+        options.append(r"\\u00(?:0[0-7bef]|1[0-9a-f])")
+    elif long := [f"{code:02x}" for code in codes if code not in _SHORT]:
+        options.append(rf"\\u00(?:{'|'.join(long)})")
     return options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
 
 

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from quire.records import dataclass
+from quire.structured.json_schema.refusal import MAX_ROOM
 
 ANY_NUMBER = (
     "/-?(?:0|[1-9][0-9]{0,308})(?:\\.[0-9]{1,40})?/"
@@ -22,6 +23,9 @@ ANY_INTEGER = "/-?(?:0|[1-9][0-9]{0,308})/"
 MAX_STEP = 1000  # a lexer may look at a state for each remainder
 _SHORT = "[0-9.]{3,16}"  # a text that no double of a shorter text equals
 _DIGITS_OF_SUFFIX = 4
+# One text of each number: no sign of zero, no zeros at the end, no exponent; fractions that are doubles of their own.
+_ONE_TEXT = f"/0|-?[1-9][0-9]{{0,308}}/ | ( /-?(?:0|[1-9][0-9]*)\\.[0-9]*[1-9]/ & /-?{_SHORT}/ )"
+_WIDE = Fraction(1, 10**6)  # bounds between which there are MAX_ROOM such fractions
 
 
 def exact(value: int | float) -> Fraction:
@@ -156,6 +160,19 @@ def number_expression(numbers: Numbers) -> str | None:
             less = [f"~/{'|'.join(texts)}/"] if numbers.whole and texts else []
             options.append(f"{sign}( {' & '.join([*bounds, *conditions, *less])} )")
     return " | ".join(options) or None
+
+
+def unique_numbers(numbers: Numbers) -> tuple[str, int, bool] | None:
+    """One text of each number of a set as an expression, how many they are, at most MAX_ROOM, and whether they may run
+    out behind the first digits of one; None if that does not show."""
+    expression, values = number_expression(numbers), numbers.values(MAX_ROOM)
+    if expression is None:
+        return None
+    low, high = numbers.low, numbers.high
+    if values is None and not numbers.whole and low is not None and high is not None and high - low < _WIDE:
+        return None
+    endless = numbers.whole and high is None and low is not None and low > 0
+    return f"( {expression} ) & ( {_ONE_TEXT} )", MAX_ROOM if values is None else len(values), not endless
 
 
 def json_number(numbers: Numbers, whitespace: str | None) -> dict[str, object] | None:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from quire.structured.json_schema.branches import Atom, Claim
 from quire.structured.json_schema.claims import ClaimSet, sizes
 from quire.structured.json_schema.grammar_rules import EMPTY, NEVER, Expr, alt, rep, seq, text
-from quire.structured.json_schema.languages import Language, lark
-from quire.structured.json_schema.refusal import MAX_ENDLESS, MAX_MACHINE
+from quire.structured.json_schema.languages import Language
+from quire.structured.json_schema.refusal import MAX_ENDLESS, MAX_MACHINE, MAX_ROOM
 from quire.structured.json_schema.rule_context import RuleContext
-from quire.structured.json_schema.string_sets import ANY_STRING, json_text, literal
+from quire.structured.json_schema.string_sets import json_text, literal, quoted_expression
 
 MAX_LISTED_KEYS = 64  # keys of a pattern that are properties of their own
 MAX_CLASSES = 64  # sets of keys that patterns tell apart
@@ -34,6 +34,14 @@ class _Named(NamedTuple):
     required: bool
     plain: Expr
     met: dict[int, Expr]  # by which of the conditions on some property it meets
+
+
+class _Others(NamedTuple):
+    """Properties without a rule of their own; `room` for as many, at most MAX_ROOM."""
+
+    plain: Expr
+    met: dict[int, Expr]  # those that meet a condition, by its bit
+    room: int
 
 
 class _Objects:
@@ -70,7 +78,9 @@ class _Objects:
             found += sorted(one[1]) if one[0] == "rest" else []
         for some in self.some:
             found += sorted(some.keys)
-        for language in [self.names, *(self.claims.strings.pattern(one) for one in self.patterns)]:
+        found_in = [self.values.language_of([some.key]) for some in self.some if some.key is not None]
+        found_in += [self.names, *(self.claims.strings.pattern(one) for one in self.patterns)]
+        for language in found_in:
             found += self.of.listed(language, MAX_LISTED_KEYS) or []
         return list(dict.fromkeys(found))
 
@@ -100,8 +110,8 @@ class _Objects:
             and (some.key is None or self.of.matches(self.values.language_of([some.key]), key))
         )
 
-    def others(self) -> tuple[Expr, dict[int, Expr]]:
-        """Properties whose keys have no rule of their own, and those that meet a condition, by its bit."""
+    def others(self) -> _Others:
+        """Properties whose keys have no rule of their own."""
         base = (
             self.of.both(self.names, self.of.no(self.of.words(sorted(self.keys))))
             if self.keys
@@ -119,13 +129,16 @@ class _Objects:
                 self.values.refuse(
                     self.state, "patternProperties", f"patterns that overlap in {MAX_CLASSES} ways"
                 )
-                return NEVER, {}
+                return _Others(NEVER, {}, 0)
         plain: list[Expr] = []
+        room = 0
         met: dict[int, list[Expr]] = {}
         for language, inside in classes:
             claims = [one[2] for one in self.atoms if one[0] == "match" and one[1] in inside]
             claims += [one[3] for one in self.atoms if one[0] == "rest" and not one[2] & inside]
             plain.append(self._other(language, claims))
+            if plain[-1] != NEVER:
+                room += self.of.count(language, MAX_ROOM)
             for i, some in enumerate(self.some):
                 if (some.pattern is None or some.pattern in inside) and not some.patterns & inside:
                     keys = (
@@ -134,20 +147,29 @@ class _Objects:
                         else self.of.both(language, self.values.language_of([some.key]))
                     )
                     value = [] if some.value is None else [some.value]
-                    met.setdefault(1 << i, []).append(self._other(keys, [*claims, *value]))
-        return alt(*plain), {bit: found for bit, options in met.items() if (found := alt(*options)) != NEVER}
+                    one = self._other(keys, [*claims, *value])
+                    met.setdefault(1 << i, []).append(one)
+                    if one != NEVER and self.of.count(keys, MAX_ROOM) < MAX_ROOM:
+                        message = (
+                            "conditions on few keys that the schema does not name: others could use them up"
+                        )
+                        self.values.refuse(self.state, "not", message)
+        met_ = {bit: found for bit, options in met.items() if (found := alt(*options)) != NEVER}
+        return _Others(alt(*plain), met_, min(room, MAX_ROOM))
 
     def _other(self, keys: Language, claims: list[Claim]) -> Expr:
         value = self.values.value_of(claims)
         if value == NEVER or self.of.empty(keys):
             return NEVER
-        expression = ANY_STRING if keys is self.of.every else f'"\\"" {lark(keys)} "\\""'
-        return seq(self.values.rules.terminal(expression), _COLON, value)
+        self.values.follow(tails=not self.of.endless(keys))
+        return seq(self.values.rules.terminal(quoted_expression(self.of, keys)), _COLON, value)
 
-    def tail(self, number: int, missing: int, others: tuple[Expr, dict[int, Expr]]) -> Expr:
+    def tail(self, number: int, missing: int, others: _Others) -> Expr:
         """What follows the named properties, after `number` properties, while conditions are missing."""
-        other, met = others
+        other, met, room = others
         least, most = self.low - number, None if self.high >= MAX_ENDLESS else self.high - number
+        if room < MAX_ROOM and not missing:
+            most = room if most is None else min(most, room)
         if missing:
             last = met.get(missing, NEVER)
             if last == NEVER or most == 0:
@@ -156,9 +178,6 @@ class _Objects:
             if number:
                 return seq(rep(seq(_COMMA, other), before, upto), _COMMA, last)
             return seq(rep(seq(other, _COMMA), before, upto), last)
-        if least > 1 and other != NEVER:
-            message = "keys that the schema does not name could repeat, so they cannot be counted above 1"
-            self.values.refuse(self.state, "minProperties", message)
         if number:
             return rep(seq(_COMMA, other), max(least, 0), most)
         some = seq(other, rep(seq(_COMMA, other), max(least - 1, 0), None if most is None else most - 1))
@@ -185,7 +204,7 @@ class _Objects:
             top, self.low, self.high = 1, 0, MAX_ENDLESS
         return seq(_OPEN, self._machine(members, top, others), _CLOSE)
 
-    def _machine(self, members: list[_Named], top: int, others: tuple[Expr, dict[int, Expr]]) -> Expr:
+    def _machine(self, members: list[_Named], top: int, others: _Others) -> Expr:
         """Rules for what follows, by the number of properties so far and the conditions that are missing."""
         every = (1 << len(self.some)) - 1
         sets = [(number, missing) for number in range(top + 1) for missing in range(every + 1)]
@@ -219,9 +238,9 @@ class _Objects:
             after = before
         return after.get((0, every), NEVER)
 
-    def _ends(self, at: tuple[int, int], others: tuple[Expr, dict[int, Expr]]) -> bool:
+    def _ends(self, at: tuple[int, int], others: _Others) -> bool:
         """False for more than one condition that only other keys could meet: their order would matter."""
-        if at[1].bit_count() > 1 and others[1]:
+        if at[1].bit_count() > 1 and others.met:
             self.values.refuse(self.state, "not", "several conditions on keys that the schema does not name")
         return at[1].bit_count() <= 1
 

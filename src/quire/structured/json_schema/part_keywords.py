@@ -93,38 +93,28 @@ def _unique_items(use: Use) -> Branches:
 
 
 def _properties(use: Use) -> Branches:
-    if not isinstance(use.value, dict):
+    """properties and patternProperties."""
+    named = use.key == "properties"
+    if named and not isinstance(use.value, dict):
         raise use.malformed("an object of schemas")
-    if use.kind != "object":
-        return always(use)
-    parts: list[Branches] = []
-    for key in use.value:
-        readable(use, key)
-        claim = use.below(use.key, key)
-        parts.append(
-            (Branch((("prop", key, claim),) if use.holds else (("has", key, True), ("prop", key, claim))),)
-        )
-    if use.holds:
-        return _seen(_together(parts), use, keys=frozenset(use.value))
-    return one_of_branches(parts)
-
-
-def _pattern_properties(use: Use) -> Branches:
-    patterns = use.claims.patterns(use)
-    if patterns is None:
+    keys = list(use.value) if named else use.claims.patterns(use)
+    if keys is None:
         return TRUE
     if use.kind != "object":
         return always(use)
-    parts = []
-    for text in patterns:
-        claim = use.below(use.key, text)
-        parts.append(
-            atom("match", text, claim)
-            if use.holds
-            else atom("some", text, frozenset(), frozenset(), claim, None)
-        )
+    parts: list[Branches] = []
+    for key in keys:
+        claim = use.below(use.key, key)
+        if named:
+            readable(use, key)
+            there = () if use.holds else (("has", key, True),)
+            parts.append((Branch((*there, ("prop", key, claim))),))
+        elif use.holds:
+            parts.append(atom("match", key, claim))
+        else:
+            parts.append(atom("some", key, frozenset(), frozenset(), claim, None))
     if use.holds:
-        return _seen(_together(parts), use, patterns=frozenset(patterns))
+        return _seen(_together(parts), use, **{"keys" if named else "patterns": frozenset(keys)})
     return one_of_branches(parts)
 
 
@@ -171,7 +161,7 @@ HANDLERS: dict[str, Handler] = {
     "contains": _contains,
     "uniqueItems": _unique_items,
     "properties": _properties,
-    "patternProperties": _pattern_properties,
+    "patternProperties": _properties,
     "additionalProperties": _additional_properties,
     "required": _required,
     "propertyNames": _property_names,

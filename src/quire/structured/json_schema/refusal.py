@@ -11,6 +11,7 @@ MAX_STEPS = 60_000  # alternatives built on the way
 MAX_RULES = 20_000  # rules of a grammar
 MAX_MACHINE = 2_000  # states that count items or properties
 MAX_ENDLESS = 1 << 24  # a bound on characters or items from here on never ends an answer
+MAX_ROOM = 4096  # values of a set are counted up to here: no array or object has room for more (UNIQUE_BYTES)
 MAX_PATTERN = 4_000  # characters of a pattern
 MAX_LANGUAGE_STEPS = 20_000  # derivatives taken to decide about the patterns of a schema
 

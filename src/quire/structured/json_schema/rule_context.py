@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
 
 from quire.structured.json_schema.branches import KINDS, Atom, Claim
 from quire.structured.json_schema.claims import Claims, ClaimSet, booleans
 from quire.structured.json_schema.grammar_rules import NEVER, Expr, GrammarRules
 from quire.structured.json_schema.languages import Language
-from quire.structured.json_schema.number_sets import gather_numbers, number_text
-from quire.structured.json_schema.string_sets import json_text, literal
+from quire.structured.json_schema.number_sets import gather_numbers, number_text, unique_numbers
+from quire.structured.json_schema.refusal import MAX_ROOM
+from quire.structured.json_schema.string_sets import json_text, literal, quoted_expression
+from quire.structured.unique_needs import UniqueNeeds
+
+
+class Scalars(NamedTuple):
+    """Texts of scalars, one of each value, as an expression of a terminal; `room`: how many, at most MAX_ROOM; `tails`:
+    they may run out behind what has been written of one.
+    """
+
+    expression: str
+    room: int
+    tails: bool
 
 
 class RuleContext:
@@ -19,6 +33,7 @@ class RuleContext:
     def __init__(self, claims: Claims, whitespace: str | None) -> None:
         self.claims, self.whitespace = claims, whitespace
         self.rules = GrammarRules()
+        self.unique: UniqueNeeds | None = None  # what the rules leave to be followed
         self._made: dict[ClaimSet, Expr] = {}
         self._todo: deque[ClaimSet] = deque()
 
@@ -27,6 +42,11 @@ class RuleContext:
         places = [claim.place for claim in state]
         having = [place for place in places if isinstance(place.schema, dict) and keyword in place.schema]
         self.claims.refuse((having or places)[0], keyword, message)
+
+    def follow(self, *, items: bool = False, tails: bool = False) -> None:
+        """Keys, or items, are to be unique that the rules do not tell apart."""
+        before = self.unique or UniqueNeeds(compact=self.whitespace is None)
+        self.unique = replace(before, items=before.items or items, tails=before.tails or tails)
 
     def value_of(self, claims: Iterable[Claim]) -> Expr:
         """The rule of a value for which all claims hold."""
@@ -50,6 +70,37 @@ class RuleContext:
                 words = strings.listed
                 options.append(strings.language if words is None else of.words(strings.values(of, 0) or []))
         return of.alt(*options)
+
+    def scalars(self, claims: Iterable[Claim]) -> Scalars | None:
+        """The values for which the claims hold; None if they are not scalars alone, or not seen to be many or few."""
+        claims = list(claims)
+        state = self.claims.state(claims)
+        found = list[Scalars]()
+        for kind in KINDS if state is not None else ():
+            branches = self.claims.of_state(state or (), kind)
+            if not branches:
+                continue
+            if kind == "string":
+                of, language = self.claims.strings.languages, self.language_of(claims)
+                if not of.empty(language):
+                    room, text = of.count(language, MAX_ROOM), quoted_expression(of, language)
+                    found.append(Scalars(text, room, not of.endless(language)))
+            elif kind == "number":
+                numbers = [made for branch in branches if (made := gather_numbers(branch.atoms)) is not None]
+                unique = unique_numbers(numbers[0]) if len(numbers) == 1 else None
+                if unique is None:
+                    return None
+                found.append(Scalars(*unique))
+            else:
+                words = dict[str, None]()
+                for branch in branches:
+                    listed = self._listed(kind, branch.atoms, MAX_ROOM)
+                    if listed is None:
+                        return None
+                    words |= dict.fromkeys(listed)
+                found.append(Scalars(" | ".join(map(literal, words)), len(words), True))
+        whole = " | ".join(one.expression for one in found)
+        return Scalars(whole, min(sum(one.room for one in found), MAX_ROOM), any(one.tails for one in found))
 
     def listed(self, claims: Iterable[Claim], limit: int = 64) -> list[str] | None:
         """Literals of all values for which the claims hold, if they are scalars and at most `limit`."""

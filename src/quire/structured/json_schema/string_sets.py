@@ -93,11 +93,14 @@ class StringSets:
         if strings.listed is not None:
             words = strings.values(self.languages, 0) or []
             return " | ".join(literal(json_text(word)) for word in words) or None
-        if strings.language is self.languages.every:
-            return ANY_STRING
         if self.languages.empty(strings.language):
             return None
-        return f'"\\"" {lark(strings.language)} "\\""'
+        return quoted_expression(self.languages, strings.language)
+
+
+def quoted_expression(languages: Languages, language: Language) -> str:
+    """The texts of a language as an expression of a terminal."""
+    return ANY_STRING if language is languages.every else f'"\\"" {lark(language)} "\\""'
 
 
 @cache

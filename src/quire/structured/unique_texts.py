@@ -1,0 +1,359 @@
+"""Keys that come once in their object, and items that come once in their array: beside a grammar, which cannot tell.
+
+`compile_json_schema` writes every string and every item that must be unique in one way only, so equal values have equal
+bytes. The text of an answer is followed through its objects and arrays; tokens that would complete a text which the
+innermost one has already are taken out of the masks.
+
+An answer may hold several JSON texts, between others. One begins at a bracket behind which the grammar allows what only
+JSON allows: a line break and as many spaces as its white space may have, but not more. So what a grammar also allows as
+free text is free. The white space of an array of unique items may have one space more, which tells it from others.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.structured.grammar_limits import MAX_INDENTATION, UNIQUE_BYTES
+from quire.structured.unique_needs import UniqueNeeds
+from quire.structured.unique_tokens import Line, UniqueTokens
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_TEXT_BYTES = 64  # of a text that is kept, besides its bytes
+_MAX_ALIVE = 1024
+
+_PLAIN = re.compile(rb'[^"\\]*')
+_BRACKET = re.compile(rb"[{\[]")
+_SIGN = re.compile(rb'["{}\[\],]')
+_ITEM = re.compile(rb'["{}\[\],]|[-0-9a-z]')
+_SCALAR_END = re.compile(rb"[\s,\]]")
+_ENDS = (b",", b"]", b" ", b"\n", b"\r")  # what may follow a scalar
+_GAP = b"\n" + b" " * MAX_INDENTATION
+
+
+class _Level:
+    """An open object or array, and the texts of its members so far, in order."""
+
+    __slots__ = ("alive", "array", "ending", "held", "member", "short", "tracked", "used", "whole")
+
+    def __init__(self, array: bool, tracked: bool) -> None:
+        self.array, self.tracked = array, tracked
+        self.member = tracked  # a key or an item comes next
+        self.used: list[bytes] = []  # with their quotes
+        self.held = 0
+        self.short: list[bytes] = []  # those that a token may hold behind their first byte
+        self.whole: list[int] = []  # tokens that hold one of them from end to end
+        self.ending: list[int] = []  # tokens that end with the beginning of one of them
+        self.alive: dict[bytes, int] = {}  # beginnings of texts, and a token that leads to none that is used
+
+    def copy(self) -> _Level:
+        made = _Level(self.array, self.tracked)
+        made.member, made.used, made.held = self.member, list(self.used), self.held
+        made.short, made.whole, made.ending = list(self.short), list(self.whole), list(self.ending)
+        made.alive = self.alive  # shared: what it says is checked
+        return made
+
+    def near(self, text: bytes) -> Iterator[bytes]:
+        """Used texts that begin with a text."""
+        at = bisect_left(self.used, text)
+        while at < len(self.used) and self.used[at].startswith(text):
+            yield self.used[at]
+            at += 1
+
+    def touches(self, text: bytes) -> bool:
+        """Whether a used text begins with it, or it with a used text."""
+        at = bisect_left(self.used, text)
+        if at < len(self.used) and self.used[at].startswith(text):
+            return True
+        return any(text.startswith(one) for one in self.used[max(0, at - 1) : at])
+
+
+_Place = tuple[int, int]  # of a byte: which token, and where in it
+
+
+class UniqueTexts:
+    """Follows the tokens of one sequence."""
+
+    __slots__ = (
+        "_begun", "_escape", "_held", "_levels", "_needs", "_path", "_string", "_taken", "_tokens", "_unique_from",
+    )  # fmt: skip
+
+    def __init__(self, tokens: UniqueTokens, needs: UniqueNeeds) -> None:
+        self._tokens, self._needs = tokens, needs
+        self._taken = array("i")  # all tokens
+        self._begun: list[_Place] = []  # where JSON has begun
+        self._unique_from: list[_Place] = []  # where arrays of unique items have
+        self._clear()
+
+    def _clear(self) -> None:
+        self._levels: list[_Level] = []
+        self._string = self._escape = False
+        self._path = b""  # of the key or item that is being written
+        self._held = 0  # bytes of the texts of all levels
+
+    def copy(self) -> UniqueTexts:
+        """One of its own at the same place."""
+        made = UniqueTexts.__new__(UniqueTexts)
+        made._tokens, made._needs = self._tokens, self._needs
+        made._taken, made._begun = self._taken[:], list(self._begun)
+        made._unique_from = list(self._unique_from)
+        made._levels = [level.copy() for level in self._levels]
+        made._string, made._escape, made._path = self._string, self._escape, self._path
+        made._held = self._held
+        return made
+
+    def step(self, token: int, matcher: LLMatcher) -> bool:
+        """Follow a token; false if it completes a used text. The matcher is the one before it."""
+        piece, fresh = self._tokens[token], True
+        if self._string and not self._escape and b'"' not in piece and b"\\" not in piece:
+            if self._path:
+                self._path += piece
+        else:
+            fresh = self._follow(piece, matcher)
+        self._taken.append(token)
+        return fresh
+
+    @property
+    def full(self) -> bool:
+        """Whether it holds all that it may."""
+        return self._held + len(self._path) > UNIQUE_BYTES
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+        taken = self._taken[:-count]
+        for places in (self._begun, self._unique_from):
+            while places and places[-1][0] >= len(taken):
+                places.pop()
+        self._clear()
+        self._taken = array("i")
+        for token in taken:
+            self._follow(self._tokens[token], None)
+            self._taken.append(token)
+
+    # -- the text ------------------------------------------------------------------------------------
+
+    def _follow(self, piece: bytes, matcher: LLMatcher | None) -> bool:
+        """Go on through the bytes of a token; false if they complete a text that is used already."""
+        at, fresh = 0, True
+        while at < len(piece):
+            if self._string:
+                at, closed = self._through_string(piece, at)
+                if closed and self._path:
+                    fresh = self._add() and fresh
+            elif self._path:
+                end = _SCALAR_END.search(piece, at)
+                self._path += piece[at : end.start() if end else len(piece)]
+                at = end.start() if end else len(piece)
+                if end is not None:
+                    fresh = self._add() and fresh
+            else:
+                at = self._to_sign(piece, at, matcher)
+        return fresh
+
+    def _through_string(self, piece: bytes, at: int) -> tuple[int, bool]:
+        """The place behind what the piece has of a string, and whether it ends there."""
+        closed = False
+        if self._escape:
+            self._escape, end = False, at + 1
+        else:
+            found = _PLAIN.match(piece, at)
+            assert found is not None
+            end = found.end()
+            if end < len(piece):
+                closed = piece[end] == 0x22
+                self._escape, end = not closed, end + 1
+        self._string = not closed
+        if self._path:
+            self._path += piece[at:end]
+        return end, closed
+
+    def _to_sign(self, piece: bytes, at: int, matcher: LLMatcher | None) -> int:
+        """The place behind the next sign between texts."""
+        level = self._levels[-1] if self._levels else None
+        signs = _BRACKET if level is None else _ITEM if level.array and level.member else _SIGN
+        found = signs.search(piece, at)
+        if found is None:
+            return len(piece)
+        at, sign = found.start(), found[0]
+        if level is None:
+            if self._begins(piece, at, matcher):
+                self._open(piece, at, matcher)
+        elif sign in b"{[":
+            level.member = False
+            self._open(piece, at, matcher)
+        elif sign in b"}]":
+            self._held -= self._levels.pop().held
+        elif sign == b",":
+            level.member = level.tracked
+        elif sign == b'"':
+            self._string = True
+            self._path = sign if level.member else b""
+        else:
+            self._path = sign
+        return at + 1
+
+    def _open(self, piece: bytes, at: int, matcher: LLMatcher | None) -> None:
+        """Begin an object or array."""
+        array = piece[at] == 0x5B
+        tracked = not array
+        if array and self._needs.items:
+            place = len(self._taken), at
+            tracked = (
+                place in self._unique_from if matcher is None else self._unique(matcher, piece[: at + 1])
+            )
+            if tracked and matcher is not None:
+                self._unique_from.append(place)
+        self._levels.append(_Level(array, tracked))
+
+    def _begins(self, piece: bytes, at: int, matcher: LLMatcher | None) -> bool:
+        """Whether JSON begins at a bracket."""
+        place = len(self._taken), at
+        if matcher is None:
+            return place in self._begun
+        head = piece[: at + 1]
+        if self._needs.compact:
+            likely = piece[at] == 0x7B and any(self._allows(matcher, head, end) for end in (b'"', b"}"))
+            only = likely and not self._allows(matcher, head, b" ")
+        else:
+            only = self._allows(matcher, head, _GAP) and not self._allows(matcher, head, _GAP, b"  ")
+        if only:
+            self._begun.append(place)
+        return only
+
+    def _allows(self, matcher: LLMatcher, *texts: bytes) -> bool:
+        spelled = list[int]()
+        for text in texts:
+            found = self._tokens.spelled(text)
+            if found is None:
+                return False
+            spelled += found
+        return matcher.validate_tokens(spelled) == len(spelled)
+
+    def _allows_behind(self, matcher: LLMatcher, token: int, text: bytes) -> bool:
+        spelled = self._tokens.spelled(text)
+        return spelled is not None and matcher.validate_tokens([token, *spelled]) == len(spelled) + 1
+
+    def _add(self) -> bool:
+        """Note the text that has been completed; false if it is used already."""
+        level, text = self._levels[-1], self._path
+        self._path, level.member = b"", False
+        at = bisect_left(level.used, text)
+        if at < len(level.used) and level.used[at] == text:
+            return False
+        level.used.insert(at, text)
+        level.held += len(text) + _TEXT_BYTES
+        self._held += len(text) + _TEXT_BYTES
+        if self._begins_token(text):
+            level.short.append(text)
+        level.whole += self._tokens.whole.get(text, ())
+        if self._needs.tails:
+            for end in range(2, len(text)):
+                level.ending += self._tokens.ending.get(text[:end], ())
+        return True
+
+    def _begins_token(self, text: bytes) -> bool:
+        """Whether tokens hold the rest of a text, behind its first byte."""
+        ends = (b"",) if text[0] == 0x22 else _ENDS
+        return any(self._tokens.beginning(text[1:] + end) for end in ends)
+
+    # -- masks ---------------------------------------------------------------------------------------
+
+    def filter(self, line: Line, matcher: LLMatcher) -> None:
+        """Take the tokens out of a mask that complete a used text, and those behind which no other is possible."""
+        self._clear_used(line, matcher)
+        if self._needs.tails and self._levels:
+            for token in self._risky(line):
+                if not self._alive(token, matcher, {}):
+                    _drop(line, token)
+
+    def _clear_used(self, line: Line, matcher: LLMatcher) -> None:
+        for token in self._tokens.whole.get(b"", ()):
+            self._try(line, token, matcher)
+        for level in self._levels:
+            for token in level.whole:
+                self._try(line, token, matcher)
+        level = self._levels[-1] if self._levels else _NO_LEVEL
+        if not level.used or not (self._path or level.member):
+            return
+        path = self._path
+        for text in level.near(path) if len(path) > 1 else level.short:
+            rest = text[len(path) :]
+            if text.startswith(path) and (not level.array or self._unique(matcher, rest)):
+                for end in (b"",) if text[0] == 0x22 else _ENDS:
+                    self._tokens.clear(line, rest + end)
+
+    def _try(self, line: Line, token: int, matcher: LLMatcher) -> None:
+        """Take a token out that completes a used text on its way."""
+        if _has(line, token) and not self.copy()._follow(self._tokens[token], matcher):
+            _drop(line, token)
+
+    def _unique(self, matcher: LLMatcher, before: bytes) -> bool:
+        """Whether the array behind or around a text may be one of unique items."""
+        return self._allows(matcher, before, _GAP, b" ")
+
+    def _risky(self, line: Line) -> list[int]:
+        """Allowed tokens after which the text is the beginning of one that is used."""
+        found = {token for level in self._levels for token in level.ending if _has(line, token)}
+        level = self._levels[-1]
+        if self._path or level.member:
+            for text in level.near(self._path):
+                rest = text[len(self._path) :]
+                for end in range(1, len(rest) + (text[0] != 0x22)):
+                    found.update(token for token in self._tokens.exact(rest[:end]) if _has(line, token))
+        return sorted(found)
+
+    def _alive(self, token: int, matcher: LLMatcher, known: dict[bytes, bool]) -> bool:
+        """Whether a text that is not used can be completed behind a token."""
+        after = self.copy()
+        after._follow(self._tokens[token], matcher)
+        path = after._path
+        if not path or next(after._levels[-1].near(path), None) is None:
+            return True
+        if path not in known:
+            known[path] = after._goes_on(token, matcher, known)
+        return known[path]
+
+    def _goes_on(self, token: int, matcher: LLMatcher, known: dict[bytes, bool]) -> bool:
+        path, level = self._path, self._levels[-1]
+        if path[0] == 0x22 and path + b'"' not in level.used and self._allows_behind(matcher, token, b'"'):
+            return True
+        witness = level.alive.get(path)
+        if (
+            witness is not None
+            and not level.touches(path + self._tokens[witness])
+            and matcher.validate_tokens([token, witness]) == 2
+        ):
+            return True
+        fork, words = matcher.deep_copy(), len(self._tokens) // 32 + 1
+        fork.consume_token(token)
+        line = np.zeros(words, np.uint32)
+        fork.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
+        self._clear_used(line, fork)
+        risky = self._risky(line)
+        for one in risky:
+            _drop(line, one)
+        if line.any():
+            if len(level.alive) >= _MAX_ALIVE:
+                level.alive.clear()
+            word = int(np.flatnonzero(line)[0])
+            level.alive[path] = 32 * word + (int(line[word]) & -int(line[word])).bit_length() - 1
+            return True
+        return any(self._alive(one, fork, known) for one in risky)
+
+
+_NO_LEVEL = _Level(False, False)
+
+
+def _has(line: Line, token: int) -> bool:
+    return bool(int(line[token >> 5]) >> (token & 31) & 1)
+
+
+def _drop(line: Line, token: int) -> None:
+    line[token >> 5] &= np.uint32(0xFFFFFFFF ^ (1 << (token & 31)))
