@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -13,7 +14,13 @@ import pytest
 from helpers.scripted import Script, scripted_folder
 from helpers.server import LiveServer, Reply, serving
 from quire.answers import AnswerPart
-from quire.server.generation import ChoiceStream
+from quire.engine.front.output import OutputBuilder
+from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
+from quire.server.chunks import Chunks, Envelope
+from quire.server.generation import Answer, ChoiceStream
+from quire.text.reading import AnswerFormat
+from quire.text.tokenizer import Tokenizer
+from quire.types import FinishReason, Request, SamplingParams, SeqEvent, TokenIds
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -65,8 +72,13 @@ def whole(server: LiveServer, text: str, **fields: Any) -> list[dict[str, Any]]:
 def folded(reply: Reply) -> list[dict[str, Any]]:
     """The choices that the chunks of a stream add up to, as OpenAI's clients add them."""
     assert reply.status == 200, reply.text
+    return fold(reply.events[:-1])
+
+
+def fold(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """See `folded`."""
     choices: dict[int, dict[str, Any]] = {}
-    for event in reply.events[:-1]:
+    for event in events:
         for chunk in event["choices"]:
             choice = choices.setdefault(chunk["index"], {"message": {}, "logprobs": None})
             assert choice.get("finish_reason") is None, "nothing follows the end"
@@ -391,6 +403,46 @@ def test_one_call_at_most(server: LiveServer) -> None:
     assert choice["finish_reason"] == "tool_calls"
     streamed = server.chat("two calls", tools=TOOLS, parallel_tool_calls=False, stream=True)
     assert without_ids(folded(streamed)) == without_ids([choice])
+
+
+CHANNELS = "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3", "glm45", "kimi_k2", "granite", "mistral", "command_r",
+                                    "openai_gptoss"])  # fmt: skip
+def test_reasoning_of_every_family(
+    script: Script, tmp_path_factory: pytest.TempPathFactory, family: str
+) -> None:
+    """From tokens to the message, whole and as events, with the reasoning and without."""
+    folder = next(tmp_path_factory.getbasetemp().glob("scripted*/model"))
+    reading = AnswerFormat(Tokenizer.from_dir(folder), reasoning_parser=family).reading(None)
+    assert reading is not None
+    spec = reading.regions.spec.reasoning
+    assert spec is not None
+    closer = CHANNELS if spec.channel else spec.closer
+    ids = script.ids(f"{spec.opener}Is it\n4?{closer}It is 4.")
+    least, most = len(script.ids("Is it\n4?")), len(script.ids(f"{spec.opener}Is it\n4?{closer}"))
+    request = Request(request_id="r", prompt_token_ids=TokenIds([5]), params=SamplingParams(max_tokens=999))
+    for shown, size in itertools.product((True, False), (1, 5)):
+        output = OutputBuilder(request, None, reading.tokenizer, lambda _: None, reading=reading)
+        form, answer = MessageForm(reasoning=shown), Answer()
+        chunks = Chunks(Envelope("i", "o", 0, "m", "f"), 1, chat=True, usage=False)
+        events = ChatEvents(chunks, cast(Any, None), form, ids=False)
+        data = b""
+        for at in range(0, len(ids), size):
+            new, last = ids[at : at + size], at + size >= len(ids)
+            delta = output.apply(SeqEvent("r", 0, new, None, None, FinishReason.STOP if last else None), 1.0)
+            assert delta is not None
+            answer.add(delta)
+            data += events.chunk_of(0, delta)
+        pieces = choice_pieces(output.output.outputs[0], answer, form, cast(Any, None), ids=False)
+        whole = json.loads(b"".join(pieces))
+        streamed = [json.loads(event.removeprefix(b"data: ")) for event in data.split(b"\n\n")[:-1]]
+        message = whole["message"]
+        assert without_ids(fold(streamed)) == without_ids([whole])
+        assert (message["content"], message.get("reasoning")) == ("It is 4.", "Is it\n4?" if shown else None)
+        assert message.get("reasoning_content") == message.get("reasoning")
+        assert least < output.output.usage.reasoning_tokens <= most
 
 
 def test_reasoning_can_be_left_out(server: LiveServer) -> None:
