@@ -105,7 +105,9 @@ class Timed:
 
 
 class Bench:
-    def __init__(self, model: str, streams: int, tokens: int, *, processor: bool = False) -> None:
+    def __init__(
+        self, model: str, streams: int, tokens: int, *, prompt: int = 32, processor: bool = False
+    ) -> None:
         asked = EngineConfig(max_num_seqs=2 * streams, max_model_len=1024, grammar_memory=2**30)
         if processor:
             asked = asked.replace(threads=1)
@@ -115,7 +117,7 @@ class Bench:
         vocab, tokenizer = self.built.program.vocab, self.built.model.tokenizer
         self.pieces = made_up_pieces(vocab) if tokenizer is None else tokenizer.all_bytes(vocab)
         self.grammars = [grammar_of(number) for number in range(streams)]
-        self.streams, self.tokens, self.number = streams, tokens, 0
+        self.streams, self.tokens, self.prompt, self.number = streams, tokens, prompt, 0
         self.steppers = {jump: self._stepper(jump) for jump in (False, True)}
         self.compile_ms = {jump: self._compile(stepper) for jump, stepper in self.steppers.items()}
 
@@ -148,7 +150,7 @@ class Bench:
             params = SamplingParams(
                 max_tokens=tokens or self.tokens, seed=stream, ignore_eos=True, temperature=0.8
             )
-            prompt = [rng.randrange(260, 1000) for _ in range(32)]
+            prompt = [rng.randrange(260, 1000) for _ in range(self.prompt)]
             core.add(
                 Request(
                     request_id=str(self.number), prompt_token_ids=TokenIds(prompt), params=params,
@@ -189,10 +191,12 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="quire-mini")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--prompt", type=int, default=32, help="tokens")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--without-mixed", action="store_true")
     parser.add_argument("--processor", action="store_true", help="processor time of one thread")
     asked = parser.parse_args()
-    bench = Bench(asked.model, asked.streams, asked.tokens, processor=asked.processor)
+    bench = Bench(asked.model, asked.streams, asked.tokens, prompt=asked.prompt, processor=asked.processor)
     half = asked.streams
     kinds: dict[str, tuple[int, int, bool]] = {
         "free": (0, half, False),
@@ -203,6 +207,8 @@ def main() -> None:
         "one free": (0, 1, False),
         "one jump": (1, 0, True),
     }
+    if asked.without_mixed:
+        del kinds["mixed"], kinds["free twice"]
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for _ in range(asked.runs):
         for kind, (constrained, free, jump) in kinds.items():
@@ -225,7 +231,7 @@ def main() -> None:
         "model": asked.model,
         "rates": {kind: statistics.median(run["rate"] for run in runs) for kind, runs in found.items()},
         "32 constrained, of free": {"sampled": ratio("sampled", "free"), "jump": ratio("jump", "free")},
-        "32 and 32, of 64 free": ratio("mixed", "free twice"),
+        "32 and 32, of 64 free": None if asked.without_mixed else ratio("mixed", "free twice"),
         "one stream": {
             "forced": forced,
             "rate, of free": ratio("one jump", "one free"),
