@@ -249,7 +249,7 @@ def test_calls_of_a_description(calls, expected):
 
 
 def test_the_template_that_is_rendered_is_compiled_once(monkeypatch):
-    """By the renderer of a server, and by the search for the regions of its answers: compiling costs most of the two."""
+    """By the renderer of a server and by the search for regions: compiling is most of what the two cost."""
     parsed = []
     parse = ChatSandbox.parse
 
