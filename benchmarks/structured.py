@@ -143,7 +143,7 @@ class Bench:
         timed = Timed(self.steppers[jump], self.clock)
         core = EngineCore(self.built.core.scheduler, self.built.core.worker, grammars=timed)
         core.vocabulary = self.pieces
-        rng, made, added = random.Random(1), 0, self.steppers[jump].added_tokens
+        rng, made = random.Random(1), 0
         for stream in range(constrained + free):
             self.number += 1
             grammar = self.grammars[stream] if stream < constrained else None
@@ -157,21 +157,19 @@ class Bench:
                     namespace=str(self.number), grammar=grammar, stepwise=grammar is not None,
                 )
             )  # fmt: skip
-        start = 0.0
+        start, begun = 0.0, 0
         while core.has_work():
             events = core.step()
             if start:
                 made += sum(len(event.new_token_ids) for event in events)
             elif len(core.started) == 0:
-                start = self.clock()
+                start, begun = self.clock(), len(timed.passes)
         seconds = self.clock() - start
-        added = self.steppers[jump].added_tokens - added
         return {
             "rate": made / seconds,
             "made": made,
-            "passes": timed.passes[1:],
+            "passes": timed.passes[begun:],
             "mask_us": timed.seconds / max(1, timed.rows) * 1e6,
-            "forced": added / (constrained * (tokens or self.tokens)) if constrained else 0.0,
         }
 
 
@@ -216,17 +214,14 @@ def main() -> None:
 
     def ratio(kind: str, base: str) -> float:
         pairs = zip(found[kind], found[base], strict=True)
-        return statistics.median(run["rate"] / other["rate"] for run, other in pairs)
+        return float(statistics.median(run["rate"] / other["rate"] for run, other in pairs))
 
-    forced = found["one jump"][0]["forced"]
-    chunks = passes(found["one jump"])
-    more = [
-        chunks[tokens] - passes(found["one free"])[1]
-        for tokens, _ in found["one jump"][0]["passes"]
-        if tokens > 1
-    ]
+    first = found["one jump"][0]
+    sampled, made = len(first["passes"]), first["made"]
+    forced = 1 - sampled / made
+    chunks, one = passes(found["one jump"]), passes(found["one free"])[1]
+    more = [chunks[tokens] - one for tokens, _ in first["passes"] if tokens > 1]
     step = 1 / statistics.median(run["rate"] for run in found["one free"])
-    sampled = len(found["one jump"][0]["passes"])
     report = {
         "model": asked.model,
         "rates": {kind: statistics.median(run["rate"] for run in runs) for kind, runs in found.items()},
@@ -236,11 +231,11 @@ def main() -> None:
             "forced": forced,
             "rate, of free": ratio("one jump", "one free"),
             "times 1 - f": ratio("one jump", "one free") * (1 - forced),
-            "at best": found["one jump"][0]["made"] * step / (sampled * step + sum(more)),
+            "at best": made * step / (sampled * step + sum(more)),
             "forward, ms by tokens": {tokens: seconds * 1e3 for tokens, seconds in sorted(chunks.items())},
         },
         "mask and step, us per row": statistics.median(run["mask_us"] for run in found["sampled"]),
-        "compile ms, median": statistics.median(bench.compile_ms[True][1:]),
+        "compile ms, median": statistics.median(bench.compile_ms[True]),
     }
     print(json.dumps(report, indent=2))
 
