@@ -22,6 +22,7 @@ from quire.text.regions.families import CALLS, REASONING, VARIANTS
 from quire.text.regions.reader import RegionReader
 from quire.text.regions.response_template import spec_of_response_template
 from quire.text.regions.spec import ArgumentForm, HeadedCall, Hole, ObjectCall, Tags
+from quire.text.sandbox import ChatSandbox
 from quire.text.tokenizer import Tokenizer
 
 TOOLS = [
@@ -294,3 +295,21 @@ def test_the_checkpoints_own_description(tmp_path, caplog):
 )  # fmt: skip
 def test_calls_of_a_description(calls, expected):
     assert spec_of_response_template({"fields": {"tool_calls": calls}}).calls.call == expected
+
+
+def test_the_template_that_is_rendered_is_compiled_once(monkeypatch):
+    """By the renderer of a server and by the search for regions: compiling is most of what the two cost."""
+    parsed = []
+    parse = ChatSandbox.parse
+
+    def counted(sandbox, source):
+        parsed.append(source)
+        return parse(sandbox, source)
+
+    monkeypatch.setattr(ChatSandbox, "parse", counted)
+    model = tokenizer("{{ messages[0].content }} compiled once")
+    assert (
+        ChatRenderer(model).render(ChatAsk(messages=[{"role": "user", "content": "a"}])).text.startswith("a")
+    )
+    assert model_regions(model).spec.calls is None
+    assert len(parsed) == 1
