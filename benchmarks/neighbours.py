@@ -55,7 +55,7 @@ def _tools(i: int) -> list[dict[str, Any]]:
             "type": "function",
             "function": {"name": f"f{i}_{k}", "parameters": {**_wide(i, 5), "type": "object"}},
         }
-        for k in range(60)
+        for k in range(12)
     ]
 
 

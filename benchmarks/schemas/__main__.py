@@ -95,7 +95,7 @@ def costs(start: Start, names: Sequence[str], tokenizer: Tokenizer) -> None:
         low, high, last = statistics.median(times), statistics.quantiles(times, n=20)[-1], max(times)
         print(
             f"| {name} | {' | '.join(str(ends[end]) for end in ('', 'refused', 'timed out', 'crashed'))} "
-            f"| {low:.1f}, {high:.0f}, {last:.0f} ms | {statistics.median(masks):.0f}, "
+            f"| {low:.2f}, {high:.0f}, {last:.0f} ms | {statistics.median(masks):.0f}, "
             f"{statistics.quantiles(masks, n=100)[-1]:.0f} µs | {len(masks)} |", flush=True,
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -391,6 +392,7 @@ def test_fields_of_other_servers_with_another_place_or_name(server: LiveServer) 
 
 def test_large_prompts_leave_the_event_loop_free(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Health answers while a large body is parsed or a text is tokenized, however long it takes."""
+    assert sys.getswitchinterval() < 0.001
     begun, answered = threading.Event(), threading.Event()
 
     def slow(work: Callable[..., Any], place: int, size: int) -> Callable[..., Any]:
