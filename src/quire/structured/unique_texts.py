@@ -48,7 +48,7 @@ class _Level:
         self.member = tracked  # a key or an item comes next
         self.used: list[bytes] = []  # with their quotes
         self.held = 0
-        self.short: list[bytes] = []  # those that a token may hold behind their first byte
+        self.short: list[bytes] = []  # those that a token may hold behind their first quote
         self.whole: list[int] = []  # tokens that hold one of them from end to end
         self.ending: list[int] = []  # tokens that end with the beginning of one of them
         self.alive: dict[bytes, int] = {}  # beginnings of texts, and a token that leads to none that is used
@@ -250,18 +250,13 @@ class UniqueTexts:
         level.used.insert(at, text)
         level.held += len(text) + _TEXT_BYTES
         self._held += len(text) + _TEXT_BYTES
-        if self._begins_token(text):
+        if text[0] == 0x22 and text[1:] in self._tokens.closing:
             level.short.append(text)
         level.whole += self._tokens.whole.get(text, ())
         if self._needs.tails:
             for end in range(2, len(text)):
                 level.ending += self._tokens.ending.get(text[:end], ())
         return True
-
-    def _begins_token(self, text: bytes) -> bool:
-        """Whether tokens hold the rest of a text, behind its first byte."""
-        ends = (b"",) if text[0] == 0x22 else _ENDS
-        return any(self._tokens.beginning(text[1:] + end) for end in ends)
 
     # -- masks ---------------------------------------------------------------------------------------
 
@@ -280,14 +275,15 @@ class UniqueTexts:
             for token in level.whole:
                 self._try(line, token, matcher)
         level = self._levels[-1] if self._levels else _NO_LEVEL
-        if not level.used or not (self._path or level.member):
-            return
         path = self._path
-        for text in level.near(path) if len(path) > 1 else level.short:
+        if not level.used or not path:
+            return
+        for text in level.short if path == b'"' else level.near(path):
             rest = text[len(path) :]
-            if text.startswith(path) and (not level.array or self._unique(matcher, rest)):
-                for end in (b"",) if text[0] == 0x22 else _ENDS:
-                    self._tokens.clear(line, rest + end)
+            ends = [end for end in _ends(text, rest) if len(end) == 1 or end in self._tokens.closing]
+            if ends and (not level.array or self._unique(matcher, rest)):
+                for end in ends:
+                    self._tokens.clear(line, end)
 
     def _try(self, line: Line, token: int, matcher: LLMatcher) -> None:
         """Take a token out that completes a used text on its way."""
@@ -349,6 +345,11 @@ class UniqueTexts:
 
 
 _NO_LEVEL = _Level(False, False)
+
+
+def _ends(text: bytes, rest: bytes) -> list[bytes]:
+    """The rest of a text with what ends it: the quote that it has, or a sign behind a scalar."""
+    return [rest] if text[0] == 0x22 else [rest + end for end in _ENDS]
 
 
 def _has(line: Line, token: int) -> bool:
