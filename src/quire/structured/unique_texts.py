@@ -40,21 +40,25 @@ _GAP = b"\n" + b" " * MAX_INDENTATION
 class _Level:
     """An open object or array, and the texts of its members so far, in order."""
 
-    __slots__ = ("alive", "array", "ending", "held", "member", "short", "tracked", "used", "whole")
+    __slots__ = ("alive", "array", "ending", "held", "member", "short", "tracked", "unique", "used", "whole")
 
     def __init__(self, array: bool, tracked: bool) -> None:
         self.array, self.tracked = array, tracked
         self.member = tracked  # a key or an item comes next
+        self.unique: bool | None = (
+            None  # whether the array must be one of unique items, if that is known of this item
+        )
         self.used: list[bytes] = []  # with their quotes
         self.held = 0
         self.short: list[bytes] = []  # those that a token may hold behind their first quote
         self.whole: list[int] = []  # tokens that hold one of them from end to end
         self.ending: list[int] = []  # tokens that end with the beginning of one of them
-        self.alive: dict[bytes, int] = {}  # beginnings of texts, and a token that leads to none that is used
+        self.alive: dict[bytes, int] = {}  # beginnings of texts, and a token that leads out of those used
 
     def copy(self) -> _Level:
         made = _Level(self.array, self.tracked)
         made.member, made.used, made.held = self.member, list(self.used), self.held
+        made.unique = self.unique
         made.short, made.whole, made.ending = list(self.short), list(self.whole), list(self.ending)
         made.alive = self.alive  # shared: what it says is checked
         return made
@@ -192,7 +196,7 @@ class UniqueTexts:
         elif sign in b"}]":
             self._held -= self._levels.pop().held
         elif sign == b",":
-            level.member = level.tracked
+            level.member, level.unique = level.tracked, None
         elif sign == b'"':
             self._string = True
             self._path = sign if level.member else b""
@@ -281,7 +285,9 @@ class UniqueTexts:
             if text[0] == 0x22 and len(rest) > 1 and rest not in closing:
                 continue
             ends = [end for end in _ends(text, rest) if len(end) == 1 or end in closing]
-            if ends and (not level.array or self._unique(matcher, rest)):
+            if ends and level.array and level.unique is None:
+                level.unique = self._unique(matcher, rest)
+            if ends and level.unique is not False:
                 for end in ends:
                     self._tokens.clear(line, end)
 
@@ -327,9 +333,12 @@ class UniqueTexts:
         """Whether what is known is enough: it can end as it is, or a token goes on that did before. Items of an array
         have one schema, so there that token is allowed still."""
         level = self._levels[-1]
-        witness = level.alive.get(path)
-        if witness is not None and not level.touches(path + self._tokens[witness]):
-            return level.array or matcher.validate_tokens([token, witness]) == 2
+        way, end = [token], path
+        while (witness := level.alive.get(end)) is not None:
+            way.append(witness)
+            end += self._tokens[witness]
+            if not level.touches(end):
+                return level.array or matcher.validate_tokens(way) == len(way)
         quote = self._tokens.spelled(b'"')
         return (
             path[0] == 0x22
@@ -341,21 +350,27 @@ class UniqueTexts:
 
     def _goes_on(self, token: int, matcher: LLMatcher, known: dict[bytes, bool]) -> bool:
         """Behind the token: whether another one leads to no used text, or one that does goes on."""
-        fork, words = matcher.deep_copy(), len(self._tokens) // 32 + 1
+        fork, line = matcher.deep_copy(), np.zeros(len(self._tokens) // 32 + 1, np.uint32)
         fork.consume_token(token)
-        line = np.zeros(words, np.uint32)
         fork.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
         self._clear_used(line, fork)
         risky = self._risky(line)
         for one in risky:
             _drop(line, one)
-        if line.any():
-            alive, word = self._levels[-1].alive, int(np.flatnonzero(line)[0])
-            if len(alive) >= _MAX_ALIVE:
-                alive.clear()
-            alive[self._path] = 32 * word + (int(line[word]) & -int(line[word])).bit_length() - 1
-            return True
-        return any(self._alive(one, path, fork, known) for one, path in risky.items())
+        # The last one: a rare token, so that it leads to no used text for long.
+        last = np.flatnonzero(line)[-1:].tolist()
+        on = next((32 * word + int(line[word]).bit_length() - 1 for word in last), None)
+        if on is None:
+            on = next(
+                (one for one, path in risky.items() if path and self._alive(one, path, fork, known)), None
+            )
+        if on is None:
+            return any(self._alive(one, path, fork, known) for one, path in risky.items() if not path)
+        alive = self._levels[-1].alive
+        if len(alive) >= _MAX_ALIVE:
+            alive.clear()
+        alive[self._path] = on
+        return True
 
 
 _NO_LEVEL = _Level(False, False)
