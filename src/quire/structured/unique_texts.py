@@ -73,10 +73,13 @@ class _Level:
         return at < len(self.used) and self.used[at] == text
 
     def touches(self, text: bytes) -> bool:
-        """Whether a used text begins with it, or it with a used text."""
-        at = bisect_left(self.used, text)
-        if at < len(self.used) and self.used[at].startswith(text):
+        """Whether a text is the beginning of a used one, or goes on behind one."""
+        if self.near(text):
             return True
+        if text[0] != 0x22:
+            end = _SCALAR_END.search(text)
+            return end is not None and self.has(text[: end.start()])
+        at = bisect_left(self.used, text)
         return any(text.startswith(one) for one in self.used[max(0, at - 1) : at])
 
 
