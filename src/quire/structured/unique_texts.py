@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterator
+from bisect import bisect_left, insort
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,37 +40,46 @@ _GAP = b"\n" + b" " * MAX_INDENTATION
 class _Level:
     """An open object or array, and the texts of its members so far, in order."""
 
-    __slots__ = ("alive", "array", "ending", "held", "member", "short", "tracked", "used", "whole")
+    __slots__ = ("alive", "array", "ending", "held", "member", "short", "tracked", "unique", "used", "whole")
 
     def __init__(self, array: bool, tracked: bool) -> None:
         self.array, self.tracked = array, tracked
         self.member = tracked  # a key or an item comes next
+        self.unique: bool | None = (
+            None  # whether the array must be one of unique items, if that is known of this item
+        )
         self.used: list[bytes] = []  # with their quotes
         self.held = 0
-        self.short: list[bytes] = []  # those that a token may hold behind their first byte
+        self.short: list[bytes] = []  # those that a token may hold behind their first quote
         self.whole: list[int] = []  # tokens that hold one of them from end to end
         self.ending: list[int] = []  # tokens that end with the beginning of one of them
-        self.alive: dict[bytes, int] = {}  # beginnings of texts, and a token that leads to none that is used
+        self.alive: dict[bytes, int] = {}  # beginnings of texts, and a token that leads out of those used
 
     def copy(self) -> _Level:
         made = _Level(self.array, self.tracked)
         made.member, made.used, made.held = self.member, list(self.used), self.held
+        made.unique = self.unique
         made.short, made.whole, made.ending = list(self.short), list(self.whole), list(self.ending)
         made.alive = self.alive  # shared: what it says is checked
         return made
 
-    def near(self, text: bytes) -> Iterator[bytes]:
+    def near(self, text: bytes) -> list[bytes]:
         """Used texts that begin with a text."""
+        return self.used[bisect_left(self.used, text) : bisect_left(self.used, text + b"\xff")]
+
+    def has(self, text: bytes) -> bool:
+        """Whether a text is used."""
         at = bisect_left(self.used, text)
-        while at < len(self.used) and self.used[at].startswith(text):
-            yield self.used[at]
-            at += 1
+        return at < len(self.used) and self.used[at] == text
 
     def touches(self, text: bytes) -> bool:
-        """Whether a used text begins with it, or it with a used text."""
-        at = bisect_left(self.used, text)
-        if at < len(self.used) and self.used[at].startswith(text):
+        """Whether a text is the beginning of a used one, or goes on behind one."""
+        if self.near(text):
             return True
+        if text[0] != 0x22:
+            end = _SCALAR_END.search(text)
+            return end is not None and self.has(text[: end.start()])
+        at = bisect_left(self.used, text)
         return any(text.startswith(one) for one in self.used[max(0, at - 1) : at])
 
 
@@ -191,7 +199,7 @@ class UniqueTexts:
         elif sign in b"}]":
             self._held -= self._levels.pop().held
         elif sign == b",":
-            level.member = level.tracked
+            level.member, level.unique = level.tracked, None
         elif sign == b'"':
             self._string = True
             self._path = sign if level.member else b""
@@ -236,21 +244,16 @@ class UniqueTexts:
             spelled += found
         return matcher.validate_tokens(spelled) == len(spelled)
 
-    def _allows_behind(self, matcher: LLMatcher, token: int, text: bytes) -> bool:
-        spelled = self._tokens.spelled(text)
-        return spelled is not None and matcher.validate_tokens([token, *spelled]) == len(spelled) + 1
-
     def _add(self) -> bool:
         """Note the text that has been completed; false if it is used already."""
         level, text = self._levels[-1], self._path
         self._path, level.member = b"", False
-        at = bisect_left(level.used, text)
-        if at < len(level.used) and level.used[at] == text:
+        if level.has(text):
             return False
-        level.used.insert(at, text)
+        insort(level.used, text)
         level.held += len(text) + _TEXT_BYTES
         self._held += len(text) + _TEXT_BYTES
-        if self._begins_token(text):
+        if text[0] == 0x22 and text[1:] in self._tokens.closing:
             level.short.append(text)
         level.whole += self._tokens.whole.get(text, ())
         if self._needs.tails:
@@ -258,19 +261,15 @@ class UniqueTexts:
                 level.ending += self._tokens.ending.get(text[:end], ())
         return True
 
-    def _begins_token(self, text: bytes) -> bool:
-        """Whether tokens hold the rest of a text, behind its first byte."""
-        ends = (b"",) if text[0] == 0x22 else _ENDS
-        return any(self._tokens.beginning(text[1:] + end) for end in ends)
-
     # -- masks ---------------------------------------------------------------------------------------
 
     def filter(self, line: Line, matcher: LLMatcher) -> None:
         """Take the tokens out of a mask that complete a used text, and those behind which no other is possible."""
         self._clear_used(line, matcher)
         if self._needs.tails and self._levels:
-            for token in self._risky(line):
-                if not self._alive(token, matcher, {}):
+            known = dict[bytes, bool]()
+            for token, path in self._risky(line).items():
+                if not self._alive(token, path, matcher, known):
                     _drop(line, token)
 
     def _clear_used(self, line: Line, matcher: LLMatcher) -> None:
@@ -280,14 +279,20 @@ class UniqueTexts:
             for token in level.whole:
                 self._try(line, token, matcher)
         level = self._levels[-1] if self._levels else _NO_LEVEL
-        if not level.used or not (self._path or level.member):
-            return
         path = self._path
-        for text in level.near(path) if len(path) > 1 else level.short:
+        if not level.used or not path:
+            return
+        closing = self._tokens.closing
+        for text in level.short if path == b'"' else level.near(path):
             rest = text[len(path) :]
-            if text.startswith(path) and (not level.array or self._unique(matcher, rest)):
-                for end in (b"",) if text[0] == 0x22 else _ENDS:
-                    self._tokens.clear(line, rest + end)
+            if text[0] == 0x22 and len(rest) > 1 and rest not in closing:
+                continue
+            ends = [end for end in _ends(text, rest) if len(end) == 1 or end in closing]
+            if ends and level.array and level.unique is None:
+                level.unique = self._unique(matcher, rest)
+            if ends and level.unique is not False:
+                for end in ends:
+                    self._tokens.clear(line, end)
 
     def _try(self, line: Line, token: int, matcher: LLMatcher) -> None:
         """Take a token out that completes a used text on its way."""
@@ -298,57 +303,85 @@ class UniqueTexts:
         """Whether the array behind or around a text may be one of unique items."""
         return self._allows(matcher, before, _GAP, b" ")
 
-    def _risky(self, line: Line) -> list[int]:
-        """Allowed tokens after which the text is the beginning of one that is used."""
-        found = {token for level in self._levels for token in level.ending if _has(line, token)}
-        level = self._levels[-1]
-        if self._path or level.member:
-            for text in level.near(self._path):
-                rest = text[len(self._path) :]
-                for end in range(1, len(rest) + (text[0] != 0x22)):
-                    found.update(token for token in self._tokens.exact(rest[:end]) if _has(line, token))
-        return sorted(found)
+    def _risky(self, line: Line) -> dict[int, bytes]:
+        """Allowed tokens after which the text is the beginning of one that is used, and this beginning; b"" if they end
+        other texts first."""
+        found = {token: b"" for level in self._levels for token in level.ending if _has(line, token)}
+        level, path = self._levels[-1], self._path
+        if path or level.member:
+            begins = set[bytes]()
+            for text in level.near(path):
+                begins.update(text[:end] for end in range(len(path) + 1, len(text) + (text[0] != 0x22)))
+            for begin in sorted(begins):
+                for token in self._tokens.exact(begin[len(path) :]):
+                    if _has(line, token):
+                        found[token] = begin
+        return found
 
-    def _alive(self, token: int, matcher: LLMatcher, known: dict[bytes, bool]) -> bool:
-        """Whether a text that is not used can be completed behind a token."""
-        after = self.copy()
-        after._follow(self._tokens[token], matcher)
-        path = after._path
-        if not path or next(after._levels[-1].near(path), None) is None:
-            return True
-        if path not in known:
-            known[path] = after._goes_on(token, matcher, known)
+    def _alive(self, token: int, path: bytes, matcher: LLMatcher, known: dict[bytes, bool]) -> bool:
+        """Whether a text that is not used can be completed behind a token; `known` of beginnings."""
+        if path and path not in known and self._is_certain(token, path, matcher):
+            known[path] = True
+        if not path or path not in known:
+            after = self.copy()
+            after._follow(self._tokens[token], matcher)
+            path = after._path
+            if not path or not after._levels[-1].near(path):
+                return True
+            if path not in known:
+                known[path] = after._goes_on(token, matcher, known)
         return known[path]
 
+    def _is_certain(self, token: int, path: bytes, matcher: LLMatcher) -> bool:
+        """Whether what is known is enough: it can end as it is, or a token goes on that did before. Items of an array
+        have one schema, so there that token is allowed still."""
+        level = self._levels[-1]
+        way, end = [token], path
+        while (witness := level.alive.get(end)) is not None:
+            way.append(witness)
+            end += self._tokens[witness]
+            if not level.touches(end):
+                return level.array or matcher.validate_tokens(way) == len(way)
+        quote = self._tokens.spelled(b'"')
+        return (
+            path[0] == 0x22
+            and len(path) > 1
+            and quote is not None
+            and not level.has(path + b'"')
+            and matcher.validate_tokens([token, *quote]) == 2
+        )
+
     def _goes_on(self, token: int, matcher: LLMatcher, known: dict[bytes, bool]) -> bool:
-        path, level = self._path, self._levels[-1]
-        if path[0] == 0x22 and path + b'"' not in level.used and self._allows_behind(matcher, token, b'"'):
-            return True
-        witness = level.alive.get(path)
-        if (
-            witness is not None
-            and not level.touches(path + self._tokens[witness])
-            and matcher.validate_tokens([token, witness]) == 2
-        ):
-            return True
-        fork, words = matcher.deep_copy(), len(self._tokens) // 32 + 1
+        """Behind the token: whether another one leads to no used text, or one that does goes on."""
+        fork, line = matcher.deep_copy(), np.zeros(len(self._tokens) // 32 + 1, np.uint32)
         fork.consume_token(token)
-        line = np.zeros(words, np.uint32)
         fork.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
         self._clear_used(line, fork)
         risky = self._risky(line)
         for one in risky:
             _drop(line, one)
-        if line.any():
-            if len(level.alive) >= _MAX_ALIVE:
-                level.alive.clear()
-            word = int(np.flatnonzero(line)[0])
-            level.alive[path] = 32 * word + (int(line[word]) & -int(line[word])).bit_length() - 1
-            return True
-        return any(self._alive(one, fork, known) for one in risky)
+        # The last one: a rare token, so that it leads to no used text for long.
+        last = np.flatnonzero(line)[-1:].tolist()
+        on = next((32 * word + int(line[word]).bit_length() - 1 for word in last), None)
+        if on is None:
+            on = next(
+                (one for one, path in risky.items() if path and self._alive(one, path, fork, known)), None
+            )
+        if on is None:
+            return any(self._alive(one, path, fork, known) for one, path in risky.items() if not path)
+        alive = self._levels[-1].alive
+        if len(alive) >= _MAX_ALIVE:
+            alive.clear()
+        alive[self._path] = on
+        return True
 
 
 _NO_LEVEL = _Level(False, False)
+
+
+def _ends(text: bytes, rest: bytes) -> list[bytes]:
+    """The rest of a text with what ends it: the quote that it has, or a sign behind a scalar."""
+    return [rest] if text[0] == 0x22 else [rest + end for end in _ENDS]
 
 
 def _has(line: Line, token: int) -> bool:

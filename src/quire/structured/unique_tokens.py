@@ -19,6 +19,7 @@ Line = npt.NDArray[np.uint32]
 _HEAD = 8  # bytes by which tokens are sorted
 _LONGEST = 32  # bytes of a token with which a text is spelled
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.S)
+_CLOSING = re.compile(rb'"|(?<=[^\s,\]])[\s,\]]')
 _SCALAR = re.compile(rb'(?<![^\s,\[])[-0-9a-z][^\s,\[\]{}:"]*(?=[\s,\]])')
 
 
@@ -39,8 +40,11 @@ class UniqueTokens:
         self._heads: npt.NDArray[np.uint64] = heads[self._order]
         self.whole: dict[bytes, list[int]] = {}
         self.ending: dict[bytes, list[int]] = {}
-        signs = np.flatnonzero((data == 0x22) | (data == 0x2C))
-        for token_id in np.unique(np.searchsorted(ends, signs, "right")).tolist():
+        self.closing: set[bytes] = set()
+        places = np.flatnonzero(np.isin(data[:-_HEAD], np.frombuffer(b'" ,]\n\r', np.uint8)))
+        owners = np.searchsorted(ends, places, "right")
+        inside = (places > starts[owners]) | (data[places] == 0x22)
+        for token_id in np.unique(owners[inside]).tolist():
             self._read(token_id)
         self.beginning, self.exact = lru_cache(4096)(self._beginning), lru_cache(4096)(self._exact)
         self.spelled, self._cleared = lru_cache(256)(self._spelled), lru_cache(256)(self._words)
@@ -53,8 +57,10 @@ class UniqueTokens:
 
     def _read(self, token_id: int) -> None:
         """Fill `whole`: tokens by the strings and scalars that they hold from end to end, by b"" those that hold one
-        twice; and `ending`: tokens with something before a quote, by the beginning of a string that they end with."""
+        twice; `ending`: tokens with something before a quote, by the beginning of a string that they end with; and
+        `closing`: ends of strings and scalars with which tokens begin."""
         piece = self[token_id]
+        self.closing.update(piece[: match.end()] for match in _CLOSING.finditer(piece))
         at = piece.find(b'"')
         # The first quote may be the start of a string, or the end of one, or one inside of it.
         found = [_SCALAR.findall(piece)] if b"," in piece else []
