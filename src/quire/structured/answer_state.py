@@ -19,13 +19,14 @@ _EVERY = np.uint32(0xFFFFFFFF)
 
 class AnswerState:
     """A GrammarState that begins where the regions say, as often as they say. Outside of the grammar every token may
-    come, but for the closer of the thinking when its budget is spent. `start` is a matcher that no one steps.
+    come, but for the closer of the thinking when its budget is spent, and for `ends`, the tokens that end an answer,
+    while what every answer must have is to come. `start` is a matcher that no one steps.
     """
 
-    __slots__ = ("_grammar", "_machine", "_place", "_start")
+    __slots__ = ("_ends", "_grammar", "_machine", "_place", "_start")
 
-    def __init__(self, machine: RegionMachine, start: LLMatcher) -> None:
-        self._machine, self._start = machine, start
+    def __init__(self, machine: RegionMachine, start: LLMatcher, ends: Collection[int] = ()) -> None:
+        self._machine, self._start, self._ends = machine, start, ends
         self._place: RegionState = machine.start()
         self._grammar = self._begin() if self._place.enforced else None
 
@@ -63,7 +64,8 @@ class AnswerState:
     def fork(self) -> AnswerState:
         """A state of its own at the same place."""
         copy = AnswerState.__new__(AnswerState)
-        copy._machine, copy._start, copy._place = self._machine, self._start, self._place
+        copy._machine, copy._start, copy._ends = self._machine, self._start, self._ends
+        copy._place = self._place
         copy._grammar = None if self._grammar is None else self._grammar.fork()
         return copy
 
@@ -83,6 +85,8 @@ class AnswerState:
             return None
         if self._grammar is None:
             line[:] = _EVERY
+            for token in self._ends if self._machine.always else ():
+                line[token >> 5] &= ~np.uint32(1 << (token & 31))
             return None
         return self._grammar.begin_fill(line)
 
