@@ -47,8 +47,13 @@ def fits(call: dict[str, Any]) -> bool:
 def folded(reply: Reply) -> list[dict[str, Any]]:
     """The choices that the chunks of a stream add up to, as OpenAI's clients add them."""
     assert reply.status == 200, reply.text
+    return fold(reply.events[:-1])
+
+
+def fold(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """See `folded`."""
     choices: dict[int, dict[str, Any]] = {}
-    for event in reply.events[:-1]:
+    for event in events:
         for chunk in event["choices"]:
             choice = choices.setdefault(chunk["index"], {"message": {}, "logprobs": None})
             assert choice.get("finish_reason") is None, "nothing follows the end"
