@@ -1,23 +1,27 @@
-"""Runs other people's clients against a live server on a tiny checkpoint.
+"""Runs other people's clients against a live server.
 
-PYTHONPATH=src:tests python tests/clients/run.py CLIENT --python VENV/bin/python [arguments for the client]
+PYTHONPATH=src:tests python tests/clients/run.py CLIENT --environment FOLDER [--model CHECKPOINT] [more for the client]
 
-CLIENT is langchain, litellm, lm_eval, guidellm or schemathesis: each is a script beside this file that knows nothing
-of Quire and runs in an environment of its own, where the client is installed (README.md says how). Not part of the
-suite: they take up to minutes. After the client the server must be idle, hold no block and no descriptor more than
-before, and have answered nothing with a 5xx but 503 and 504.
+CLIENT is a script beside this file (CLIENT_client.py or .mjs) that knows nothing of Quire. FOLDER is where the client
+is installed: a virtual environment, or a folder with node_modules (README.md says with what). After the client the
+server must be idle, hold no block and no descriptor more than before, and have answered nothing with a 5xx but 503 and
+504.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from helpers.scripted import Script
 from helpers.server import LiveServer, served_folder, serving
+from quire.loader import DEFAULT_MODEL, resolve_model
 
 HERE = Path(__file__).parent
 KEY = "secret"
@@ -27,25 +31,43 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALL
 
 
 def main() -> int:
+    clients = {path.stem.removesuffix("_client"): path for path in HERE.glob("*_client.*")}
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "client", choices=sorted(path.stem.removesuffix("_client") for path in HERE.glob("*_client.py"))
-    )
-    parser.add_argument("--python", default=sys.executable, help="interpreter of the client's environment")
-    parser.add_argument("--model", type=Path, help="checkpoint folder (default: a tiny one, made for this)")
+    parser.add_argument("client", choices=sorted(clients))
+    parser.add_argument("--environment", type=Path, required=True, help="where the client is installed")
+    parser.add_argument("--model", help="a checkpoint (default: a tiny one, made for this)")
     args, rest = parser.parse_known_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = args.model or Path(name) / "tiny"
-        if args.model is None:
-            served_folder(folder)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = resolve_model(args.model) if args.model else served_folder(Path(name) / "tiny")
+        if args.model == DEFAULT_MODEL:
+            stack.enter_context(two_calls(folder).played())
         options = {} if args.client == "schemathesis" else {"api_key": (KEY,)}
         engine = {"max_model_len": 1024, "dtype": "float32"}  # lm_eval compares with transformers in float32
-        with serving(folder, engine, served_model_name=("tiny",), **options) as server:
-            return _run(
-                server, [args.python, str(HERE / f"{args.client}_client.py"), server.url, str(folder), *rest]
-            )
+        server = stack.enter_context(serving(folder, engine, served_model_name=("tiny",), **options))
+        return _run(
+            server, [*_command(clients[args.client], args.environment), server.url, str(folder), *rest]
+        )
+
+
+def two_calls(folder: Path) -> Script:
+    """What the shipped model does not do by itself: to one question it says two calls in one answer, behind a text."""
+    script = Script(folder, "<|im_end|>")
+    calls = "\n".join(
+        f'<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+        for city in ("Paris", "Rome")
+    )
+    script.says("in Paris and in Rome?", f"Let me look.\n{calls}")
+    for space in ("", " "):  # clients write the result of a function either way
+        script.says(f'"temperature":{space}34', "In Paris it is 21 degrees, and in Rome 34.")
+    return script
+
+
+def _command(client: Path, environment: Path) -> list[str]:
+    if client.suffix == ".py":
+        return [str(environment / "bin" / "python"), str(client)]
+    return ["node", shutil.copy(client, environment)]  # modules are found from where the script lies
 
 
 def _run(server: LiveServer, command: list[str]) -> int:
@@ -59,7 +81,7 @@ def _run(server: LiveServer, command: list[str]) -> int:
     assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, key).status == 200
     statuses = {labels[2] for labels in server.http.context.metrics.http}
     failures = {status for status in statuses if status >= "500"} - ALLOWED_FAILURES
-    print(f"{command[1].rpartition('/')[2]}: exit status {done.returncode}, answers {sorted(statuses)}")
+    print(f"{Path(command[1]).name}: exit status {done.returncode}, answers {sorted(statuses)}")
     return done.returncode or bool(failures)
 
 

@@ -1,35 +1,120 @@
-"""Other people's clients, each in an environment of its own: `make test-clients`. It needs a package index."""
+"""Other people's clients, each in an environment of its own: `make test-clients`. It needs package indexes."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quire.loader import DEFAULT_MODEL, resolve_model
+from quire.loader import DEFAULT_MODEL
 
+pytestmark = pytest.mark.clients
 HERE = Path(__file__).parent
-# client -> packages, and whether it talks to the shipped model in place of a tiny one of random weights
-CLIENTS: dict[str, tuple[tuple[str, ...], bool]] = {
-    "structured": (
-        ("openai", "instructor", "pydantic-ai-slim[openai]", "langchain-openai", "opentelemetry-api<1.35"),
-        True,
-    ),
+# client -> its packages, and the model that it talks to in place of a tiny one of random weights
+CLIENTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "openai": (("openai",), DEFAULT_MODEL),
+    "instructor": (("instructor",), DEFAULT_MODEL),
+    "pydantic_ai": (("pydantic-ai-slim[openai]",), DEFAULT_MODEL),
+    "langchain": (("langchain-openai",), ""),
+    "langchain_agents": (("langchain", "langchain-openai"), DEFAULT_MODEL),
+    "litellm": (("litellm",), ""),
+    "openai_node": (("openai", "zod"), DEFAULT_MODEL),
+    "vercel": (("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"), DEFAULT_MODEL),
 }
+PATHS = {"PYTHONPATH": os.pathsep.join(str(HERE.parents[1] / part) for part in ("src", "tests"))}
 
 
-@pytest.mark.clients
+def installed(folder: Path, packages: tuple[str, ...]) -> Path:
+    """`folder`, now a virtual environment with packages of Python."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", *packages], check=True)
+    return folder
+
+
+def installed_for_node(folder: Path, packages: tuple[str, ...]) -> Path:
+    """`folder`, now with packages of JavaScript."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    folder.mkdir()
+    quiet = ("--no-audit", "--no-fund", "--silent")
+    subprocess.run(["npm", "install", "--prefix", str(folder), *quiet, *packages], check=True)
+    return folder
+
+
+def report(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Show what passed, and in which version."""
+    with capsys.disabled():
+        print("\n" + text.strip(), flush=True)
+
+
 @pytest.mark.parametrize("client", CLIENTS)
-def test_client(client: str, tmp_path: Path) -> None:
-    packages, shipped = CLIENTS[client]
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
-    model = ["--model", str(resolve_model(DEFAULT_MODEL))] if shipped else []
-    paths = {"PYTHONPATH": os.pathsep.join(str(HERE.parents[1] / part) for part in ("src", "tests"))}
-    command = [sys.executable, str(HERE / "run.py"), client, "--python", str(python), *model]
-    done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, check=False)
+def test_client(client: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packages, model = CLIENTS[client]
+    install = installed if (HERE / f"{client}_client.py").exists() else installed_for_node
+    environment = install(tmp_path / "environment", packages)
+    command = [sys.executable, str(HERE / "run.py"), client, "--environment", str(environment)]
+    if model:
+        command += ["--model", model]
+    done = subprocess.run(command, env=os.environ | PATHS, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    report(done.stdout, capsys)
+
+
+@pytest.fixture(scope="module")
+def mcp(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter with the official SDK for tool servers."""
+    return str(installed(tmp_path_factory.mktemp("mcp") / "environment", ("mcp",)) / "bin" / "python")
+
+
+def chat_with(folder: Path, server: dict[str, Any]) -> tuple[str, str]:
+    """What `quire chat` writes when it is asked for the weather: the answer, and the call and its result."""
+    settings = folder / "mcp.json"
+    settings.write_text(json.dumps({"mcpServers": {"weather": {**server, "tools": ["get_weather"]}}}))
+    command = [sys.executable, "-m", "quire", "chat", "--mcp", str(settings), "--no-history"]
+    done = subprocess.run(
+        [*command, "--temperature", "0", "--max-tokens", "100"],
+        env=os.environ | PATHS, input="What is the weather in Paris?\n", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def check_chat(said: str, noted: str) -> None:
+    assert '→ get_weather({"city": "Paris"})' in noted
+    assert '"temperature": 21' in noted
+    assert "weather also offers erase" in noted
+    assert "21" in said
+
+
+def test_a_tool_server_over_pipes(mcp: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = str(HERE / "mcp_weather.py")
+    check_chat(*chat_with(tmp_path, {"command": mcp, "args": [script]}))
+    show = "from importlib.metadata import version; print('mcp', version('mcp'))"
+    report(subprocess.run([mcp, "-c", show], capture_output=True, text=True, check=True).stdout, capsys)
+
+
+def test_a_tool_server_over_http(mcp: str, tmp_path: Path) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    server = subprocess.Popen(
+        [mcp, str(HERE / "mcp_weather.py"), str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        end = time.monotonic() + 60
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            assert time.monotonic() < end
+            assert server.poll() is None
+            time.sleep(0.1)
+        check_chat(*chat_with(tmp_path, {"url": f"http://127.0.0.1:{port}/mcp"}))
+    finally:
+        server.terminate()
+        server.wait(10)

@@ -13,6 +13,7 @@ import pytest
 
 from helpers.scripted import Script, scripted_folder
 from helpers.server import LiveServer, Reply, serving
+from helpers.tool_chats import CITY, FLAG, ON, fits, fold, folded, without_ids
 from quire.answers import AnswerPart
 from quire.engine.front.output import OutputBuilder
 from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
@@ -69,61 +70,6 @@ def whole(server: LiveServer, text: str, **fields: Any) -> list[dict[str, Any]]:
     return list(reply.json["choices"])
 
 
-def folded(reply: Reply) -> list[dict[str, Any]]:
-    """The choices that the chunks of a stream add up to, as OpenAI's clients add them."""
-    assert reply.status == 200, reply.text
-    return fold(reply.events[:-1])
-
-
-def fold(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """See `folded`."""
-    choices: dict[int, dict[str, Any]] = {}
-    for event in events:
-        for chunk in event["choices"]:
-            choice = choices.setdefault(chunk["index"], {"message": {}, "logprobs": None})
-            assert choice.get("finish_reason") is None, "nothing follows the end"
-            choice["finish_reason"] = chunk["finish_reason"]
-            if chunk.get("logprobs"):
-                choice["logprobs"] = (choice["logprobs"] or []) + chunk["logprobs"]["content"]
-            message = choice["message"]
-            for name, value in chunk["delta"].items():
-                if name == "tool_calls":
-                    _fold_calls(message.setdefault("tool_calls", []), value)
-                elif name == "function_call":
-                    _fold_function(message.setdefault("function_call", {"arguments": ""}), value)
-                elif value is not None or name not in message:
-                    message[name] = value if message.get(name) is None else message[name] + value
-    return [choices[index] for index in sorted(choices)]
-
-
-def _fold_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> None:
-    for delta in deltas:
-        if delta["index"] == len(calls):  # a call opens with its id, type and name
-            assert delta["type"] == "function"
-            assert delta["function"]["arguments"] == ""
-            calls.append({"id": delta["id"], "type": "function", "function": {"arguments": ""}})
-        else:
-            assert set(delta) == {"index", "function"}, "later pieces are arguments alone"
-        _fold_function(calls[delta["index"]]["function"], delta["function"])
-
-
-def _fold_function(function: dict[str, Any], delta: dict[str, Any]) -> None:
-    if "name" in delta:
-        assert "name" not in function
-        function["name"] = delta["name"]
-    function["arguments"] += delta["arguments"]
-
-
-def without_ids(choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What two requests have in common: the ids of calls are each request's own."""
-    found = json.loads(json.dumps(choices))
-    for choice in found:
-        choice["message"].pop("refusal", None)
-        for call in choice["message"].get("tool_calls", ()):
-            assert call.pop("id").startswith("call_")
-    return [{"message": c["message"], "finish_reason": c["finish_reason"]} for c in found]
-
-
 SAID: dict[str, tuple[str | None, str | None, list[tuple[str, str]], str]] = {
     "one call": ("Let me look.", None, [("get_weather", PARIS)], "tool_calls"),
     "two calls": (None, None, [("get_weather", PARIS), ("add", '{"a": 1}')], "tool_calls"),
@@ -148,6 +94,7 @@ def test_whole_and_streamed(server: LiveServer, key: str) -> None:
         (name, json.loads(arguments)) for name, arguments in calls
     ]
     assert len({call["id"] for call in found}) == len(found)
+    assert all(call["id"].startswith("call_") for call in found)
     streamed = server.chat(key, tools=TOOLS, stream=True)
     assert without_ids(folded(streamed)) == without_ids([choice])
     first = streamed.events[0]["choices"][0]["delta"]
@@ -178,43 +125,6 @@ def test_without_tools_calls_are_text(server: LiveServer) -> None:
 def test_none_bans_the_token_that_begins_a_call(server: LiveServer) -> None:
     server.chat("one call", tools=TOOLS, tool_choice="none").error(400, "no_token_left")
     assert whole(server, "plain", tools=TOOLS, tool_choice="none")[0]["message"]["content"] == "Just text."
-
-
-CITY: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "visit",
-        "strict": True,
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"enum": ["Paris", "Rome"]},
-                "days": {"type": "integer", "minimum": 1, "maximum": 9},
-            },
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        },
-    },
-}
-ON: dict[str, Any] = {
-    "type": "object",
-    "properties": {"on": {"type": "boolean"}},
-    "required": ["on"],
-    "additionalProperties": False,
-}
-FLAG: dict[str, Any] = {"type": "function", "function": {"name": "flag", "parameters": ON}}
-
-
-def fits(call: dict[str, Any]) -> bool:
-    """Whether a call fits the schema of its function."""
-    name, given = call["function"]["name"], json.loads(call["function"]["arguments"])
-    if name == "flag":
-        return set(given) == {"on"} and isinstance(given["on"], bool)
-    return (
-        set(given) == {"city", "days"}
-        and given["city"] in {"Paris", "Rome"}
-        and given["days"] in range(1, 10)
-    )
 
 
 ALLOWED = {"mode": "required", "tools": [{"type": "function", "function": {"name": "visit"}}]}
@@ -375,6 +285,23 @@ def test_a_response_format_is_for_the_answer_not_the_thinking(server: LiveServer
     assert choice["message"]["reasoning"]
     assert set(json.loads(choice["message"]["content"])) == {"on"}
     assert choice["finish_reason"] == "stop"
+
+
+def test_no_answer_ends_in_its_thinking(server: LiveServer) -> None:
+    """Random weights end it anywhere, also in the middle of a character: what must follow is there, and is whole."""
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": ON, "strict": True}}
+    asked: dict[str, Any] = {
+        "chat_template_kwargs": {"thinking": True},
+        "temperature": 1.5,
+        "seed": 7,
+        "n": 8,
+    }
+    formed = whole(server, "anything", response_format=form, max_tokens=300, **asked)
+    ended = [choice["message"] for choice in formed if choice["finish_reason"] == "stop"]
+    assert len(ended) > 4
+    assert all(set(json.loads(message["content"])) == {"on"} for message in ended)
+    called = whole(server, "anything", tools=[FLAG], tool_choice="required", max_tokens=300, **asked)
+    assert {choice["finish_reason"] for choice in called} <= {"tool_calls", "length"}
 
 
 def test_several_samples(server: LiveServer) -> None:

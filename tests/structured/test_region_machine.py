@@ -57,6 +57,17 @@ def test_a_budget_closes_the_thinking_with_the_models_own_closer():
     assert none.forced(none.start()) == (CLOSE,)
 
 
+def test_a_character_that_has_begun_is_finished():
+    table = {1: b"a", 2: b"\xf0\x9f", 3: b"\x98", 4: b"\x80", 5: "é".encode()}
+    regions = AnswerRegions(thinking=True, closer=CLOSE, close=(CLOSE,), budget=2)
+    machine = RegionMachine(regions, table.__getitem__)
+    states = run(machine, [1, 2, 3, 4])
+    assert [machine.forced(state) for state in states[2:]] == [(), (), (CLOSE,)]
+    assert machine.forced(run(machine, [1, 5])[-1]) == (CLOSE,)
+    endless = run(machine, [1, 2, 2, 2, 2])  # no text: as many tokens as a character may have bytes
+    assert [machine.forced(state) for state in endless[4:]] == [(), (CLOSE,)]
+
+
 def test_a_closer_that_is_spelled_over_tokens():
     table = {1: b"so </th", 2: b"ink>\n\n", 3: b"x"}
     regions = AnswerRegions(thinking=True, closer_bytes=b"</think>", close=(1, 2), budget=9)

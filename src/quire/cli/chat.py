@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mcp",
         metavar="FILE",
-        help="tool servers of the Model Context Protocol, in JSON; see docs/server.md",
+        help="tool servers of the Model Context Protocol, in JSON; see docs/structured.md",
     )
     add_sampling_options(parser)
     add_chat_options(parser)

@@ -20,13 +20,20 @@ _EVERY = np.uint32(0xFFFFFFFF)
 
 class AnswerState:
     """A GrammarState that begins where the regions say, as often as they say. Outside of the grammar every token may
-    come, but for the closer of the thinking when its budget is spent. `start` and `unique` are never stepped.
+    come, but for the closer of the thinking when its budget is spent, and for `ends`, the tokens that end an answer,
+    while what every answer must have is to come. `start` and `unique` are never stepped.
     """
 
-    __slots__ = ("_grammar", "_machine", "_place", "_start", "_unique")
+    __slots__ = ("_ends", "_grammar", "_machine", "_place", "_start", "_unique")
 
-    def __init__(self, machine: RegionMachine, start: LLMatcher, unique: UniqueTexts | None = None) -> None:
-        self._machine, self._start, self._unique = machine, start, unique
+    def __init__(
+        self,
+        machine: RegionMachine,
+        start: LLMatcher,
+        unique: UniqueTexts | None = None,
+        ends: Collection[int] = (),
+    ) -> None:
+        self._machine, self._start, self._unique, self._ends = machine, start, unique, ends
         self._place: RegionState = machine.start()
         self._grammar = self._begin() if self._place.enforced else None
 
@@ -64,8 +71,8 @@ class AnswerState:
     def fork(self) -> AnswerState:
         """A state of its own at the same place."""
         copy = AnswerState.__new__(AnswerState)
-        copy._machine, copy._start, copy._place = self._machine, self._start, self._place
-        copy._unique = self._unique
+        copy._machine, copy._start, copy._unique = self._machine, self._start, self._unique
+        copy._ends, copy._place = self._ends, self._place
         copy._grammar = None if self._grammar is None else self._grammar.fork()
         return copy
 
@@ -85,6 +92,8 @@ class AnswerState:
             return None
         if self._grammar is None:
             line[:] = _EVERY
+            for token in self._ends if self._machine.always else ():
+                line[token >> 5] &= ~np.uint32(1 << (token & 31))
             return None
         return self._grammar.begin_fill(line)
 

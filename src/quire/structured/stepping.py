@@ -225,7 +225,7 @@ class GrammarStepper:
         else:
             pieces = self._prototypes.pieces
             machine = RegionMachine(row.new.regions, None if pieces is None else pieces.__getitem__)
-            state = AnswerState(machine, prototype, unique)
+            state = AnswerState(machine, prototype, unique, row.new.stop_ids)
         state.step(row.tokens)
         row.state, row.filled = state, False
 

@@ -38,7 +38,7 @@ class Detokenizer(Protocol):
         ...
 
     def finish(self) -> str:
-        """Return the held-back rest, with U+FFFD for incomplete characters. The detokenizer is then used up."""
+        """Return the held-back rest, with U+FFFD for incomplete characters. What comes later is a text of its own."""
         ...
 
 

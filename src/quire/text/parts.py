@@ -20,8 +20,13 @@ class PartReader(Protocol):
     def reasoning_tokens(self) -> int:
         """Number of tokens so far that are reasoning, with those that open and close it."""
 
+    def marks(self, token_id: int, /) -> bool:
+        """Whether a token may begin or end a part."""
+
     def push(self, token_id: int, text: str, /) -> list[AnswerPart]:
-        """Append a token, and the text that it makes final; the parts that are certain now, in a new list."""
+        """Append a token (-1 for text alone), and the text that it makes final; the parts that are certain now, in a new
+        list.
+        """
 
     def finish(self, text: str, /) -> Iterable[AnswerPart]:
         """The last text, which belongs to no new token, and what was held back: the sample has ended."""
@@ -74,6 +79,10 @@ class PartedText:
             if self.matched is not None:
                 break
             self.tokens += 1
+            if self._reader.marks(token_id) and (rest := self._detokenizer.finish()):
+                self._add(
+                    self._reader.push(-1, rest)
+                )  # an unfinished character does not reach into the next part
             text = self._detokenizer.push((token_id,)) if position < shown else ""
             parts = self._reader.push(token_id, text)
             if len(parts) == 1 and parts[0].kind in _PLAIN and self._matcher is None and not self._parts:

@@ -129,6 +129,10 @@ class RegionReader(CallReader):
         """Number of calls that are whole."""
         return self._calls
 
+    def marks(self, token_id: int, /) -> bool:
+        """Whether a token is a marker."""
+        return token_id in self._markers.by_id
+
     def push(self, token_id: int, text: str, /) -> list[AnswerPart]:
         """Append a token (-1 for text without one) and the text that it makes final; the parts that are certain now."""
         marker = self._markers.by_id.get(token_id)

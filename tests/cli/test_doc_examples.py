@@ -1,0 +1,62 @@
+"""The examples of the pages on structured output and programs run as they are written: `make test-model`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.memory import memory_for
+from quire import LLM, SamplingParams, StructuredOutput
+from quire.mcp.settings import read_settings
+
+pytestmark = pytest.mark.model
+DOCS = Path(__file__).parents[2] / "docs"
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "additionalProperties": False}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (DOCS / page).read_text()
+    found = re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert found
+    return found
+
+
+def run(command: list[str], folder: Path, **options: Any) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("page", ["structured.md", "programs.md"])
+def test_python(page: str, tmp_path: Path) -> None:
+    for block in blocks(page, "python"):
+        assert run([sys.executable, "-c", block], tmp_path)
+
+
+def test_commands(tmp_path: Path) -> None:
+    (tmp_path / "person.json").write_text(json.dumps(SCHEMA))
+    lines = [line for block in blocks("structured.md", "sh") for line in block.splitlines()]
+    commands = [line.partition("  #")[0].strip() for line in lines if line.startswith("quire ")]
+    assert len(commands) >= 3
+    for command in commands:
+        shell = f"exec {sys.executable} -m {command}"
+        assert run(["sh", "-c", shell], tmp_path, input="Tell me about the sun.\n")
+
+
+def test_grammars_tags_and_tool_servers(tmp_path: Path) -> None:
+    page = (DOCS / "structured.md").read_text()
+    gbnf = textwrap.dedent("\n".join(re.findall(r"^    \w+ +::=.*$", page, re.MULTILINE)))
+    *tags, servers = map(json.loads, blocks("structured.md", "json"))
+    forms = [StructuredOutput(grammar=gbnf), *(StructuredOutput(structural_tag=tag) for tag in tags)]
+    with LLM(progress=False, memory=memory_for(2**30)) as llm:
+        params = [SamplingParams(structured=form, max_tokens=20) for form in forms]
+        assert len(llm.generate(["a"] * len(forms), params)) == len(forms) == 3
+    (tmp_path / "mcp.json").write_text(json.dumps(servers))
+    assert len(read_settings(str(tmp_path / "mcp.json")).servers) == 2
