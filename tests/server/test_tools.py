@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from helpers.scripted import Script, scripted_folder
-from helpers.server import LiveServer, Reply, serving
+from helpers.server import LiveServer, serving
 from helpers.tool_chats import CITY, FLAG, ON, fits, fold, folded, without_ids
 from quire.answers import AnswerPart
 from quire.engine.front.output import OutputBuilder
