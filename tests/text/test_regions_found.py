@@ -8,10 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 import quire
+from helpers.byte_tokenizer import byte_tokenizer
 from helpers.region_cases import SCHEMA, fold
 from helpers.region_templates import FAMILIES, ODD, UNKNOWN, template
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
@@ -32,12 +31,11 @@ MINI = Path(quire.__file__).parent / "models" / "quire-mini"
 
 def tokenizer(template: str, *tokens: str, **options: object) -> Tokenizer:
     """A vocabulary of bytes, with tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_tokens([AddedToken(token, normalized=False, special=True) for token in tokens])
-    return Tokenizer(backend, chat_templates={"default": template} if template else {}, **options)
+    return Tokenizer(
+        byte_tokenizer(*tokens, control=()),
+        chat_templates={"default": template} if template else {},
+        **options,
+    )
 
 
 MARKERS = (
