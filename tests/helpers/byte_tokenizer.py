@@ -16,12 +16,13 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer(
-    *markers: str, control: tuple[str, ...] = CONTROL, most: int = 256
+    *markers: str, control: tuple[str, ...] = CONTROL, most: int | None = None
 ) -> tokenizers.Tokenizer:
-    """Control tokens; bytes, `most` of them: space, line break and printable ASCII come first; and markers."""
-    first = ["\u0120", "\u010a"]  # space and line break
-    rest = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(first))
-    vocab = {token: i for i, token in enumerate([*control, *[*first, *rest][:most]])}
+    """Control tokens, bytes and markers. Of the bytes `most` may be there: space, line break, then printable ASCII."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if most is not None:
+        alphabet.sort(key=lambda char: "\u010a\u0120".find(char), reverse=True)
+    vocab = {token: i for i, token in enumerate([*control, *alphabet[:most]])}
     made = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
