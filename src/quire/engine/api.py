@@ -304,6 +304,9 @@ class Engine(Protocol):
     async def render_chat(self, ask: ChatAsk) -> str:
         """A rendered conversation, off the event loop."""
 
+    async def share_vocabulary(self) -> None:
+        """Give the engine the bytes of all tokens, unless it has them: before the first request that has a grammar."""
+
     def reading(self, tools: ToolUse | None) -> Reading | None:
         """How an answer in the format of the model is divided; None if it is nothing but text."""
 

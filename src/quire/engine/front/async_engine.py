@@ -257,10 +257,7 @@ class AsyncEngine:
         return made
 
     async def share_vocabulary(self) -> None:
-        """Give the engine the bytes of all tokens, unless it has them: before the first request that needs them.
-
-        An engine that is started again gets them again. Raises RequestError without a tokenizer.
-        """
+        """See Engine. An engine that is started again gets them again. Raises RequestError without a tokenizer."""
         if self._vocabulary is None:
             made = await self._texts().vocabulary(self.card.vocab_size)
             if self._vocabulary is None:
