@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from quire.answers import PartKind
@@ -93,8 +94,8 @@ def _found(tokenizer: Tokenizer, template: str | None, source: str) -> tuple[Reg
             _warn("tool calls", f"{type(calls.call).__name__}, ", calls)
         elif NAMES[0] in answers.one:
             logger.warning(
-                "the chat template writes tool calls in a format that could not be analysed: they stay text; "
-                "name a format with --tool-call-parser"
+                "the format of tool calls in the chat template is not known, so calls are returned as text; "
+                "set --tool-call-parser to name the format"
             )
     if reasoning is None:
         reasoning = probed_reasoning(answers)
@@ -154,20 +155,13 @@ def _with_history(reasoning: ReasoningSpec | None, source: str) -> ReasoningSpec
     """Where this template wants reasoning: in a field that it reads, else as the family does."""
     if reasoning is None or not any(name in source for name in _READS_REASONING):
         return reasoning
-    return ReasoningSpec(
-        name=reasoning.name,
-        opener=reasoning.opener,
-        closer=reasoning.closer,
-        at_calls=reasoning.at_calls,
-        channel=reasoning.channel,
-        history=History.FIELD,
-    )
+    return replace(reasoning, history=History.FIELD)
 
 
 def _warn(what: str, form: str, spec: CallSpec | ReasoningSpec) -> None:
     option = "--tool-call-parser" if form else "--reasoning-parser"
     logger.warning(
-        "the chat template is of no known family. What it makes of a probe says of its %s: %sopened by %r, closed by "
-        "%r. Name another format with %s",
+        "the chat template belongs to no known family. Format of its %s, found by rendering a probe: %sopener %r, "
+        "closer %r. If it is wrong, set %s",
         what, form, spec.opener[:_SHOWN], spec.closer[:_SHOWN], option,
     )  # fmt: skip
