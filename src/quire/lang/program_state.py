@@ -318,29 +318,20 @@ class ProgramState:
         part.text, part.request = text, None
 
 
-class Forks:
-    """Branches of a state, as a list; forks["x"] are the values of a variable, branch by branch."""
+class Forks(list[ProgramState]):
+    """Branches of a state; forks["x"] are the values of a variable, branch by branch."""
 
-    def __init__(self, branches: list[ProgramState]) -> None:
-        self._branches = branches
+    def __getitem__(self, key: Any) -> Any:
+        return [branch[key] for branch in self] if isinstance(key, str) else super().__getitem__(key)
 
-    def __len__(self) -> int:
-        return len(self._branches)
-
-    def __iter__(self) -> Iterator[ProgramState]:
-        return iter(self._branches)
-
-    def __getitem__(self, key: int | str) -> Any:
-        return [branch[key] for branch in self] if isinstance(key, str) else self._branches[key]
-
-    def __setitem__(self, index: int, branch: ProgramState) -> None:
+    def __setitem__(self, index: Any, branch: Any) -> None:
         """`forks[0] += …` puts the branch back; another one is refused."""
-        if branch is not self._branches[index]:
+        if branch is not self[index]:
             raise TypeError("a branch cannot be replaced")
 
     def join(self) -> Forks:
         """Run all branches to their end, on an LLM. Raises the error of the first one that failed."""
-        runner = self._branches[0].runner
+        runner = self[0].runner
         if isinstance(runner, AsyncRunner):
             raise QuireError("the program runs on an AsyncLLM: await the state or the forks")
         with self.closing():
@@ -349,7 +340,7 @@ class Forks:
 
     async def wait(self) -> Forks:
         """Run all branches to their end, on an AsyncLLM. Raises the error of the first one that failed."""
-        runner = self._branches[0].runner
+        runner = self[0].runner
         if isinstance(runner, SyncRunner):
             raise QuireError("the program runs on an LLM: use run() or join(), without await")
         with self.closing():
