@@ -6,13 +6,11 @@ import json
 import random
 from collections.abc import Iterator
 from decimal import Decimal
-from functools import cache, lru_cache
+from functools import cache
 from itertools import islice, permutations, product
 from typing import Any
 
 import llguidance as ll
-
-from quire.structured.grammar_limits import parser_limits
 
 END = 256
 
@@ -34,18 +32,16 @@ def byte_tokenizer() -> ll.LLTokenizer:
 
 def matcher(source: str) -> ll.LLMatcher:
     """A matcher at the start of a grammar; fails for a grammar that does not compile."""
-    made = ll.LLMatcher(byte_tokenizer(), source, log_level=0, limits=parser_limits())
+    made = ll.LLMatcher(byte_tokenizer(), source, log_level=0)
     assert not made.is_error(), made.get_error()[:2000]
     return made
 
 
-_unstepped = lru_cache(8)(matcher)
-
-
 def accepts(source: str, text: str) -> bool:
     """True if a text is an answer of a grammar."""
-    ids = [*text.encode(), END]
-    return _unstepped(source).validate_tokens(ids) == len(ids)
+    data = text.encode()
+    made = matcher(source)
+    return made.try_consume_tokens(list(data)) == len(data) and made.is_accepting()
 
 
 def allowed(made: ll.LLMatcher) -> list[int]:

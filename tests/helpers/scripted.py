@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,10 @@ def scripted_folder(folder: Path) -> Path:
 class Script:
     """The texts that are said, each to the prompts that contain its key: one for every sample, or one per sample."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, end: str = "</s>") -> None:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._eos = self._tokenizer.token_to_id("</s>")
+        self._eos = self._tokenizer.token_to_id(end)
+        self._vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
         self._texts: dict[str, list[list[int]]] = {}
         self._rest: dict[int, list[int]] = {}  # tokens still to be said, by sequence
 
@@ -101,7 +103,7 @@ class Script:
         rest = self._rest.get(seq)
         if not rest or not logits:
             return None
-        allowed = np.zeros(VOCAB, np.bool_)
+        allowed = np.zeros(-(-self._vocab // 32) * 32, np.bool_)
         allowed[rest[0]] = True
         line = np.packbits(allowed, bitorder="little").view(np.int32)
         return np.repeat(line[None], logits, axis=0)

@@ -18,7 +18,7 @@ from quire.text.regions.detect import model_regions
 from quire.text.regions.families import CALLS, REASONING, VARIANTS
 from quire.text.regions.reader import RegionReader
 from quire.text.regions.response_template import spec_of_response_template
-from quire.text.regions.spec import ArgumentForm, HeadedCall, Hole, ObjectCall, Tags
+from quire.text.regions.spec import ArgumentForm, HeadedCall, History, Hole, ObjectCall, Tags
 from quire.text.tokenizer import Tokenizer
 
 TOOLS = [
@@ -149,7 +149,7 @@ def test_thinking_of_a_template():
         template(FAMILIES["hermes"], "<think>\n{{ m.reasoning_content }}\n</think>\n\n"), *MARKERS
     )
     found = model_regions(model)
-    assert found.spec.reasoning.name == "qwen3"
+    assert (found.spec.reasoning.name, found.spec.reasoning.history) == ("qwen3", History.FIELD)
     assert found.markers.opens_thinking == (found.markers.ids["<think>"],)
     check_round_trip(found, model, {**TURNS[2], "reasoning_content": "so\n\nso"})
     ignoring = tokenizer("{{ messages[0].content.split('</think>')[-1] }}")

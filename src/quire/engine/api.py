@@ -293,6 +293,9 @@ class Engine(Protocol):
         tokenizer, and OverloadedError.
         """
 
+    async def share_vocabulary(self) -> None:
+        """Prepare for a request with a grammar that `compile` has not made. Raises RequestError without a tokenizer."""
+
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[int]:
@@ -303,9 +306,6 @@ class Engine(Protocol):
 
     async def render_chat(self, ask: ChatAsk) -> str:
         """A rendered conversation, off the event loop."""
-
-    async def share_vocabulary(self) -> None:
-        """Give the engine the bytes of all tokens, unless it has them: before the first request that has a grammar."""
 
     def reading(self, tools: ToolUse | None) -> Reading | None:
         """How an answer in the format of the model is divided; None if it is nothing but text."""

@@ -224,8 +224,6 @@ class AsyncLLM:
             try:
                 form = await formed(forming(request, reading, asked_part(params)), self._compile)
                 ask = GenerateAsk(request=form.request, prompt_text=text, reading=form.reading)
-                if form.request.grammar is not None:
-                    await self._engine.share_vocabulary()
                 running = self._engine.generate(ask)
             except OverloadedError as error:
                 await asyncio.sleep(error.retry_after)

@@ -51,6 +51,6 @@ async def with_form(
     response = None if found is None else AskedPart(*found)
     work = forming(ask.request, context.engine.reading(tools), response, budget)
     made = await formed(work, compile_part)
-    if made.request.grammar is not None:  # of a budget alone, nothing has been compiled
+    if made.request.grammar is not None:
         await context.engine.share_vocabulary()
     return replace(ask, request=made.request, reading=made.reading), made.dropped

@@ -19,7 +19,7 @@ _EVERY = np.uint32(0xFFFFFFFF)
 
 class AnswerState:
     """A GrammarState that begins where the regions say, as often as they say. Outside of the grammar every token may
-    come, but for the closer of the thinking when its budget is spent. `start` is a matcher that is never stepped.
+    come, but for the closer of the thinking when its budget is spent. `start` is a matcher that no one steps.
     """
 
     __slots__ = ("_grammar", "_machine", "_place", "_start")

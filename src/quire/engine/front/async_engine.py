@@ -257,7 +257,7 @@ class AsyncEngine:
         return made
 
     async def share_vocabulary(self) -> None:
-        """See Engine. An engine that is started again gets them again. Raises RequestError without a tokenizer."""
+        # once: an engine that is started again gets it again
         if self._vocabulary is None:
             made = await self._texts().vocabulary(self.card.vocab_size)
             if self._vocabulary is None:

@@ -15,7 +15,7 @@ from quire.structured.json_schema.refusal import SchemaError
 from quire.structured.json_schema.schema_documents import SchemaDocument
 from quire.structured.json_schema.value_rules import ValueRules
 
-__all__ = ["HANDLERS", "CompiledSchema", "SchemaError", "compile_json_schema"]
+__all__ = ["HANDLERS", "CompiledSchema", "SchemaError", "compile_json_schema", "json_object_grammar"]
 
 HANDLERS = {**value_keywords.HANDLERS, **logic_keywords.HANDLERS, **part_keywords.HANDLERS}
 # Between two tokens of JSON: a space, or a line break and an indentation. A small model would go on with any other.
@@ -45,9 +45,14 @@ def compile_json_schema(schema: object, *, strict: bool = True, whitespace: bool
         start = values.value_of([claims.claim(document.root, ())])
         values.write()
     except RecursionError:
-        raise SchemaError("", "", "schemas that apply to one value are nested too deeply") from None
+        raise SchemaError("", "", "schemas in schemas in schemas: too many apply to one value") from None
     header = "" if space is None else f'%llguidance {{"ignore_once": true}}\n%ignore /{space}/'
     source = values.rules.written(start, header)
     if source is None:
         raise SchemaError("", "", "no value is valid under the schema")
     return CompiledSchema(source, tuple(claims.dropped))
+
+
+def json_object_grammar(*, whitespace: bool = True) -> str:
+    """The grammar of any JSON object."""
+    return compile_json_schema({"type": "object"}, whitespace=whitespace).source

@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Generator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from quire.answers import AnswerPart, PartKind
@@ -91,8 +90,8 @@ class CallReader(ArrivingText):
                 encode(call.tags.open), encode(call.tags.middle), encode(call.tags.close)
             )
             call = HeadedCall(head, encode(call.tail), call.arguments, tags)
-        return replace(
-            spec,
+        return CallSpec(
+            name=spec.name,
             call=call,
             opener=encode(spec.opener),
             closer=encode(spec.closer),
@@ -100,6 +99,7 @@ class CallReader(ArrivingText):
             between=None if spec.between is None else encode(spec.between),
             again=encode(spec.again),
             lead=encode(spec.lead),
+            ids=spec.ids,
         )
 
     # -- parts of a call ---------------------------------------------------------------------------

@@ -15,12 +15,13 @@ from quire.text.regions.markers import Markers
 from quire.text.regions.probe import ARGUMENTS, NAMES, PARAMETERS, Answers, probed_calls, probed_reasoning
 from quire.text.regions.reader import read_whole
 from quire.text.regions.response_template import spec_of_response_template
-from quire.text.regions.spec import CallSpec, ChannelCall, ReasoningSpec, RegionSpec
+from quire.text.regions.spec import CallSpec, ChannelCall, History, ReasoningSpec, RegionSpec
 from quire.text.tokenizer import Tokenizer
 from quire.types import CheckpointError, QuireError
 
 logger = logging.getLogger("quire.text")
 _SHOWN = 60  # characters of a text in a message
+_READS_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def _found(tokenizer: Tokenizer, template: str | None, source: str) -> tuple[Reg
     answer = ("<|START_RESPONSE|>", "<|END_RESPONSE|>") if "<|START_RESPONSE|>" in source else ("", "")
     if "<response>" in source and "</think>" in source:
         answer = ("<response>", "</response>")
-    return RegionSpec(calls, reasoning, answer), how
+    return RegionSpec(calls, _with_history(reasoning, source), answer), how
 
 
 def _has(source: str, signs: Sequence[str]) -> bool:
@@ -147,6 +148,20 @@ def _reads(spec: CallSpec, answers: Answers) -> bool:
         if calls != [*names] or arguments != [ARGUMENTS] * len(names):
             return False
     return True
+
+
+def _with_history(reasoning: ReasoningSpec | None, source: str) -> ReasoningSpec | None:
+    """Where this template wants reasoning: in a field that it reads, else as the family does."""
+    if reasoning is None or not any(name in source for name in _READS_REASONING):
+        return reasoning
+    return ReasoningSpec(
+        name=reasoning.name,
+        opener=reasoning.opener,
+        closer=reasoning.closer,
+        at_calls=reasoning.at_calls,
+        channel=reasoning.channel,
+        history=History.FIELD,
+    )
 
 
 def _warn(what: str, form: str, spec: CallSpec | ReasoningSpec) -> None:

@@ -8,6 +8,7 @@ from quire.text.regions.spec import (
     CallSpec,
     ChannelCall,
     HeadedCall,
+    History,
     Hole,
     ObjectCall,
     PythonCall,
@@ -134,16 +135,20 @@ _SPECS = (
     ),
 )
 
+_THINK = ReasoningSpec(name="qwen3", opener="<think>\n", closer="\n</think>\n\n")
 _REASONING_SPECS = (
-    ReasoningSpec(name="qwen3", opener="<think>\n", closer="\n</think>\n\n"),
-    ReasoningSpec(name="deepseek_r1", opener="<think>\n", closer="\n</think>\n\n"),
-    ReasoningSpec(name="deepseek_v3", opener="<think>", closer="</think>"),
+    _THINK,
+    ReasoningSpec(name="deepseek_r1", opener="<think>\n", closer="\n</think>\n\n", history=History.NONE),
+    ReasoningSpec(name="deepseek_v3", opener="<think>", closer="</think>", history=History.NONE),
     ReasoningSpec(name="glm45", opener="<think>", closer="</think>\n"),
     ReasoningSpec(name="kimi_k2", opener="<think>", closer="</think>", at_calls=True),
     ReasoningSpec(
-        name="granite", opener="Here is my thought process:\n", closer="\nHere is my response:\n"
+        name="granite",
+        opener="Here is my thought process:\n",
+        closer="\nHere is my response:\n",
+        history=History.CONTENT,
     ),
-    ReasoningSpec(name="mistral", opener="[THINK]", closer="[/THINK]"),
+    ReasoningSpec(name="mistral", opener="[THINK]", closer="[/THINK]", history=History.CONTENT),
     ReasoningSpec(name="command_r", opener="<|START_THINKING|>", closer="<|END_THINKING|>"),
     ReasoningSpec(name="openai_gptoss", opener="<|channel|>analysis<|message|>", closer="<|end|>", channel=True),
 )  # fmt: skip

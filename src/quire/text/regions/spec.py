@@ -34,6 +34,14 @@ class CallIds(enum.Enum):
     INDEXED = "indexed"  # functions.NAME:INDEX, written by the model; the name is part of the id
 
 
+class History(enum.Enum):
+    """Where a template wants the reasoning of earlier turns."""
+
+    FIELD = "field"  # in `reasoning_content` (or `thinking`) of the message
+    CONTENT = "content"  # in the content, between the model's own opener and closer
+    NONE = "none"  # nowhere: it is left out
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectCall:
     """A call is a JSON object. `array`: the calls of a region are the items of a JSON array, which is written as
@@ -112,6 +120,7 @@ class ReasoningSpec:
     closer: str
     at_calls: bool = False
     channel: bool = False
+    history: History = History.FIELD
 
     def opened_by(self, prompt: str) -> bool:
         """Whether a prompt, or the end of one, leaves the region open."""
