@@ -1,5 +1,6 @@
 """Settings of the whole suite."""
 
+import gc
 import os
 import resource
 
@@ -21,6 +22,12 @@ _PEAKS = pytest.StashKey[list[int]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_PEAKS] = []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """A command that a test runs here excludes what exists from garbage collection, also garbage of earlier tests."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(optionalhook=True)

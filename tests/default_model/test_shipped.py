@@ -50,7 +50,7 @@ MUST = {
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(dtype="float32", progress=False, max_num_seqs=8, memory=memory_for(2**30)) as made:
+    with LLM(dtype="float32", progress=False, max_num_seqs=8, memory=memory_for(2**29)) as made:
         yield made
 
 
@@ -59,7 +59,7 @@ def test_greedy_text_equals_transformers(name: str) -> None:
     folder = shipped_models()[name]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with LLM(name, dtype="float32", progress=False, max_num_seqs=8, memory=memory_for(2**30)) as llm:
+    with LLM(name, dtype="float32", progress=False, max_num_seqs=8, memory=memory_for(2**29)) as llm:
         prompts = [llm.encode_chat([{"role": "user", "content": text}]) for text in ASKED]
         outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=48))
     for text, prompt, output in zip(ASKED, prompts, outputs, strict=True):
@@ -96,7 +96,7 @@ def test_a_model_of_other_weights_fails_the_items() -> None:
     tokenizer = load_tokenizer(resolve_model(DEFAULT_MODEL))
     items = [i for i in collect(2) if i.domain in {"extraction", "tools"} and i.check.data.get("calls") != []]
     assert len(items) > 2
-    with LLM(load_format="random", dtype="float32", progress=False, memory=memory_for(2**30)) as llm:
+    with LLM(load_format="random", dtype="float32", progress=False, memory=memory_for(2**29)) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=64)
 
         def generate(prompts: object, limit: int) -> list[list[int]]:

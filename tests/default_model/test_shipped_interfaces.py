@@ -49,7 +49,7 @@ def asks(text: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(progress=False, max_num_seqs=8, memory=memory_for(2**30)) as made:
+    with LLM(progress=False, max_num_seqs=8, memory=memory_for(2**29)) as made:
         yield made
 
 
@@ -62,7 +62,7 @@ def said(llm: LLM) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with serving(FOLDER, {"max_model_len": 1024, "memory": memory_for(2**30)}) as live:
+    with serving(FOLDER, {"max_model_len": 1024, "memory": memory_for(2**29)}) as live:
         yield live
 
 
@@ -186,7 +186,7 @@ def test_streams(llm: LLM, said: dict[str, str]) -> None:
 
 def test_async(said: dict[str, str]) -> None:
     async def ask() -> tuple[list[str], str]:
-        async with AsyncLLM(max_num_seqs=8, memory=memory_for(2**30)) as llm:
+        async with AsyncLLM(max_num_seqs=8, memory=memory_for(2**29)) as llm:
             answers = await asyncio.gather(*(llm.chat(asks(text), GREEDY) for text in ASKED))
             deltas = [delta.text async for delta in llm.stream_chat(asks(ASKED[0]), GREEDY)]
             return [answer.outputs[0].text for (answer,) in answers], "".join(deltas)
@@ -269,7 +269,7 @@ def test_async_tool_calls(llm: LLM) -> None:
     (output,) = llm.chat(chat, params, tools=tools)
 
     async def ask() -> tuple[Any, list[Any]]:
-        async with AsyncLLM(max_num_seqs=8, memory=memory_for(2**30)) as model:
+        async with AsyncLLM(max_num_seqs=8, memory=memory_for(2**29)) as model:
             (whole,) = await model.chat(chat, params, tools=tools)
             return whole, [delta async for delta in model.stream_chat(chat, params, tools=tools)]
 
@@ -330,7 +330,7 @@ def test_greedy_text_of_both_executors() -> None:
     """Equal in float32. Bits of logits differ between the executors, so only a tie could make a text differ."""
     found = []
     for executor in ("native", "torch"):
-        with LLM(executor=executor, dtype="float32", progress=False, memory=memory_for(2**30)) as llm:
+        with LLM(executor=executor, dtype="float32", progress=False, memory=memory_for(2**28)) as llm:
             outputs = llm.chat([asks(text) for text in ASKED], GREEDY)
             found.append([output.outputs[0].text for output in outputs])
     assert found[0] == found[1]
@@ -369,7 +369,7 @@ def test_distance_from_transformers(llm: LLM) -> None:
 def test_gguf_says_the_same(tmp_path: Path, llm: LLM, said: dict[str, str]) -> None:
     path = tmp_path / "out.gguf"
     assert main(["convert", DEFAULT_MODEL, str(path), "--quiet"]) == 0
-    with LLM(path, progress=False, memory=memory_for(2**30)) as converted:
+    with LLM(path, progress=False, memory=memory_for(2**29)) as converted:
         outputs = converted.chat([asks(text) for text in ASKED], GREEDY)
         assert [output.outputs[0].text for output in outputs] == list(said.values())
         raw = [o.outputs[0].text for o in converted.generate(list(RAW), GREEDY)]

@@ -122,6 +122,15 @@ def test_after_a_failed_step_every_caller_gets_the_reason(
                 call()
 
 
+def test_closing_frees_the_memory_of_an_llm_that_is_kept(checkpoint: Folder) -> None:
+    """The sampler of an engine keeps its executor, and with it the weights and the cache."""
+    llm = LLM(checkpoint("llama3.1"), progress=False, max_model_len=200)
+    llm.generate(ONCE, GREEDY)
+    core = llm.built.executor.core  # type: ignore[attr-defined]
+    llm.close()
+    assert sys.getrefcount(core) == 2  # this name, and the argument
+
+
 def test_after_close_it_says_so(checkpoint: Folder) -> None:
     llm = LLM(checkpoint("llama3.1"), progress=False, max_model_len=200)
     stream = llm.stream(ONCE, GREEDY)

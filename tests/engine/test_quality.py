@@ -25,7 +25,7 @@ def model() -> Model:
 def known() -> list[int]:
     """Two chats with the model's own answers, whatever it answers."""
     ids: list[int] = []
-    with LLM("quire-mini", dtype="float32", progress=False, memory=memory_for(2**30)) as llm:
+    with LLM("quire-mini", dtype="float32", progress=False, memory=memory_for(2**29)) as llm:
         for text in ("What is TTFT?", "Tell me a short story."):
             (output,) = llm.chat(
                 [{"role": "user", "content": text}], SamplingParams(temperature=0.0, max_tokens=60)

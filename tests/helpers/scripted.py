@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers
 
+from helpers.byte_tokenizer import byte_tokenizer, write_tokenizer
 from helpers.checkpoints import TinyModel, save
 from quire.engine.core import EngineCore
 from quire.types import SchedulerOutput, StepOutput
@@ -46,19 +46,9 @@ def scripted_folder(folder: Path) -> Path:
     """`folder`, now with a tiny model whose vocabulary has every byte, and the markers of many formats."""
     sizes = {"vocab_size": VOCAB, "max_position_embeddings": 4096}
     save(TinyModel("scripted", "LlamaConfig", sizes), folder, torch.float32)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>", *MARKERS])
-    assert tokenizer.get_vocab_size() <= VOCAB
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>",
-        "pad_token": "<pad>", "chat_template": CHAT_TEMPLATE,
-    }  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    made = byte_tokenizer(*MARKERS)
+    assert made.get_vocab_size() <= VOCAB
+    write_tokenizer(folder, made, CHAT_TEMPLATE)
     return folder
 
 

@@ -12,5 +12,5 @@ from quire import LLM
 
 @pytest.fixture(scope="session")
 def llm() -> Iterator[LLM]:
-    with LLM(progress=False, max_num_seqs=32, memory=memory_for(2**30)) as made:
+    with LLM(progress=False, max_num_seqs=32, memory=memory_for(2**29)) as made:
         yield made

@@ -70,7 +70,7 @@ def test_turns_are_those_of_chat(llm: LLM) -> None:
     ids = llm.encode_chat(begun, add_generation_prompt=False, continue_final_message=True)
     assert s["first"] == first
     assert s["second"] == llm.generate([ids], params)[0].outputs[0].text
-    assert s.text == s._program.writer.render(s._transcript).text
+    assert s.text == s.runner.writer.render(s._transcript).text
     assert s.result("second").usage.cached_tokens >= 16
 
 
@@ -106,13 +106,15 @@ def test_a_template_that_changes_earlier_text_is_noticed(llm: LLM) -> None:
     s = ProgramState(llm, **GREEDY)
     try:
         templates["default"] = kept.replace("text(message.content)", "text(message.content) | upper")
-        s._program.writer = PromptWriter(llm.tokenizer)
-        assert s._program.writer._chat
+        s.runner.writer = PromptWriter(llm.tokenizer)
+        assert s.runner.writer._chat
     finally:
         templates["default"] = kept
     s += user("Why?") + assistant("x", gen("a"))
     s += user("And?") + assistant(gen("b"))
-    with pytest.warns(UserWarning, match="the chat template changes earlier text, from 'x"):
+    with pytest.warns(
+        UserWarning, match="the chat template changes earlier text: it is computed again from 'x"
+    ):
         s.run()
 
 
@@ -123,7 +125,7 @@ def test_a_template_that_changes_earlier_text_is_noticed(llm: LLM) -> None:
         ([user("a"), gen("b")], "gen and select cannot stand between turns"),
         (["a", user("b")], "a turn of user cannot follow plain text"),
         ([user("a", assistant("b"))], "cannot start inside one of user"),
-        ([select("a", ["b"])], "no token stands before"),
+        ([select("a", ["b"])], "the text before them has no token"),
         ([user("a"), assistant(gen("b", max_tokens=5000))], "max_tokens"),
     ],
 )
@@ -141,12 +143,12 @@ def test_parts_in_wrong_places(llm: LLM, parts: list[Any], message: str) -> None
 def test_mistakes_are_found_where_they_are_made(llm: LLM) -> None:
     s = ProgramState(llm)
     with pytest.raises(
-        TypeError, match="max_new_tokens is no field of SamplingParams; did you mean max_tokens"
+        TypeError, match="max_new_tokens is not a field of SamplingParams; did you mean max_tokens"
     ):
         gen("a", max_new_tokens=3)
     with pytest.raises(RequestError, match="temperature"):
         gen("a", temperature=-1)
-    with pytest.raises(RequestError, match="n: a branch goes on in one way"):
+    with pytest.raises(RequestError, match="n: must be 1; fork the state"):
         gen("a", n=2)
     for choices in ("ab", [], ["a", ""], ["a", "a"]):
         with pytest.raises(RequestError, match="choices"):

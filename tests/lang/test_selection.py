@@ -24,7 +24,7 @@ def test_options_are_scored_after_the_tokens_that_all_of_them_share() -> None:
     assert shared_tokens([1, 2], [[1, 9], [1, 2, 3]], "ab") == 1  # the first one merges into the prompt's end
     with pytest.raises(RequestError, match="'b' adds no token"):
         shared_tokens([1, 2], [[1, 2, 3], [1, 2]], "ab")
-    with pytest.raises(RequestError, match="no token stands before"):
+    with pytest.raises(RequestError, match="the text before them has no token"):
         shared_tokens([], [[1], [2]], "ab")
 
 

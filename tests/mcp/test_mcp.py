@@ -85,7 +85,7 @@ def test_only_what_the_file_allows_is_called(tmp_path: Path, web: HttpToolServer
     ("mode", "text"),
     [
         ("silent", "did not answer initialize within 0.5 s"),
-        ("noise", "sent a line that is no message"),
+        ("noise", "sent a line that is not a JSON object"),
         ("flood", "messages in place of an answer"),
         ("huge", "a message of more than"),
         ("ends", "has ended"),
@@ -98,12 +98,20 @@ def test_servers_that_misbehave(tmp_path: Path, mode: str, text: str) -> None:
         Toolbox(read_settings(settings_file(tmp_path, bad=piped(mode, timeout=timeout))))
 
 
-@pytest.mark.parametrize(("mode", "text"), [("huge", "more than"), ("refuses", "HTTP status 403")])
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        ("huge", "more than"),
+        ("refuses", "HTTP status 403"),
+        ("deaf", "did not take notifications/initialized within 0.3 s"),
+    ],
+)
 def test_http_servers_that_misbehave(tmp_path: Path, mode: str, text: str) -> None:
     server = HttpToolServer(mode)
+    given = {"url": server.url, "tools": ["*"], "timeout": 0.3 if mode == "deaf" else 30.0}
     try:
         with pytest.raises(McpError, match=text):
-            Toolbox(read_settings(settings_file(tmp_path, bad={"url": server.url, "tools": ["*"]})))
+            Toolbox(read_settings(settings_file(tmp_path, bad=given)))
     finally:
         server.close()
 
@@ -137,6 +145,8 @@ def test_keys_of_this_process_stay_here(tmp_path: Path, monkeypatch: pytest.Monk
     given = {"command": sys.executable, "args": ["-c", command], "env": {"GIVEN": "g"}}
     with pytest.raises(McpError):
         Toolbox(read_settings(settings_file(tmp_path, env=given)))
+    with pytest.raises(McpError, match="did not start: illegal environment variable name"):
+        Toolbox(read_settings(settings_file(tmp_path, env={"command": "x", "env": {"A=B": "c"}})))
     seen = (tmp_path / "env").read_text()
     assert "GIVEN" in seen
     assert "SECRET_KEY" not in seen
@@ -152,6 +162,9 @@ def test_keys_of_this_process_stay_here(tmp_path: Path, monkeypatch: pytest.Monk
         ({"mcpServers": {"a": {"command": "x", "url": "http://x"}}}, "mcpServers.a"),
         ({"mcpServers": {"a": {"command": ["x"]}}}, "mcpServers.a.command"),
         ({"mcpServers": {"a": {"url": "file:///x"}}}, "mcpServers.a.url"),
+        ({"mcpServers": {"a": {"url": "http://x:99999/"}}}, "mcpServers.a.url"),
+        ({"mcpServers": {"a": {"url": "http://[x/"}}}, "mcpServers.a.url"),
+        ({"mcpServers": {"a": {"url": "http://x", "headers": {"A": "1\r\nB: 2"}}}}, "mcpServers.a.headers"),
         ({"mcpServers": {"a": {"command": "x", "timeout": 0}}}, "mcpServers.a.timeout"),
         ({"mcpServers": {"a": {"command": "x", "tool": ["y"]}}}, "mcpServers.a.tool"),
         ({"mcpServers": {"a": {"command": "x", "tools": "y"}}}, "mcpServers.a.tools"),
@@ -168,14 +181,18 @@ def test_files_that_are_wrong(tmp_path: Path, found: object, field: str) -> None
         read_settings(str(tmp_path / "missing.json"))
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return scripted_folder(tmp_path_factory.mktemp("scripted") / "model")
+
+
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
 
 def test_a_chat_with_a_tool_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A question, a call, its result from the server, and the answer; then a model that never stops calling."""
-    folder = scripted_folder(tmp_path / "model")
     script = Script(folder)
     script.says("2 and 3", CALL)
     script.says("[tool] 5", "It is 5.")
@@ -196,9 +213,8 @@ def test_a_chat_with_a_tool_server(
 
 
 def test_results_typed_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = scripted_folder(tmp_path / "model")
     script = Script(folder)
     script.says("2 and 3", CALL)
     script.says("[tool] five", "It is five.")

@@ -75,7 +75,7 @@ def pipes(mode: str) -> None:
 
 
 class HttpToolServer:
-    """On a loopback port. Modes: json, events, huge, slow, refuses. `seen` are the methods and headers of requests."""
+    """On a loopback port. Modes: json, events, huge, slow, refuses, deaf. `seen`: methods and headers of requests."""
 
     def __init__(self, mode: str) -> None:
         self.seen: list[tuple[str, dict[str, str]]] = []
@@ -91,7 +91,9 @@ class HttpToolServer:
                     self.send(403, "text/plain", b"no")
                     return
                 reply = answer(message, mode)
-                if reply is None:
+                if reply is None and mode == "deaf":
+                    time.sleep(0.6)
+                elif reply is None:
                     self.send(202, "text/plain", b"")
                 elif mode == "huge":
                     self.send(200, "application/json", b"x" * 2**23)

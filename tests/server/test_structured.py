@@ -262,7 +262,9 @@ def test_a_client_that_leaves_while_its_grammar_is_compiled(server: LiveServer, 
 
 
 def test_metrics_count_kinds_refusals_and_the_cache(folder: Path) -> None:
-    with serving(folder) as live:
+    with serving(folder, reasoning_parser="qwen3") as live:
+        reply = live.chat(thinking_token_budget=3, max_tokens=3)  # for which nothing is compiled
+        assert reply.status == 200, reply.text
         for _ in range(3):
             assert live.chat(guided_regex="[a-c]{4}", max_tokens=6).status == 200
         live.chat(guided_regex="(").error(400)

@@ -512,4 +512,4 @@ def test_deep_and_large_tools_are_refused(server: LiveServer) -> None:
 def test_templates_without_tools_refuse_them(folder: Path) -> None:
     with serving(folder) as live:
         message = live.chat("hi", tools=TOOLS).error(400, "invalid_value", "tools")
-        assert "template does not read tools" in message
+        assert "template ignores tools" in message

@@ -50,9 +50,9 @@ def test_values_are_valid(ask: dict[str, Any], right: list[str], wrong: list[str
     ("ask", "field", "message"),
     [
         ({"json": {"type": "odd"}}, "json.type", "expected one or several"),
-        ({"json": "{"}, "json", "not JSON"),
+        ({"json": "{"}, "json", "not valid JSON"),
         ({"json": '{"a": 1, "a": 2}'}, "json", "duplicate key 'a'"),
-        ({"json": '{"a": NaN}'}, "json", "NaN is not a number of JSON"),
+        ({"json": '{"a": NaN}'}, "json", "NaN is not a JSON number"),
         ({"json": '{"a":' * 50_000}, "json", "nested too deeply"),
         ({"grammar": 'start: %json {"type": "odd"}'}, "grammar", "/type"),
         ({"structural_tag": {"triggers": ["<"], "structures": [{"begin": "<", "schema": {"type": 1}, "end": ""}]}},

@@ -69,14 +69,15 @@ def test_texts_fit_as_the_format_says(form: dict[str, Any], right: list[str], wr
         ({"format": {"type": "other"}}, "structural_tag.format", "the format 'other' is not supported"),
         ({"format": const("a") | {"more": 1}}, "structural_tag.format.more", "not supported"),
         ({"format": {"type": "const_string"}}, "structural_tag.format", "the field value is missing"),
+        ({"format": tag("<", ANY, 5)}, "structural_tag.format.end", "must be a string or a list, not 5"),
         ({"format": ANY | {"max_tokens": 3}}, "structural_tag.format.max_tokens", "3 is not supported"),
         ({"format": {"type": "json_schema", "style": "qwen_xml"}}, "structural_tag.format.style", "qwen_xml"),
-        ({"format": {"type": "regex", "pattern": "(a"}}, "structural_tag.format.pattern", "without its end"),
-        ({"format": CALL | {"triggers": ["<f=", "<f"]}}, "structural_tag.format.tags[0].begin", "2 of the triggers"),
+        ({"format": {"type": "regex", "pattern": "(a"}}, "structural_tag.format.pattern", "is not closed"),
+        ({"format": CALL | {"triggers": ["<f=", "<f"]}}, "structural_tag.format.tags[0].begin", "one of the triggers"),
         ({"format": CALL | {"triggers": ["<f=", "<g"]}}, "structural_tag.format.triggers", "no tag begins with"),
         ({"format": CALL | {"excludes": ["f"]}}, "structural_tag.format", "'<f=' contains 'f'"),
         ({"format": {"type": "sequence", "elements": [ANY, NUMBER]}}, "structural_tag", "is ambiguous"),
-        ({"format": {"type": "repeat", "min": 0, "max": 10**9, "content": NUMBER}}, "structural_tag.format", "repeti"),
+        ({"format": {"type": "repeat", "min": 0, "max": 10**9, "content": NUMBER}}, "structural_tag.format", "max 10"),
         ({"format": {"type": "grammar", "grammar": "start: x"}}, "structural_tag.format.grammar", "EBNF"),
         ('{"format": {}, "format": {}}', "structural_tag", "duplicate key"),
     ],
@@ -91,5 +92,5 @@ def test_formats_are_not_nested_without_end() -> None:
     form: dict[str, Any] = NUMBER
     for _ in range(200):
         form = {"type": "optional", "content": form}
-    with pytest.raises(GrammarError, match="over 128 formats in each other"):
+    with pytest.raises(GrammarError, match="nested more than 128 deep"):
         source_of(structural_tag={"format": form})

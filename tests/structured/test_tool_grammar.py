@@ -312,7 +312,7 @@ def test_arguments_of_python_have_types(vocabulary):
 def test_what_tags_cannot_enforce_is_refused_or_dropped():
     spec = spec_of("qwen3_coder")
     schema = {"type": "object", "properties": {"s": {"type": "string", "format": "date"}}, "minProperties": 1}
-    with pytest.raises(RequestError, match="f: this model's format of calls cannot enforce minProperties"):
+    with pytest.raises(RequestError, match=r"f: strict .* cannot enforce minProperties"):
         tool_grammar(spec, Markers(), [ToolFunction("f", schema, strict=True)], ToolChoice())
     made = tool_grammar(spec, Markers(), [ToolFunction("f", schema)], ToolChoice())
     assert made.dropped == ("f: minProperties of the arguments", "f: format of the argument 's'")
@@ -321,11 +321,13 @@ def test_what_tags_cannot_enforce_is_refused_or_dropped():
 @pytest.mark.parametrize("calls", ["hermes", "qwen3_coder", "pythonic", "kimi_k2"])
 @pytest.mark.parametrize("name", ["", "a b", "f>", "x" * 300, "<tool_call>"])
 def test_names_that_no_reader_takes_are_refused(calls, name):
-    with pytest.raises(RequestError, match="cannot be the name of a function"):
+    with pytest.raises(RequestError, match="cannot be written in this model's calls"):
         tool_grammar(spec_of(calls), Markers(), [ToolFunction(name)], ToolChoice())
     schema = {"type": "object", "properties": {name: {"type": "string"}}}
     if calls in ("qwen3_coder", "pythonic"):
-        with pytest.raises(RequestError, match=r"cannot be (an argument|a keyword argument)"):
+        with pytest.raises(
+            RequestError, match=r"argument name .* (cannot be written|is not a Python identifier)"
+        ):
             tool_grammar(spec_of(calls), Markers(), [ToolFunction("f", schema)], ToolChoice())
 
 

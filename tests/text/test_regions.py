@@ -267,9 +267,10 @@ def _calls(reader: RegionReader, text: str) -> int:
     return count
 
 
+texts = st.text('aé😀"\\/\n\x7f\u2028', max_size=8)  # drawing from all of Unicode takes a second to prepare
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=12,
 )
 

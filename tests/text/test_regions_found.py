@@ -8,10 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 import quire
+from helpers.byte_tokenizer import byte_tokenizer
 from helpers.region_cases import SCHEMA, fold
 from helpers.region_templates import FAMILIES, ODD, UNKNOWN, template
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
@@ -35,12 +34,11 @@ MINI = Path(quire.__file__).parent / "models" / "quire-mini"
 
 def tokenizer(template: str, *tokens: str, **options: object) -> Tokenizer:
     """A vocabulary of bytes, with tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_tokens([AddedToken(token, normalized=False, special=True) for token in tokens])
-    return Tokenizer(backend, chat_templates={"default": template} if template else {}, **options)
+    return Tokenizer(
+        byte_tokenizer(*tokens, control=()),
+        chat_templates={"default": template} if template else {},
+        **options,
+    )
 
 
 MARKERS = (
@@ -167,7 +165,7 @@ def test_unknown_templates_are_analysed_with_a_warning(name, caplog):
     assert (found.found.calls, found.found.reasoning) == ("template", "template")
     assert found.spec.reasoning.opener == "<<R>>"
     assert found.spec.reasoning.closer == "<</R>>"
-    assert "opened by '<<R>>', closed by '<</R>>'" in caplog.text
+    assert "opener '<<R>>', closer '<</R>>'" in caplog.text
     if expected is not None:
         assert found.spec.calls.call == expected
     else:
@@ -181,7 +179,7 @@ def test_what_cannot_be_analysed_stays_text(caplog):
     with caplog.at_level(logging.WARNING):
         found = model_regions(tokenizer(ODD))
     assert (found.spec.calls, found.found.calls) == (None, "none")
-    assert "could not be analysed" in caplog.text
+    assert "calls are returned as text" in caplog.text
 
 
 def test_a_template_that_fails_is_no_obstacle():
@@ -268,7 +266,7 @@ def test_the_checkpoints_own_description(tmp_path, caplog):
     odd = {"fields": {"tool_calls": {"open_pattern": "<(a|b)>", "close": "</x>", "content": "json"}}}
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "response_template": odd}))
     assert model_regions(Tokenizer.from_dir(folder)).found.calls == "table"
-    assert "response_template of tokenizer_config.json is not used" in caplog.text
+    assert "response_template of tokenizer_config.json is ignored" in caplog.text
 
 
 @pytest.mark.parametrize(

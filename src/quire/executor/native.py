@@ -102,6 +102,7 @@ class NativeExecutor:
         self._arrays: StepArrays | None = None
         self._outputs: list[tuple[str, F32, bool]] = []  # name, all its rows, whether they are logit rows
         self._plans: StepPlans[Outputs] = StepPlans()
+        self._samplers: list[HostSampler] = []
         self._size = StepSize(0, 0, 0)  # of the last step
 
     @property
@@ -250,9 +251,11 @@ class NativeExecutor:
         if self._limits is None:
             raise RuntimeError("sampler is called after bind")
         limits = self._limits
-        return HostSampler(
+        made = HostSampler(
             self.program.vocab, limits.max_rows, executor=self._core, max_rows=limits.max_logit_rows
         )
+        self._samplers.append(made)
+        return made
 
     def prepare(self, sizes: Sequence[StepSize]) -> None:
         """Make the views of the outputs of steps of these sizes.
@@ -400,6 +403,8 @@ class NativeExecutor:
         self._outputs.clear()
         self._plans = StepPlans()
         self._arrays = None
+        while self._samplers:
+            self._samplers.pop().close()  # a native sampler keeps its executor
         del self._core
 
 

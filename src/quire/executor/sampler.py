@@ -146,6 +146,10 @@ class HostSampler:
         """Bytes held now."""
         return self._native.memory()
 
+    def close(self) -> None:
+        """Free everything, and let go of the executor; the sampler cannot be used again."""
+        del self._native, self._tokens, self._status
+
     @staticmethod
     def memory_bound(
         vocab: int, max_slots: int, threads: int, max_len: int, named: int, max_rows: int | None = None

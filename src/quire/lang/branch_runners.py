@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
-from quire.types import QuireError, RequestOutput, SamplingParams
+from quire.lang.transcript import PromptWriter
+from quire.types import QuireError, RequestError, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from quire.llm import LLM, TextStream
     from quire.llm.asynchronous import AsyncLLM
 
 Busy = Callable[[], bool]
+_WRITERS: WeakKeyDictionary[LLM | AsyncLLM, PromptWriter] = WeakKeyDictionary()
 
 
 class BranchRequest:
@@ -32,53 +36,45 @@ class BranchRequest:
         return self.error is not None or (self.output is not None and self.output.finished)
 
 
-class ProgramBranch:
-    """What is pending in a branch, and how it goes on. `path` are its numbers among its siblings, from the root on."""
+class ProgramBranch(Protocol):
+    """A branch of a program, as its runner sees it. `path` are the numbers of the forks that lead to it; it is `ready`
+    when what it was forked from has got there.
+    """
 
-    def __init__(self, path: tuple[int, ...], *, ready: bool) -> None:
-        self.path = path
-        self.ready = ready  # false until what it was forked from gets there
-        self._parts: deque[Any] = deque()
-        self._work: Iterator[list[BranchRequest]] | None = None
-        self._error: QuireError | None = None
+    path: tuple[int, ...]
+    ready: bool
 
     @property
     def busy(self) -> bool:
         """Whether something is pending."""
-        return bool(self._parts or self._work)
 
     def resume(self) -> list[BranchRequest]:
         """Go on, up to the next requests; returns none when nothing is pending. An error ends the branch."""
-        try:
-            self._work = self._work or self._run()
-            requests = next(self._work, [])
-        except QuireError as error:
-            self.end(error)
-            return []
-        if not requests:
-            self._work = None
-        return requests
 
     def end(self, error: QuireError) -> None:
         """Drop what is pending; nothing more is taken."""
-        self._parts.clear()
-        self._work, self._error = None, self._error or error
-
-    def _run(self) -> Iterator[list[BranchRequest]]:
-        """Take the parts one by one; yields requests and goes on when they have ended."""
-        raise NotImplementedError
 
 
 class BranchRunner:
-    """Runs branches. `pending` are those that have something to run, in order."""
+    """What the branches of a program have in common, and what runs them. `pending` are those that have something to
+    run, in order; `failed` those whose error has not been looked at.
+    """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, llm: LLM | AsyncLLM, params: SamplingParams, *, seed: int | None, at_once: int
+    ) -> None:
+        if at_once < 1:
+            raise RequestError("at_once", f"{at_once} is less than 1")
+        if llm not in _WRITERS:
+            _WRITERS[llm] = PromptWriter(llm.tokenizer)
+        self.writer, self.params, self.seed = _WRITERS[llm], params, seed
         self.pending: dict[ProgramBranch, None] = {}
+        self.failed: dict[ProgramBranch, None] = {}
 
     def close(self, path: tuple[int, ...]) -> None:
         """End the branch with this path and its forks."""
         for branch in [branch for branch in list(self.pending) if branch.path[: len(path)] == path]:
-            branch.end(QuireError("this branch was ended"))
+            branch.end(QuireError("this branch was closed"))
             self._abort(branch)
             self.pending.pop(branch, None)
 
@@ -91,8 +87,8 @@ class SyncRunner(BranchRunner):
     open. Another thread may set `stopped`.
     """
 
-    def __init__(self, llm: LLM, at_once: int) -> None:
-        super().__init__()
+    def __init__(self, llm: LLM, *, seed: int | None, at_once: int, **sampling: Any) -> None:
+        super().__init__(llm, replace(llm.default_params(), **sampling), seed=seed, at_once=at_once)
         self.stopped = False
         self._llm, self._at_once = llm, at_once
         self._asked: dict[ProgramBranch, list[BranchRequest]] = {}
@@ -107,7 +103,7 @@ class SyncRunner(BranchRunner):
     def step(self) -> None:
         """Let every branch go on that can, then run one step of the engine."""
         if self.stopped:
-            raise QuireError("the program was ended")
+            raise QuireError("the program was stopped")
         while going := [branch for branch in self.pending if self._can_go_on(branch)]:
             for branch in going:
                 self._asked[branch] = branch.resume()
@@ -146,8 +142,9 @@ class SyncRunner(BranchRunner):
 class AsyncRunner(BranchRunner):
     """On an AsyncLLM, each branch in a task of the event loop. At most `at_once` requests are open."""
 
-    def __init__(self, llm: AsyncLLM, at_once: int) -> None:
-        super().__init__()
+    def __init__(self, llm: AsyncLLM, *, seed: int | None, at_once: int, **sampling: Any) -> None:
+        params = SamplingParams(**{**llm.card.default_sampling, **sampling})
+        super().__init__(llm, params, seed=seed, at_once=at_once)
         self._llm, self._places = llm, asyncio.Semaphore(at_once)
         self._tasks: dict[ProgramBranch, asyncio.Task[None]] = {}
         self._news = asyncio.Event()

@@ -93,7 +93,8 @@ def gen(
         if field not in _FIELDS:
             near = difflib.get_close_matches(field, _FIELDS, 1)
             raise TypeError(
-                f"gen: {field} is no field of SamplingParams" + (f"; did you mean {near[0]}?" if near else "")
+                f"gen: {field} is not a field of SamplingParams"
+                + (f"; did you mean {near[0]}?" if near else "")
             )
     asked = {"regex": regex, "choice": choices, "json": json}
     if asked := {field: value for field, value in asked.items() if value is not None}:
@@ -101,7 +102,7 @@ def gen(
 
         sampling["structured"] = StructuredOutput(**asked)
     if SamplingParams(**sampling).n != 1:
-        raise RequestError("n", "a branch goes on in one way; fork the state for several")
+        raise RequestError("n", "must be 1; fork the state to continue in several ways")
     return Gen(name, sampling)
 
 
@@ -113,9 +114,9 @@ def select(name: str | None = None, choices: Sequence[str] = (), *, by: Rule = "
     RequestError.
     """
     if isinstance(choices, str) or not choices or not all(isinstance(c, str) and c for c in choices):
-        raise RequestError("choices", "must be a list of texts that are not empty")
+        raise RequestError("choices", "must be a list of strings that are not empty")
     if len(set(choices)) < len(choices):
-        raise RequestError("choices", "must differ from each other")
+        raise RequestError("choices", "must be distinct")
     if by not in {"sum", "mean"}:
         raise RequestError("by", f"must be 'sum' or 'mean', not {by!r}")
     return Select(name, tuple(choices), by)

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakKeyDictionary
 
-from quire.lang.branch_runners import AsyncRunner, BranchRequest, ProgramBranch, SyncRunner
+from quire.lang.branch_runners import AsyncRunner, BranchRequest, SyncRunner
 from quire.lang.expressions import Expression, Gen, Select, Term, TurnEnd, TurnStart, terms
 from quire.lang.selection import Selection, common, scores, shared_tokens
-from quire.lang.transcript import PromptText, PromptWriter, Transcript
+from quire.lang.transcript import PromptText, Transcript
 from quire.types import FinishReason, QuireError, RequestError, RequestOutput, SamplingParams, Usage
 
 if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.llm.asynchronous import AsyncLLM
 
-_WRITERS: WeakKeyDictionary[LLM | AsyncLLM, PromptWriter] = WeakKeyDictionary()
 _WORTH_WAITING = 16  # tokens, a block of the cache: fewer are computed by each branch for itself
 _SCORE = SamplingParams(temperature=0, max_tokens=1)
 _SHOWN_CHARS = 80
@@ -49,26 +48,7 @@ class Pending:
         return self.text if self.text is not None else output.outputs[0].text if output else ""
 
 
-class _Program:
-    """What all branches of a program have in common."""
-
-    def __init__(self, llm: Any, seed: int | None, at_once: int, sampling: dict[str, Any]) -> None:
-        if at_once < 1:
-            raise RequestError("at_once", f"{at_once} is less than 1")
-        self.seed = seed
-        self.failed: dict[ProgramState, None] = {}  # those whose error has not been looked at
-        self.runner: SyncRunner | AsyncRunner
-        if inspect.iscoroutinefunction(llm.generate):
-            self.runner, recommended = AsyncRunner(llm, at_once), SamplingParams(**llm.card.default_sampling)
-        else:
-            self.runner, recommended = SyncRunner(llm, at_once), llm.default_params()
-        self.params = replace(recommended, **sampling)
-        if llm not in _WRITERS:
-            _WRITERS[llm] = PromptWriter(llm.tokenizer)
-        self.writer = _WRITERS[llm]
-
-
-class ProgramState(ProgramBranch):
+class ProgramState:
     """A branch of a generation program on an LLM or an AsyncLLM.
 
         s = ProgramState(llm, temperature=0)
@@ -85,18 +65,24 @@ class ProgramState(ProgramBranch):
     def __init__(
         self, llm: LLM | AsyncLLM, *, seed: int | None = None, at_once: int = 64, **sampling: Any
     ) -> None:
-        self._begin(_Program(llm, seed, at_once, sampling), (), ready=True)
+        kind: Any = AsyncRunner if inspect.iscoroutinefunction(llm.generate) else SyncRunner
+        self._begin(kind(llm, seed=seed, at_once=at_once, **sampling), ())
+        self.ready = True
 
-    def _begin(self, program: _Program, path: tuple[int, ...], *, ready: bool) -> None:
-        super().__init__(path, ready=ready)
-        self._program, self._transcript = program, Transcript()
+    def _begin(self, runner: SyncRunner | AsyncRunner, path: tuple[int, ...]) -> None:
+        self.runner = runner  # of all branches of the program
+        self.path, self.ready = path, False
+        self.usage = Usage()  # of its own requests
+        self.returned: Any = None  # what the program's function returned
+        self._parts: deque[Pending] = deque()
+        self._work: Iterator[list[BranchRequest]] | None = None
+        self._error: QuireError | None = None
         self._current: Pending | None = None
+        self._transcript = Transcript()
         self._variables: dict[str, Pending] = {}
         self._cached: list[int] = []  # tokens of the latest request
         self._said = ""  # its text
         self._made = self._forked = 0
-        self.usage = Usage()  # of its own requests
-        self.returned: Any = None  # what the program's function returned
 
     # -- what a program does ---------------------------------------------------------------------------------
 
@@ -118,7 +104,7 @@ class ProgramState(ProgramBranch):
             raise RequestError("count", f"{count} is less than 1")
         branches = [ProgramState.__new__(ProgramState) for _ in range(count)]
         for branch in branches:
-            branch._begin(self._program, (*self.path, self._forked), ready=False)
+            branch._begin(self.runner, (*self.path, self._forked))
             self._forked += 1
         forks = Forks(branches)
         self._add(forks)
@@ -139,12 +125,12 @@ class ProgramState(ProgramBranch):
     def text(self) -> str:
         """The text so far, as the next `gen` would continue it."""
         self._settle()
-        return self._program.writer.render(self._transcript).text
+        return self.runner.writer.render(self._transcript).text
 
     @property
     def error(self) -> QuireError | None:
         """Why the branch failed; it takes no more parts then. Reading and joining it raise this error."""
-        self._program.failed.pop(self, None)
+        self.runner.failed.pop(self, None)
         return self._error
 
     def run(self) -> None:
@@ -156,18 +142,13 @@ class ProgramState(ProgramBranch):
 
     def close(self) -> None:
         """End this branch and its forks, and abort their requests. Does nothing when they have nothing pending."""
-        self._program.runner.close(self.path)
+        self.runner.close(self.path)
 
     @property
     def unfinished(self) -> Forks:
         """This branch and all that have something pending, or an error that has not been looked at."""
-        pending = cast("dict[ProgramState, None]", self._program.runner.pending)
-        return Forks([self, *self._program.failed, *pending])
-
-    @property
-    def runner(self) -> SyncRunner | AsyncRunner:
-        """What runs the branches of the program."""
-        return self._program.runner
+        left = cast("list[ProgramState]", [*self.runner.failed, *self.runner.pending])
+        return Forks([self, *left])
 
     def __repr__(self) -> str:
         """A line for each variable: shown by notebooks."""
@@ -179,10 +160,30 @@ class ProgramState(ProgramBranch):
 
     # -- how it is run ---------------------------------------------------------------------------------------
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is pending."""
+        return bool(self._parts or self._work)
+
+    def resume(self) -> list[BranchRequest]:
+        """Go on, up to the next requests; returns none when nothing is pending. An error ends the branch."""
+        try:
+            self._work = self._work or self._run()
+            requests = next(self._work, [])
+        except QuireError as error:
+            self.end(error)
+            return []
+        if not requests:
+            self._work = None
+        return requests
+
     def end(self, error: QuireError) -> None:
+        """Drop what is pending; nothing more is taken."""
         waiting = [part.term for part in (self._current, *self._parts) if part is not None]
-        super().end(error)
-        self._current, self._program.failed[self] = None, None
+        self._parts.clear()
+        self._work = self._current = None
+        self._error = self._error or error
+        self.runner.failed[self] = None
         for forks in waiting:
             if isinstance(forks, Forks):
                 forks.end(error)
@@ -190,7 +191,7 @@ class ProgramState(ProgramBranch):
     def _add(self, term: Term | Forks) -> None:
         if self._error is None:
             self._parts.append(Pending(term))
-            self._program.runner.pending[self] = None
+            self.runner.pending[self] = None
         elif isinstance(term, Forks):
             term.end(self._error)
 
@@ -212,6 +213,7 @@ class ProgramState(ProgramBranch):
         return self._variables[name]
 
     def _run(self) -> Iterator[list[BranchRequest]]:
+        """Take the parts one by one; yields requests and goes on when they have ended."""
         while self._parts:
             part = self._current = self._parts.popleft()
             match part.term:
@@ -234,11 +236,11 @@ class ProgramState(ProgramBranch):
     def _generate(self, part: Pending, gen: Gen) -> Iterator[list[BranchRequest]]:
         prompt, sampling = self._prompt(), dict(gen.sampling)
         self._made += 1
-        if self._program.seed is not None:
-            words = repr((self._program.seed, self.path, self._made)).encode()
+        if self.runner.seed is not None:
+            words = repr((self.runner.seed, self.path, self._made)).encode()
             sampling.setdefault("seed", int.from_bytes(blake2b(words, digest_size=8).digest()))
-        ids = self._program.writer.encode(prompt)
-        part.request = BranchRequest(ids, replace(self._program.params, **sampling))
+        ids = self.runner.writer.encode(prompt)
+        part.request = BranchRequest(ids, replace(self.runner.params, **sampling))
         (output,) = yield from self._ask([part.request])
         (sample,) = output.outputs
         if sample.finish_reason not in {FinishReason.STOP, FinishReason.LENGTH}:
@@ -247,7 +249,7 @@ class ProgramState(ProgramBranch):
         part.result = output
 
     def _select(self, part: Pending, select: Select) -> Iterator[list[BranchRequest]]:
-        prompt, choices, encode = self._prompt(), select.choices, self._program.writer.encode
+        prompt, choices, encode = self._prompt(), select.choices, self.runner.writer.encode
         before, options = encode(prompt), [encode(prompt, choice) for choice in choices]
         shared = shared_tokens(before, options, choices)
         params = replace(_SCORE, prompt_logprobs=0, prompt_logprobs_start=shared)
@@ -268,7 +270,7 @@ class ProgramState(ProgramBranch):
     def _start(self, forks: Forks) -> Iterator[list[BranchRequest]]:
         """Copy the state into its forks, after computing what they have in common."""
         try:
-            ids = self._program.writer.encode(self._render())
+            ids = self.runner.writer.encode(self._render())
             if len(forks) > 1 and len(ids) - common(ids, self._cached) >= _WORTH_WAITING:
                 yield from self._ask([BranchRequest(ids, _SCORE)])
                 self._cached = ids
@@ -300,11 +302,11 @@ class ProgramState(ProgramBranch):
 
     def _render(self) -> PromptText:
         """The text so far. It begins with that of the latest prompt, unless the template changes earlier text."""
-        prompt, said = self._program.writer.render(self._transcript), self._said
+        prompt, said = self.runner.writer.render(self._transcript), self._said
         if not prompt.text.startswith(said):
             same = next((i for i, (a, b) in enumerate(zip(said, prompt.text, strict=False)) if a != b), 0)
             warnings.warn(
-                f"the chat template changes earlier text, from {_shown(said[same:])} on: this is computed again",
+                f"the chat template changes earlier text: it is computed again from {_shown(said[same:])} on",
                 stacklevel=2,
             )
         self._said = prompt.text
@@ -316,29 +318,20 @@ class ProgramState(ProgramBranch):
         part.text, part.request = text, None
 
 
-class Forks:
-    """Branches of a state, as a list; forks["x"] are the values of a variable, branch by branch."""
+class Forks(list[ProgramState]):
+    """Branches of a state; forks["x"] are the values of a variable, branch by branch."""
 
-    def __init__(self, branches: list[ProgramState]) -> None:
-        self._branches = branches
+    def __getitem__(self, key: Any) -> Any:
+        return [branch[key] for branch in self] if isinstance(key, str) else super().__getitem__(key)
 
-    def __len__(self) -> int:
-        return len(self._branches)
-
-    def __iter__(self) -> Iterator[ProgramState]:
-        return iter(self._branches)
-
-    def __getitem__(self, key: int | str) -> Any:
-        return [branch[key] for branch in self] if isinstance(key, str) else self._branches[key]
-
-    def __setitem__(self, index: int, branch: ProgramState) -> None:
+    def __setitem__(self, index: Any, branch: Any) -> None:
         """`forks[0] += …` puts the branch back; another one is refused."""
-        if branch is not self._branches[index]:
+        if branch is not self[index]:
             raise TypeError("a branch cannot be replaced")
 
     def join(self) -> Forks:
         """Run all branches to their end, on an LLM. Raises the error of the first one that failed."""
-        runner = self._branches[0].runner
+        runner = self[0].runner
         if isinstance(runner, AsyncRunner):
             raise QuireError("the program runs on an AsyncLLM: await the state or the forks")
         with self.closing():
@@ -347,9 +340,9 @@ class Forks:
 
     async def wait(self) -> Forks:
         """Run all branches to their end, on an AsyncLLM. Raises the error of the first one that failed."""
-        runner = self._branches[0].runner
+        runner = self[0].runner
         if isinstance(runner, SyncRunner):
-            raise QuireError("the program runs on an LLM: nothing is to be awaited")
+            raise QuireError("the program runs on an LLM: use run() or join(), without await")
         with self.closing():
             await runner.run(self._busy)
         return self.check()
@@ -369,7 +362,7 @@ class Forks:
         for branch in self:
             branch.end(error)
             branch.runner.pending.pop(branch, None)
-            branch._program.failed.pop(branch, None)  # the error is that of the other one
+            branch.runner.failed.pop(branch, None)  # the error is that of the other one
 
     def _busy(self) -> bool:
         return any(branch.busy for branch in self)

@@ -38,7 +38,9 @@ def shared_tokens(prompt: Sequence[int], options: Sequence[Sequence[int]], choic
         if len(option) <= shared:
             raise RequestError("choices", f"{choice!r} adds no token")
     if not shared:
-        raise RequestError("choices", "no token stands before them, and the first one has no probability")
+        raise RequestError(
+            "choices", "the text before them has no token, so their first token has no probability"
+        )
     return shared
 
 

@@ -35,7 +35,7 @@ class Transcript:
         """Raise RequestError between turns."""
         if self.turns and self.role is None:
             raise RequestError(
-                "role", f"{what} cannot stand between turns; put it into one, as in assistant(…)"
+                "role", f"{what} cannot stand between turns; put it inside one, as in assistant(…)"
             )
 
     def add(self, text: str, *, own: bool) -> None:

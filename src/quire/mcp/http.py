@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from quire.mcp.session import MAX_MESSAGE_BYTES, McpError, Message
 
 _PIECE = 64 * 1024
+_Posted = tuple[http.client.HTTPConnection, http.client.HTTPResponse]
 
 
 class HttpTransport:
@@ -26,33 +27,18 @@ class HttpTransport:
         }
 
     def exchange(self, message: Message, deadline: float, /) -> Iterator[Message]:
-        connection = self._connect(deadline)
-        try:
-            response = self._send(connection, "POST", json.dumps(message).encode())
-            self._remember(response)
-            if response.status >= 300:
-                raise self._error(f"answered with HTTP status {response.status}")
+        with self._posted(message, deadline) as (connection, response):
+            session = response.headers.get("Mcp-Session-Id")
+            if session is not None:
+                self._headers["Mcp-Session-Id"] = session
             if response.headers.get_content_type() == "text/event-stream":
                 yield from self._events(connection, response, deadline)
             else:
                 yield self._parse(self._body(connection, response, deadline))
-        except TimeoutError:
-            raise
-        except (OSError, http.client.HTTPException) as error:
-            raise self._error(f"cannot be reached: {error}") from None
-        finally:
-            connection.close()
 
     def notify(self, message: Message, deadline: float, /) -> None:
-        connection = self._connect(deadline)
-        try:
-            response = self._send(connection, "POST", json.dumps(message).encode())
-            if response.status >= 300:
-                raise self._error(f"answered with HTTP status {response.status}")
-        except (OSError, http.client.HTTPException) as error:
-            raise self._error(f"cannot be reached: {error}") from None
-        finally:
-            connection.close()
+        with self._posted(message, deadline):
+            pass
 
     def agreed(self, version: str, /) -> None:
         self._headers["MCP-Protocol-Version"] = version
@@ -66,6 +52,22 @@ class HttpTransport:
             self._send(connection, "DELETE", None)
         connection.close()
 
+    @contextlib.contextmanager
+    def _posted(self, message: Message, deadline: float) -> Iterator[_Posted]:
+        """A message on its way: its connection, and the response, whose status is good."""
+        connection = self._connect(deadline)
+        try:
+            response = self._send(connection, "POST", json.dumps(message).encode())
+            if response.status >= 300:
+                raise self._error(f"answered with HTTP status {response.status}")
+            yield connection, response
+        except TimeoutError:
+            raise
+        except (OSError, http.client.HTTPException) as error:
+            raise self._error(f"cannot be reached: {error}") from None
+        finally:
+            connection.close()
+
     def _connect(self, deadline: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
@@ -77,11 +79,6 @@ class HttpTransport:
         path = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
         connection.request(method, path, body, dict(self._headers))
         return connection.getresponse()
-
-    def _remember(self, response: http.client.HTTPResponse) -> None:
-        session = response.headers.get("Mcp-Session-Id")
-        if session is not None:
-            self._headers["Mcp-Session-Id"] = session
 
     def _pieces(
         self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float
@@ -134,7 +131,7 @@ class HttpTransport:
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
-            raise self._error(f"sent no message: {text[:80]!r}")
+            raise self._error(f"sent a message that is not a JSON object: {text[:80]!r}")
         return message
 
     def _error(self, text: str) -> McpError:

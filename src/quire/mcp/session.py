@@ -135,7 +135,7 @@ class McpSession:
                     raise self._error(f"sent {MAX_STRAY} messages in place of an answer to {method}")
         except TimeoutError:
             if method != "initialize":
-                with contextlib.suppress(McpError, TimeoutError):
+                with contextlib.suppress(McpError):
                     self._notify("notifications/cancelled", {"requestId": number, "reason": "timeout"})
             raise self._error(f"did not answer {method} within {self._timeout:g} s") from None
         raise self._error(f"ended the connection without an answer to {method}")
@@ -156,12 +156,15 @@ class McpSession:
             raise self._error(f"refused {method}: {str(error.get('message'))[:500]}")
         result = message.get("result")
         if not isinstance(result, dict):
-            raise self._error(f"sent no result of {method}")
+            raise self._error(f"sent no result for {method}")
         return result
 
     def _notify(self, method: str, params: Mapping[str, Any]) -> None:
         message = {"jsonrpc": "2.0", "method": method, "params": dict(params)}
-        self._transport.notify(message, time.monotonic() + self._timeout)
+        try:
+            self._transport.notify(message, time.monotonic() + self._timeout)
+        except TimeoutError:
+            raise self._error(f"did not take {method} within {self._timeout:g} s") from None
 
     def _error(self, text: str) -> McpError:
         return McpError(f"MCP server {self.name!r} {text}")

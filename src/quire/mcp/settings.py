@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
@@ -16,6 +17,7 @@ MAX_FILE_BYTES = 2**20
 MAX_SERVERS = 32
 MAX_SECONDS = 3600
 MAX_ROUNDS = 100
+_HEADER_NAME, _HEADER_VALUE = re.compile(r"[!-9;-~]+"), re.compile(r"[\t -~]*")
 _LISTS, _TABLES, _TEXTS = ("args", "tools"), ("env", "headers"), ("command", "cwd", "url", "type")
 
 
@@ -71,7 +73,7 @@ def _server(name: str, given: Any) -> ServerSettings:
     command, url = given.get("command"), given.get("url", "")
     if (command is None) == (not url):
         raise RequestError(where, "needs either command or url")
-    if url and urlsplit(url).scheme not in {"http", "https"}:
+    if url and not _is_address(url):
         raise RequestError(f"{where}.url", f"{url!r} is not an http or https address")
     return ServerSettings(
         name=name,
@@ -85,24 +87,35 @@ def _server(name: str, given: Any) -> ServerSettings:
     )
 
 
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return (
+            url.isascii() and parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        )
+    except ValueError:  # of a port, or of brackets
+        return False
+
+
 def _check(where: str, key: str, value: Any) -> None:
     """Raise RequestError for a key that is unknown or has a value of another type."""
     if key in _LISTS:
-        right, kind = (
-            isinstance(value, list) and all(isinstance(item, str) for item in value),
-            "a list of texts",
-        )
+        right = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        kind = "a list of strings"
     elif key in _TABLES:
         right = isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
-        kind = "an object of texts"
+        kind = "an object whose values are strings"
+        if key == "headers" and right:
+            right = all(_HEADER_NAME.fullmatch(n) and _HEADER_VALUE.fullmatch(v) for n, v in value.items())
+            kind = "an object of HTTP headers in ASCII"
     elif key in _TEXTS:
-        right, kind = isinstance(value, str) and bool(value), "a text"
+        right, kind = isinstance(value, str) and bool(value), "a string that is not empty"
     elif key == "timeout":
         right = type(value) in {int, float} and 0 < value <= MAX_SECONDS
         kind = f"a number of seconds up to {MAX_SECONDS}"
     else:
         raise RequestError(
-            where, f"is not a key of a server: {', '.join((*_TEXTS, *_LISTS, *_TABLES, 'timeout'))}"
+            where, f"unknown key; a server has {', '.join((*_TEXTS, *_LISTS, *_TABLES, 'timeout'))}"
         )
     if not right:
         raise RequestError(where, f"must be {kind}")

@@ -15,16 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from quire.mcp.session import MAX_MESSAGE_BYTES, McpError, Message
 
-_INHERITED = (
-    "HOME",
-    "LANG",
-    "LOGNAME",
-    "PATH",
-    "SHELL",
-    "TERM",
-    "TMPDIR",
-    "USER",
-)  # keys of others stay here
+# Other variables may hold keys, which stay here.
+_INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
 _GRACE_SECONDS = 1.0
 _WAITING_MESSAGES = 256
 
@@ -40,7 +32,7 @@ class StdioTransport:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 env=inherited | dict(env), cwd=cwd, start_new_session=True,
             )  # fmt: skip
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: of a name in `env`
             raise McpError(f"MCP server {name!r} did not start: {error}") from None
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
@@ -111,7 +103,7 @@ class StdioTransport:
             except (ValueError, RecursionError):
                 message = None
             if not isinstance(message, dict):
-                self._end(f"sent a line that is no message: {line[:80]!r}")
+                self._end(f"sent a line that is not a JSON object: {line[:80]!r}")
                 return
             self._messages.put(message)
         self._end("has ended")

@@ -85,7 +85,7 @@ class Toolbox:
             if not server.allows(tool.name):
                 continue
             if tool.name in self._entries:
-                raise McpError(f"two MCP servers have a tool {tool.name!r}; allow one of them")
+                raise McpError(f"two MCP servers offer a tool {tool.name!r}; allow only one of them")
             function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
             self._entries[tool.name] = _Entry(session, {"type": "function", "function": function})
         left = [tool.name for tool in offered if not server.allows(tool.name)]

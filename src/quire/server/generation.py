@@ -122,10 +122,12 @@ class HttpGeneration:
             message = "no token can be sampled: the model gives probability 0 to every allowed token"
             raise ApiError(400, message, code="no_token_left")
         if delta.finish_reason is FinishReason.GRAMMAR_DEAD_END:
-            message = "no token can be sampled: none continues the answer as its grammar wants it"
+            message = (
+                "no token can be sampled: the grammar and the other parameters of the request allow none"
+            )
             raise ApiError(400, message, code="grammar_dead_end")
         if delta.finish_reason is FinishReason.GRAMMAR_LIMIT:
-            message = "the grammar of the answer took more time or memory than a request may"
+            message = "the grammar of the answer exceeded its limit of time or memory"
             raise ApiError(400, message, code="grammar_limit")
 
     def deliver(

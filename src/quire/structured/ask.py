@@ -74,15 +74,17 @@ class StructuredOutput(Structure):
     def __post_init__(self) -> None:
         for name in ("json_object", "strict", "disable_any_whitespace"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(name, f"{getattr(self, name)!r} is not true or false")
+                raise RequestError(name, f"must be true or false, not {getattr(self, name)!r:.80}")
         given = [
             name for name in KINDS if getattr(self, name) is not None and getattr(self, name) is not False
         ]
         if self.json is False:
-            raise RequestError("json", "no value is valid against the schema false")
+            raise RequestError("json", "the schema false allows no value")
         if len(given) != 1:
             found = f", not {' and '.join(given)}" if given else ""
-            raise RequestError(given[0] if given else "structured", f"give one of {', '.join(KINDS)}{found}")
+            raise RequestError(
+                given[0] if given else "structured", f"give exactly one of {', '.join(KINDS)}{found}"
+            )
         kind = given[0]
         object.__setattr__(self, "kind", kind)
         if kind in {"json", "structural_tag"}:
@@ -95,9 +97,9 @@ class StructuredOutput(Structure):
 
     def _check_options(self) -> None:
         if self.syntax not in SYNTAXES:
-            raise RequestError("syntax", f"{self.syntax!r} is not one of {', '.join(SYNTAXES)}")
+            raise RequestError("syntax", f"must be one of {', '.join(SYNTAXES)}, not {self.syntax!r:.80}")
         if self.syntax != "auto" and self.kind != "grammar":
-            raise RequestError("syntax", f"only with grammar, not with {self.kind}")
+            raise RequestError("syntax", f"applies only to grammar, not to {self.kind}")
         json_only = {
             "strict": not self.strict,
             "disable_any_whitespace": self.disable_any_whitespace,
@@ -105,9 +107,9 @@ class StructuredOutput(Structure):
         }
         for name, used in json_only.items():
             if used and self.kind not in {"json", "json_object", "structural_tag"}:
-                raise RequestError(name, f"only for JSON, not with {self.kind}")
+                raise RequestError(name, f"applies only to JSON, not to {self.kind}")
         if self.whitespace_pattern:
-            raise RequestError("whitespace_pattern", "only the empty one is supported: no whitespace")
+            raise RequestError("whitespace_pattern", 'only "" is supported: no whitespace')
 
     def values(self) -> dict[str, Any]:
         """The fields that are not at their defaults, as plain JSON values."""
@@ -133,30 +135,30 @@ def _json_text(name: str, value: Any) -> str:
         value = make()
     if not isinstance(value, Mapping) and value is not True:
         raise RequestError(
-            name, f"{type(value).__name__} is not a JSON object, JSON text or a class of a model"
+            name, f"must be a JSON object, JSON text or a pydantic model, not {type(value).__name__}"
         )
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=dict)
     except RecursionError:
         raise RequestError(name, "nested too deeply") from None
     except (TypeError, ValueError) as error:
-        raise RequestError(name, f"not JSON: {error}") from None
+        raise RequestError(name, f"not valid JSON: {error}") from None
     _check_text(name, text)
     return text
 
 
 def _choices(choice: Any) -> tuple[str, ...]:
     if isinstance(choice, str) or not isinstance(choice, Sequence):
-        raise RequestError("choice", f"{type(choice).__name__} is not a list of texts")
+        raise RequestError("choice", f"must be a list of strings, not {type(choice).__name__}")
     if not choice:
-        raise RequestError("choice", "the list is empty")
+        raise RequestError("choice", "must not be empty")
     if len(choice) > MAX_CHOICES:
         raise RequestError("choice", f"{len(choice)} choices exceed the limit of {MAX_CHOICES}")
     size = 0
     for position, text in enumerate(choice):
         name = f"choice[{position}]"
         if not isinstance(text, str):
-            raise RequestError(name, f"{type(text).__name__} is not a text")
+            raise RequestError(name, f"must be a string, not {type(text).__name__}")
         size += _check_text(name, text)
     if size > MAX_BYTES:
         raise RequestError("choice", f"{format_size(size)} exceed the limit of {format_size(MAX_BYTES)}")
@@ -167,7 +169,7 @@ def _check_text(name: str, text: Any) -> int:
     """The bytes of a text. Raises RequestError for another type, for one over the limit, and for lone surrogates, which
     no token stands for."""
     if not isinstance(text, str):
-        raise RequestError(name, f"{type(text).__name__} is not a text")
+        raise RequestError(name, f"must be a string, not {type(text).__name__}")
     if len(text) <= MAX_BYTES:
         try:
             size = len(text.encode())

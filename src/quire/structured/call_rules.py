@@ -170,7 +170,7 @@ class CallRules:
         lark, call = self._lark, self._spec.call
         if not is_name(tool.name):
             raise RequestError(
-                "tools", f"{tool.name!r} cannot be the name of a function in this model's calls"
+                "tools", f"the function name {tool.name!r} cannot be written in this model's calls"
             )
         if isinstance(call, ObjectCall) and self._beside:
             return self._json_object(call, tool)
@@ -254,7 +254,7 @@ class CallRules:
         if tool.strict:
             raise RequestError(
                 "tools",
-                f"{tool.name}: this model's format of calls cannot enforce {keyword}; leave out strict",
+                f"{tool.name}: strict cannot be kept, since this model's format of calls cannot enforce {keyword}",
             )
         self._lark.dropped.append(f"{tool.name}: {keyword}")
 
@@ -264,7 +264,8 @@ class CallRules:
         for name, schema, required in self._arguments(tool):
             if not is_key(name):
                 raise RequestError(
-                    "tools", f"{tool.name}: {name!r} cannot be an argument in this model's calls"
+                    "tools",
+                    f"{tool.name}: the argument name {name!r} cannot be written in this model's calls",
                 )
             head = lark.literal(tags.open + name + tags.middle)
             piece = f"{head} {self._tag_value(tool, name, schema, tags)}"
@@ -313,7 +314,10 @@ class CallRules:
         first = ""  # what may be written if no argument is there yet
         for name, schema, required in reversed(self._arguments(tool)):
             if not (name.isidentifier() and is_name(name)):
-                raise RequestError("tools", f"{tool.name}: {name!r} cannot be a keyword argument")
+                raise RequestError(
+                    "tools",
+                    f"{tool.name}: the argument name {name!r} is not a Python identifier, as this model's calls need",
+                )
             value = f"{quoted(name + '=')} {self._python_value(tool, schema)}"
             first = (
                 f"{value} {rest}"

@@ -94,6 +94,24 @@ Node: TypeAlias = Text | OneOf | Then | Alternatives | Times | RuleRef | Opaque 
 Rules = Mapping[str, Node]
 NOTHING = Text("")
 ANY = OneOf(((0, LAST),))
+REPEATS: Mapping[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+
+
+def choice(parts: Iterable[Node]) -> Node:
+    """One of these."""
+    found = tuple(parts)
+    return found[0] if len(found) == 1 else Alternatives(found) if found else NOTHING
+
+
+def series(parts: Iterable[Node]) -> Node:
+    """One after the other."""
+    found = tuple(part for part in parts if part != NOTHING)
+    return found[0] if len(found) == 1 else Then(found) if found else NOTHING
+
+
+def texts(found: Iterable[str]) -> Node:
+    """One of these texts."""
+    return choice(map(Text, dict.fromkeys(found)))
 
 
 def negate(ranges: Iterable[Range]) -> tuple[Range, ...]:
@@ -174,8 +192,7 @@ def simplified(node: Node, known: Rules) -> Node:
     if isinstance(node, Alternatives):
         parts = (simplified(part, known) for part in node.parts)
         flat = (one for part in parts for one in (part.parts if isinstance(part, Alternatives) else (part,)))
-        kept = tuple(dict.fromkeys(flat))
-        return kept[0] if len(kept) == 1 else Alternatives(kept)
+        return choice(dict.fromkeys(flat))
     return node
 
 
@@ -194,9 +211,9 @@ def _joined(parts: Iterable[Node]) -> Node:
             last = out[-1] if out else None
             if isinstance(one, Text) and isinstance(last, Text):
                 out[-1] = Text(last.text + one.text)
-            elif one != NOTHING:
+            else:
                 out.append(one)
-    return out[0] if len(out) == 1 else Then(tuple(out)) if out else NOTHING
+    return series(out)
 
 
 def check(rules: Rules, start: str, *, left_recursion: bool) -> dict[str, Node]:
@@ -216,7 +233,7 @@ def check(rules: Rules, start: str, *, left_recursion: bool) -> dict[str, Node]:
     ends = _closure(needed, _can_end)
     for name in needed:
         if name not in ends:
-            raise GrammarError("grammar", f"rule {name} never ends: no text fits it")
+            raise GrammarError("grammar", f"rule {name} never ends: no text matches it")
     if not left_recursion:
         _check_left(needed)
     return needed
@@ -235,7 +252,9 @@ def _reach(rules: Rules, start: str) -> list[str]:
             order.append(name)
             stack.append(iter(tuple(names(rules[name]))))
             if len(stack) > MAX_DEPTH:
-                raise GrammarError("grammar", f"rule {name} is over {MAX_DEPTH} references away from {start}")
+                raise GrammarError(
+                    "grammar", f"rule {name} is more than {MAX_DEPTH} references away from {start}"
+                )
     return order
 
 
@@ -301,8 +320,8 @@ def _check_left(rules: Rules) -> None:
                 through = " -> ".join([*path[path.index(name) :], name])
                 raise GrammarError(
                     "grammar",
-                    f"rule {name} is left-recursive ({through}): write a repetition, such as item (op item)*, or the "
-                    "grammar in Lark, which has left recursion",
+                    f"rule {name} is left-recursive ({through}): write a repetition such as item (op item)*, "
+                    "or write the grammar in Lark, which allows left recursion",
                 )
             elif name not in done:
                 path.append(name)
@@ -336,6 +355,6 @@ def check_repeats(node: Node, field: str, outer: int = 1) -> None:
                 what = f"{{{node.low},{'' if node.high is None else node.high}}}"
                 raise GrammarError(
                     field,
-                    f"the repetition {what} makes {count} of one thing, over the limit of {MAX_REPEATS}",
+                    f"the repetition {what} allows {count} copies of one item, over the limit of {MAX_REPEATS}",
                 )
         stack.extend((part, count) for part in children(node))

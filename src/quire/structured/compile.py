@@ -10,11 +10,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from quire.structured.ask import CompiledGrammar, GrammarError, StructuredOutput
-from quire.structured.character_rules import Node
+from quire.structured.character_rules import Node, texts
 from quire.structured.gbnf import START, looks_like_gbnf, parse_gbnf
 from quire.structured.grammar_limits import MAX_SOURCE_BYTES, parser_limits
 from quire.structured.lark import check_lark, no_duplicates
-from quire.structured.lark_text import alternatives, write_lark
+from quire.structured.lark_text import write_lark
 from quire.structured.regex import parse_regex
 from quire.structured.structural_tag import TOP, parse_structural_tag
 from quire.types import Grammar
@@ -124,7 +124,7 @@ class _Maker:
             return write_lark(
                 parse_structural_tag(_parse(ask.structural_tag, ask.kind), self._add_schema), TOP
             )
-        node: Node = parse_regex(str(ask.regex)) if ask.kind == "regex" else alternatives(ask.choice or ())
+        node: Node = parse_regex(str(ask.regex)) if ask.kind == "regex" else texts(ask.choice or ())
         return write_lark({"start": node}, "start")
 
     def _schema(self, schema: object) -> str:
@@ -160,8 +160,8 @@ def _parse(text: str, field: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=no_duplicates, parse_constant=_no_constant)
     except ValueError as error:
-        raise GrammarError(field, f"not JSON: {error}") from None
+        raise GrammarError(field, f"not valid JSON: {error}") from None
 
 
 def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

@@ -18,18 +18,18 @@ from quire.structured.character_rules import (
     ANY,
     LAST,
     MAX_DEPTH,
-    NOTHING,
-    Alternatives,
+    REPEATS,
     Node,
     OneOf,
     RuleRef,
     Text,
-    Then,
     Times,
     check,
     check_repeats,
+    choice,
     merge,
     negate,
+    series,
 )
 
 START = "root"
@@ -51,7 +51,7 @@ _REFUSED = {
     "token": "a token ({})",
     "ahead": "look-ahead {}",
 }
-_UNENDED = {'"': "a text without its end", "[": "characters without their end"}
+_UNENDED = {'"': "the string is not closed", "[": "'[' is not closed"}
 _ESCAPES = {
     "n": "\n", "r": "\r", "t": "\t", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b", "0": "\0",
 }  # fmt: skip
@@ -71,19 +71,21 @@ def parse_gbnf(text: str) -> dict[str, Node]:
     tokens = list(_tokens(text))
     starts = [i - 1 for i, token in enumerate(tokens) if token[0] == "define"]
     if not starts or starts[0] != 0:
-        raise GrammarError("grammar", f"{_where(text, 0)}: a rule begins with its name and ::=")
+        raise GrammarError("grammar", f"{_where(text, 0)}: a rule must begin with its name and ::=")
     dotted = {tokens[i][1] for i in starts if "." in tokens[i][1]}
     rules: dict[str, Node] = {}
     for begin, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
         kind, name, place = tokens[begin]
         if kind != "name":
-            raise GrammarError("grammar", f"{_where(text, place)}: {name!r} before ::= is not a name")
+            raise GrammarError(
+                "grammar", f"{_where(text, place)}: {name!r} before ::= is not the name of a rule"
+            )
         if name in rules:
             raise GrammarError("grammar", f"{_where(text, place)}: rule {name} is defined twice")
         body = tokens[begin + 2 : end]
         if not body:
             raise GrammarError(
-                "grammar", f'{_where(text, place)}: rule {name} is empty; write "" for the empty text'
+                "grammar", f'{_where(text, place)}: rule {name} is empty; write "" for the empty string'
             )
         rules[name] = _Body(text, name, list(_undotted(body, dotted))).parse()
     for node in (rules := check(rules, START, left_recursion=False)).values():
@@ -97,7 +99,7 @@ def _tokens(text: str) -> Iterator[Token]:
         match = _TOKEN.match(text, place)
         if match is None:
             char = text[place]
-            what = _UNENDED.get(char, f"{char!r} means nothing here")
+            what = _UNENDED.get(char, f"unexpected {char!r}")
             raise GrammarError("grammar", f"{_where(text, place)}: {what}")
         kind = match.lastgroup or ""
         if kind in _REFUSED:
@@ -132,7 +134,7 @@ class _Body:
     def parse(self) -> Node:
         node = self._either()
         if self._at < len(self._tokens):
-            raise self._error(f"{self._tokens[self._at][1]!r} without its beginning")
+            raise self._error(f"unexpected {self._tokens[self._at][1]!r}")
         return node
 
     def _error(self, message: str) -> GrammarError:
@@ -147,25 +149,23 @@ class _Body:
         while self._next() == ("mark", "|"):
             self._at += 1
             parts.append(self._then())
-        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
+        return choice(parts)
 
     def _then(self) -> Node:
         parts: list[Node] = []
         while (token := self._next())[0] != "end" and token not in {("mark", "|"), ("mark", ")")}:
             parts.append(self._repeated(self._one(*token)))
-        if not parts:
-            return NOTHING
-        return parts[0] if len(parts) == 1 else Then(tuple(parts))
+        return series(parts)
 
     def _one(self, kind: str, text: str) -> Node:
         if kind == "mark" and text == "(":
             return self._group()
         if kind == "mark" and text != ".":
-            raise self._error(f"{text!r} repeats nothing")
+            raise self._error(f"nothing to repeat before {text!r}")
         if kind == "count":
-            raise self._error(f"{text!r} repeats nothing")
+            raise self._error(f"nothing to repeat before {text!r}")
         if kind == "define":
-            raise self._error("::= without a name")
+            raise self._error("::= without the name of a rule before it")
         self._at += 1
         if kind == "name":
             if self._next() == ("mark", "(") and text[:1].isupper() and self._touches():
@@ -182,13 +182,13 @@ class _Body:
     def _group(self) -> Node:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise self._error(f"over {MAX_DEPTH} groups in each other")
+            raise self._error(f"groups are nested more than {MAX_DEPTH} deep")
         opened = self._at
         self._at += 1
         node = self._either()
         if self._next() != ("mark", ")"):
             self._at = opened
-            raise self._error("'(' without its end")
+            raise self._error("'(' is not closed")
         self._at += 1
         self._depth -= 1
         return node
@@ -198,7 +198,7 @@ class _Body:
         while True:
             kind, text = self._next()
             if kind == "mark" and text in "*+?":
-                low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[text]
+                low, high = REPEATS[text]
             elif kind == "count":
                 low, high = self._counts(text)
             else:
@@ -213,7 +213,7 @@ class _Body:
         low = int(match[1])
         high = low if match[2] is None else None if match[3] is None else int(match[3])
         if high is not None and high < low:
-            raise self._error(f"the repetition {text} ends before it begins")
+            raise self._error(f"the repetition {text} has a maximum below its minimum")
         return low, high
 
     def _one_of(self, text: str) -> Node:
@@ -231,13 +231,13 @@ class _Body:
             at += 1
             first, last = ord(low or "-"), ord(high or "-")
             if last < first:
-                raise self._error(f"the range {low}-{high} ends before it begins")
+                raise self._error(f"the range {low}-{high} is out of order")
             ranges.append((first, last))
         if not ranges:
             raise self._error(f"{text} has no characters")
         node = OneOf(negate(ranges) if negated else merge(ranges))
         if not node.ranges:
-            raise self._error(f"{text} excludes every character")
+            raise self._error(f"{text} matches no character")
         return node
 
     def _chars(self, text: str, dashes: bool = False) -> Iterator[str]:

@@ -15,7 +15,7 @@ from quire.structured.ask import GrammarError
 from quire.structured.character_rules import (
     MAX_DEPTH,
     NOTHING,
-    Alternatives,
+    REPEATS,
     Node,
     RuleRef,
     Text,
@@ -23,7 +23,9 @@ from quire.structured.character_rules import (
     Times,
     check,
     check_repeats,
+    choice,
     names,
+    series,
 )
 
 _TOKEN = re.compile(
@@ -65,7 +67,7 @@ def check_lark(text: str, add_schema: AddSchema) -> str:
         if line[0][0] == "statement":
             continue
         if line[0][0] not in {"rule", "terminal"}:
-            raise _error(text, line[0][2], f"a rule begins with its name, not with {line[0][1]!r}")
+            raise _error(text, line[0][2], f"a rule must begin with its name, not with {line[0][1]!r}")
         name = line[0][1].lstrip("!?")
         if name in rules:
             raise _error(text, line[0][2], f"rule {name} is defined twice")
@@ -93,7 +95,7 @@ def _tokens(text: str, add_schema: AddSchema, pieces: list[str]) -> Iterator[Tok
     while place < len(text):
         match = _TOKEN.match(text, place)
         if match is None:
-            raise _error(text, place, f"{text[place]!r} means nothing here")
+            raise _error(text, place, f"unexpected {text[place]!r}")
         kind, found, begin, place = match.lastgroup or "", match[0], place, match.end()
         if kind in _REFUSED:
             raise _error(text, begin, f"{_REFUSED[kind].format(found)} is not supported")
@@ -168,7 +170,7 @@ class _Rule:
         self._expect(":")
         node = self._either()
         if self._next() != "end":
-            raise self._error(f"{self._next()!r} means nothing here")
+            raise self._error(f"unexpected {self._next()!r}")
         if self._tokens[0][0] == "terminal":  # llguidance compiles it as a whole
             return Then(tuple(map(RuleRef, names(node))))
         return node
@@ -185,7 +187,7 @@ class _Rule:
 
     def _expect(self, mark: str) -> None:
         if self._next() != mark:
-            raise self._error(f"{mark!r} is missing before {self._next()!r}")
+            raise self._error(f"expected {mark!r} before {self._next()!r}")
         self._at += 1
 
     def _attributes(self) -> None:
@@ -200,7 +202,7 @@ class _Rule:
         while self._next() == "|":
             self._at += 1
             parts.append(self._then())
-        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
+        return choice(parts)
 
     def _then(self) -> Node:
         parts: list[Node] = []
@@ -211,7 +213,7 @@ class _Rule:
                 parts.append(self._repeated(self._one()))
         if self._next() == "->":
             self._at += 2
-        return parts[0] if len(parts) == 1 else Then(tuple(parts))
+        return series(parts)
 
     def _one(self) -> Node:
         kind, found = self._kind(), self._next()
@@ -230,10 +232,10 @@ class _Rule:
             return self._one()
         if found not in {"(", "["}:
             self._at -= 1
-            raise self._error(f"{found!r} means nothing here")
+            raise self._error(f"unexpected {found!r}")
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise self._error(f"over {MAX_DEPTH} groups in each other")
+            raise self._error(f"groups are nested more than {MAX_DEPTH} deep")
         node = self._either()
         self._depth -= 1
         self._expect(")" if found == "(" else "]")
@@ -243,8 +245,7 @@ class _Rule:
         found = self._next() if self._kind() == "mark" else ""
         if found and found in "*+?":
             self._at += 1
-            low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[found]
-            return Times(node, low, high)
+            return Times(node, *REPEATS[found])
         if found == "{" or (
             found == "~" and self._tokens[self._at + 1 :][:1] and self._tokens[self._at + 1][0] == "number"
         ):
@@ -270,5 +271,5 @@ class _Rule:
         digits = self._next()
         self._at += 1
         if not digits.isdigit() or len(digits) > 10:
-            raise self._error(f"{digits[:20]} is not a number of repetitions")
+            raise self._error(f"{digits[:20]} is not a valid number of repetitions")
         return int(digits)

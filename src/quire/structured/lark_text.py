@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from quire.structured.character_rules import (
     Alternatives,
@@ -131,9 +131,3 @@ def _range(ends: Range) -> str:
 
 def _char(point: int) -> str:
     return chr(point) if point < 128 and chr(point).isalnum() else f"\\x{{{point:X}}}"
-
-
-def alternatives(texts: Iterable[str]) -> Node:
-    """One of these texts."""
-    parts = tuple(map(Text, dict.fromkeys(texts)))
-    return parts[0] if len(parts) == 1 else Alternatives(parts)

@@ -7,7 +7,6 @@ hold up another's.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import signal
@@ -61,7 +60,7 @@ _Outcome = CompiledGrammar | GrammarError
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """An ask that waits, for everyone who asked the same."""
+    """An ask that waits, and the callers with an equal ask."""
 
     ask: StructuredOutput
     digest: bytes
@@ -83,21 +82,14 @@ class GrammarPool:
         self._process: _Process | None = None
         self._closed = False
 
-    async def compile(self, ask: StructuredOutput, tenant: str = "") -> CompiledGrammar:
-        """The grammar of an ask, compiled without holding up the event loop.
-
-        Raises GrammarError if it cannot be enforced, CompilerBusyError if it cannot be compiled now. Cancelling takes a
-        grammar that waits out of its queue.
-        """
-        found = self.submit(ask, tenant)
-        return found.result() if found.done() else await asyncio.wrap_future(found)
-
     def compile_now(self, ask: StructuredOutput) -> CompiledGrammar:
-        """The same for a thread that can wait."""
+        """The grammar of an ask, for a thread that can wait. Raises what `submit` says."""
         return self.submit(ask).result()
 
     def submit(self, ask: StructuredOutput, tenant: str = "") -> Future[CompiledGrammar]:
-        """A future of the same."""
+        """The grammar of an ask: a GrammarError if it cannot be enforced, a CompilerBusyError, which this may raise, if
+        it cannot be compiled now. Cancelling takes a grammar that waits out of its queue.
+        """
         future: Future[CompiledGrammar] = Future()
         digest = ask.digest()
         with self._lock:
@@ -107,7 +99,7 @@ class GrammarPool:
                 _settle(future, self._cache[digest][0])
                 return future
             if self._closed:
-                raise CompilerBusyError("grammars are no longer compiled: Quire is stopping")
+                raise CompilerBusyError("Quire is stopping and compiles no more grammars")
             job = self._jobs.get(digest)
             if job is None:
                 self._check_places(tenant)
@@ -156,13 +148,13 @@ class GrammarPool:
         waiting, own = self.waiting, len(self._queues.get(tenant, ()))
         if waiting >= MAX_WAITING or (tenant and own and own >= MAX_WAITING - waiting):
             raise CompilerBusyError(
-                f"{waiting} grammars wait to be compiled, {own} of this client (limit {MAX_WAITING})"
+                f"{waiting} grammars are waiting to be compiled (limit {MAX_WAITING}), {own} of them from this client"
             )
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
             began = time.monotonic()
-            outcome: _Outcome | CompilerBusyError = CompilerBusyError("the compiler of grammars has failed")
+            outcome: _Outcome | CompilerBusyError = CompilerBusyError("the grammar compiler failed")
             try:
                 outcome = self._compile(job.ask)
             except CompilerBusyError as error:
@@ -214,7 +206,7 @@ class GrammarPool:
             except TimeoutError:
                 self._end()
                 raise CompilerBusyError(
-                    f"no processor was free to compile a grammar for {WALL_SECONDS:g} s"
+                    f"compiling a grammar did not end within {WALL_SECONDS:g} s on this busy machine"
                 ) from None
             except (EOFError, OSError):
                 ended = self._process.status()
@@ -223,7 +215,7 @@ class GrammarPool:
                     self.counts.killed += 1
                     self.counts.refused += 1
                     return GrammarError(
-                        ask.kind, _REASONS.get(ended, f"compiling it ended the compiler ({ended})")
+                        ask.kind, _REASONS.get(ended, f"it crashed the grammar compiler (status {ended})")
                     )
                 continue
             return self._outcome(ask, reply)
@@ -264,8 +256,8 @@ class GrammarPool:
 
 # How a process ends that has reached a limit.
 _REASONS = {
-    -signal.SIGPROF: f"compiling it takes over {CPU_SECONDS:g} s of processor time",
-    -signal.SIGABRT: f"compiling it takes over {format_size(PROCESS_BYTES)} of memory",
+    -signal.SIGPROF: f"compiling it takes more than {CPU_SECONDS:g} s of processor time",
+    -signal.SIGABRT: f"compiling it takes more than {format_size(PROCESS_BYTES)} of memory",
     -signal.SIGSEGV: "it is nested too deeply to be compiled",
 }
 
@@ -296,7 +288,7 @@ class _Process:
                 )
         except OSError as error:
             ours.close()
-            raise CompilerBusyError(f"no process to compile grammars could be started: {error}") from None
+            raise CompilerBusyError(f"the grammar compiler could not be started: {error}") from None
         self.pid = self._process.pid
         self._sock = ours
         ours.settimeout(WALL_SECONDS)
@@ -305,9 +297,7 @@ class _Process:
         except (EOFError, OSError):
             status = self.status()
             self.close()
-            raise CompilerBusyError(
-                f"the process that compiles grammars ended at its start (status {status})"
-            ) from None
+            raise CompilerBusyError(f"the grammar compiler exited at its start (status {status})") from None
 
     def ask(self, ask: StructuredOutput) -> dict[str, Any]:
         """Its answer. Raises TimeoutError, and EOFError or OSError if it ends."""

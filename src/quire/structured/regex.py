@@ -14,17 +14,17 @@ from quire.structured.character_rules import (
     ANY,
     LAST,
     MAX_DEPTH,
-    NOTHING,
-    Alternatives,
+    REPEATS,
     Node,
     OneOf,
     Range,
     Text,
-    Then,
     Times,
     check_repeats,
+    choice,
     merge,
     negate,
+    series,
 )
 
 _COUNT = re.compile(r"\{(\d{0,10})(?:(,)(\d{0,10}))?\}", re.A)
@@ -65,7 +65,7 @@ class _Expression:
     def parse(self) -> Node:
         node = self._either()
         if self._at < len(self._text):
-            raise self._error("')' without its beginning")
+            raise self._error("')' without a matching '('")
         return node
 
     def _error(self, message: str, at: int | None = None) -> GrammarError:
@@ -86,7 +86,7 @@ class _Expression:
         while self._take("|"):
             parts.append(self._then())
         self._fold, self._dotall = flags
-        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
+        return choice(parts)
 
     def _then(self) -> Node:
         """Parts up to the end of an alternative; texts that follow each other are one."""
@@ -96,10 +96,10 @@ class _Expression:
             place = self._at
             if self._take("^"):
                 if self._depth or place != begins:
-                    raise self._unsupported("^ inside of the expression", place)
+                    raise self._unsupported("^ inside the expression", place)
             elif self._take("$"):
                 if self._depth or self._text[self._at : self._at + 1] not in {"", "|"}:
-                    raise self._unsupported("$ inside of the expression", place)
+                    raise self._unsupported("$ inside the expression", place)
             elif self._flags():
                 begins = self._at if begins == place else begins
             else:
@@ -107,9 +107,7 @@ class _Expression:
                 if isinstance(node, Text) and parts and isinstance(parts[-1], Text):
                     node = Text(parts.pop().text + node.text)  # type: ignore[union-attr]
                 parts.append(node)
-        if not parts:
-            return NOTHING
-        return parts[0] if len(parts) == 1 else Then(tuple(parts))
+        return series(parts)
 
     def _flags(self) -> bool:
         """Whether flags such as (?i) stood here, for the rest of the group."""
@@ -144,7 +142,7 @@ class _Expression:
         if char == "\\":
             return self._escape(place)
         if char in "*+?" or (char == "{" and _COUNT.match(self._text, place)):
-            raise self._error(f"{char!r} repeats nothing", place)
+            raise self._error(f"nothing to repeat before {char!r}", place)
         return self._char(char)
 
     def _char(self, char: str) -> Node:
@@ -170,12 +168,12 @@ class _Expression:
             raise self._unsupported("a verb (*", place)
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise self._error(f"over {MAX_DEPTH} groups in each other", place)
+            raise self._error(f"groups are nested more than {MAX_DEPTH} deep", place)
         node = self._either()
         self._depth -= 1
         self._fold, self._dotall = flags
         if not self._take(")"):
-            raise self._error("'(' without its end", place)
+            raise self._error("'(' is not closed", place)
         return node
 
     def _repeated(self, node: Node) -> Node:
@@ -183,13 +181,13 @@ class _Expression:
         char = self._text[self._at : self._at + 1]
         match = _COUNT.match(self._text, self._at) if char == "{" else None
         if char and char in "*+?":
-            low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[char]
+            low, high = REPEATS[char]
             self._at += 1
         elif match is not None and (match[1] or match[3]):
             low = int(match[1] or 0)
             high = low if match[2] is None else int(match[3]) if match[3] else None
             if high is not None and high < low:
-                raise self._error(f"the repetition {match[0]} ends before it begins", place)
+                raise self._error(f"the repetition {match[0]} has a maximum below its minimum", place)
             self._at = match.end()
         else:
             return node
@@ -204,7 +202,7 @@ class _Expression:
 
     def _escape(self, place: int) -> Node:
         if self._at == len(self._text):
-            raise self._error("\\ without a character", place)
+            raise self._error("a backslash with nothing after it", place)
         kind = self._text[self._at]
         if kind.lower() in _CLASSES or kind in "pP":
             ranges, classes = self._class_escape(place)
@@ -280,9 +278,9 @@ class _Expression:
             self._at += 1
             high = self._class_part(place, ranges, classes)
             if high is None:
-                raise self._error(f"the range {low}- ends with a class", place)
+                raise self._error(f"the range {low}- must end with a character, not a class", place)
             if high < low:
-                raise self._error(f"the range {low}-{high} ends before it begins", place)
+                raise self._error(f"the range {low}-{high} is out of order", place)
             ranges.append((ord(low), ord(high)))
         if self._fold:
             ranges += [(ord(c), ord(c)) for c in _folded(ranges)]
@@ -290,24 +288,24 @@ class _Expression:
             return OneOf(merge(ranges), tuple(classes), negated)
         node = OneOf(negate(ranges) if negated else merge(ranges))
         if not node.ranges:
-            raise self._error("a class that excludes every character", place)
+            raise self._error("the class matches no character", place)
         return node
 
     def _class_part(self, place: int, ranges: list[Range], classes: list[str]) -> str | None:
         """A character, or None after a class, which is added to the lists."""
         if self._at >= len(self._text):
-            raise self._error("'[' without its end", place)
+            raise self._error("'[' is not closed", place)
         here = self._at
         char = self._text[here]
         self._at += 1
         if char == "[" and self._text[self._at : self._at + 1] in {":", ".", "="}:
-            raise self._unsupported("a class of POSIX [[:", here)
+            raise self._unsupported("a POSIX class such as [[:alpha:]]", here)
         if self._text.startswith(("&&", "--", "~~"), here) and self._text[here + 2 : here + 3] == "[":
-            raise self._unsupported(f"the operator {self._text[here : here + 2]} of classes", here)
+            raise self._unsupported(f"the class operator {self._text[here : here + 2]}", here)
         if char != "\\":
             return char
         if self._at == len(self._text):
-            raise self._error("\\ without a character", here)
+            raise self._error("a backslash with nothing after it", here)
         kind = self._text[self._at]
         if kind.lower() in _CLASSES or kind in "pP":
             more, named = self._class_escape(here)

@@ -9,7 +9,7 @@ Free text ends where the first of some texts ends: that is a regular language, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.records import dataclass
@@ -18,7 +18,6 @@ from quire.structured.character_rules import (
     ALL_BITS,
     MAX_DEPTH,
     MAX_REPEATS,
-    NOTHING,
     Alternatives,
     Node,
     Opaque,
@@ -27,9 +26,13 @@ from quire.structured.character_rules import (
     Then,
     Times,
     check_repeats,
+    choice,
+    series,
+    texts,
 )
 from quire.structured.gbnf import START, looks_like_gbnf, parse_gbnf
-from quire.structured.lark_text import alternatives, quoted
+from quire.structured.lark import AddSchema
+from quire.structured.lark_text import quoted
 from quire.structured.regex import parse_regex
 
 FIELD = "structural_tag"
@@ -42,9 +45,9 @@ _TOKENS = {"token", "exclude_token", "any_tokens", "token_triggered_tags", "toke
 _TIMES: dict[str, tuple[int, int | None]] = {"optional": (0, 1), "plus": (1, None), "star": (0, None)}
 _FREE = {"any_text", "triggered_tags", "dispatch"}
 _MISSING: Any = object()
-
-# Compiles a schema and returns the name of its grammar.
-AddSchema = Callable[[object], str]
+_KINDS: dict[type[Any], str] = {
+    str: "a string", int: "an integer", bool: "true or false", list: "a list", dict: "an object",
+}  # fmt: skip
 
 
 def parse_structural_tag(value: object, add_schema: AddSchema) -> dict[str, Node]:
@@ -67,7 +70,7 @@ class _Format:
 
     def __init__(self, value: object, where: str) -> None:
         if not isinstance(value, dict):
-            raise GrammarError(where, f"{type(value).__name__} is not an object")
+            raise GrammarError(where, f"must be an object, not {type(value).__name__}")
         self.where, self._left = where, dict(value)
 
     def take(self, name: str, kind: type[Any] | tuple[type[Any], ...], default: Any = _MISSING) -> Any:
@@ -77,7 +80,8 @@ class _Format:
             raise GrammarError(self.where, f"the field {name} is missing")
         right = isinstance(value, kind) and (kind is not int or not isinstance(value, bool))
         if not right and value is not default:
-            raise GrammarError(f"{self.where}.{name}", f"{value!r:.80} has the wrong type")
+            kinds = " or ".join(_KINDS[one] for one in (kind if isinstance(kind, tuple) else (kind,)))
+            raise GrammarError(f"{self.where}.{name}", f"must be {kinds}, not {value!r:.80}")
         return value
 
     def texts(self, name: str, default: Any = _MISSING) -> list[str]:
@@ -85,7 +89,7 @@ class _Format:
         values = self.take(name, list, default)
         for i, value in enumerate(values):
             if not isinstance(value, str) or not value:
-                raise GrammarError(f"{self.where}.{name}[{i}]", "a text that is not empty is needed")
+                raise GrammarError(f"{self.where}.{name}[{i}]", "must be a string that is not empty")
         return values  # type: ignore[no-any-return]
 
     def child(self, name: str) -> _Format:
@@ -96,7 +100,7 @@ class _Format:
         """A field that is a list of objects, with at least one."""
         values = self.take(name, list)
         if not values:
-            raise GrammarError(f"{self.where}.{name}", "the list is empty")
+            raise GrammarError(f"{self.where}.{name}", "must not be empty")
         return [_Format(value, f"{self.where}.{name}[{i}]") for i, value in enumerate(values)]
 
     @property
@@ -142,7 +146,7 @@ class _Tags:
     def make(self, form: _Format, ends: Sequence[str], depth: int) -> Node:
         """The rule of a format and its end."""
         if depth > MAX_DEPTH:
-            raise GrammarError(form.where, f"over {MAX_DEPTH} formats in each other")
+            raise GrammarError(form.where, f"formats are nested more than {MAX_DEPTH} deep")
         kind = form.take("type", str)
         if kind in _TOKENS:
             raise GrammarError(
@@ -158,7 +162,7 @@ class _Tags:
         elif kind == "sequence":
             node = self._sequence(form.children("elements"), ends, depth)
         else:
-            node = _then(self._closed(kind, form, depth), alternatives(ends) if ends else NOTHING)
+            node = series((self._closed(kind, form, depth), texts(ends)))
         form.finish()
         return node
 
@@ -168,7 +172,7 @@ class _Tags:
         for item in form.children("structures"):
             begin, end = item.take("begin", str), item.take("end", str)
             schema = item.take("schema", (dict, bool, str))
-            tags.append(_Tag(begin, _then(self._value(schema), Text(end)), item.where))
+            tags.append(_Tag(begin, series((self._value(schema), Text(end))), item.where))
             item.finish()
         return self._triggered(form, form.texts("triggers"), tags, (), [])
 
@@ -183,7 +187,7 @@ class _Tags:
             "regex": lambda: parse_regex(form.take("pattern", str), f"{form.where}.pattern"),
             "grammar": lambda: self._grammar(form),
             "tag": lambda: self._tag(form, depth),
-            "or": lambda: _choice(self.make(part, (), depth + 1) for part in form.children("elements")),
+            "or": lambda: choice(self.make(part, (), depth + 1) for part in form.children("elements")),
             "tags_with_separator": lambda: self._separated(form, depth),
         }.get(kind)
         if make is None:
@@ -193,7 +197,10 @@ class _Tags:
     def _limits(self, form: _Format) -> tuple[int, int | None]:
         low, high = form.take("min", int), form.take("max", int)
         if not (0 <= low <= MAX_REPEATS and (high == -1 or low <= high <= MAX_REPEATS)):
-            raise GrammarError(form.where, f"{low} to {high} repetitions are not within 0 and {MAX_REPEATS}")
+            raise GrammarError(
+                form.where,
+                f"min {low} and max {high} do not keep to 0 <= min <= max <= {MAX_REPEATS} (max -1: no limit)",
+            )
         return low, None if high == -1 else high
 
     def _json_schema(self, form: _Format) -> Node:
@@ -208,7 +215,7 @@ class _Tags:
     def _grammar(self, form: _Format) -> Node:
         text = form.take("grammar", str)
         if not looks_like_gbnf(text):
-            raise GrammarError(f"{form.where}.grammar", "it is not in EBNF: no line begins with name ::=")
+            raise GrammarError(f"{form.where}.grammar", "not EBNF: no line begins with name ::=")
         self._count += 1
         prefix = f"g{self._count}-"
         self.rules |= {prefix + name: _renamed(node, prefix) for name, node in parse_gbnf(text).items()}
@@ -216,7 +223,7 @@ class _Tags:
 
     def _tag(self, form: _Format, depth: int) -> Node:
         tag = self._read_tag(form, depth)
-        return _then(Text(tag.begin), tag.rest)
+        return series((Text(tag.begin), tag.rest))
 
     def _read_tag(self, form: _Format, depth: int) -> _Tag:
         """A tag; the ends belong to its content, which may be free text up to one of them."""
@@ -224,7 +231,7 @@ class _Tags:
         ends = form.take("end", (str, list))
         ends = [ends] if isinstance(ends, str) else ends
         if not ends or not all(isinstance(end, str) for end in ends):
-            raise GrammarError(f"{form.where}.end", "a text, or a list of texts, is needed")
+            raise GrammarError(f"{form.where}.end", "must be a string or a list of strings")
         return _Tag(
             begin, self.make(form.child("content"), [end for end in ends if end], depth + 1), form.where
         )
@@ -233,7 +240,7 @@ class _Tags:
         tags = []
         for item in form.children("tags"):
             if item.take("type", str, "tag") != "tag":
-                raise GrammarError(f"{item.where}.type", "only tags can be in this list")
+                raise GrammarError(f"{item.where}.type", 'must be "tag"')
             tags.append(self._read_tag(item, depth))
             item.finish()
         return tags
@@ -252,17 +259,19 @@ class _Tags:
             last = at == len(parts)
             out.append(self.make(part, ends if last else (), depth + 1))
             if last:
-                return _then(*out)
-        return _then(*out, alternatives(ends) if ends else NOTHING)
+                break
+        else:
+            out.append(texts(ends))
+        return series(out)
 
     def _separated(self, form: _Format, depth: int) -> Node:
-        tags = Alternatives(tuple(_then(Text(tag.begin), tag.rest) for tag in self._read_tags(form, depth)))
+        tags = choice(series((Text(tag.begin), tag.rest)) for tag in self._read_tags(form, depth))
         separator = Text(form.take("separator", str))
         at_least_one, once = (
             form.take("at_least_one", bool, False),
             form.take("stop_after_first", bool, False),
         )
-        node = tags if once else Then((tags, Times(_then(separator, tags), 0, None)))
+        node = tags if once else Then((tags, Times(series((separator, tags)), 0, None)))
         return node if at_least_one else Times(node, 0, 1)
 
     def _any_text(self, form: _Format, ends: Sequence[str], _depth: int) -> Node:
@@ -270,7 +279,7 @@ class _Tags:
         form.only("max_chars", None)
         excludes = form.texts("excludes", [])
         rest, stops = self._free(list(ends), excludes, form.where)
-        return _choice(stops) if ends else rest
+        return choice(stops) if ends else rest
 
     def _triggered_tags(self, form: _Format, ends: Sequence[str], depth: int) -> Node:
         tags = self._read_tags(form, depth)
@@ -284,9 +293,9 @@ class _Tags:
             fitting = [trigger for trigger in rests if tag.begin.startswith(trigger)]
             if len(fitting) != 1:
                 raise GrammarError(
-                    f"{tag.where}.begin", f"{len(fitting)} of the triggers begin it; exactly one must"
+                    f"{tag.where}.begin", f"must begin with exactly one of the triggers, not {len(fitting)}"
                 )
-            rests[fitting[0]].append(_then(Text(tag.begin[len(fitting[0]) :]), tag.rest))
+            rests[fitting[0]].append(series((Text(tag.begin[len(fitting[0]) :]), tag.rest)))
         for trigger, found in rests.items():
             if not found:
                 raise GrammarError(f"{form.where}.triggers", f"no tag begins with {trigger!r:.80}")
@@ -294,19 +303,19 @@ class _Tags:
             form.take("at_least_one", bool, False),
             form.take("stop_after_first", bool, False),
         )
-        first = _choice(_then(Text(trigger), _choice(found)) for trigger, found in rests.items())
-        rules = [(trigger, _choice(found)) for trigger, found in rests.items()]
+        first = choice(series((Text(trigger), choice(found))) for trigger, found in rests.items())
+        rules = [(trigger, choice(found)) for trigger, found in rests.items()]
         if at_least_one and once:
-            return _then(first, alternatives(ends) if ends else NOTHING)
-        texts = self._dispatched(rules, ends, excludes, form.where, loop=not once)
-        return _then(first, texts) if at_least_one else texts
+            return series((first, texts(ends)))
+        rest = self._dispatched(rules, ends, excludes, form.where, loop=not once)
+        return series((first, rest)) if at_least_one else rest
 
     def _dispatch(self, form: _Format, ends: Sequence[str], depth: int) -> Node:
         rules = []
         for i, pair in enumerate(form.take("rules", list)):
             where = f"{form.where}.rules[{i}]"
             if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str) or not pair[0]:
-                raise GrammarError(where, "a text and a format are needed")
+                raise GrammarError(where, "must be a list of a string and a format")
             rules.append((pair[0], self.make(_Format(pair[1], f"{where}[1]"), (), depth + 1)))
         loop = form.take("loop", bool, True)
         return self._dispatched(rules, ends, form.texts("excludes", []), form.where, loop=loop)
@@ -322,11 +331,11 @@ class _Tags:
     ) -> Node:
         """Free text in which some texts are followed by what belongs to them."""
         rest, stops = self._free([text for text, _ in rules] + list(ends), excludes, where)
-        calls = _choice(_then(stop, node) for stop, (_, node) in zip(stops, rules, strict=False))
-        close = _choice(stops[len(rules) :]) if ends else rest
+        calls = choice(series((stop, node)) for stop, (_, node) in zip(stops, rules, strict=False))
+        close = choice(stops[len(rules) :]) if ends else rest
         if loop:
-            return _then(Times(calls, 0, None), close)
-        return Alternatives((_then(calls, alternatives(ends) if ends else NOTHING), close))
+            return series((Times(calls, 0, None), close))
+        return choice((series((calls, texts(ends))), close))
 
     def _free(self, stops: list[str], excludes: list[str], where: str) -> tuple[Node, list[Node]]:
         """Text without any of these texts, and for each of `stops`, text that ends with its first occurrence."""
@@ -345,16 +354,6 @@ class _Tags:
             for stop in stops
         ]
         return Opaque(rest, True, ALL_BITS, ALL_BITS, True, self._groups), made
-
-
-def _then(*parts: Node) -> Node:
-    kept = tuple(part for part in parts if part not in {NOTHING, Then(())})
-    return kept[0] if len(kept) == 1 else Then(kept)
-
-
-def _choice(parts: Iterable[Node]) -> Node:
-    found = tuple(parts)
-    return found[0] if len(found) == 1 else Alternatives(found)
 
 
 def _renamed(node: Node, prefix: str) -> Node:

@@ -29,9 +29,11 @@ from quire.structured.character_rules import (
     Times,
     bits,
     children,
+    choice,
     is_nullable,
     names,
     nullable_rules,
+    series,
     simplified,
     walk,
 )
@@ -84,9 +86,9 @@ def _unrolled(name: str, node: Node) -> Node:
         if any(name in names(part) for part in before):
             return node
         (again if tail == RuleRef(name) else last).append(
-            _series([*before] if tail == RuleRef(name) else [*before, tail])
+            series(before if tail == RuleRef(name) else (*before, tail))
         )
-    return Then((Times(_choice(again), 0, None), _choice(last)))
+    return Then((Times(choice(again), 0, None), choice(last)))
 
 
 def _tails(node: Node, name: str) -> Iterator[tuple[list[Node], Node]]:
@@ -106,15 +108,6 @@ def _tails(node: Node, name: str) -> Iterator[tuple[list[Node], Node]]:
         yield [], node
     else:
         yield [node], NOTHING
-
-
-def _series(parts: list[Node]) -> Node:
-    parts = [part for part in parts if part != NOTHING]
-    return parts[0] if len(parts) == 1 else Then(tuple(parts)) if parts else NOTHING
-
-
-def _choice(parts: list[Node]) -> Node:
-    return parts[0] if len(parts) == 1 else Alternatives(tuple(parts)) if parts else NOTHING
 
 
 def _regular(rules: Rules) -> dict[str, Node]:
@@ -157,9 +150,7 @@ class _Cutter:
     def _terminal(self, node: Node) -> Node:
         index = self._terminals.setdefault(node, len(self._terminals))
         if index >= MAX_TERMINALS:
-            raise GrammarError(
-                "grammar", f"more than {MAX_TERMINALS} terminals are needed to tell its texts apart"
-            )
+            raise GrammarError("grammar", f"the grammar needs more than {MAX_TERMINALS} terminals")
         return Terminal(index)
 
     def _is_regular(self, node: Node) -> bool:
@@ -295,7 +286,7 @@ class _Lexer:
                     stack.append(pair)
             self._pairs += 1
             if self._pairs > MAX_PAIRS:
-                raise GrammarError("grammar", "its terminals begin alike in too many ways to be told apart")
+                raise GrammarError("grammar", f"separating its terminals takes more than {MAX_PAIRS} steps")
         return both, conflict
 
     def _opaque_conflict(self, one: Node, other: Node, following: int) -> bool:

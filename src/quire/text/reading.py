@@ -114,13 +114,14 @@ class AnswerFormat:
         field = "functions" if tools is not None and tools.older else "tools"
         if tools is not None and not self._reads_tools:
             raise RequestError(
-                field, "this model's chat template does not read tools; --chat-template gives one that does"
+                field,
+                "this model's chat template ignores tools; set --chat-template to one that renders them",
             )
         if tools is not None and tools.calls is not Calls.NONE:
             if spec.calls is None:
                 raise RequestError(
                     field,
-                    "the format in which this model writes calls is not known; --tool-call-parser names it",
+                    "the format of this model's tool calls is not known; set --tool-call-parser to name it",
                 )
             return Reading(self.regions, self._tokenizer, tools, self.calls)
         banned = () if tools is None else self._call_openers()

@@ -114,7 +114,7 @@ class GrammarRules:
         return "\n".join([header, *lines, *used]) + "\n"
 
     def _endings(self) -> set[str]:
-        """Rules that some finite text satisfies: the least such set, by following who uses whom."""
+        """Rules that some finite text satisfies: the least such set, by following their references."""
         users: dict[str, list[str]] = {}
         for name, body in self._rules.items():
             for used in _rules_in(body):

@@ -77,7 +77,7 @@ def _text(value: object) -> int:
     if isinstance(value, int) and value.bit_length() > 1100:
         raise SchemaError("", "", "an integer has more than 300 digits")
     if value is not None and not isinstance(value, bool | int | float):
-        raise SchemaError("", "", f"a value of type {type(value).__name__} is no JSON")
+        raise SchemaError("", "", f"a value of type {type(value).__name__} is not JSON")
     return 0
 
 
@@ -177,7 +177,7 @@ class SchemaDocument:
         if fragment and not fragment.startswith("/"):
             anchor = self._anchors.get((base, fragment))
             if anchor is None:
-                raise SchemaError(place.path, keyword, f"{reference[:200]!r} names nothing in the schema")
+                raise SchemaError(place.path, keyword, f"{reference[:200]!r} refers to nothing in the schema")
             return anchor
         return self._pointed(resource, fragment, place, keyword)
 

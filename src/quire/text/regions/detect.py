@@ -148,8 +148,8 @@ def found_regions(checkpoint: Templates, template: str | None = None) -> FoundRe
             _warn("tool calls", f"{type(calls.call).__name__}, ", calls)
         elif NAMES[0] in answers.one:
             logger.warning(
-                "the chat template writes tool calls in a format that could not be analysed: they stay text; "
-                "name a format with --tool-call-parser"
+                "the format of tool calls in the chat template is not known, so calls are returned as text; "
+                "set --tool-call-parser to name the format"
             )
     if reasoning is None:
         reasoning = probed_reasoning(answers)
@@ -216,7 +216,7 @@ def _with_history(reasoning: ReasoningSpec | None, source: str) -> ReasoningSpec
 def _warn(what: str, form: str, spec: CallSpec | ReasoningSpec) -> None:
     option = "--tool-call-parser" if form else "--reasoning-parser"
     logger.warning(
-        "the chat template is of no known family. What it makes of a probe says of its %s: %sopened by %r, closed by "
-        "%r. Name another format with %s",
+        "the chat template belongs to no known family. Format of its %s, found by rendering a probe: %sopener %r, "
+        "closer %r. If it is wrong, set %s",
         what, form, spec.opener[:_SHOWN], spec.closer[:_SHOWN], option,
     )  # fmt: skip

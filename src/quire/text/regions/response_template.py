@@ -52,7 +52,8 @@ def spec_of_response_template(declared: Mapping[str, Any]) -> RegionSpec | None:
         return RegionSpec(_calls(field) if isinstance(field, Mapping) else None, reasoning)
     except _UnknownError as error:
         logger.warning(
-            "response_template of tokenizer_config.json is not used: %s cannot be expressed; the chat template decides",
+            "response_template of tokenizer_config.json is ignored: %s is not supported. The format is found from the "
+            "chat template",
             error,
         )
         return None
