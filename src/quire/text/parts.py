@@ -24,8 +24,8 @@ class PartReader(Protocol):
         """Whether a token may begin or end a part."""
 
     def push(self, token_id: int, text: str, /) -> list[AnswerPart]:
-        """Append a token (-1 for text alone), and the text that it makes final; a new list of the parts that are certain
-        now.
+        """Append a token (-1 for text alone), and the text that it makes final; a new list of the parts that are
+        certain now.
         """
 
     def finish(self, text: str, /) -> Iterable[AnswerPart]:
