@@ -110,6 +110,7 @@ def test_inspect_names_formats(path: Path, capsys: pytest.CaptureFixture[str]) -
         "kind": "BPE gpt-2",
         "tokens": VOCAB,
         "chat_templates": {"default": len(CHAT)},
+        "answers": {part: {"format": None, "found": "none"} for part in ("tool_calls", "reasoning")},
     }
     assert main(["inspect", str(path), "--no-measure"]) == 0
     assert "F32" in capsys.readouterr().out
