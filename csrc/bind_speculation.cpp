@@ -35,17 +35,21 @@ nb::tuple answer(const NgramIndex& index, const NgramIndex::Place& place, size_t
 void bind_speculation(nb::module_& m) {
   nb::class_<NgramIndex>(m, "NgramIndex", "The last tokens of a text, and where its end stood before in them.")
       .def("__init__", &construct, "shortest"_a, "longest"_a, "window"_a)
-      .def("append", [](NgramIndex& i, const Ids& tokens) { i.append(tokens.data(), tokens.size()); }, "tokens"_a,
-           "Add tokens to the end of the text.")
-      .def("lookup", [](const NgramIndex& i, size_t count) { return answer(i, i.lookup(), count); }, "count"_a,
-           nb::sig("def lookup(self, count: int) -> tuple[int, list[int]]"),
-           "How many tokens before an earlier place equal those at the end of the text, and `count` tokens after it.")
-      .def("lookup_after",
-           [](const NgramIndex& i, const Ids& tail, size_t count) {
-             return answer(i, i.lookup(tail.data(), tail.size()), count);
-           },
-           "tail"_a, "count"_a, nb::sig("def lookup_after(self, tail: Sequence[int], count: int) -> tuple[int, list[int]]"),
-           "The same for the end of another text.")
+      .def(
+          "append", [](NgramIndex& i, const Ids& tokens) { i.append(tokens.data(), tokens.size()); }, "tokens"_a,
+          "Add tokens to the end of the text.")
+      .def(
+          "lookup", [](const NgramIndex& i, size_t count) { return answer(i, i.lookup(), count); }, "count"_a,
+          nb::sig("def lookup(self, count: int) -> tuple[int, list[int]]"),
+          "How many tokens before an earlier place equal those at the end of the text, and `count` tokens after it.")
+      .def(
+          "lookup_after",
+          [](const NgramIndex& i, const Ids& tail, size_t count) {
+            return answer(i, i.lookup(tail.data(), tail.size()), count);
+          },
+          "tail"_a, "count"_a,
+          nb::sig("def lookup_after(self, tail: Sequence[int], count: int) -> tuple[int, list[int]]"),
+          "The same for the end of another text.")
       .def("memory", &NgramIndex::bytes, "Bytes held now.")
       .def_static("bound", &NgramIndex::bound, "window"_a, "The most bytes ever held.");
 }

@@ -33,8 +33,8 @@ class NgramIndex {
   static size_t bound(size_t window) { return (window + window / 2) * 3 * sizeof(int32_t); }
 
  private:
-  static constexpr size_t kFirst = 256;   // tokens of room at first
-  static constexpr int kPlaces = 32;      // of a chain that are looked at
+  static constexpr size_t kFirst = 256;        // tokens of room at first
+  static constexpr int kPlaces = 32;           // of a chain that are looked at
   static constexpr uint32_t kLast = 1u << 31;  // tokens until positions start anew
 
   int32_t at(uint32_t i) const { return tokens_[i & (tokens_.size() - 1)]; }
