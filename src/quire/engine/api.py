@@ -232,12 +232,12 @@ class EngineStats:
     step_plan_padding: int = 0
     forced_tokens: int = 0
     late_rows: int = 0
-    resident_bytes: int = 0
-    waiting_tokens: int = 0
     draft_rows: int = 0  # rows with drafts
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     accepted_by_position: tuple[int, ...] = ()  # in their row
+    resident_bytes: int = 0
+    waiting_tokens: int = 0
     wasted_tokens: int = 0  # of requests cancelled before their client received them
     restarts: int = 0  # starts of the engine after its first
     memory_parts: Mapping[str, int] = field(default_factory=dict)

@@ -49,22 +49,23 @@ class Speculation:
             self._forget(seq_id)
         for new in out.new:
             self._start(new)
-        sampled: list[tuple[int, ScheduledSeq]] = []
-        prompts, drafted, accepted = False, 0, 0
+        places: dict[int, int] = {}  # rows of the sequences that the proposer follows
+        prompts, rows, drafted, accepted = False, 0, 0, 0
         for i, row in enumerate(out.scheduled):
             prompts = prompts or len(row.token_ids) - row.drafts > 1
             if row.drafts:
                 drafted += row.drafts
                 accepted += self._count(row, result.token_ids[i])
             if result.token_ids[i] and i not in result.complete:
-                sampled.append((i, row))
+                rows += 1
+                if row.seq_id in self._following:
+                    places[row.seq_id] = i
         self.last = Drafts(drafted, accepted)
         if not prompts:
             self._allotment.observe_step(out.num_tokens, sum(result.seconds.values()))
-        if not sampled:
+        if not places:
             return
-        places = {row.seq_id: i for i, row in sampled if row.seq_id in self._following}
-        for seq_id, drafts in self._drafts(places, result, len(sampled)).items():
+        for seq_id, drafts in self._drafts(places, result, rows).items():
             result.drafts[places[seq_id]] = drafts
 
     def _drafts(self, places: Mapping[int, int], result: StepOutput, rows: int) -> dict[int, list[int]]:

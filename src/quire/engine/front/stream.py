@@ -197,11 +197,7 @@ class SinkPath:
         """Accept tokens that add only text, while `open`."""
         self._ids.extend(token_ids)
         text = "" if self._text is None else self._text.push(token_ids)
-        try:
-            taken = self._sink.take(text, now)
-        except Exception:
-            taken = self._failed()
-        if not taken:
+        if not self._give(text, None, now):
             self.settle()
             self._live.keep(StreamDelta(self._sample.output.index, text, token_ids), now)
 
@@ -211,18 +207,19 @@ class SinkPath:
             return False
         if len(self._ids) <= len(delta.token_ids):
             return False
-        try:
-            if delta.parts is not None:
-                return self._sink.take_parts(delta.parts, now)
-            return self._sink.take(delta.text, now)
-        except Exception:
-            return self._failed()
+        return self._give(delta.text, delta.parts, now)
 
-    def _failed(self) -> bool:
-        """The reader will see the failure again; the step goes on for all others."""
-        logger.exception("writing a delta of %s failed", self._live.request_id)
-        self._sink = _Nowhere()
-        return False
+    def _give(self, text: str, parts: Sequence[AnswerPart] | None, now: float) -> bool:
+        """Give the sink a text, or the parts of an answer; false when the reader must deliver it.
+
+        If the sink fails, the reader will see the failure again; the step goes on for all others.
+        """
+        try:
+            return self._sink.take(text, now) if parts is None else self._sink.take_parts(parts, now)
+        except Exception:
+            logger.exception("writing a delta of %s failed", self._live.request_id)
+            self._sink = _Nowhere()
+            return False
 
     def settle(self) -> None:
         """Add the accepted tokens to usage; later tokens take another path."""
@@ -247,11 +244,7 @@ class PartedPath(SinkPath):
         self._ids.extend(token_ids)
         text = self._text.push(token_ids)
         parts = self._text.take()
-        try:
-            taken = self._sink.take_parts(parts, now)
-        except Exception:
-            taken = self._failed()
-        if not taken:
+        if not self._give(text, parts, now):
             self.settle()
             self._live.keep(StreamDelta(self._sample.output.index, text, token_ids, parts=parts), now)
 
