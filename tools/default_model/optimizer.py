@@ -43,7 +43,7 @@ class Schedule:
 class Muon(torch.optim.Optimizer):
     """Momentum whose matrices are made nearly orthogonal (Jordan et al. 2024); steps have AdamW's root mean square.
 
-    Unlike torch's, it works on all matrices of one size together, and in float32 where bfloat16 is slow.
+    Unlike torch's, it works on all matrices of one size together, and multiplies in bfloat16 under autocast alone.
     """
 
     MOMENTUM = 0.95
@@ -83,8 +83,6 @@ class Muon(torch.optim.Optimizer):
         x = x.mT if tall else x
         x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
         kind = x.dtype
-        if x.is_cuda:
-            x = x.bfloat16()
         a, b, c = self.NEWTON_SCHULZ
         for _ in range(self.ROUNDS):
             square = x @ x.mT

@@ -97,6 +97,10 @@ class Trainer:
         self.teacher = hf_folder.load(options.teacher, self.device) if options.teacher else None
         self.optimizer = Optimizer(self.model, muon=options.muon)
         self.schedule = Schedule(peak=options.rate, warmup=options.warmup)
+        self.clock = Clock(self.device)
+        self.step, self.tokens, self.seconds, self._recent = 0, 0, 0.0, math.nan
+        self._unlogged: list[tuple[int, int, Tensor, float, Tensor, float]] = []
+        self._resume()
         plan = BatchPlan(
             seed=options.seed,
             pool=options.pool,
@@ -106,14 +110,12 @@ class Trainer:
         )
         if self.device == "cuda":
             plan = replace(plan, group_tokens=8192, micro_tokens=65536)
+        elif self.precision == "bfloat16":
+            plan = replace(plan, micro_tokens=8192)
         source: Source = partial(conversation, options.seed, Split.TRAIN)
         self.batches = Batches(source, vocabulary, plan, workers())
         held_out = BatchPlan(seed=0, pool=options.held_out, steps_per_pool=1)
         self.held_out = Batches(partial(conversation, 0, Split.EVAL), vocabulary, held_out)
-        self.clock = Clock(self.device)
-        self.step, self.tokens, self.seconds, self._recent = 0, 0, 0.0, math.nan
-        self._unlogged: list[tuple[int, int, Tensor, float, Tensor, float]] = []
-        self._resume()
 
     def _resume(self) -> None:
         """Continue from the checkpoint in the output folder; refuse one of another run."""
@@ -235,7 +237,8 @@ class Trainer:
             loss = self._loss(batch.to(self.device)) / rows
             loss.backward()
             total += loss.detach()
-        norm = self.optimizer.step(rate)
+        with autocast(self.device, self.precision):  # for Muon's products
+            norm = self.optimizer.step(rate)
         self.step += 1
         self.tokens += sum(len(b.ids) for b in batches)
         self.seconds += self.clock.lap()
