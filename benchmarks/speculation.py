@@ -199,13 +199,15 @@ def repeat(runs: Runs, args: argparse.Namespace) -> None:
 
 
 def prediction(runs: Runs, args: argparse.Namespace) -> None:
-    """An answer of 2,000 tokens, 5 % of them edited."""
+    """An answer of 2,000 tokens, 5 % of them edited. It is sampled: random weights repeat a few tokens greedily."""
     for form in args.formats:
         with shape_engine(args.shape, form, "none", 1) as engine:
-            lab = Lab(engine, 1, args)
-            predicted = edited(lab.outputs[0], 0.05, engine.program.vocab)
-            side = bench.Side(engine, bench.speculation_with(engine, Predicted(predicted)))
-            off = bench.Side(engine, None)
+            prompts = Prompts(engine.program.vocab, 0).make(1, args.prompt)
+            off = bench.Side(engine, None, temperature=1.0)
+            (output,) = off.run(prompts, args.tokens, warm=True)
+            predicted = edited(output, 0.05, engine.program.vocab)
+            speculation = bench.speculation_with(engine, Predicted(predicted))
+            side = bench.Side(engine, speculation, temperature=1.0)
             key = {
                 "what": "prediction",
                 "shape": args.shape,
@@ -214,7 +216,7 @@ def prediction(runs: Runs, args: argparse.Namespace) -> None:
                 "pairs": args.pairs,
             }
             runs.unit(
-                key, partial(bench.compare, off, {"prediction": side}, lab.prompts, args.tokens, args.pairs)
+                key, partial(bench.compare, off, {"prediction": side}, prompts, args.tokens, args.pairs)
             )
 
 

@@ -139,3 +139,11 @@ def test_the_method_goes_on_where_the_prediction_has_nothing_sure() -> None:
     assert drafts(proposer, 2) == [52, 53]
     proposer.stop(0)
     assert proposer.look([], 2) == {}
+
+
+@pytest.mark.parametrize("period", [[5], [5, 6, 7]])
+def test_a_repeating_text_does_not_lead_back_to_the_same_difference(period: list[int]) -> None:
+    answer = period * (600 // len(period))
+    predicted = [900 + i if i % 20 == 19 else token for i, token in enumerate(answer)]
+    taken, _ = rows(predicted, answer, 16)
+    assert len(answer) / taken > 5

@@ -213,9 +213,13 @@ class BenchEngine:
         self.built.close()
 
     def run(
-        self, prompts: Sequence[list[int]], output_lens: Sequence[int], concurrency: int | None = None
+        self,
+        prompts: Sequence[list[int]],
+        output_lens: Sequence[int],
+        concurrency: int | None = None,
+        temperature: float = 0.0,
     ) -> EngineRun:
-        """Run prompts to their end, greedily; at most `concurrency` are in the engine at once (None: all)."""
+        """Run prompts to their end; at most `concurrency` are in the engine at once (None: all)."""
         recorder, engine = self._recorder, self.engine
         recorder.steps = []
         waiting = list(zip(prompts, output_lens, strict=True))[::-1]
@@ -225,7 +229,7 @@ class BenchEngine:
         while waiting or engine.has_work():
             while waiting and (concurrency is None or running < concurrency):
                 prompt, length = waiting.pop()
-                params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+                params = SamplingParams(temperature=temperature, seed=0, max_tokens=length, ignore_eos=True)
                 outputs.append(engine.add(Ask(prompt=prompt, params=params)))
                 running += 1
             begin, noted = time.perf_counter(), len(recorder.steps)

@@ -82,8 +82,10 @@ def expected_tokens(rates: Iterable[float]) -> float:
 class Side:
     """One side of a comparison: an engine with drafts of one kind, or with none, and what its runs were."""
 
-    def __init__(self, engine: BenchEngine, speculation: Speculation | None) -> None:
-        self.engine = engine.speculating(speculation)
+    def __init__(
+        self, engine: BenchEngine, speculation: Speculation | None, temperature: float = 0.0
+    ) -> None:
+        self.engine, self.temperature = engine.speculating(speculation), temperature
         self.positions = Positions([], [])
         self.rates: list[float] = []
         self.draft_seconds: list[float] = []  # of one draft, in steps of one row
@@ -91,8 +93,8 @@ class Side:
         self._row_steps = self._made = self._drafted = 0
 
     def run(self, prompts: Sequence[list[int]], output_len: int, *, warm: bool = False) -> list[list[int]]:
-        """Run prompts at once, greedily, and return the outputs. A `warm` run leaves no figures."""
-        run = self.engine.run(prompts, [output_len] * len(prompts))
+        """Run prompts at once and return the outputs. A `warm` run leaves no figures."""
+        run = self.engine.run(prompts, [output_len] * len(prompts), temperature=self.temperature)
         if not warm:
             self._add(full_steps(run, len(prompts)))
         return [list(output.outputs[0].token_ids) for output in run.outputs]

@@ -77,12 +77,13 @@ class _Prediction:
 class _Answer:
     """An answer and its place in the prediction; `agreed` tokens before are those of the answer."""
 
-    __slots__ = ("_end", "_lost", "_place", "_predicted", "_prediction", "agreed")
+    __slots__ = ("_differed", "_end", "_lost", "_moved", "_place", "_predicted", "_prediction", "agreed")
 
     def __init__(self, prediction: _Prediction) -> None:
         self._prediction, self._predicted = prediction, prediction.tokens
         self._end: list[int] = []  # of the answer
         self._place, self._lost = 0, False
+        self._differed, self._moved = -1, True  # the last place that did; whether a token agreed since
         self.agreed = 1  # nothing differs yet
 
     @property
@@ -102,13 +103,20 @@ class _Answer:
             if self.left and predicted[self._place] == token:
                 self._place += 1
                 self.agreed += 1
+                self._moved = True
             else:
                 self._find()
         del end[:-LONGEST_MATCH]
 
     def _find(self) -> None:
-        """Find the place after a difference."""
-        matched, place = self._prediction.index.align(self._end[-LONGEST_MATCH:], self._place)
+        """Find the place after a difference. In a repeating text a match can lead back to the same difference, or to
+        another one: then that token counts as replaced.
+        """
+        again = self._place == self._differed or not self._moved
+        again, self._differed, self._moved = again and self.agreed > 0 and not self._lost, self._place, False
+        matched, place = 0, 0
+        if not again:
+            matched, place = self._prediction.index.align(self._end[-LONGEST_MATCH:], self._place)
         if matched:
             self._place, self.agreed, self._lost = place, matched, False
         elif self.agreed and self.left > 1:
