@@ -111,7 +111,7 @@ class Trainer:
         if self.device == "cuda":
             plan = replace(plan, group_tokens=8192, micro_tokens=65536)
         elif self.precision == "bfloat16":
-            plan = replace(plan, micro_tokens=8192)
+            plan = replace(plan, micro_tokens=4096)
         source: Source = partial(conversation, options.seed, Split.TRAIN)
         self.batches = Batches(source, vocabulary, plan, workers())
         held_out = BatchPlan(seed=0, pool=options.held_out, steps_per_pool=1)
