@@ -62,6 +62,7 @@ class Options:
     steps_per_pool: int = 12
     held_out: int = 192
     precision: str = "auto"
+    start: Path | None = None
     teacher: Path | None = None
     eval_minutes: float = 10.0
     save_minutes: float = 5.0
@@ -92,7 +93,10 @@ class Trainer:
                 f"tokenizer: more than the {SHAPES[options.shape].vocab} entries of {options.shape}"
             )
         self.model = Decoder(SHAPES[options.shape])
-        wiring.initialize(self.model, torch.Generator().manual_seed(options.seed))
+        if options.start:
+            self.model.load_state_dict(hf_folder.load(options.start).state_dict())
+        else:
+            wiring.initialize(self.model, torch.Generator().manual_seed(options.seed))
         self.model.to(self.device)
         self.teacher = hf_folder.load(options.teacher, self.device) if options.teacher else None
         self.optimizer = Optimizer(self.model, muon=options.muon)
@@ -336,6 +340,9 @@ def main() -> None:
     )
     parser.add_argument("--pool", type=int, default=512, help="conversations sorted by length together")
     parser.add_argument("--steps-per-pool", type=int, default=12)
+    parser.add_argument(
+        "--start", type=Path, help="model folder whose weights a new run begins with; give it another seed"
+    )
     parser.add_argument("--teacher", type=Path, help="model folder to distil from")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--eval-minutes", type=float, default=10.0)
