@@ -15,6 +15,7 @@ class Combined:
 
     def __init__(self, predictions: PredictionProposer, method: Proposer) -> None:
         self._predictions, self._method = predictions, method
+        self._ran = method.ran if isinstance(method, FeatureProposer) else None
         self._by_method: set[int] = set()  # sequences with an offer of the method
         self.GRADES = predictions.GRADES + method.GRADES
         self.MOST_SECONDS = max(predictions.MOST_SECONDS, method.MOST_SECONDS)
@@ -30,8 +31,8 @@ class Combined:
         self._method.stop(seq_id)
 
     def ran(self, rows: Sequence[ScheduledSeq]) -> None:
-        if isinstance(self._method, FeatureProposer):
-            self._method.ran(rows)
+        if self._ran is not None:
+            self._ran(rows)
 
     def extend(self, seq_id: int, tokens: list[int]) -> None:
         self._predictions.extend(seq_id, tokens)
@@ -44,7 +45,8 @@ class Combined:
         self._by_method.difference_update(seq_ids)
         self._by_method.update(found)
         for seq_id, offer in found.items():
-            offers[seq_id] = offer._replace(grade=self._predictions.GRADES + offer.grade)
+            grade = self._predictions.GRADES + offer.grade
+            offers[seq_id] = Offer(offer.length, grade, offer.behind, offer.depth)
         return offers
 
     def propose(self, counts: Mapping[int, int]) -> Mapping[int, list[int] | DraftTree]:

@@ -53,6 +53,7 @@ class Speculation:
         everyone: bool = True,
     ) -> None:
         self._proposer, self._vocab, self._depth = proposer, vocab, depth
+        self._ran = proposer.ran if isinstance(proposer, FeatureProposer) else None
         self._predicted, self._everyone = predicted, everyone
         self._allotment = Allotment(most, max_rows, proposer.GRADES, proposer.passes)
         self._following: set[int] = set()  # sequences that the proposer knows
@@ -115,9 +116,9 @@ class Speculation:
 
     def _show(self, out: SchedulerOutput) -> None:
         """Let the proposer take what a step left."""
-        if isinstance(self._proposer, FeatureProposer) and out.scheduled:
+        if self._ran is not None and out.scheduled:
             try:
-                self._proposer.ran(out.scheduled)
+                self._ran(out.scheduled)
             except Exception as error:
                 self._fault(self._following, f"{type(error).__name__}: {error}")
 
