@@ -21,6 +21,7 @@ from quire.structured import pool as pool_module
 from quire.structured.ask import GrammarError
 from quire.structured.compile_bounds import MAX_WAITING, PROCESS_BYTES
 from quire.structured.pool import CompilerBusyError, GrammarPool
+from quire.util.platform import shares_by_session
 
 # Rules that name each other in the order that is worst to follow.
 SLOW = StructuredOutput(
@@ -78,7 +79,11 @@ def test_the_process_is_of_low_priority_and_bounded(pool: GrammarPool) -> None:
     assert pool.pid is not None
     assert os.getpriority(os.PRIO_PROCESS, pool.pid) >= 10
     group = Path(f"/proc/{pool.pid}/autogroup")
-    assert not group.exists() or group.read_text().endswith("nice 10\n")
+    if shares_by_session():
+        assert group.read_text().endswith("nice 10\n")
+        assert os.sched_getscheduler(pool.pid) == os.SCHED_IDLE
+    else:
+        assert os.sched_getscheduler(pool.pid) == os.SCHED_OTHER
     status = Path(f"/proc/{pool.pid}/status").read_text()
     peak = re.search(r"VmHWM:\s+(\d+)", status)
     assert peak is not None

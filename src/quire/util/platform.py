@@ -65,6 +65,25 @@ def end_with_parent(parent: int) -> None:
         sys.exit(1)
 
 
+def shares_by_session() -> bool:
+    """Whether the kernel divides the processors among sessions (sched_autogroup): it does not where a control group of
+    this process has a share of its own.
+    """
+    try:
+        on = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
+        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return False
+    for _, controllers, path in groups:
+        if "cpu" in controllers.split(","):  # version 1
+            return on and path == "/"
+    for _, controllers, path in groups:
+        folder = _CGROUP / path.lstrip("/")
+        if not controllers and any((at / "cpu.weight").exists() for at in (folder, *folder.parents)):
+            return False
+    return on
+
+
 def _meminfo(key: str) -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
