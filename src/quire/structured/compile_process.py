@@ -1,8 +1,8 @@
 """Compiles grammars that may be hostile: python -m quire.structured.compile_process FD PARENT APART.
 
-`pool` starts it. Its address space and the processor time of each grammar are limited by the kernel, which ends it in the
-middle of whatever it does. It takes what others leave of the processors, or, if APART is 1, a tenth of a busy one. It
-ends with its parent, and reads asks from a socket, one at a time.
+`pool` starts it. Its address space and the processor time of each grammar are limited by the kernel, which ends it in
+the middle of whatever it does. It takes what others leave of the processors, or, if APART is 1, a tenth of a busy one.
+It ends with its parent, and reads asks from a socket, one at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Grammars in the step loop: masks for the rows of a step, states stepped over what was accepted.
 
-Masks are filled after the forward pass, when the processors are free: those of all rows in one native call. A row whose
+Masks are filled after the forward pass, when the processors are free, by one thread while they are cheap. A row whose
 mask takes long is filled apart, beside the pass; if it is not ready in time, its row sits the step out, so that it does
 not hold up the others. One that keeps taking long ends its sequence.
 """
