@@ -2,9 +2,11 @@
 
     python -m benchmarks.neighbours [MODEL] [--rounds 5] [--seconds 10] [--kinds slow,enum]
 
-Starts a server. The client asks one short chat after the other and measures the time to the first token. In every
-second round 100 hostile requests arrive meanwhile, evenly spread; each is another one, so none is known from before.
-The table has the percentiles of both kinds of rounds and the answers to the hostile requests.
+Starts a server. The client asks one short chat after the other and measures the time to the first token: alone, while
+100 plain requests arrive, and while 100 hostile ones do, in turns. They arrive evenly spread; each hostile one is
+another one, so none is known from before. A plain request has the prompt of a hostile one and asks for no structure:
+between the two is what the structures cost. The tables have the percentiles of the three kinds of rounds and the
+answers to the hostile requests.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-HOSTILE = 100
+OTHERS = 100  # requests in a round
+ROUNDS = ("alone", "plain", "hostile")
 ANSWER = 8  # tokens
 Answers = dict[
     tuple[str, str], list[float]
@@ -78,9 +81,12 @@ KINDS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-def hostile(kind: str) -> bytes:
+def asked(kind: str, *, plain: bool) -> bytes:
+    """A request of a kind, or a plain one with its prompt. Tools are a part of the prompt."""
     fields = KINDS[kind](next(_number))
-    return _request({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, **fields})
+    content = json.dumps(fields["tools"]) if plain and "tools" in fields else "hi"
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    return _request(body if plain else {**body, **fields})
 
 
 def _request(body: dict[str, Any]) -> bytes:
@@ -119,13 +125,13 @@ async def attack(port: int, request: bytes, delay: float, answers: Answers, kind
     writer.close()
 
 
-async def round_of(port: int, seconds: float, kinds: list[str], answers: Answers) -> list[float]:
-    """First tokens for so long, and until all hostile requests have been answered."""
-    asked = [kinds[i % len(kinds)] for i in range(HOSTILE)] if kinds else []
-    requests = [hostile(kind) for kind in asked]
+async def round_of(
+    port: int, seconds: float, requests: list[tuple[str, bytes]], answers: Answers
+) -> list[float]:
+    """First tokens for so long, and until all other requests have been answered."""
     sending = [
-        asyncio.create_task(attack(port, request, i * seconds / HOSTILE, answers, kind))
-        for i, (kind, request) in enumerate(zip(asked, requests, strict=True))
+        asyncio.create_task(attack(port, request, i * seconds / OTHERS, answers, kind))
+        for i, (kind, request) in enumerate(requests)
     ]
     found, end = [], time.perf_counter() + seconds
     while time.perf_counter() < end or not all(task.done() for task in sending):
@@ -135,21 +141,25 @@ async def round_of(port: int, seconds: float, kinds: list[str], answers: Answers
 
 
 async def measure(port: int, rounds: int, seconds: float, kinds: list[str]) -> None:
-    found: dict[bool, list[float]] = {False: [], True: []}
+    found: dict[str, list[float]] = {name: [] for name in ROUNDS}
     answers: Answers = {}
-    for number in range(2 * rounds + 1):
-        attacked, start = number % 2 == 1, time.perf_counter()
-        times = await round_of(port, seconds if number else 2.0, kinds if attacked else [], answers)
-        print(f"{len(times)} first tokens in {time.perf_counter() - start:.0f} s", file=sys.stderr)
-        if number:
-            found[attacked] += times
-    print("| first token | without | beside 100 hostile requests | ratio |\n|---|--:|--:|--:|")
+    await round_of(port, 2.0, [], {})
+    for name in ROUNDS * rounds:
+        order = [kinds[i % len(kinds)] for i in range(OTHERS)] if name != "alone" else []
+        requests = [(kind, asked(kind, plain=name == "plain")) for kind in order]
+        start = time.perf_counter()
+        times = await round_of(port, seconds, requests, answers if name == "hostile" else {})
+        print(f"{name}: {len(times)} first tokens in {time.perf_counter() - start:.0f} s", file=sys.stderr)
+        found[name] += times
+    print("| first token | alone | beside 100 plain | beside 100 hostile | of alone | of plain |")
+    print("|---|--:|--:|--:|--:|--:|")
     for name, share in (("p50", 50), ("p90", 90), ("p99", 99)):
-        quiet, attacked_ms = (statistics.quantiles(found[on], n=100)[share - 1] * 1e3 for on in (False, True))
-        print(f"| {name} | {quiet:.1f} ms | {attacked_ms:.1f} ms | {attacked_ms / quiet:.2f} |")
+        alone, plain, hostile = (statistics.quantiles(found[of], n=100)[share - 1] * 1e3 for of in ROUNDS)
+        times_of = f"{hostile / alone:.2f} | {hostile / plain:.2f}"
+        print(f"| {name} | {alone:.1f} ms | {plain:.1f} ms | {hostile:.1f} ms | {times_of} |")
     print("\n| hostile | status | answers | median | most |\n|---|--:|--:|--:|--:|")
-    for (kind, status), times in sorted(answers.items()):
-        print(f"| {kind} | {status} | {len(times)} | {statistics.median(times):.2f} s | {max(times):.2f} s |")
+    for (kind, status), waits in sorted(answers.items()):
+        print(f"| {kind} | {status} | {len(waits)} | {statistics.median(waits):.2f} s | {max(waits):.2f} s |")
 
 
 def main() -> None:
@@ -160,15 +170,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--kinds", default=",".join(KINDS))
-    asked = parser.parse_args()
-    command = [sys.executable, "-m", "quire", "serve", asked.model, "--port", "0"]
+    options = parser.parse_args()
+    command = [sys.executable, "-m", "quire", "serve", options.model, "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
         for line in server.stderr:
             if started := re.search(r"serving .*:(\d+)$", line.rstrip()):
-                kinds = [kind for kind in asked.kinds.split(",") if kind]
-                asyncio.run(measure(int(started[1]), asked.rounds, asked.seconds, kinds))
+                kinds = options.kinds.split(",")
+                asyncio.run(measure(int(started[1]), options.rounds, options.seconds, kinds))
                 break
     finally:
         server.terminate()

@@ -26,9 +26,7 @@ import json
 import random
 import statistics
 import time
-from array import array
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 from quire.bench.engine_run import open_bench_model
@@ -87,7 +85,7 @@ def made_up_pieces(size: int) -> TokenBytes:
         found[rng.choice(["", " ", '"', '{"', ',"', "_", " "]).encode() + word.encode()] = None
         found["".join(rng.choices('{}[]":,0123456789.- ', k=rng.randint(2, 4))).encode()] = None
     pieces = [*found][:size]
-    return TokenBytes(b"".join(pieces), array("i", accumulate(map(len, pieces))).tobytes())
+    return TokenBytes.of(pieces)
 
 
 class Timed:

@@ -6,6 +6,7 @@ namespace nb = nanobind;
 
 void bind_executor(nb::module_& m);
 void bind_facts(nb::module_& m);
+void bind_json(nb::module_& m);
 void bind_parts(nb::module_& m);
 void bind_plans(nb::module_& m);
 void bind_probes(nb::module_& m);
@@ -13,7 +14,8 @@ void bind_sampler(nb::module_& m);
 void bind_speculation(nb::module_& m);
 
 NB_MODULE(_native, m) {
-  m.doc() = "Native kernels and the executor. Addresses are integers; the caller keeps what they point at alive.";
+  m.doc() =
+      "Native kernels, the executor and the scan of requests. Addresses are integers; the caller keeps what they point at alive.";
   bind_facts(m);
   bind_plans(m);
   bind_executor(m);
@@ -21,4 +23,5 @@ NB_MODULE(_native, m) {
   bind_parts(m);
   bind_sampler(m);
   bind_speculation(m);
+  bind_json(m);
 }

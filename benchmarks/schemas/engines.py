@@ -14,7 +14,6 @@ import time
 from array import array
 from collections.abc import Sequence
 from importlib import import_module
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ class Guidance:
         from quire.text.tokenizer import Tokenizer
 
         self.ll, self.quire = import_module("llguidance"), quire
-        packed = TokenBytes(b"".join(pieces), array("i", accumulate(map(len, pieces))).tobytes())
+        packed = TokenBytes.of(pieces)
         self.trie = GrammarTokens(packed, Tokenizer.from_dir(Path(tokenizer)) if tokenizer else None).trie
 
     def compile(self, schema: str) -> Any:

@@ -1,5 +1,5 @@
 """
-Native kernels and the executor. Addresses are integers; the caller keeps what they point at alive.
+Native kernels, the executor and the scan of requests. Addresses are integers; the caller keeps what they point at alive.
 """
 
 from collections.abc import Mapping, Sequence
@@ -454,3 +454,8 @@ class NgramIndex:
     @staticmethod
     def bound(window: int) -> int:
         """The most bytes ever held."""
+
+def scan_json(text: bytes, depth: int, parts: int, values: int) -> tuple[list[str], str, str | None]:
+    """
+    The keys of the outermost object of a JSON text in UTF-8, or why it is refused, and the key that this is about: a key that repeats in an object, nesting over `depth`, more strings and brackets than `parts` or more values than `values`. Malformed text may pass. Releases the interpreter lock.
+    """

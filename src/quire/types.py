@@ -432,9 +432,9 @@ class ScheduledSeq:
         return found
 
 
-def agreement(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many drafts of a chain equal the tokens in their places, up to the first that differs."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafts, tokens, strict=False)))
+def agreement(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences begin with in common: of a chain of drafts, how many are right."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def draft_depths(parents: Sequence[int]) -> list[int]:

@@ -7,16 +7,10 @@ import random
 
 import pytest
 
-from quire.lang.selection import common, scores, shared_tokens
+from quire.lang.selection import scores, shared_tokens
 from quire.types import RequestError
 
 HALF = math.log(0.5)
-
-
-def test_common_beginnings() -> None:
-    assert common([1, 2, 3], [1, 2, 3, 4]) == common([1, 2, 3, 4], [1, 2, 3]) == 3
-    assert common([1, 2, 3], [1, 9, 3]) == 1
-    assert common([], [1]) == 0
 
 
 def test_options_are_scored_after_the_tokens_that_all_of_them_share() -> None:

@@ -46,6 +46,12 @@ def ask(number: int) -> StructuredOutput:
     return StructuredOutput(regex=f"a{{{number}}}")
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine may leave nothing to a process, which is replaced then."""
+    monkeypatch.setattr(pool_module, "_LEAST_SHARE", -1.0)
+
+
 @contextmanager
 def stopped(pool: GrammarPool) -> Iterator[int]:
     """A process that does not go on, so that what is asked waits."""
@@ -76,13 +82,31 @@ def test_results_and_refusals_are_kept(pool: GrammarPool) -> None:
 def test_the_process_is_of_low_priority_and_bounded(pool: GrammarPool) -> None:
     pool.compile_now(StructuredOutput(choice=[f"choice number {i}" for i in range(10_000)]))
     assert pool.pid is not None
-    assert os.getpriority(os.PRIO_PROCESS, pool.pid) >= 10
-    group = Path(f"/proc/{pool.pid}/autogroup")
-    assert not group.exists() or group.read_text().endswith("nice 10\n")
+    assert os.sched_getscheduler(pool.pid) == os.SCHED_IDLE
+    assert os.getsid(pool.pid) == os.getsid(0)
+    assert os.getpgid(pool.pid) == pool.pid  # an interrupt typed at the terminal is not for it
     status = Path(f"/proc/{pool.pid}/status").read_text()
     peak = re.search(r"VmHWM:\s+(\d+)", status)
     assert peak is not None
     assert int(peak[1]) * 1024 < PROCESS_BYTES
+
+
+def test_a_process_that_gets_no_processor_has_a_share_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "processor_seconds", lambda _: 0.0)
+    monkeypatch.setattr(pool_module, "_LEAST_SHARE", 0.1)
+    monkeypatch.setattr(pool_module, "_LOOK_SECONDS", 0.001)
+    pool = GrammarPool()
+    try:
+        assert pool.compile_now(ask(1)).grammar.source
+        assert pool.pid is not None
+        assert os.sched_getscheduler(pool.pid) == os.SCHED_OTHER
+        assert os.getpriority(os.PRIO_PROCESS, pool.pid) >= 10
+        assert os.getsid(pool.pid) == pool.pid
+        group = Path(f"/proc/{pool.pid}/autogroup")
+        assert not group.exists() or group.read_text().endswith("nice 10\n")
+        assert pool.counts.killed == pool.counts.refused == 0
+    finally:
+        pool.close()
 
 
 @pytest.mark.parametrize(

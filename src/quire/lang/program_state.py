@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 from quire.answers import Usage
 from quire.lang.branch_runners import AsyncRunner, BranchRequest, SyncRunner
 from quire.lang.expressions import Expression, Gen, Select, Term, TurnEnd, TurnStart, terms
-from quire.lang.selection import Selection, common, scores, shared_tokens
+from quire.lang.selection import Selection, scores, shared_tokens
 from quire.lang.transcript import PromptText, Transcript
-from quire.types import FinishReason, QuireError, RequestError, RequestOutput, SamplingParams
+from quire.types import FinishReason, QuireError, RequestError, RequestOutput, SamplingParams, agreement
 
 if TYPE_CHECKING:
     from quire.llm import LLM
@@ -256,7 +256,7 @@ class ProgramState:
         params = replace(_SCORE, prompt_logprobs=0, prompt_logprobs_start=shared)
         requests = [BranchRequest(option, params) for option in options]
         # Options that start together would each compute what is not cached of the prompt.
-        ahead = int(shared - common(before, self._cached) >= _WORTH_WAITING)
+        ahead = int(shared - agreement(before, self._cached) >= _WORTH_WAITING)
         outputs = yield from self._ask(requests[:ahead])
         outputs += yield from self._ask(requests[ahead:])
         found = [
@@ -272,7 +272,7 @@ class ProgramState:
         """Copy the state into its forks, after computing what they have in common."""
         try:
             ids = self.runner.writer.encode(self._render())
-            if len(forks) > 1 and len(ids) - common(ids, self._cached) >= _WORTH_WAITING:
+            if len(forks) > 1 and len(ids) - agreement(ids, self._cached) >= _WORTH_WAITING:
                 yield from self._ask([BranchRequest(ids, _SCORE)])
                 self._cached = ids
         except RequestError:

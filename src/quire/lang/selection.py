@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from quire.lang.expressions import Rule
 from quire.records import dataclass
-from quire.types import RequestError
+from quire.types import RequestError, agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +19,13 @@ class Selection:
     logprobs: dict[str, float]
 
 
-def common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common."""
-    size = min(len(first), len(second))
-    if first[:size] == second[:size]:
-        return size
-    return next(i for i in range(size) if first[i] != second[i])
-
-
 def shared_tokens(prompt: Sequence[int], options: Sequence[Sequence[int]], choices: Sequence[str]) -> int:
     """How many tokens the prompt and all options begin with in common: what comes after them is scored.
 
     An option is the prompt and a choice, tokenized as one text: its first token may hold the end of the prompt. Raises
     RequestError for a choice that has no token, or none with one before it.
     """
-    shared = min(common(prompt, option) for option in options)
+    shared = min(agreement(prompt, option) for option in options)
     for choice, option in zip(choices, options, strict=True):
         if len(option) <= shared:
             raise RequestError("choices", f"{choice!r} adds no token")

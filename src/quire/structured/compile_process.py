@@ -1,7 +1,8 @@
-"""Compiles grammars that may be hostile: python -m quire.structured.compile_process FD PARENT_PID, started by pool.
+"""Compiles grammars that may be hostile: python -m quire.structured.compile_process FD PARENT APART.
 
-Its address space and the processor time of each grammar are limited by the kernel, which ends it in the middle of
-whatever it does. It runs at low priority, ends with its parent, and reads asks from a socket, one at a time.
+`pool` starts it. Its address space and the processor time of each grammar are limited by the kernel, which ends it in
+the middle of whatever it does. It takes what others leave of the processors, or, if APART is 1, a tenth of a busy one.
+It ends with its parent, and reads asks from a socket, one at a time.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
 
 
-def _lower_priority() -> None:
+def _lower_priority(apart: bool) -> None:
+    if not apart and hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        return
     os.nice(max(0, _NICE - os.nice(0)))
     # With sched_autogroup, priorities count within a session, and sessions get equal shares unless they have one too.
     with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as file:
@@ -79,14 +83,14 @@ def _lower_priority() -> None:
 
 def main() -> None:
     """Entry point of the process."""
-    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    fd, parent, apart = map(int, sys.argv[1:])
     end_with_parent(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Before the limits, which are for what a grammar adds.
     for module in ("llguidance", "quire.structured.compile", "quire.structured.json_schema"):
         importlib.import_module(module)
     _limit_memory()
-    _lower_priority()  # a start takes a tenth of a second, which a busy machine would make many
+    _lower_priority(bool(apart))  # a start takes a tenth of a second, which a busy machine would make many
     with socket.socket(fileno=fd) as sock, contextlib.suppress(EOFError, ConnectionError):
         send(sock, b"")
         grown = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -34,8 +35,11 @@ from quire.structured.compile_bounds import (
 )
 from quire.structured.compile_process import receive, send
 from quire.types import Grammar, QuireError
+from quire.util.platform import processor_seconds
 from quire.util.sizes import format_size
 
+_LOOK_SECONDS = 0.5  # between looks at how much of a processor the process gets
+_LEAST_SHARE = 0.1  # of a processor: less is not enough
 _ENTRY_BYTES = 1024  # of an entry of the cache besides its texts
 
 
@@ -84,6 +88,7 @@ class GrammarPool:
         self._jobs: dict[bytes, _Job] = {}
         self._thread: threading.Thread | None = None
         self._process: _Process | None = None
+        self._apart = False  # a process that takes what others leave got nothing
         self._closed = False
 
     def compile_now(self, ask: StructuredOutput) -> CompiledGrammar:
@@ -188,6 +193,7 @@ class GrammarPool:
                 idle = not self._changed.wait(IDLE_SECONDS)
             if idle:
                 self._end()
+                self._apart = False
 
     def _take(self) -> _Job | None:
         while self._queues:
@@ -202,14 +208,20 @@ class GrammarPool:
         return None
 
     def _compile(self, ask: StructuredOutput) -> _Outcome:
-        """Compile in the process; start one if there is none. One that was ended from outside is tried again."""
-        for last in (False, True):
+        """Compile in the process; start one if there is none. One that was ended from outside is tried again, one that
+        gets no processor is replaced by one with a share of its own.
+        """
+        tried = False
+        while True:
             if self._process is None:
-                self._process = _Process()
+                self._process = _Process(self._apart)
                 if self._closed:
-                    break
+                    raise CompilerBusyError("Quire is stopping")
             try:
                 reply = self._process.ask(ask)
+            except _StarvedError:
+                self._end()
+                self._apart = True
             except TimeoutError:
                 self._end()
                 raise CompilerBusyError(
@@ -218,15 +230,15 @@ class GrammarPool:
             except (EOFError, OSError):
                 ended = self._process.status()
                 self._end()
-                if ended in _REASONS or last:
+                if ended in _REASONS or tried:
                     self.counts.killed += 1
                     self.counts.refused += 1
                     return GrammarError(
                         ask.kind, _REASONS.get(ended, f"it crashed the grammar compiler (status {ended})")
                     )
-                continue
-            return self._outcome(ask, reply)
-        raise CompilerBusyError("Quire is stopping")
+                tried = True
+            else:
+                return self._outcome(ask, reply)
 
     def _outcome(self, ask: StructuredOutput, reply: dict[str, Any]) -> _Outcome:
         if "source" in reply:
@@ -269,10 +281,15 @@ _REASONS = {
 }
 
 
-class _Process:
-    """The process that compiles. Raises CompilerBusyError when it cannot be started."""
+class _StarvedError(Exception):
+    """A process that takes what others leave of the processors gets less than a tenth of one."""
 
-    def __init__(self) -> None:
+
+class _Process:
+    """The process that compiles, `apart` in a session of its own. Raises CompilerBusyError if it cannot be started."""
+
+    def __init__(self, apart: bool) -> None:
+        self._apart = apart or not hasattr(os, "SCHED_IDLE")
         ours, theirs = socket.socketpair()
         command = [
             sys.executable,
@@ -281,6 +298,7 @@ class _Process:
             "quire.structured.compile_process",
             str(theirs.fileno()),
             str(os.getpid()),
+            str(int(self._apart)),
         ]
         try:
             with theirs:
@@ -291,7 +309,10 @@ class _Process:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,  # where Rust reports that memory is at its end
-                    start_new_session=True,  # an interrupt typed at the terminal is for the parent only
+                    # An interrupt typed at the terminal is for the parent only. What takes what others leave stays in
+                    # its session: between sessions, the kernel does not look at the policies of their processes.
+                    start_new_session=self._apart,
+                    process_group=None if self._apart else 0,
                 )
         except OSError as error:
             ours.close()
@@ -307,10 +328,23 @@ class _Process:
             raise CompilerBusyError(f"the grammar compiler exited at its start (status {status})") from None
 
     def ask(self, ask: StructuredOutput) -> dict[str, Any]:
-        """Its answer. Raises TimeoutError, and EOFError or OSError if it ends."""
+        """Its answer. Raises TimeoutError and _StarvedError, and EOFError or OSError if it ends."""
         send(self._sock, msgspec.json.encode(ask.values()))
+        self._wait()
         reply: dict[str, Any] = msgspec.json.decode(receive(self._sock))
         return reply
+
+    def _wait(self) -> None:
+        """Until the process has something to say."""
+        answer = select.poll()
+        answer.register(self._sock, select.POLLIN)
+        began, before = time.monotonic(), 0.0 if self._apart else processor_seconds(self.pid)
+        while not answer.poll(_LOOK_SECONDS * 1e3):
+            waited = time.monotonic() - began
+            if waited > WALL_SECONDS:
+                raise TimeoutError
+            if not self._apart and processor_seconds(self.pid) - before < _LEAST_SHARE * waited:
+                raise _StarvedError
 
     def kill(self) -> None:
         """End it in the middle of what it does; its thread notices."""

@@ -1,6 +1,6 @@
 """Grammars in the step loop: masks for the rows of a step, states stepped over what was accepted.
 
-Masks are filled after the forward pass, when the processors are free: those of all rows in one native call. A row whose
+Masks are filled after the forward pass, when the processors are free, by one thread while they are cheap. A row whose
 mask takes long is filled apart, beside the pass; if it is not ready in time, its row sits the step out, so that it does
 not hold up the others. One that keeps taking long ends its sequence.
 """
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from quire.text.tokenizer import Tokenizer
 
+# Masks take this thread so long before others help: most take microseconds, and waking threads takes a hundred.
+ALONE_SECONDS = 0.0003
 SLICE_SECONDS = 0.005  # that a mask may take on the processor
 APART_SECONDS = 0.001  # above, a mask is filled apart; and that a step waits for those
 ROW_SECONDS = 0.0002  # that a mask takes in general, at most
@@ -261,15 +263,22 @@ class GrammarStepper:
 
         Too long for the step and on the processors: where others run on them, no mask is to blame.
         """
-        if self._executor is None:
-            from llguidance import LLExecutor
-
-            self._executor = LLExecutor(self._threads)
-        lines = self._lines
+        lines, line_bytes = self._lines, self._lines.strides[0]
         started, spent = time.perf_counter(), time.process_time()
         limit = SLICE_SECONDS + len(together) * ROW_SECONDS
-        asked = [(matcher, at) for matcher, at, _ in together]
-        self._executor.unsafe_compute_mask_ptr(asked, lines.ctypes.data, lines.strides[0], len(lines))
+        left = len(together)
+        for matcher, at, _ in together:
+            if time.perf_counter() - started > ALONE_SECONDS:
+                break
+            matcher.unsafe_compute_mask_ptr(lines.ctypes.data + at * line_bytes, line_bytes)
+            left -= 1
+        if left:
+            if self._executor is None:
+                from llguidance import LLExecutor
+
+                self._executor = LLExecutor(self._threads)
+            rest = [(matcher, at) for matcher, at, _ in together[-left:]]
+            self._executor.unsafe_compute_mask_ptr(rest, lines.ctypes.data, line_bytes, len(lines))
         for _, at, row in together:
             assert row.state is not None
             row.state.end_fill(lines[at], self._vocab, row.new.stop_ids)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+
 from quire.records import dataclass
 
 # Bytes of a token, on the average of a vocabulary that the engine may be given. Large vocabularies have 6 to 9.
@@ -17,6 +21,11 @@ class TokenBytes:
 
     data: bytes
     ends: bytes
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes]) -> TokenBytes:
+        """Of the bytes of every token."""
+        return cls(b"".join(pieces), array("i", accumulate(map(len, pieces))).tobytes())
 
     def __len__(self) -> int:
         return len(self.ends) // 4

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 
 import tokenizers
@@ -160,7 +158,7 @@ class Tokenizer:
                 "vocabulary",
                 f"{size} tokens have {total} bytes, over the limit of {MAX_MEAN_BYTES} per token",
             )
-        return TokenBytes(b"".join(pieces), array("i", accumulate(map(len, pieces))).tobytes())
+        return TokenBytes.of(pieces)
 
     # -- text to ids -------------------------------------------------------------------------------
 

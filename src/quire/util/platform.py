@@ -6,10 +6,12 @@ import math
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _PR_SET_PDEATHSIG = 1
+_CPUCLOCK_SCHED = 2
 
 
 def usable_cores() -> int:
@@ -63,6 +65,11 @@ def end_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the call
         sys.exit(1)
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time that a process has taken. Raises OSError when there is none. For Linux."""
+    return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)  # as clock_getcpuclockid(3) numbers it
 
 
 def _meminfo(key: str) -> int:

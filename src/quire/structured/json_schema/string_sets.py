@@ -14,6 +14,8 @@ from quire.structured.json_schema.string_formats import LONGEST, format_pattern
 
 ANY_STRING = f'"\\"" /{ANY_TEXT}/ "\\""'
 _MAX_FORMAT = 1_000_000
+# Made once: json.dumps makes one for each of what may be 40,000 values.
+_AS_IT_IS, _IN_ASCII = json.JSONEncoder(ensure_ascii=False), json.JSONEncoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,9 @@ def format_expression(name: str) -> str:
 
 def json_text(word: str) -> str:
     """A string as JSON text, with the escapes that it needs."""
-    return json.dumps(word, ensure_ascii=False)
+    return _AS_IT_IS.encode(word)
 
 
 def literal(text: str) -> str:
     """Text as a literal of a grammar."""
-    return json.dumps(text).replace("\\u007f", "\\x7f") if text else '""'
+    return _IN_ASCII.encode(text).replace("\\u007f", "\\x7f") if text else '""'
