@@ -34,9 +34,10 @@ _WARM_UP = 0.1  # of the steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """What is trained, and how long. `heads` are Medusa's; `layers`, `hidden_size` and `intermediate_size` (0 for two
-    and a half times as much) are those of a small model; `draft_vocab_size`: EAGLE-3 has logits of only so many tokens,
-    those that are most frequent in the text; 0 for all. `threads`: 0 for all cores. Raises ValueError naming the field.
+    """What is trained, and how long. `heads` are Medusa's; `layers` and `hidden_size` those of a small model.
+    `intermediate_size`: of MLPs; 0 for that of the target in EAGLE layers, for 2.5 times the width of a small model.
+    `draft_vocab_size`: EAGLE-3 has logits of only so many tokens, those that are most frequent in the text; 0 for all.
+    `threads`: 0 for all cores. Raises ValueError naming the field.
     """
 
     method: str = "eagle3"
@@ -167,7 +168,7 @@ def _draft(spec: ModelSpec, options: TrainingOptions, texts: I32, head: Tensor) 
         return Medusa(spec.dim, options.heads)
     if options.method == "draft_model":
         return SmallModel(_small_shape(spec, options), options.layers, spec.vocab)
-    shape = _layer_shape(spec)
+    shape = _layer_shape(spec, options.intermediate_size)
     if options.method == "eagle":
         return Eagle(shape)
     if not options.draft_vocab_size:
@@ -176,7 +177,7 @@ def _draft(spec: ModelSpec, options: TrainingOptions, texts: I32, head: Tensor) 
     return Eagle3(shape, torch.from_numpy(np.sort(often[: options.draft_vocab_size])), head)
 
 
-def _layer_shape(spec: ModelSpec) -> LayerShape:
+def _layer_shape(spec: ModelSpec, width: int) -> LayerShape:
     """A layer like those of the target, as far as they are Llama's."""
     mixer, mlp = spec.layers[0].mixer, spec.layers[0].mlp
     if isinstance(mixer, Attention):
@@ -184,7 +185,7 @@ def _layer_shape(spec: ModelSpec) -> LayerShape:
     else:
         sizes = max(1, spec.dim // 128), max(1, spec.dim // 512), 128
     theta = mixer.rope.theta if isinstance(mixer, Attention) and mixer.rope else 10_000.0
-    width = mlp.width if isinstance(mlp, MLP) else 64 * -(-8 * spec.dim // (3 * 64))
+    width = width or (mlp.width if isinstance(mlp, MLP) else 64 * -(-8 * spec.dim // (3 * 64)))
     return LayerShape(spec.dim, *sizes, width, Rope(theta, sizes[2]), spec.norm)
 
 
