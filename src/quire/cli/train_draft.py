@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=int, default=2, metavar="N", help="layers of a small model (default: 2)")
     add("--hidden-size", type=int, default=128, metavar="N", help="width of a small model (default: 128)")
     add("--intermediate-size", type=int, default=0, metavar="N",
-        help="width of the MLPs of an EAGLE layer or a small model (default: the model's; 2.5 times its own)")  # fmt: skip
+        help="width of the MLPs of an EAGLE layer or a small model (default: the model's; 2.5 * its own)")  # fmt: skip
     add("--draft-vocab-size", type=int, default=0, metavar="N",
         help="EAGLE-3: guess only so many tokens, the most frequent ones of the text (default: all)")  # fmt: skip
     add("--threads", type=int, default=0, metavar="N", help="(default: all cores)")
