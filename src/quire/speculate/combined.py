@@ -20,6 +20,11 @@ class Combined:
         self.MOST_SECONDS = max(predictions.MOST_SECONDS, method.MOST_SECONDS)
         self.passes = method.passes
 
+    @property
+    def method(self) -> Proposer:
+        """That of the server."""
+        return self._method
+
     def start(self, new: NewSeq) -> None:
         self._predictions.start(new)
         self._method.start(new)

@@ -67,6 +67,11 @@ class Speculation:
         self.seconds_won = 0.0  # by steps with drafts, as far as the costs of others are known
         self._spent = 0.0  # seconds for the drafts of a step
 
+    @property
+    def proposer(self) -> Proposer:
+        """What proposes the drafts."""
+        return self._proposer
+
     def fill(self, out: SchedulerOutput) -> None:
         """Make the drafts of a step that is about to run; rows for which there are none lose them."""
         for seq_id in out.gone:

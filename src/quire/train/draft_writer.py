@@ -35,7 +35,7 @@ def write_draft(draft: Chain, model: Model, features: Features | None, name: str
             "base_model_name_or_path": name,
         }  # fmt: skip
     elif isinstance(draft, Eagle3):
-        config = _llama(draft.shape, model) | {
+        config = _layer_config(draft.shape, model) | {
             "architectures": ["LlamaForCausalLMEagle3"],
             "eagle_aux_hidden_state_layer_ids": list(features.layers if features else ()),
         }
@@ -43,9 +43,9 @@ def write_draft(draft: Chain, model: Model, features: Features | None, name: str
             config["draft_vocab_size"] = len(draft.ids)
             state["d2t"] = draft.ids - torch.arange(len(draft.ids))
     elif isinstance(draft, Eagle):
-        config = _llama(draft.shape, model) | {"bias": True}
+        config = _layer_config(draft.shape, model) | {"bias": True}
     elif isinstance(draft, SmallModel):
-        config = _llama(draft.shape, model) | {
+        config = _layer_config(draft.shape, model) | {
             "num_hidden_layers": len(draft.layers), "tie_word_embeddings": True
         }  # fmt: skip
         state = {f"model.{key}": value for key, value in state.items()}
@@ -56,7 +56,7 @@ def write_draft(draft: Chain, model: Model, features: Features | None, name: str
     _write(out / file, state)
 
 
-def _llama(shape: LayerShape, model: Model) -> dict[str, Any]:
+def _layer_config(shape: LayerShape, model: Model) -> dict[str, Any]:
     spec = model.facts.spec
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": shape.dim,

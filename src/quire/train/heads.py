@@ -124,7 +124,7 @@ class Eagle(Unrolled):
         super().__init__()
         self.shape = shape
         self.fc = nn.Linear(2 * shape.dim, shape.dim)
-        self.layers = nn.ModuleList([Layer(shape, shape.dim)])
+        self.layers = nn.ModuleList([_Layer(shape, shape.dim)])
 
     def passed(self, embedded: Tensor, x: Tensor, seen: Seen) -> Tensor:
         x = self.fc(torch.cat([embedded, x], -1))
@@ -141,10 +141,10 @@ class Eagle3(Unrolled):
         self.shape = shape
         dim, eps = shape.dim, shape.norm.eps
         self.fc = nn.Linear(3 * dim, dim, bias=False)
-        self.midlayer = Layer(shape, 2 * dim)
+        self.midlayer = _Layer(shape, 2 * dim)
         for name in ("input_layernorm", "hidden_norm"):
-            setattr(self.midlayer, name, Norm(dim, eps=eps))
-        self.norm = Norm(dim, eps=eps)
+            setattr(self.midlayer, name, _Norm(dim, eps=eps))
+        self.norm = _Norm(dim, eps=eps)
         self.ids = ids
         if ids is not None and head is not None:
             self.lm_head = nn.Linear(dim, len(ids), bias=False)
@@ -178,10 +178,10 @@ class SmallModel(Chain):
         dim, eps = shape.dim, shape.norm.eps
         self.embed_tokens = nn.Embedding(vocab, dim)
         nn.init.normal_(self.embed_tokens.weight, std=dim**-0.5)
-        self.layers = nn.ModuleList([Layer(shape, dim) for _ in range(layers)])
+        self.layers = nn.ModuleList([_Layer(shape, dim) for _ in range(layers)])
         for layer in self.layers:
-            layer.input_layernorm = Norm(dim, eps=eps)
-        self.norm = Norm(dim, eps=eps)
+            layer.input_layernorm = _Norm(dim, eps=eps)
+        self.norm = _Norm(dim, eps=eps)
 
     def guesses(self, features: Tensor, tokens: Tensor, target: TargetWeights) -> list[Tensor]:
         """At every position; the same for each depth."""
@@ -206,20 +206,20 @@ class _Block(nn.Module):
         return x + functional.silu(self.linear(x))
 
 
-class Norm(nn.RMSNorm):
+class _Norm(nn.RMSNorm):
     """In float32, whatever the rest is computed in."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.float())
 
 
-class Layer(nn.Module):
+class _Layer(nn.Module):
     """A layer of Llama whose attention takes `inputs` columns; norms of what it takes are its owner's."""
 
     def __init__(self, shape: LayerShape, inputs: int) -> None:
         super().__init__()
         dim = shape.dim
-        self.post_attention_layernorm = Norm(dim, eps=shape.norm.eps)
+        self.post_attention_layernorm = _Norm(dim, eps=shape.norm.eps)
         self.self_attn = _Attention(shape, inputs)
         self.mlp = nn.ModuleDict(
             {name: nn.Linear(dim, shape.width, bias=False) for name in ("gate_proj", "up_proj")}
