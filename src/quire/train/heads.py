@@ -15,7 +15,7 @@ from torch.nn import functional
 from quire.records import dataclass
 from quire.spec import NormSpec, Rope
 
-Seen = list[tuple[Tensor, Tensor]]  # keys and values [B, H, T, D] of each depth so far
+_Seen = list[tuple[Tensor, Tensor]]  # keys and values [B, H, T, D] of each depth so far
 MISSING = -100  # the place of a token that a draft has no logit of; cross_entropy leaves such labels out
 
 
@@ -96,7 +96,7 @@ class Unrolled(Chain):
         """The features, as wide as the rows that the layers leave."""
         return features
 
-    def passed(self, embedded: Tensor, x: Tensor, seen: Seen) -> Tensor:
+    def passed(self, embedded: Tensor, x: Tensor, seen: _Seen) -> Tensor:
         """The rows after the layers."""
         raise NotImplementedError
 
@@ -108,7 +108,7 @@ class Unrolled(Chain):
         """The first depth is trained on all labels but the first."""
         embedded = target.embed[tokens[:, 1:]] * target.scale
         x = self.enter(features[:, :-1])
-        seen: Seen = []
+        seen: _Seen = []
         found = []
         for depth in range(self.DEPTH):
             x = self.passed(embedded, x, seen)
@@ -126,7 +126,7 @@ class Eagle(Unrolled):
         self.fc = nn.Linear(2 * shape.dim, shape.dim)
         self.layers = nn.ModuleList([_Layer(shape, shape.dim)])
 
-    def passed(self, embedded: Tensor, x: Tensor, seen: Seen) -> Tensor:
+    def passed(self, embedded: Tensor, x: Tensor, seen: _Seen) -> Tensor:
         x = self.fc(torch.cat([embedded, x], -1))
         found: Tensor = self.layers[0](x, x, seen)
         return found
@@ -158,7 +158,7 @@ class Eagle3(Unrolled):
         found: Tensor = self.fc(features)
         return found
 
-    def passed(self, embedded: Tensor, x: Tensor, seen: Seen) -> Tensor:
+    def passed(self, embedded: Tensor, x: Tensor, seen: _Seen) -> Tensor:
         layer = self.midlayer
         found: Tensor = layer(x, torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(x)], -1), seen)
         return found
@@ -226,7 +226,7 @@ class _Layer(nn.Module):
             | {"down_proj": nn.Linear(shape.width, dim, bias=False)}
         )
 
-    def forward(self, x: Tensor, taken: Tensor, seen: Seen) -> Tensor:
+    def forward(self, x: Tensor, taken: Tensor, seen: _Seen) -> Tensor:
         """The residual stream x [B, T, d] after the layer, whose attention takes `taken`."""
         x = x + self.self_attn(taken, seen)
         hidden, mlp = self.post_attention_layernorm(x), self.mlp
@@ -243,7 +243,7 @@ class _Attention(nn.Module):
         self.v_proj = nn.Linear(inputs, kv_cols, bias=False)
         self.o_proj = nn.Linear(q_cols, shape.dim, bias=False)
 
-    def forward(self, x: Tensor, seen: Seen) -> Tensor:
+    def forward(self, x: Tensor, seen: _Seen) -> Tensor:
         """`seen` are keys and values [B, H, T, D] of the depths before, to which this adds its own.
 
         At depth s a position sees the first depth up to s positions before it, and of each later depth one position.

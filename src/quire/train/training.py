@@ -108,8 +108,8 @@ def train_draft(
     spec = model.facts.spec
     if options.draft_vocab_size > spec.vocab:
         raise ValueError(f"draft_vocab_size: {options.draft_vocab_size} is above the model's {spec.vocab}")
-    features = _features(spec, options.method)
     train, held_out = _texts(model, files, options)
+    features = _features(spec, options.method)
     embed, head = (torch.from_numpy(table) for table in read_tables(model))
     target = TargetWeights(embed, head, spec.embed_scale)
     draft = _draft(spec, options, train, head)
