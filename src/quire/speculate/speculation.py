@@ -54,6 +54,8 @@ class Speculation:
         everyone: bool = True,
     ) -> None:
         self._proposer, self._vocab, self._depth = proposer, vocab, depth
+        # asked once: the answer takes as long as a small model's layer
+        self._takes_features = proposer if isinstance(proposer, FeatureProposer) else None
         self._predicted, self._everyone = predicted, everyone
         self._allotment = Allotment(most, max_rows, proposer.GRADES, proposer.passes)
         self._following: set[int] = set()  # sequences that the proposer knows
@@ -121,8 +123,8 @@ class Speculation:
 
     def _show(self, out: SchedulerOutput) -> None:
         """Let the proposer take what a step left."""
-        proposer = self._proposer
-        if isinstance(proposer, FeatureProposer) and out.scheduled:
+        proposer = self._takes_features
+        if proposer is not None and out.scheduled:
             self._try(self._following, lambda: proposer.ran(out.scheduled))
 
     def _weigh(self, out: SchedulerOutput, seconds: float) -> None:
