@@ -32,7 +32,7 @@ def write_draft(draft: Chain, model: Model, features: Features | None, name: str
         state = {key.removeprefix("medusa_head."): value for key, value in state.items()}
         config: dict[str, Any] = {
             "medusa_num_heads": len(draft.medusa_head), "medusa_num_layers": 1, "original_lm_head": True,
-            "base_model_name_or_path": name,
+            "base_model_name_or_path": name, "hidden_size": model.facts.spec.dim, "vocab_size": model.facts.spec.vocab,
         }  # fmt: skip
     elif isinstance(draft, Eagle3):
         config = _layer_config(draft.shape, model) | {

@@ -51,7 +51,7 @@ from quire.program.program import Program
 from quire.records import dataclass
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
 from quire.speculate.build import judging, make_speculation, max_draft_tokens
-from quire.types import MemoryBudgetError
+from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
@@ -300,7 +300,10 @@ def build(
     with startup.span("weights"):
         weights = load_weights(weight_origin(model), program, config, executor, progress, later.read)
         if draft and made:
-            load_weights(draft.origin, draft.program, config, made, None)
+            try:
+                load_weights(draft.origin, draft.program, config, made, None)
+            except CheckpointError as error:
+                raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
     with startup.span("bind"):
         worker = Worker(executor, plan.limits, judging=judging(config))
