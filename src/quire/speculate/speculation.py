@@ -137,30 +137,17 @@ class Speculation:
     def _shared(self, places: Mapping[int, int], result: StepOutput, rows: int) -> dict[int, int]:
         """How many drafts each sequence is to get."""
         started = _now()
-        offers = self._try(places, lambda: self._offers(places, result))
+        offers = self._try(places, lambda: self._looked(places, result))
         if offers is None or self._is_slow(places, started):
             return {}
         self._grades.update((seq_id, offer.grade) for seq_id, offer in offers.items())
         self._depths = {seq_id: offer.depth for seq_id, offer in offers.items()}
         return self._allotment.share(rows, offers)
 
-    def _offers(self, places: Mapping[int, int], result: StepOutput) -> dict[int, Offer]:
-        for seq_id, i in places.items():
-            self._proposer.extend(seq_id, result.token_ids[i])
-        return self._proposer.look(places, self._depth)
-
     def _propose(self, counts: Mapping[int, int]) -> Mapping[int, list[int] | DraftTree]:
         started = _now()
         made = self._try(counts, lambda: self._proposer.propose(counts))
         return {} if made is None or self._is_slow(counts, started) else made
-
-    def _try(self, seq_ids: Iterable[int], ask: Callable[[], T]) -> T | None:
-        """What the proposer answers; None where it raises: these sequences then go on without drafts."""
-        try:
-            return ask()
-        except Exception as error:
-            self._fault(seq_ids, f"{type(error).__name__}: {error}")
-            return None
 
     def _is_slow(self, seq_ids: Iterable[int], started: tuple[float, float]) -> bool:
         """Whether the proposer computed for too long. Time in which others had the processor does not count."""
@@ -204,6 +191,19 @@ class Speculation:
             deep = count if row.parents is None else max(draft_depths(row.parents))
             self._allotment.observe(row.seq_id, grade, deep, accepted)
         return RowDrafts(count, accepted, grade < self._predicted)
+
+    def _try(self, seq_ids: Iterable[int], ask: Callable[[], T]) -> T | None:
+        """What the proposer answers; None where it raises: these sequences then go on without drafts."""
+        try:
+            return ask()
+        except Exception as error:
+            self._fault(seq_ids, f"{type(error).__name__}: {error}")
+            return None
+
+    def _looked(self, places: Mapping[int, int], result: StepOutput) -> dict[int, Offer]:
+        for seq_id, i in places.items():
+            self._proposer.extend(seq_id, result.token_ids[i])
+        return self._proposer.look(places, self._depth)
 
     def _start(self, new: NewSeq) -> None:
         self._following.add(new.seq_id)
