@@ -13,7 +13,9 @@ import pytest
 import torch
 import transformers
 
+from helpers import drafts
 from helpers.memory import memory_for
+from helpers.tokenizers import save_whole
 from quire.cli.main import main
 from quire.util.sizes import format_size, parse_size
 
@@ -205,6 +207,17 @@ def test_inspect_speculation(folder: Path, capsys: pytest.CaptureFixture[str]) -
     text = run(capsys, "inspect", str(folder), "--no-measure", "--speculate", "ngram")[1]
     assert "speculation: ngram" in text
     assert "expected speed-up" in text
+
+
+def test_inspect_counts_the_one_pass_of_medusa(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    medusa = {"method": "medusa", "model": str(drafts.write_medusa(tmp_path / "draft"))}
+    options = ["--json", "--no-measure", "--speculative-config", json.dumps(medusa)]
+    code, out, _ = run(capsys, "inspect", str(save_whole("smollm3", tmp_path / "target")), *options)
+    assert code == 0
+    found = json.loads(out)["speculation"]
+    assert {entry["drafts"] for entry in found["expected"]} == {1, 2, 3}  # there are three heads
+    for entry in found["expected"]:
+        assert entry["speedup"] == pytest.approx(entry["tokens"] / (1 + found["draft_cost"]))
 
 
 def test_inspect_quality(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,15 +33,23 @@ def drafting(checkpoint: Folder, acceptance: str) -> dict[str, Any]:
     return {"method": "draft_model", "model": str(checkpoint("llama2")), "acceptance": acceptance}
 
 
-def texts(llm: LLM, first_seed: int) -> Counter[tuple[int, ...]]:
+def texts(llm: LLM, first_seed: int, prediction: list[list[int]] | None = None) -> Counter[tuple[int, ...]]:
     """How often each answer of three tokens came, at a temperature where all do."""
     found: Counter[tuple[int, ...]] = Counter()
     for seed in range(first_seed, first_seed + ROUNDS):
         asked = SamplingParams(
             max_tokens=3, n=SAMPLES, seed=seed, temperature=0.5, allowed_token_ids=TOKENS, ignore_eos=True
         )
-        found.update(tuple(sample.token_ids) for sample in llm.generate([prompts()[6]], asked)[0].outputs)
+        (output,) = llm.generate([prompts()[6]], asked, prediction=prediction)
+        found.update(tuple(sample.token_ids) for sample in output.outputs)
     return found
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Folder) -> Counter[tuple[int, ...]]:
+    """Answers without speculation."""
+    with LLM(checkpoint("qwen3"), max_num_seqs=32, **COMMON) as llm:
+        return texts(llm, 0)
 
 
 def same(one: Counter[tuple[int, ...]], other: Counter[tuple[int, ...]]) -> float:
@@ -54,9 +62,9 @@ def same(one: Counter[tuple[int, ...]], other: Counter[tuple[int, ...]]) -> floa
     return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))
 
 
-def test_rejection_keeps_the_distribution(checkpoint: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    with LLM(checkpoint("qwen3"), max_num_seqs=32, **COMMON) as llm:
-        expected = texts(llm, 0)
+def test_rejection_keeps_the_distribution(
+    checkpoint: Folder, expected: Counter[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     judged = drafting(checkpoint, "rejection")
     with LLM(checkpoint("qwen3"), speculative_config=judged, max_num_seqs=32, **COMMON) as llm:
         assert same(texts(llm, 2000), expected) > 1e-3
@@ -69,6 +77,27 @@ def test_rejection_keeps_the_distribution(checkpoint: Folder, monkeypatch: pytes
         assert isinstance(worker, Worker)
         monkeypatch.setattr(worker, "_judging", Judging("typical", 1e-6))
         assert same(texts(llm, 3000), expected) < 1e-6
+
+
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+def test_rejection_keeps_the_distribution_with_a_prediction(
+    checkpoint: Folder, expected: Counter[tuple[int, ...]], method: str
+) -> None:
+    """Tokens of a prediction were drawn from nothing: they count as certain, and are accepted as often as they are
+    likely. A method's drafts behind them are judged by what they were drawn from."""
+    judged = {"method": "ngram", "acceptance": "rejection"}
+    if method == "draft_model":
+        judged = drafting(checkpoint, "rejection")
+    with LLM(checkpoint("qwen3"), speculative_config=judged, max_num_seqs=32, **COMMON) as llm:
+        assert same(texts(llm, 4000, [[*TOKENS, *TOKENS]]), expected) > 1e-3
+        (output,) = llm.generate(
+            [prompts()[6]], SamplingParams(n=32, max_tokens=3, allowed_token_ids=TOKENS, ignore_eos=True),
+            prediction=[[*TOKENS, *TOKENS]],
+        )  # fmt: skip
+        used = output.usage
+        assert used.accepted_prediction_tokens > 0 < used.rejected_prediction_tokens
+        assert llm._built.core.speculation is not None
+        assert not llm._built.core.speculation.faults
 
 
 @pytest.mark.parametrize(("method", "acceptance"), [("ngram", "typical"), ("draft_model", "rejection")])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers.speculating import FORMATS, LENGTH, bits, costs_without_a_clock, params, prompts
+from helpers.speculating import FORMATS, LENGTH, VOCAB, bits, costs_without_a_clock, params, prompts
 from helpers.tokenizers import Folder
 from quire import LLM, SamplingParams
 from quire.speculate.step_costs import PassCosts
@@ -115,3 +115,16 @@ def test_what_a_draft_takes_is_in_the_plan(checkpoint: Folder) -> None:
     assert both["activations"] > alone["activations"]
     for part in ("kv", "activations", "tables"):
         assert sum(each[part] for each in held) <= both[part]
+
+
+def test_logits_of_a_trimmed_vocabulary_are_widened_in_planned_memory(checkpoint: Folder) -> None:
+    """A draft is drawn with the sampler of the target, which has a column for each of its tokens."""
+    common: dict[str, Any] = {"max_model_len": LENGTH, "progress": False, "max_num_seqs": 4}
+    chosen = {"method": "draft_model", "model": str(checkpoint("llama2"))}
+    planned = []
+    for trimmed in ({}, {"draft_vocab_size": 40}):
+        with LLM(checkpoint("qwen3"), speculative_config=chosen | trimmed, **common) as llm:
+            llm.generate(prompts()[:4], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True))
+            planned.append(llm._built.plan.parts["drafts"])
+            wide = llm._built.core.worker._wide
+            assert wide is None if not trimmed else wide.nbytes == planned[1] - planned[0] == 4 * 4 * VOCAB

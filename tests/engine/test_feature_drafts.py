@@ -214,6 +214,7 @@ def test_what_a_draft_takes_is_in_the_plan(case: Case) -> None:
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 9, 2]}, r"\[1\]: 9 is not in \[0, 4\]"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 2]}, r"\[1, 2\] are not three layers"),
         ("eagle3", {"num_hidden_layers": 2}, "num_hidden_layers = 2 is not supported"),
+        ("medusa", {"hidden_size": 32}, "draft .*: config.json: hidden_size: 32 is not that of the target, 64"),
         ("medusa", {"medusa_num_heads": 65}, r"medusa_num_heads: 65 is not in \[1, 64\]"),
         ("medusa", {"medusa_num_heads": 2}, "the checkpoint has tensors that its config does not imply"),
     ],
@@ -227,6 +228,18 @@ def test_a_draft_that_does_not_fit_is_one_clear_error(
     chosen = {"method": method, "model": str(folder)}
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
         LLM(checkpoint(TARGETS[method]), speculative_config=chosen, **COMMON)
+
+
+def test_heads_for_another_hidden_size_are_refused(checkpoint: Folder, tmp_path: Path) -> None:
+    """Medusa's own configs do not say it, so the tensors do."""
+    folder = drafts.write_medusa(tmp_path / "draft")
+    name = "medusa_lm_head.safetensors"
+    save_file(
+        {n: t[:32, :32].clone() if t.dim() > 1 else t for n, t in drafts.tensors(folder).items()},
+        folder / name,
+    )
+    with pytest.raises(CheckpointError, match=r"draft .*: tensor 0\.0\.linear\.weight: shape \[32, 32\]"):
+        LLM(checkpoint("smollm3"), speculative_config={"method": "medusa", "model": str(folder)}, **COMMON)
 
 
 def test_a_pickle_is_never_read(checkpoint: Folder, tmp_path: Path) -> None:

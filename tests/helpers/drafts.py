@@ -141,7 +141,8 @@ def eagle(w: Weights, target: Weights, tokens: Tensor, features: Tensor) -> Pass
     x = torch.cat([target["model.embed_tokens.weight"][tokens], features], -1)
     x = x @ w["fc.weight"].T + w["fc.bias"]
     x = block(w, "layers.0", x, x)
-    x = block(w, "layers.1", x, rms(x, w["layers.1.input_layernorm.weight"]))
+    if "layers.1.input_layernorm.weight" in w:
+        x = block(w, "layers.1", x, rms(x, w["layers.1.input_layernorm.weight"]))
     return Passed(x @ target["lm_head.weight"].T, x)
 
 

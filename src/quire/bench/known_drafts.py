@@ -33,10 +33,10 @@ class _KnownDraw:
     """Draws as a draft model does, for the time that it takes, and gives other tokens."""
 
     def __init__(self, draw: Draw, known: Callable[[I32, I32], list[int]]) -> None:
-        self._draw, self._known = draw, known
+        self.beneath, self._known = draw, known
 
     def __call__(self, outputs: Outputs, lines: I32, positions: I32, ids: I32 | None = None) -> list[int]:
-        self._draw(outputs, lines, positions, ids)
+        self.beneath(outputs, lines, positions, ids)
         return self._known(lines, positions)
 
 
@@ -57,10 +57,9 @@ class KnownDrafts:
         self._outputs: dict[tuple[int, ...], list[int]] = {}
         self._texts: dict[int, _Text] = {}
         self._lines: dict[int, _Text] = {}
-        self._passes = model._passes if model else None
-        if self._passes:
-            before = self._passes._draw
-            self._known = _KnownDraw(before._draw if isinstance(before, _KnownDraw) else before, self._draw)
+        if model:
+            before = model.draw
+            self._known = _KnownDraw(before.beneath if isinstance(before, _KnownDraw) else before, self._draw)
 
     def record(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Learn what follows a prompt."""
@@ -73,9 +72,8 @@ class KnownDrafts:
         self._texts[new.seq_id] = _Text(new.prompt_len, drafts, len(new.token_ids))
         if self._model:
             self._model.start(new)
-            self._lines[self._model._line(new.seq_id)] = self._texts[new.seq_id]
-        if self._passes:
-            self._passes._draw = self._known  # several may use one model, in turns
+            self._model.draw = self._known  # several may use one model, in turns
+            self._lines[self._model.line(new.seq_id)] = self._texts[new.seq_id]
 
     def stop(self, seq_id: int) -> None:
         self._texts.pop(seq_id, None)

@@ -196,8 +196,8 @@ def known_drafts(
     one.
     """
     own = engine.built.core.speculation
-    model = own._proposer if own else None
-    model = model._method if isinstance(model, Combined) else model
+    model = own.proposer if own else None
+    model = model.method if isinstance(model, Combined) else model
     model = model if isinstance(model, DraftModelProposer) else None
     proposer = KnownDrafts(rate, engine.program.vocab, model=model, seed=seed)
     for prompt, output in zip(prompts, outputs, strict=True):

@@ -98,15 +98,14 @@ def _report(
     model: Model, asked: EngineConfig, args: argparse.Namespace, weights: Source | None, problem: str | None
 ) -> dict[str, Any]:
     """`problem` says why there are no `weights`."""
-    from quire.engine.build.assemble import choose, find_draft, machine_facts
+    from quire.engine.build.assemble import choose_with_draft, machine_facts
     from quire.engine.build.opening import tokenizer_memory
     from quire.engine.host.held import memory_beside
     from quire.program.cost import Row
     from quire.program.memory import param_bytes
 
     facts = machine_facts(asked.execution.executor)
-    config, program = choose(model, asked, facts, weights)
-    draft = find_draft(model, program, config, facts)
+    config, program, draft = choose_with_draft(model, asked, facts, weights)
     files = model.gguf.files if model.gguf else None
     process = facts.resident_memory + (0 if model.tokenizer else tokenizer_memory(model.folder, files))
     machine = None if args.no_measure else _measure(config)

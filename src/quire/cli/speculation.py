@@ -22,7 +22,7 @@ def report(
 
     With a rate of acceptance α, γ drafts and a cost c of each in steps of the model, a step is expected to give
     τ = (1 - α^(γ+1)) / (1 - α) tokens, as fast as τ / (1 + γc) steps without drafts (Leviathan et al., arXiv
-    2211.17192).
+    2211.17192). Where one pass makes all drafts (Medusa), c is that of the pass: τ / (1 + c).
     """
     chosen = config.speculation
     if chosen is None:
@@ -32,8 +32,9 @@ def report(
 
     block = config.asked.cache.block_size
     cost = draft_cost(chosen, program, None if draft is None else draft.program)
-    depths = [depth for depth in DEPTHS if depth < chosen.num_speculative_tokens]
-    depths.append(chosen.num_speculative_tokens)
+    heads = draft.heads if draft else 0
+    most = min(chosen.num_speculative_tokens, heads or chosen.num_speculative_tokens)
+    depths = [*(depth for depth in DEPTHS if depth < most), most]
     return {
         "method": chosen.method,
         "memory": {
@@ -45,7 +46,7 @@ def report(
         "draft_cost": cost,
         "expected": [
             {"rate": rate, "drafts": depth, "tokens": (tokens := _tokens(rate, depth)),
-             "speedup": tokens / (1 + depth * cost)}
+             "speedup": tokens / (1 + (1 if heads else depth) * cost)}
             for rate in RATES
             for depth in depths
         ],
@@ -66,7 +67,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     made = [
         f"speculation: {found['method']}",
         f"  memory: {', '.join(parts)}",
-        f"  a draft costs {found['draft_cost']:.3g} of a step; expected speed-up, if drafts are checked at no cost:",
+        f"  a pass for drafts costs {found['draft_cost']:.3g} of a step; expected speed-up, if checking costs nothing:",
         "  accepted" + "".join(f"{depth:>8}" for depth in depths) + "  drafts",
     ]
     for rate in RATES:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from quire.quant.ggml import TYPE_IDS, TYPES_BY_ID
 from quire.records import dataclass
+from quire.util.files import written_anew
 
 ALIGNMENT = 32
 _ARRAY_TYPES = {"uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6,
@@ -40,7 +41,8 @@ def write_gguf(
     tensors: Sequence[OutTensor],
     data: Callable[[OutTensor], Iterable[npt.NDArray[np.generic]]],
 ) -> None:
-    """Write a file; `data` yields the bytes of a tensor in pieces, in order.
+    """Write a file, in place of one that others may have mapped; `data` yields the bytes of a tensor in pieces, in
+    order.
 
     Integers are written as uint32, int32 or 64 bits as needed, floats as float32. Raises ValueError if the pieces do
     not have the size of the tensor, TypeError for a value without a GGUF type.
@@ -53,7 +55,7 @@ def write_gguf(
         header.append(_string(tensor.name) + struct.pack(f"<I{len(axes)}Q", len(axes), *axes))
         header.append(struct.pack("<IQ", TYPE_IDS[tensor.kind], offset))
         offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    with path.open("wb") as file:
+    with written_anew(path) as file:
         file.write(b"".join(header))
         for tensor in tensors:
             file.write(bytes(-file.tell() % ALIGNMENT))

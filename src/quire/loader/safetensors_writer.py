@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from quire.loader.source import Array, TensorInfo
+from quire.util.files import written_anew
 
 
 def write_safetensors(
     path: Path, tensors: Sequence[TensorInfo], data: Callable[[TensorInfo], Iterable[Array]]
 ) -> None:
-    """Write a file; `data` yields the numbers of a tensor in pieces of whole rows, in order.
+    """Write a file, in place of one that others may have mapped; `data` yields the numbers of a tensor in pieces of
+    whole rows, in order.
 
     Raises ValueError if the pieces do not have the size of the tensor.
     """
@@ -28,7 +30,7 @@ def write_safetensors(
         offset += info.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with written_anew(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for info in tensors:
             written = sum(file.write(np.ascontiguousarray(piece).data.cast("B")) for piece in data(info))

@@ -148,6 +148,9 @@ def _layers(config: ConfigReader, target: ModelSpec) -> ModelSpec:
 
 def _medusa(config: ConfigReader, target: ModelSpec) -> MedusaSpec:
     """Medusa's own names, or those that vLLM gives its conversions."""
+    _same(config, "hidden_size", config.integer("hidden_size", target.dim, high=2**31), target.dim)
+    for key in ("vocab_size", "truncated_vocab_size"):
+        _same(config, key, config.integer(key, target.vocab, high=2**31), target.vocab)
     if config.has("medusa_num_heads"):
         return MedusaSpec(
             heads=config.integer("medusa_num_heads", high=MAX_MEDUSA_HEADS),
@@ -156,9 +159,6 @@ def _medusa(config: ConfigReader, target: ModelSpec) -> MedusaSpec:
             own_head=not config.boolean("original_lm_head", False),
             prefixes=(("medusa_heads.", ""), ("medusa_head.", "")),
         )  # fmt: skip
-    _same(config, "hidden_size", config.integer("hidden_size", target.dim, high=2**31), target.dim)
-    for key in ("vocab_size", "truncated_vocab_size"):
-        _same(config, key, config.integer(key, target.vocab, high=2**31), target.vocab)
     own_head = not config.boolean("original_lm_head", False)
     return MedusaSpec(
         heads=config.integer("num_heads", high=MAX_MEDUSA_HEADS),

@@ -97,7 +97,7 @@ def judging(config: ResolvedConfig) -> Judging | None:
 
 
 def draft_cost(chosen: SpeculativeConfig, target: Program, draft: Program | None) -> float:
-    """What a draft costs, in steps of the target with one token: by the bytes of weights that both read."""
+    """What a pass for drafts costs, in steps of the target with one token: by the bytes of weights that both read."""
     if chosen.method in {"ngram", "lookahead"}:
         return 0.0
     read = _step_bytes(target, _own_ops(chosen, target)) if draft is None else _step_bytes(draft)

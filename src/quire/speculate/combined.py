@@ -15,11 +15,16 @@ class Combined:
 
     def __init__(self, predictions: PredictionProposer, method: Proposer) -> None:
         self._predictions, self._method = predictions, method
-        self._ran = method.ran if isinstance(method, FeatureProposer) else None
+        self._takes_features = method if isinstance(method, FeatureProposer) else None
         self._by_method: set[int] = set()  # sequences with an offer of the method
         self.GRADES = predictions.GRADES + method.GRADES
         self.MOST_SECONDS = max(predictions.MOST_SECONDS, method.MOST_SECONDS)
         self.passes = method.passes
+
+    @property
+    def method(self) -> Proposer:
+        """That of the server."""
+        return self._method
 
     def start(self, new: NewSeq) -> None:
         self._predictions.start(new)
@@ -31,8 +36,8 @@ class Combined:
         self._method.stop(seq_id)
 
     def ran(self, rows: Sequence[ScheduledSeq]) -> None:
-        if self._ran is not None:
-            self._ran(rows)
+        if self._takes_features is not None:
+            self._takes_features.ran(rows)
 
     def extend(self, seq_id: int, tokens: list[int]) -> None:
         self._predictions.extend(seq_id, tokens)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from quire.records import dataclass
 from quire.speculate.draft_cache import DraftCache
-from quire.speculate.draft_passes import DraftPasses, PassRow
+from quire.speculate.draft_passes import DraftPasses, Draw, PassRow
 from quire.speculate.proposer import Offer
 from quire.speculate.step_costs import PassCosts
 from quire.types import NewSeq, agreement
@@ -51,6 +51,19 @@ class DraftModelProposer:
         self.passes: PassCosts | None = passes.costs
         self._texts: dict[int, _Text] = {}
         self._answer = FIRST_ANSWER  # mean length
+
+    @property
+    def draw(self) -> Draw:
+        """What draws the drafts; see DraftPasses."""
+        return self._passes.draw
+
+    @draw.setter
+    def draw(self, draw: Draw) -> None:
+        self._passes.draw = draw
+
+    def line(self, seq_id: int) -> int:
+        """The line of a running sequence, which `draw` gets."""
+        return self._line(seq_id)
 
     def start(self, new: NewSeq) -> None:
         if new.soft_tokens:

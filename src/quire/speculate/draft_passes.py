@@ -41,6 +41,15 @@ class DraftPasses:
         self._run, self._arrays, self._draw, self._ahead, self._ids = run, arrays, draw, ahead, ids
         self._vocab, self.max_tokens, self.costs = vocab, max_tokens, costs
 
+    @property
+    def draw(self) -> Draw:
+        """What draws the drafts; another may take its place between two passes."""
+        return self._draw
+
+    @draw.setter
+    def draw(self, draw: Draw) -> None:
+        self._draw = draw
+
     def run(self, pieces: Sequence[PassRow]) -> list[int]:
         """One pass; the tokens drawn, in order of the pieces that draw. -1 where none could be."""
         started = time.perf_counter()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 from quire.answers import RowDrafts
 from quire.speculate.allotment import Allotment
-from quire.speculate.proposer import DraftTree, FeatureProposer, Proposer
+from quire.speculate.proposer import DraftTree, FeatureProposer, Offer, Proposer
 from quire.types import DRAFT, NewSeq, ScheduledSeq, SchedulerOutput, StepOutput, draft_depths
 
 _log = logging.getLogger("quire")
+T = TypeVar("T")
 
 
 def _now() -> tuple[float, float]:
@@ -53,7 +54,8 @@ class Speculation:
         everyone: bool = True,
     ) -> None:
         self._proposer, self._vocab, self._depth = proposer, vocab, depth
-        self._ran = proposer.ran if isinstance(proposer, FeatureProposer) else None
+        # asked once: the answer takes as long as a small model's layer
+        self._takes_features = proposer if isinstance(proposer, FeatureProposer) else None
         self._predicted, self._everyone = predicted, everyone
         self._allotment = Allotment(most, max_rows, proposer.GRADES, proposer.passes)
         self._following: set[int] = set()  # sequences that the proposer knows
@@ -66,6 +68,11 @@ class Speculation:
         self.chosen = [0] * (most + 1)  # rows by their drafts
         self.seconds_won = 0.0  # by steps with drafts, as far as the costs of others are known
         self._spent = 0.0  # seconds for the drafts of a step
+
+    @property
+    def proposer(self) -> Proposer:
+        """What proposes the drafts."""
+        return self._proposer
 
     def fill(self, out: SchedulerOutput) -> None:
         """Make the drafts of a step that is about to run; rows for which there are none lose them."""
@@ -116,11 +123,9 @@ class Speculation:
 
     def _show(self, out: SchedulerOutput) -> None:
         """Let the proposer take what a step left."""
-        if self._ran is not None and out.scheduled:
-            try:
-                self._ran(out.scheduled)
-            except Exception as error:
-                self._fault(self._following, f"{type(error).__name__}: {error}")
+        proposer = self._takes_features
+        if proposer is not None and out.scheduled:
+            self._try(self._following, lambda: proposer.ran(out.scheduled))
 
     def _weigh(self, out: SchedulerOutput, seconds: float) -> None:
         """Take in what a step without prompts cost."""
@@ -132,14 +137,8 @@ class Speculation:
     def _shared(self, places: Mapping[int, int], result: StepOutput, rows: int) -> dict[int, int]:
         """How many drafts each sequence is to get."""
         started = _now()
-        try:
-            for seq_id, i in places.items():
-                self._proposer.extend(seq_id, result.token_ids[i])
-            offers = self._proposer.look(places, self._depth)
-        except Exception as error:
-            self._fault(places, f"{type(error).__name__}: {error}")
-            return {}
-        if self._is_slow(places, started):
+        offers = self._try(places, lambda: self._looked(places, result))
+        if offers is None or self._is_slow(places, started):
             return {}
         self._grades.update((seq_id, offer.grade) for seq_id, offer in offers.items())
         self._depths = {seq_id: offer.depth for seq_id, offer in offers.items()}
@@ -147,12 +146,8 @@ class Speculation:
 
     def _propose(self, counts: Mapping[int, int]) -> Mapping[int, list[int] | DraftTree]:
         started = _now()
-        try:
-            made = self._proposer.propose(counts)
-        except Exception as error:
-            self._fault(counts, f"{type(error).__name__}: {error}")
-            return {}
-        return {} if self._is_slow(counts, started) else made
+        made = self._try(counts, lambda: self._proposer.propose(counts))
+        return {} if made is None or self._is_slow(counts, started) else made
 
     def _is_slow(self, seq_ids: Iterable[int], started: tuple[float, float]) -> bool:
         """Whether the proposer computed for too long. Time in which others had the processor does not count."""
@@ -197,32 +192,36 @@ class Speculation:
             self._allotment.observe(row.seq_id, grade, deep, accepted)
         return RowDrafts(count, accepted, grade < self._predicted)
 
-    def _start(self, new: NewSeq) -> None:
+    def _try(self, seq_ids: Iterable[int], ask: Callable[[], T]) -> T | None:
+        """What the proposer answers; None where it raises: these sequences then go on without drafts."""
         try:
-            self._proposer.start(new)
+            return ask()
         except Exception as error:
-            self._fault([new.seq_id], f"{type(error).__name__}: {error}")
-            return
+            self._fault(seq_ids, f"{type(error).__name__}: {error}")
+            return None
+
+    def _looked(self, places: Mapping[int, int], result: StepOutput) -> dict[int, Offer]:
+        for seq_id, i in places.items():
+            self._proposer.extend(seq_id, result.token_ids[i])
+        return self._proposer.look(places, self._depth)
+
+    def _start(self, new: NewSeq) -> None:
         self._following.add(new.seq_id)
         self._allotment.start(new.seq_id)
+        self._try([new.seq_id], lambda: self._proposer.start(new))
 
     def _forget(self, seq_id: int) -> None:
         self._following.discard(seq_id)
         self._grades.pop(seq_id, None)
         self._allotment.stop(seq_id)
-        try:
-            self._proposer.stop(seq_id)
-        except Exception as error:
-            self._note_fault(f"{type(error).__name__}: {error}")
+        self._try((), lambda: self._proposer.stop(seq_id))
 
     def _fault(self, seq_ids: Iterable[int], why: str) -> None:
-        """Go on without drafts for these sequences."""
-        for seq_id in list(seq_ids):
-            self._forget(seq_id)
-            self._note_fault(why)
-
-    def _note_fault(self, why: str) -> None:
-        self.faults += 1
+        """Count a fault of each sequence, which goes on without drafts; without any, of the proposer."""
+        gone = list(seq_ids)
+        self.faults += max(1, len(gone))
         if not self._logged:
             self._logged = True
             _log.warning("speculation: drafts failed, and their sequences go on without: %s", why)
+        for seq_id in gone:
+            self._forget(seq_id)

@@ -20,9 +20,11 @@ HEAD_ROWS = 256  # rows of logits at a time
 
 
 class Teacher:
-    """Runs batches of up to `rows` texts of `length` tokens."""
+    """Runs batches of up to `rows` texts of `length` tokens. Without `features` a draft takes none."""
 
-    def __init__(self, model: Model, asked: EngineConfig, features: Features, rows: int, length: int) -> None:
+    def __init__(
+        self, model: Model, asked: EngineConfig, features: Features | None, rows: int, length: int
+    ) -> None:
         config, self.program = choose(
             model, asked.replace(max_model_len=length, max_num_seqs=rows), machine_facts(), features=features
         )
@@ -52,8 +54,9 @@ class Teacher:
             arrays.logit_rows[:wanted] = range(first, first + wanted)
             made = self._executor.run_head(wanted) if first else self._executor.run(count, rows, wanted)
             labels[first : first + wanted] = made["logits"].argmax(-1)
-        features = np.concatenate([made[name] for name in self._names], axis=1)
-        return features.reshape(rows, length, -1), labels.reshape(rows, length)
+        parts = [made[name] for name in self._names] or [np.empty((count, 0), np.float32)]
+        features = np.concatenate(parts, axis=1)
+        return features.reshape(rows, length, features.shape[1]), labels.reshape(rows, length)
 
     def close(self) -> None:
         """Free the executor."""

@@ -1,41 +1,44 @@
-"""`quire train-draft`: a head for a target, trained on what the target says about a text."""
+"""`quire train-draft`: a draft for a target, trained on what the target says about a text."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quire._native import supported_isas
 from quire.config.schema import EngineConfig
+from quire.config.speculative import MAX_DRAFT_VOCAB
 from quire.engine.build.opening import Model, open_model
 from quire.executor.base import I32
-from quire.loader.draft_checkpoint import MEDUSA
-from quire.loader.safetensors_writer import write_safetensors
-from quire.loader.source import Array, TensorInfo
 from quire.records import dataclass
 from quire.spec import MLP, Attention, ModelSpec, Rope
 from quire.spec.draft import Features
-from quire.train.heads import DraftShape, Eagle, Medusa, TargetWeights
+from quire.train.draft_writer import write_draft
+from quire.train.heads import Chain, Eagle, Eagle3, LayerShape, Medusa, SmallModel, TargetWeights
 from quire.train.teacher import Teacher, read_tables
 from quire.types import CheckpointError
 from quire.util.progress import CountProgress
 
-METHODS = ("eagle3", "medusa")
+METHODS = ("eagle3", "eagle", "medusa", "draft_model")
 HELD_OUT = 20  # every so many texts, one is not trained on
 MOST_HELD_OUT = 64
 DEEP = 12  # layers from which on EAGLE-3's own choice of layers is used
+HEAD_DIM = 64  # of a small model
 _WARM_UP = 0.1  # of the steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """What is trained, and how long. Raises ValueError naming the field."""
+    """What is trained, and how long. `heads` are Medusa's; `layers` and `hidden_size` those of a small model.
+    `intermediate_size`: of MLPs; 0 for that of the target in EAGLE layers, for 2.5 times the width of a small model.
+    `draft_vocab_size`: EAGLE-3 has logits of only so many tokens, those that are most frequent in the text; 0 for all.
+    `threads`: 0 for all cores. Raises ValueError naming the field.
+    """
 
     method: str = "eagle3"
     steps: int = 1000
@@ -43,7 +46,12 @@ class TrainingOptions:
     length: int = 128
     learning_rate: float = 1e-3
     heads: int = 3
+    layers: int = 2
+    hidden_size: int = 128
+    intermediate_size: int = 0
+    draft_vocab_size: int = 0
     seed: int = 0
+    threads: int = 0
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -53,12 +61,21 @@ class TrainingOptions:
             ("batch_size", 1, 1024),
             ("length", 16, 8192),
             ("heads", 1, 16),
+            ("layers", 1, 64),
+            ("hidden_size", HEAD_DIM, 8192),
+            ("intermediate_size", 0, 65536),
+            ("draft_vocab_size", 0, MAX_DRAFT_VOCAB),
+            ("threads", 0, 1024),
         ):
             value = getattr(self, name)
             if not least <= value <= most:
                 raise ValueError(f"{name}: {value} is not in [{least}, {most}]")
+        if self.hidden_size % HEAD_DIM:
+            raise ValueError(f"hidden_size: {self.hidden_size} is not a multiple of {HEAD_DIM}")
         if not 0 < self.learning_rate <= 1:
             raise ValueError(f"learning_rate: {self.learning_rate} is not above 0 and at most 1")
+        if self.draft_vocab_size and self.method != "eagle3":
+            raise ValueError(f"draft_vocab_size: {self.method} has none, only eagle3 does")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +102,19 @@ def train_draft(
     Raises CheckpointError for a model that it cannot be trained for, ValueError for too little text.
     """
     model = open_model(name)
-    train, held_out = _texts(model, files, options)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     spec = model.facts.spec
-    features = Features() if options.method == "medusa" else Features(feature_layers(len(spec.layers)))
+    if options.draft_vocab_size > spec.vocab:
+        raise ValueError(f"draft_vocab_size: {options.draft_vocab_size} is above the model's {spec.vocab}")
+    train, held_out = _texts(model, files, options)
+    features = _features(spec, options.method)
     embed, head = (torch.from_numpy(table) for table in read_tables(model))
     target = TargetWeights(embed, head, spec.embed_scale)
-    draft = _draft(spec, features, options)
-    teacher = Teacher(model, EngineConfig(), features, options.batch_size, options.length)
+    draft = _draft(spec, options, train, head)
+    asked = EngineConfig().replace(threads=options.threads or None)
+    teacher = Teacher(model, asked, features, options.batch_size, options.length)
     try:
         before = _acceptance(draft, teacher, target, held_out)
         report(f"before: {before}")
@@ -101,8 +123,15 @@ def train_draft(
         report(f"after: {after}")
     finally:
         teacher.close()
-    _write(draft, spec, features, name, out)
+    write_draft(draft, model, features, name, out)
     return before, after
+
+
+def _features(spec: ModelSpec, method: str) -> Features | None:
+    """What a draft takes of the target."""
+    if method == "draft_model":
+        return None
+    return Features(feature_layers(len(spec.layers)) if method == "eagle3" else ())
 
 
 def feature_layers(layers: int) -> tuple[int, int, int]:
@@ -118,7 +147,13 @@ def _texts(model: Model, files: Iterable[Path], options: TrainingOptions) -> tup
         raise CheckpointError("the model has no tokenizer, which a text needs")
     ids: list[int] = []
     for file in files:
-        ids += model.tokenizer.encode(file.read_text(encoding="utf-8"), add_special_tokens=False)
+        try:
+            text = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"text: {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"text: {file}: not UTF-8") from None
+        ids += model.tokenizer.encode(text, add_special_tokens=False)
     pieces = len(ids) // options.length
     if pieces < 2 * options.batch_size:
         need = 2 * options.batch_size * options.length
@@ -128,18 +163,37 @@ def _texts(model: Model, files: Iterable[Path], options: TrainingOptions) -> tup
     return np.delete(texts, apart, axis=0), texts[apart]
 
 
-def _draft(spec: ModelSpec, features: Features, options: TrainingOptions) -> Medusa | Eagle:
+def _draft(spec: ModelSpec, options: TrainingOptions, texts: I32, head: Tensor) -> Chain:
     if options.method == "medusa":
         return Medusa(spec.dim, options.heads)
+    if options.method == "draft_model":
+        return SmallModel(_small_shape(spec, options), options.layers, spec.vocab)
+    shape = _layer_shape(spec, options.intermediate_size)
+    if options.method == "eagle":
+        return Eagle(shape)
+    if not options.draft_vocab_size:
+        return Eagle3(shape)
+    often = np.argsort(-np.bincount(texts.reshape(-1), minlength=spec.vocab), kind="stable")
+    return Eagle3(shape, torch.from_numpy(np.sort(often[: options.draft_vocab_size])), head)
+
+
+def _layer_shape(spec: ModelSpec, width: int) -> LayerShape:
+    """A layer like those of the target, as far as they are Llama's."""
     mixer, mlp = spec.layers[0].mixer, spec.layers[0].mlp
     if isinstance(mixer, Attention):
         sizes = mixer.heads, mixer.kv_heads, mixer.head_dim
     else:
         sizes = max(1, spec.dim // 128), max(1, spec.dim // 512), 128
     theta = mixer.rope.theta if isinstance(mixer, Attention) and mixer.rope else 10_000.0
-    width = mlp.width if isinstance(mlp, MLP) else 64 * -(-8 * spec.dim // (3 * 64))
-    return Eagle(
-        DraftShape(spec.dim, len(features) * spec.dim, *sizes, width, Rope(theta, sizes[2]), spec.norm)
+    width = width or (mlp.width if isinstance(mlp, MLP) else 64 * -(-8 * spec.dim // (3 * 64)))
+    return LayerShape(spec.dim, *sizes, width, Rope(theta, sizes[2]), spec.norm)
+
+
+def _small_shape(spec: ModelSpec, options: TrainingOptions) -> LayerShape:
+    dim = options.hidden_size
+    width = options.intermediate_size or dim * 5 // 2
+    return LayerShape(
+        dim, dim // HEAD_DIM, dim // HEAD_DIM, HEAD_DIM, width, Rope(10_000.0, HEAD_DIM), spec.norm
     )
 
 
@@ -153,7 +207,7 @@ def _batch(teacher: Teacher, texts: I32) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _train(
-    draft: Medusa | Eagle,
+    draft: Chain,
     teacher: Teacher,
     target: TargetWeights,
     texts: I32,
@@ -164,22 +218,24 @@ def _train(
     )
     warm = max(1, round(_WARM_UP * options.steps))
     order = np.random.default_rng(options.seed)
+    half = supported_isas()[0] == "avx512"  # which has bfloat16; other processors emulate it
     with CountProgress("training", "steps") as progress:
         for step in range(options.steps):
             rising = min(1.0, (step + 1) / warm)
             falling = 0.5 * (1 + math.cos(math.pi * step / options.steps))
             optimizer.param_groups[0]["lr"] = options.learning_rate * rising * falling
             chosen = texts[order.choice(len(texts), min(options.batch_size, len(texts)), replace=False)]
+            batch = _batch(teacher, chosen)
             optimizer.zero_grad()
-            draft.loss(*_batch(teacher, chosen), target).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                loss = draft.loss(*batch, target)
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
             optimizer.step()
             progress(step + 1, options.steps)
 
 
-def _acceptance(
-    draft: Medusa | Eagle, teacher: Teacher, target: TargetWeights, texts: I32
-) -> HeldOutAcceptance:
+def _acceptance(draft: Chain, teacher: Teacher, target: TargetWeights, texts: I32) -> HeldOutAcceptance:
     rows = teacher.limits.max_rows
     with torch.inference_mode():
         right = [
@@ -188,32 +244,3 @@ def _acceptance(
         ]
     by_depth = [torch.cat([part.flatten() for part in parts]) for parts in zip(*right, strict=True)]
     return HeldOutAcceptance(tuple(float(each.float().mean()) for each in by_depth))
-
-
-def _write(draft: Medusa | Eagle, spec: ModelSpec, features: Features, name: str, out: Path) -> None:
-    """The checkpoint, in the layout that is published for its method."""
-    out.mkdir(parents=True, exist_ok=True)
-    if isinstance(draft, Medusa):
-        config: Mapping[str, Any] = {
-            "medusa_num_heads": len(draft.medusa_head), "medusa_num_layers": 1, "original_lm_head": True,
-            "base_model_name_or_path": name,
-        }  # fmt: skip
-        file = MEDUSA
-    else:
-        shape, file = draft.shape, "model.safetensors"
-        config = {
-            "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": shape.dim,
-            "intermediate_size": shape.width, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_dim, "num_hidden_layers": 1, "vocab_size": spec.vocab,
-            "rms_norm_eps": shape.norm.eps, "rope_theta": shape.rope.theta, "hidden_act": "silu",
-            "max_position_embeddings": spec.max_positions, "tie_word_embeddings": False, "dtype": "bfloat16",
-            "eagle_aux_hidden_state_layer_ids": list(features.layers),
-        }  # fmt: skip
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    state = {key.removeprefix("medusa_head."): value for key, value in draft.state_dict().items()}
-    infos = [TensorInfo(key, "BF16", tuple(value.shape)) for key, value in state.items()]
-
-    def rounded(info: TensorInfo) -> Iterable[Array]:
-        yield state[info.name].to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
-
-    write_safetensors(out / file, infos, rounded)

@@ -1,11 +1,11 @@
-"""Open untrusted files: regular files only."""
+"""Open untrusted files: regular files only; write files that others may have mapped."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,7 +32,7 @@ def open_regular(path: Path, flags: int = 0) -> BinaryIO:
         raise
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_to_map(path: Path) -> Iterator[BinaryIO]:
     """A regular file that the block reads and maps. Raises CheckpointError if it cannot be opened, read or mapped."""
     try:
@@ -42,3 +42,21 @@ def open_to_map(path: Path) -> Iterator[BinaryIO]:
         raise CheckpointError(f"{path.name}: the file shrank while it was read") from None
     except OSError as error:
         raise CheckpointError(f"{path}: {os.strerror(error.errno or 0)}") from None
+
+
+@contextlib.contextmanager
+def written_anew(path: Path) -> Iterator[BinaryIO]:
+    """A file for the block to write, which then takes the place of `path`; after an error `path` is as it was.
+
+    A file that is written over in place is cut to nothing first: whoever has it mapped is killed by the next page that
+    it touches (SIGBUS). Here readers keep the old file until they close it.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+        unfinished.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise

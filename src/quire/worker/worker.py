@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.executor.base import (
+    F32,
     I32,
     U8,
     Bitmask,
@@ -90,6 +91,7 @@ class Worker:
         self.outputs: Outputs = {}  # of the last step, until the next run
         self._begun = 0.0  # seconds that the beginning of the step took
         self._likeliest: dict[int, list[int]] | None = None
+        self._wide: F32 | None = None  # until a draft with other columns draws
 
     @property
     def plans(self) -> PlanCounts:
@@ -178,20 +180,29 @@ class Worker:
 
         Logits may have fewer or more columns than the vocabulary; `ids`: the tokens of the columns.
         """
-        logits, vocab = outputs["logits"], self._executor.program.vocab
-        if logits.shape[1] != vocab or ids is not None:
-            wide = np.full((len(logits), vocab), -np.inf, np.float32)
-            shared = min(vocab, logits.shape[1])
-            if ids is None:
-                wide[:, :shared] = logits[:, :shared]
-            else:
-                wide[:, ids] = logits
-            outputs = {"logits": wide}
+        logits = outputs["logits"]
+        if logits.shape[1] != self._executor.program.vocab or ids is not None:
+            outputs = {"logits": self._widened(logits, ids)}
         last = np.full(len(lines), -1, np.int32)
         kept = None if self._proposals is None else self._proposals.rows(lines, positions)
         sampled = self._sampler.verify(outputs, lines, positions, last, distributions=kept)
         tokens: list[int] = sampled.token_ids.tolist()
         return tokens
+
+    def _widened(self, logits: F32, ids: I32 | None) -> F32:
+        """Logits of a draft with a column for each token of the vocabulary, valid until the next call. What they take
+        is in the plan, where a draft has other columns: see Draft.kept_bytes."""
+        vocab = self._executor.program.vocab
+        if self._wide is None:
+            self._wide = np.empty((self._limits.max_rows, vocab), np.float32)
+        wide = self._wide[: len(logits)]
+        wide.fill(-np.inf)
+        if ids is None:
+            shared = min(vocab, logits.shape[1])
+            wide[:, :shared] = logits[:, :shared]
+        else:
+            wide[:, ids] = logits
+        return wide
 
     def _apply(self, out: SchedulerOutput) -> None:
         """Release and admit slots as the scheduler decided, and append the blocks that rows were given."""

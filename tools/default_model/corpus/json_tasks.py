@@ -355,8 +355,8 @@ def _tell(draw: Draw) -> list[Turn]:
     """An object into a sentence."""
     value = {k: v for k, v in _object(draw).items() if not isinstance(v, bool)}
     parts = [f"the {k} {'are' if isinstance(v, list) else 'is'} {_spoken(v)}" for k, v in value.items()]
-    said = listed(parts).capitalize() if not parts else listed(parts)[0].upper() + listed(parts)[1:]
-    said = (said or "It is empty") + "."
+    said = listed(parts) if parts else "it is empty"
+    said = f"{said[0].upper()}{said[1:]}."
     slots = {"data": pasted(draw, value), "gap": _gap(draw)}
     return [user(ask(draw, _TELL, slots)), assistant(said, _exact(said, "JSON to text"))]
 

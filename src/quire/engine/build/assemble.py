@@ -15,7 +15,7 @@ from quire.cache_kinds import StateGroup
 from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, ResolvedConfig
-from quire.config.speculative import FEATURE_METHODS, WITH_MODEL
+from quire.config.speculative import WITH_MODEL
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.build.budget import MemoryPlan, plan_memory
@@ -49,9 +49,9 @@ from quire.program.lower_draft import trimmed
 from quire.program.memory import param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.spec.draft import Features
+from quire.spec.draft import DraftSpec, Features, MedusaSpec
 from quire.speculate.build import judging, make_speculation, max_draft_tokens
-from quire.types import MemoryBudgetError
+from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
@@ -171,13 +171,11 @@ def choose(
 ) -> tuple[ResolvedConfig, Program]:
     """Resolve all options and lower the program, before memory is planned or weights are read.
 
-    `weights`: the weights of the model, if they are already open. `features`: what a draft takes, if the options do not
-    say it.
+    `weights`: the weights of the model, if they are already open. `features`: what a draft takes of it.
     """
     spec, asked = model.facts.spec, _agreed(model, asked)
     config = resolve(asked, ModelTraits(spec.dtype, spec.max_positions, model.facts.longest), machine)
-    draft, formats = read_spec(config.speculation, spec), _formats(config)
-    features = features if draft is None else draft.features
+    formats = _formats(config)
     program = lower(spec, formats, features=features)
     if asked.formats.quantization == "auto" and asked.loading.load_format != "random":
         stored = _stored_formats(model, program, asked, weights)
@@ -186,6 +184,16 @@ def choose(
     if config.head == "f32":
         config = replace(config, notices=(*config.notices, _wide_head(program, config)))
     return config, program
+
+
+def choose_with_draft(
+    model: Model, asked: EngineConfig, machine: MachineFacts, weights: Source | None = None
+) -> tuple[ResolvedConfig, Program, Draft | None]:
+    """`choose`, and the draft that was asked for, lowered for the target's cache. Raises CheckpointError or
+    UnsupportedModelError if it does not fit."""
+    spec = read_spec(asked.speculation.chosen(), model.facts.spec)
+    config, program = choose(model, asked, machine, weights, features=None if spec is None else spec.features)
+    return config, program, _draft(model, program, config, machine, spec)
 
 
 def _formats(config: ResolvedConfig) -> NumberFormats:
@@ -281,11 +289,10 @@ def build(
         raise MemoryBudgetError(message)
     with startup.span("plan"):
         machine = machine_facts(asked.execution.executor)
-        config, program = choose(model, asked, machine)
+        config, program, draft = choose_with_draft(model, asked, machine)
         kind = executor_kind(config)
         coming = _coming_tokenizer(model)
         read_later = _tokenizer_for_grammars(model, asked)
-        draft = find_draft(model, program, config, machine)
         plan = plan_memory(program, config, kind, machine.resident_memory + coming, beside, read_later, draft)
         executor = kind.make(program)
         made = kind.make(draft.program, executor) if draft else None
@@ -293,7 +300,10 @@ def build(
     with startup.span("weights"):
         weights = load_weights(weight_origin(model), program, config, executor, progress, later.read)
         if draft and made:
-            load_weights(draft.origin, draft.program, config, made, None)
+            try:
+                load_weights(draft.origin, draft.program, config, made, None)
+            except CheckpointError as error:
+                raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
     with startup.span("bind"):
         worker = Worker(executor, plan.limits, judging=judging(config))
@@ -305,14 +315,15 @@ def build(
     return Built(later.model, config, program, plan, executor, core, weights, made)
 
 
-def find_draft(
-    target: Model, program: Program, config: ResolvedConfig, machine: MachineFacts
-) -> Draft | None:
-    """The draft that was asked for, lowered for the target's cache. Raises CheckpointError if it does not fit."""
+def _draft(
+    target: Model, program: Program, config: ResolvedConfig, machine: MachineFacts,
+    spec: DraftSpec | MedusaSpec | None,
+) -> Draft | None:  # fmt: skip
+    """`spec` is what computes on the target's features, if the method has it."""
     chosen, facts = config.speculation, target.facts
-    if chosen is None or chosen.method not in {*WITH_MODEL, *FEATURE_METHODS}:
+    if chosen is None or (spec is None and chosen.method not in WITH_MODEL):
         return None
-    asked, spec = draft_options(config.asked, chosen), read_spec(chosen, facts.spec)
+    asked = draft_options(config.asked, chosen)
     if spec is not None:
         own = resolve(asked, ModelTraits(facts.spec.dtype, facts.spec.max_positions, facts.longest), machine)
         return feature_draft(chosen, spec, _formats(own), program, weight_origin(target))

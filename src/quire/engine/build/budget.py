@@ -144,7 +144,8 @@ def _plan(
         **held,
         **computing,
         "sampler": kind.sampler_bytes(program, limits),
-        "drafts": proposer_bytes(config, length, program.vocab) + (draft.kept_bytes(limits) if draft else 0),
+        "drafts": proposer_bytes(config, length, program.vocab)
+        + (draft.kept_bytes(limits, program.vocab) if draft else 0),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
         "grammars": 0,
         "compiler": 0,

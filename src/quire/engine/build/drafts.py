@@ -46,6 +46,11 @@ class Draft:
     features: Features | None = None
     ids: npt.NDArray[np.int32] | None = None
 
+    @property
+    def heads(self) -> int:
+        """Of Medusa, which make their drafts in one pass; 0 for what makes one in each."""
+        return 0 if self.program.kv_layers else self.program.buffer("logits").cols // self.program.vocab
+
     def limits(self, target: Limits) -> Limits:
         """What its executor is built for."""
         tokens = max(target.max_rows, min(DRAFT_TOKENS, target.max_tokens))
@@ -54,12 +59,16 @@ class Draft:
         limits = replace(target, branches=0, branch_blocks=0)
         return replace(limits, max_tokens=tokens, max_logit_rows=target.max_rows)
 
-    def kept_bytes(self, target: Limits) -> int:
-        """What features take that wait for a pass, beside those of a step that are put together."""
-        if self.features is None:
-            return 0
-        kept = target.max_rows * KEPT + target.max_logit_rows + target.max_tokens
-        return kept * self.program.buffer("features").cols * DTYPE_BYTES["f32"]
+    def kept_bytes(self, target: Limits, vocab: int) -> int:
+        """What features take that wait for a pass, beside those of a step that are put together; and logits with a
+        column for each token of the target's `vocab`, where the draft has others."""
+        other = self.ids is not None or self.program.vocab != vocab
+        wide = target.max_rows * vocab if other else 0
+        kept = 0
+        if self.features is not None:
+            kept = target.max_rows * KEPT + target.max_logit_rows + target.max_tokens
+            kept *= self.program.buffer("features").cols
+        return (wide + kept) * DTYPE_BYTES["f32"]
 
     def drafter(self, target: Limits, executor: Executor, program: Program) -> Drafter:
         """What drafts, with an executor that holds the weights, for a target with these limits and this program."""
