@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 # client -> its packages, and the model that it talks to in place of a tiny one of random weights
 CLIENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "openai": (("openai",), DEFAULT_MODEL),
+    "anthropic": (("anthropic",), DEFAULT_MODEL),
     "instructor": (("instructor",), DEFAULT_MODEL),
     "pydantic_ai": (("pydantic-ai-slim[openai]",), DEFAULT_MODEL),
     "langchain": (("langchain-openai",), ""),

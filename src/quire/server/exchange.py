@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from quire.records import dataclass
 from quire.server import json_input
-from quire.server.errors import ApiError, ClientGoneError, Header
+from quire.server.errors import OPENAI_ERRORS, ApiError, ClientGoneError, Header
 from quire.server.pieces import gathered
 from quire.server.request_memory import MAX_RECORDED_BYTES, Held, RequestMemory
 from quire.types import Timings
@@ -65,6 +65,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.handler = ""  # the route's pattern, for metrics
+        self.errors = OPENAI_ERRORS  # the form of its API
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         # what our HTTP protocol offers beyond ASGI: dropping the connection, whether output is piling up, and
         # sending a chunk at once
@@ -217,6 +218,8 @@ class Exchange:
             (b"x-request-id", self.request_id.encode("latin-1")),
             (b"x-content-type-options", b"nosniff"),
         ]
+        if self.errors.id_header is not None:
+            fixed.append((self.errors.id_header, self.request_id.encode("latin-1")))
         headers = [*headers, *self._extra, *fixed]
         self.sent_type = dict(headers).get(b"content-type", b"")
         if self.holds_back and all(name != b"content-length" for name, _ in headers):

@@ -105,7 +105,10 @@ CONVERSATION: RefusedFields = {"chat_template": ()}  # rendered, not answered
 class Unsupported:
     """The fields that one route refuses, and how to read their values from a body."""
 
-    def __init__(self, request: type[msgspec.Struct], refused: RefusedFields) -> None:
+    def __init__(
+        self, request: type[msgspec.Struct], refused: RefusedFields, ignored: frozenset[str] = IGNORED
+    ) -> None:
+        self._ignored = ignored
         self._known = frozenset(request.__struct_encode_fields__)
         self._refused = refused
         self._values = msgspec.json.Decoder(
@@ -119,7 +122,7 @@ class Unsupported:
             values = self._values.decode(body)
             for name in sorted(extra & self._refused.keys()):
                 self._check_value(name, getattr(values, name))
-        unknown = sorted(extra - IGNORED - self._refused.keys())
+        unknown = sorted(extra - self._ignored - self._refused.keys())
         if refuse_unknown and unknown:
             name = shorten(unknown[0], 100)
             raise ApiError(400, f"{name}: unknown field", code="unknown_field", param=name)

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from quire.server.context import ServerContext
+from quire.server.errors import OPENAI_ERRORS, ErrorForm
 from quire.server.exchange import JSON, Body, Exchange
-from quire.server.fields import RefusedFields, Unsupported
+from quire.server.fields import IGNORED, RefusedFields, Unsupported
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 A = TypeVar("A")
@@ -25,7 +26,10 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HttpRoute(ABC):
-    """A path and method. A path ending in {} matches any rest, which OpenAPI calls `rest`; `open` ones need no key."""
+    """A path and method of an `api` (see config.serving.APIS; "" is always there).
+
+    A path ending in {} matches any rest, which OpenAPI calls `rest`; `open` ones need no key.
+    """
 
     method: ClassVar[str]
     path: str
@@ -35,6 +39,8 @@ class HttpRoute(ABC):
     open: bool = False
     rest: str = ""
     media: bytes = JSON  # type of the response
+    api: str = "openai"
+    errors: ErrorForm = OPENAI_ERRORS
 
     @abstractmethod
     async def answer(self, context: ServerContext, exchange: Exchange) -> None:
@@ -58,7 +64,7 @@ class Get(HttpRoute, Generic[A]):
 class Post(HttpRoute, Generic[Q, A]):
     """A route whose handler gets a `request` and returns a `response`, or sends it and returns None.
 
-    It may stream `chunk`s. `refused` are fields of other servers, see `fields`.
+    It may stream `chunk`s, of the type `stream_media`. `refused` and `ignored`: see `fields`.
     """
 
     method = "POST"
@@ -67,6 +73,8 @@ class Post(HttpRoute, Generic[Q, A]):
     response: type[A]
     chunk: type[Any] | None = None
     refused: RefusedFields = field(default_factory=dict)
+    ignored: frozenset[str] = IGNORED
+    stream_media: str = "text/event-stream"
 
     async def answer(self, context: ServerContext, exchange: Exchange) -> None:
         """Read the request, check that its fields are known and supported, and answer with what the handler returns."""
@@ -80,7 +88,7 @@ class Post(HttpRoute, Generic[Q, A]):
 
     @functools.cached_property
     def _unsupported(self) -> Unsupported:
-        return Unsupported(self.request, self.refused)
+        return Unsupported(self.request, self.refused, self.ignored)
 
 
 def _bytes(made: object) -> bytes:

@@ -1,0 +1,15 @@
+"""APIs of other servers: thin translators to the one request inside, and from the parts of its answer.
+
+A translator is a file of types and a handler, and a file that writes answers. It never reads text that the model wrote:
+the engine has divided it into text, reasoning and calls (docs/decisions/0076-dialects.md).
+"""
+
+from __future__ import annotations
+
+from quire.server.dialects import anthropic
+from quire.server.dialects.anthropic_types import ANTHROPIC_ERRORS
+from quire.server.errors import OPENAI_ERRORS
+from quire.server.routes import HttpRoute
+
+DIALECTS: tuple[HttpRoute, ...] = (*anthropic.ROUTES,)
+ERROR_FORMS = (OPENAI_ERRORS, ANTHROPIC_ERRORS)

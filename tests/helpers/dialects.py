@@ -1,0 +1,152 @@
+"""Answers of a scripted model in every API: how it is read from tokens, and what the events of a stream add up to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from helpers.scripted import Script
+from quire.engine.api import StreamDelta
+from quire.engine.front.output import OutputBuilder
+from quire.server.generation import Answer
+from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, UsageBody
+from quire.text.reading import AnswerFormat, Reading
+from quire.text.tokenizer import Tokenizer
+from quire.text.tools import read_tools
+from quire.types import FinishReason, Request, RequestOutput, SamplingParams, SeqEvent, TokenIds
+
+PARIS = '{"city": "Paris, \\"Île\\""}'
+ONE = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
+TWO = ONE + '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+SAYS = {
+    "plain": "Just text: 你好 🌍.",
+    "one call": "Let me look.\n" + ONE,
+    "two calls": TWO,
+    "thinks": "<think>\nIs it 4?\n</think>\n\nIt is 4.",
+    "ponders": "<think>\nThe weather.\n</think>\n\n" + ONE,
+    "broken": "See:\n<tool_call>\nno call\n</tool_call> done",
+    "space": " \n",
+    "nothing": "",
+}
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+ADD = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "add", "parameters": ADD}},
+]
+
+
+def say_all(script: Script) -> None:
+    """Let each key be answered by its text."""
+    for key, text in SAYS.items():
+        script.says(key, text)
+
+
+@dataclass
+class SaidRun:
+    """As much of an HttpGeneration as the writers of answers need."""
+
+    outputs: list[RequestOutput]
+    answers: list[Answer] = field(default_factory=list)
+
+    def usage(self) -> UsageBody:
+        return UsageBody(20, 30, 50, PromptTokensDetails(16), CompletionTokensDetails(4))
+
+
+class Speaker:
+    """Reads texts as the engine would: from tokens, in chunks of any sizes."""
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        self._script = script
+        form = AnswerFormat(
+            Tokenizer.from_dir(folder), tool_call_parser="hermes", reasoning_parser="qwen3", reads_tools=True
+        )
+        self.readings: dict[bool, Reading | None] = {True: form.reading(read_tools(TOOLS)), False: None}
+        self._tokenizer = form.reading(None)
+
+    def deltas(
+        self, text: str, sizes: Iterator[int], *, divided: bool, reason: FinishReason, stop: str | None
+    ) -> tuple[list[StreamDelta], SaidRun]:
+        """The deltas of an answer, and the run at its end."""
+        ids = self._script.ids(text)
+        request = Request(
+            request_id="r", prompt_token_ids=TokenIds([5]), params=SamplingParams(max_tokens=999)
+        )
+        tokenizer = self.readings[True].tokenizer  # type: ignore[union-attr]
+        output = OutputBuilder(request, None, tokenizer, lambda _: None, reading=self.readings[divided])
+        found, at = [], 0
+        while True:
+            size = next(sizes)
+            new, at = ids[at : at + size], at + size
+            last = at >= len(ids)
+            delta = output.apply(SeqEvent("r", 0, new, None, None, reason if last else None), 1.0)
+            if delta is not None:
+                found.append(delta)
+            if last:
+                output.output.outputs[0].stop_reason = stop
+                return found, SaidRun([output.output])
+
+
+def events(data: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """Named server-sent events."""
+    found = []
+    for event in data.decode().split("\n\n")[:-1]:
+        name, _, rest = event.partition("\n")
+        assert name.startswith("event: ")
+        assert rest.startswith("data: ")
+        found.append((name[7:], json.loads(rest[6:])))
+    return found
+
+
+def fold_message(found: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """The message that Anthropic's events add up to, as its clients add them; the order of events is checked."""
+    names = [name for name, _ in found if name != "ping"]
+    assert names[0] == "message_start"
+    assert names[-2:] == ["message_delta", "message_stop"]
+    message: dict[str, Any] = {}
+    open_block: dict[str, Any] | None = None
+    for name, data in found:
+        assert data["type"] == name
+        if name == "message_start":
+            message = data["message"]
+            assert message["content"] == []
+        elif name == "content_block_start":
+            assert open_block is None
+            assert data["index"] == len(message["content"])
+            open_block = data["content_block"] | ({"json": ""} if "input" in data["content_block"] else {})
+            message["content"].append(open_block)
+        elif name == "content_block_delta":
+            assert open_block is message["content"][data["index"]]
+            _grow(open_block, data["delta"])
+        elif name == "content_block_stop":
+            assert open_block is message["content"][data["index"]]
+            if "json" in open_block:
+                open_block["input"] = _object(open_block.pop("json"))
+            open_block = None
+        elif name == "message_delta":
+            message |= data["delta"] | {"usage": data["usage"]}
+    assert open_block is None
+    return message
+
+
+def _grow(block: dict[str, Any], delta: dict[str, Any]) -> None:
+    name = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}.get(
+        delta["type"]
+    )
+    if name is None:
+        block["json"] += delta["partial_json"]
+    else:
+        block[name] += delta[name]
+
+
+def _object(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
+
+
+Check = Callable[[list[StreamDelta], SaidRun], tuple[Any, Any]]
