@@ -110,7 +110,7 @@ def errors(client: anthropic.Anthropic) -> None:
     messages: Any = [{"role": "user", "content": "x"}]
     kinds = (
         (anthropic.NotFoundError, {"model": "other", "max_tokens": 1}),
-        (anthropic.BadRequestError, {"model": "tiny", "max_tokens": 10**6}),
+        (anthropic.BadRequestError, {"model": "tiny", "max_tokens": 10_000}),
     )
     for kind, fields in kinds:
         try:

@@ -27,6 +27,7 @@ CLIENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "langchain": (("langchain-openai",), ""),
     "langchain_agents": (("langchain", "langchain-openai"), DEFAULT_MODEL),
     "litellm": (("litellm",), ""),
+    "ollama": (("ollama",), DEFAULT_MODEL),
     "openai_node": (("openai", "zod"), DEFAULT_MODEL),
     "vercel": (("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"), DEFAULT_MODEL),
 }

@@ -12,7 +12,7 @@ from helpers.scripted import Script
 from quire.engine.api import StreamDelta
 from quire.engine.front.output import OutputBuilder
 from quire.server.generation import Answer
-from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, UsageBody
+from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
 from quire.text.reading import AnswerFormat, Reading
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools import read_tools
@@ -55,6 +55,9 @@ class SaidRun:
     def usage(self) -> UsageBody:
         return UsageBody(20, 30, 50, PromptTokensDetails(16), CompletionTokensDetails(4))
 
+    def timings(self) -> TimingsBody:
+        return TimingsBody(0.1, 0.2, 0.3, 0.4, 0.5, 1.5)
+
 
 class Speaker:
     """Reads texts as the engine would: from tokens, in chunks of any sizes."""
@@ -64,19 +67,22 @@ class Speaker:
         form = AnswerFormat(
             Tokenizer.from_dir(folder), tool_call_parser="hermes", reasoning_parser="qwen3", reads_tools=True
         )
-        self.readings: dict[bool, Reading | None] = {True: form.reading(read_tools(TOOLS)), False: None}
-        self._tokenizer = form.reading(None)
+        with_tools = form.reading(read_tools(TOOLS))
+        assert with_tools is not None
+        self._tokenizer = with_tools.tokenizer
+        self._readings: dict[str, Reading | None] = {
+            "calls": with_tools, "reasoning": form.reading(None), "nothing": None,
+        }  # fmt: skip
 
     def deltas(
-        self, text: str, sizes: Iterator[int], *, divided: bool, reason: FinishReason, stop: str | None
+        self, text: str, sizes: Iterator[int], *, read: str, reason: FinishReason, stop: str | None
     ) -> tuple[list[StreamDelta], SaidRun]:
-        """The deltas of an answer, and the run at its end."""
+        """The deltas of an answer of which this is `read`: calls, reasoning or nothing; and the run at its end."""
         ids = self._script.ids(text)
         request = Request(
             request_id="r", prompt_token_ids=TokenIds([5]), params=SamplingParams(max_tokens=999)
         )
-        tokenizer = self.readings[True].tokenizer  # type: ignore[union-attr]
-        output = OutputBuilder(request, None, tokenizer, lambda _: None, reading=self.readings[divided])
+        output = OutputBuilder(request, None, self._tokenizer, lambda _: None, reading=self._readings[read])
         found, at = [], 0
         while True:
             size = next(sizes)
@@ -147,6 +153,22 @@ def _object(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return {}
+
+
+def fold_lines(data: bytes) -> dict[str, Any]:
+    """The answer that Ollama's lines add up to, as its clients add them."""
+    *lines, last = [json.loads(line) for line in data.decode().splitlines()]
+    assert last["done"]
+    whole: dict[str, Any] = {}
+    for line in [*lines, last]:
+        assert line["done"] is (line is last)
+        said = line.get("message", line)
+        for name in ("content", "response", "thinking", "tool_calls"):
+            if name in said:
+                whole[name] = whole[name] + said[name] if name in whole else said[name]
+    if "message" in last:
+        return last | {"message": {"role": "assistant"} | whole}
+    return last | whole
 
 
 Check = Callable[[list[StreamDelta], SaidRun], tuple[Any, Any]]

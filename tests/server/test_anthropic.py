@@ -177,7 +177,10 @@ def test_usage_of_the_cache(server: LiveServer) -> None:
 def test_output_config_is_enforced(server: LiveServer) -> None:
     schema = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"],
               "additionalProperties": False}  # fmt: skip
-    body = {"output_config": {"format": {"type": "json_schema", "schema": schema}}, "temperature": 1.0}
+    body = {
+        "output_config": {"format": {"type": "json_schema", "schema": schema}},
+        "thinking": {"type": "enabled", "budget_tokens": 5},
+    }
     block = send(server, "anything", **body).json["content"][-1]
     assert set(json.loads(block["text"])) == {"on"}
 

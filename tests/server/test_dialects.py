@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.dialects import SAYS, Check, SaidRun, Speaker, events, fold_message
+from helpers.dialects import SAYS, Check, SaidRun, Speaker, events, fold_lines, fold_message
 from helpers.scripted import Script, scripted_folder
 from helpers.server import serving
 from quire.config.serving import APIS, ServingConfig
@@ -21,6 +22,8 @@ from quire.engine.api import StreamDelta
 from quire.server.app import open_routes
 from quire.server.dialects.anthropic_answers import MessageHead, MessageStream, message_pieces
 from quire.server.dialects.blocks import BlockAnswer
+from quire.server.dialects.ollama_answers import AnswerHead, OllamaStream, answer_pieces
+from quire.server.generation import Answer
 from quire.types import FinishReason
 
 
@@ -43,7 +46,23 @@ def anthropic(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
     return fold_message(events(data + stream.last(cast(Any, run)))), whole
 
 
-CHECKS: dict[str, Check] = {"anthropic": anthropic}
+def ollama(deltas: list[StreamDelta], run: SaidRun, *, chat: bool = True) -> tuple[Any, Any]:
+    """An answer from its lines, and whole."""
+    head, answer = AnswerHead("tiny", "2026-01-01T00:00:00.000000Z", chat), Answer()
+    stream = OllamaStream(head)
+    data = b""
+    for delta in deltas:
+        answer.add(delta)
+        data += stream.chunk_of(0, delta)
+    run.answers = [answer]
+    whole = json.loads(b"".join(answer_pieces(head, cast(Any, run))))
+    return fold_lines(data + stream.last(cast(Any, run))), whole
+
+
+CHECKS: dict[str, Check] = {
+    "anthropic": anthropic, "ollama-chat": ollama, "ollama-generate": partial(ollama, chat=False),
+}  # fmt: skip
+WITHOUT_TOOLS = {"ollama-generate"}
 ENDS: list[tuple[FinishReason, str | None]] = [
     (FinishReason.STOP, None), (FinishReason.STOP, "###"), (FinishReason.LENGTH, None),
 ]  # fmt: skip
@@ -62,13 +81,13 @@ def test_any_chunking_gives_the_same_answer(speaker: Speaker, api: str, data: st
     if data.draw(st.booleans()):  # cut anywhere, as by max_tokens
         text = text[: data.draw(st.integers(0, len(text)))]
     reason, stop = data.draw(st.sampled_from(ENDS))
-    divided = data.draw(st.booleans())
+    read = data.draw(st.sampled_from(["calls", "reasoning", "nothing"][api in WITHOUT_TOOLS :]))
     sizes = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=9))
     cut: Iterator[int] = itertools.cycle(sizes)
-    found, run = speaker.deltas(text, cut, divided=divided, reason=reason, stop=stop)
+    found, run = speaker.deltas(text, cut, read=read, reason=reason, stop=stop)
     streamed, whole = CHECKS[api](found, run)
     assert streamed == whole
-    at_once, run = speaker.deltas(text, itertools.repeat(10_000), divided=divided, reason=reason, stop=stop)
+    at_once, run = speaker.deltas(text, itertools.repeat(10_000), read=read, reason=reason, stop=stop)
     assert without_ids(CHECKS[api](at_once, run)[1]) == without_ids(whole)
 
 

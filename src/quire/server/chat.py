@@ -25,6 +25,7 @@ from quire.server.answering import (
 from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
+from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange, off_loop
 from quire.server.generation import HttpGeneration
 from quire.server.logprob_bodies import TokenTexts, prompt_pieces
@@ -32,7 +33,7 @@ from quire.server.requests import ChatCompletionRequest, Documents, Messages, To
 from quire.server.responses import ChatCompletion, ChatCompletionChunk
 from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask, predicted
-from quire.server.structured import find_structure
+from quire.server.structured import find_structure, with_grammar
 from quire.text.chat_renderer import ChatAsk
 from quire.text.tools import ToolUse, read_tools
 from quire.types import TokenIds, check_window
@@ -103,25 +104,42 @@ async def prepare_chat(
     exchange: Exchange,
     read: Body[ChatCompletionRequest],
     request_id: str,
+    *,
     window: int | None = None,
+    raw: str | None = None,
 ) -> PreparedChat:
     """Check a conversation, render it, and compile the grammar of its answer. It must fit in a context of `window`
-    tokens, by default the model's. Raises ApiError or RequestError naming the field.
+    tokens, by default the model's. A `raw` prompt takes the place of the conversation, and is continued by one text.
+    Raises ApiError or RequestError naming the field.
     """
     card, body = context.card(), read.value
     params = await off_loop(read.size, lambda: chat_params(body, card.default_sampling))
     tools = await off_loop(read.size, lambda: tools_of(body))
     structure = await off_loop(read.size, lambda: find_structure(body))
-    prompt = TokenIds(await context.engine.encode_chat(chat_ask(body, body.messages, tools)))
+    if raw is None:
+        prompt = TokenIds(await context.engine.encode_chat(chat_ask(body, body.messages, tools)))
+    elif not (prompt := TokenIds(await context.engine.encode(raw))):
+        raise bad_request("prompt", "prompt: has no tokens")
     body.messages = []
     asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    check_window(len(prompt), params.max_tokens, window or card.max_model_len, "messages", asked)
+    check_window(
+        len(prompt),
+        params.max_tokens,
+        window or card.max_model_len,
+        "messages" if raw is None else "prompt",
+        asked,
+    )
     check_logprobs(params, [len(prompt)], card.max_model_len, "top_logprobs")
     if window is not None and params.max_tokens is None:
         params = replace(params, max_tokens=window - len(prompt))
     prediction = await predicted(context, body)
     ask = make_ask(context, exchange, body, params, prompt, request_id, prediction)
-    ask, dropped = await with_form(context, exchange, ask, tools, structure)
+    if raw is None:
+        ask, dropped = await with_form(context, exchange, ask, tools, structure)
+    elif structure is None:
+        dropped = ()
+    else:
+        (ask,), dropped = await with_grammar(context, exchange, [ask], structure)
     return PreparedChat(ask, tools, dropped)
 
 

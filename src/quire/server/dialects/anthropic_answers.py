@@ -13,7 +13,7 @@ from quire.answers import AnswerPart, PartKind
 from quire.engine.api import StreamDelta
 from quire.server import pieces
 from quire.server.dialects.anthropic_types import MessageUsage, ThoughtTokens
-from quire.server.dialects.blocks import Block, BlockAnswer, BlockReader, BlockStep, Change, parts_of
+from quire.server.dialects.blocks import Block, BlockAnswer, BlockChange, BlockReader, BlockStep, parts_of
 from quire.server.generation import HttpGeneration
 from quire.types import CompletionOutput, FinishReason
 
@@ -160,11 +160,11 @@ class MessageStream:
 
     def _step(self, step: BlockStep) -> bytes:
         index = self._reader.count - 1
-        if step.change is Change.GROW:
+        if step.change is BlockChange.GROW:
             if step.kind is PartKind.REASONING:
                 self._digest.update(step.text.encode())
             return b"%b%b}}\n\n" % (self._delta(index, step.kind), _encode(step.text))
-        if step.change is Change.OPEN:
+        if step.change is BlockChange.OPEN:
             block = _OPENED.get(step.kind) or (
                 b'{"type":"tool_use","id":%b,"name":%b,"input":{}}'
                 % (_encode(step.call_id), _encode(step.text))

@@ -15,7 +15,7 @@ from quire.records import dataclass
 from quire.server.generation import Answer
 
 
-class Change(Enum):
+class BlockChange(Enum):
     """What a step does to the latest block."""
 
     OPEN = "open"
@@ -29,7 +29,7 @@ class BlockStep(NamedTuple):
     Of a call that opens, `text` is the name of the function.
     """
 
-    change: Change
+    change: BlockChange
     kind: PartKind
     text: str = ""
     call_id: str = ""
@@ -56,31 +56,31 @@ class BlockReader:
             yield from self._open(kind, part.text, part.call_id)
         elif kind is self.kind:
             if part.text:
-                yield BlockStep(Change.GROW, kind, part.text)
+                yield BlockStep(BlockChange.GROW, kind, part.text)
         elif kind is PartKind.TEXT and not part.text.strip():
             self._space += part.text
         elif part.text:
             text = self._space + part.text if kind is PartKind.TEXT else part.text
             yield from self._open(kind)
-            yield BlockStep(Change.GROW, kind, text)
+            yield BlockStep(BlockChange.GROW, kind, text)
 
     def end(self) -> Iterator[BlockStep]:
         """The steps after the last part: an answer of nothing but space has a block all the same."""
         if not self.count and self._space:
             text = self._space
             yield from self._open(PartKind.TEXT)
-            yield BlockStep(Change.GROW, PartKind.TEXT, text)
+            yield BlockStep(BlockChange.GROW, PartKind.TEXT, text)
         yield from self._close()
 
     def _open(self, kind: PartKind, name: str = "", call_id: str = "") -> Iterator[BlockStep]:
         yield from self._close()
         self.count, self.kind, self._space = self.count + 1, kind, ""
-        yield BlockStep(Change.OPEN, kind, name, call_id)
+        yield BlockStep(BlockChange.OPEN, kind, name, call_id)
 
     def _close(self) -> Iterator[BlockStep]:
         if self.kind is not None:
             kind, self.kind = self.kind, None
-            yield BlockStep(Change.CLOSE, kind)
+            yield BlockStep(BlockChange.CLOSE, kind)
 
 
 @dataclass(slots=True)
@@ -123,9 +123,9 @@ class BlockAnswer(Answer):
 
     def _step(self, steps: Iterator[BlockStep]) -> None:
         for step in steps:
-            if step.change is Change.OPEN:
+            if step.change is BlockChange.OPEN:
                 self.blocks.append(Block(step.kind, bytearray(), step.call_id, step.text))
-            elif step.change is Change.GROW:
+            elif step.change is BlockChange.GROW:
                 self.blocks[-1].text += step.text.encode()
 
 
