@@ -171,4 +171,32 @@ def fold_lines(data: bytes) -> dict[str, Any]:
     return last | whole
 
 
+def fold_response(found: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """The response at the end of a stream; its items must be what the events before add up to."""
+    assert [data["sequence_number"] for _, data in found] == list(range(len(found)))
+    names = [name for name, _ in found]
+    assert names[:2] == ["response.created", "response.in_progress"]
+    items: list[dict[str, Any]] = []
+    text, last = "", found[-1][1]["response"]
+    for name, data in found:
+        assert data["type"] == name
+        if name == "response.output_item.added":
+            assert data["output_index"] == len(items)
+            assert data["item"]["status"] == "in_progress"
+            text = ""
+        elif name.endswith(".delta"):
+            text += data["delta"]
+        elif name == "response.function_call_arguments.done":
+            assert data["arguments"] == text
+        elif name in {"response.output_text.done", "response.reasoning_text.done"}:
+            assert data["text"] == text
+        elif name == "response.content_part.done":
+            assert data["part"]["text"] == text
+        elif name == "response.output_item.done":
+            items.append(data["item"])
+    assert items == last["output"]
+    assert names[-1] == f"response.{last['status']}"
+    return dict(last)
+
+
 Check = Callable[[list[StreamDelta], SaidRun], tuple[Any, Any]]

@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.dialects import SAYS, Check, SaidRun, Speaker, events, fold_lines, fold_message
+from helpers.dialects import SAYS, Check, SaidRun, Speaker, events, fold_lines, fold_message, fold_response
 from helpers.scripted import Script, scripted_folder
 from helpers.server import serving
 from quire.config.serving import APIS, ServingConfig
@@ -23,6 +24,8 @@ from quire.server.app import open_routes
 from quire.server.dialects.anthropic_answers import MessageHead, MessageStream, message_pieces
 from quire.server.dialects.blocks import BlockAnswer
 from quire.server.dialects.ollama_answers import AnswerHead, OllamaStream, answer_pieces
+from quire.server.dialects.responses_answers import ResponseStream, complete
+from quire.server.dialects.responses_types import ResponseBody
 from quire.server.generation import Answer
 from quire.types import FinishReason
 
@@ -59,8 +62,31 @@ def ollama(deltas: list[StreamDelta], run: SaidRun, *, chat: bool = True) -> tup
     return fold_lines(data + stream.last(cast(Any, run))), whole
 
 
+def responses(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
+    """A response from its events, and whole."""
+
+    def begun() -> ResponseBody:
+        return ResponseBody(
+            id="resp_1", created_at=1, status="in_progress", background=False, instructions=None,
+            max_output_tokens=None, max_tool_calls=None, metadata={}, model="tiny", parallel_tool_calls=True,
+            previous_response_id=None, reasoning={}, store=True, temperature=1.0, text={}, tool_choice="auto",
+            tools=[], top_p=1.0,
+        )  # fmt: skip
+
+    answer, stream = BlockAnswer(), ResponseStream(begun(), 16)
+    data = stream.first(cast(Any, run))
+    for delta in deltas:
+        answer.add(delta)
+        data += stream.chunk_of(0, delta)
+    made = json.loads(msgspec.json.encode(complete(begun(), answer, cast(Any, run), 16)))
+    streamed = fold_response(events(data + stream.last(cast(Any, run))))
+    assert (made.pop("completed_at") is None) == (streamed.pop("completed_at") is None)
+    return streamed, made
+
+
 CHECKS: dict[str, Check] = {
-    "anthropic": anthropic, "ollama-chat": ollama, "ollama-generate": partial(ollama, chat=False),
+    "anthropic": anthropic, "responses": responses,
+    "ollama-chat": ollama, "ollama-generate": partial(ollama, chat=False),
 }  # fmt: skip
 WITHOUT_TOOLS = {"ollama-generate"}
 ENDS: list[tuple[FinishReason, str | None]] = [

@@ -11,6 +11,8 @@ _NOT_NEGATIVE = ("shutdown_timeout", "hang_timeout", "engine_restarts")
 _POSITIVE = (
     "max_num_queued_reqs",
     "max_num_queued_tokens",
+    "response_store_size",
+    "response_store_days",
     "max_body_bytes",
     "max_connections",
     "stall_timeout",
@@ -95,6 +97,14 @@ class ServingConfig:
     enable_force_include_usage: bool = option(
         False, "end every stream with usage, as with stream_options.include_usage"
     )
+    response_store: str | None = option(
+        None, "keep stored responses of /v1/responses in this SQLite file (default: until the server stops)",
+        metavar="FILE",
+    )  # fmt: skip
+    response_store_size: int = option(
+        256 * 2**20, "bytes of stored responses; the oldest are removed first", metavar="SIZE", size=True
+    )
+    response_store_days: float = option(30.0, "days until a stored response is removed", metavar="N")
     max_num_queued_reqs: int = option(1024, "maximum number of queued requests", metavar="N")
     max_num_queued_tokens: int = option(
         2**20, "maximum number of prompt tokens of queued requests", metavar="N"

@@ -108,6 +108,7 @@ class StreamForm:
     While the client keeps up, text is written past the reader: `around` returns the JSON before and after a text, and
     `direct` the events of parts (see HttpGeneration.deliver). Without `around`, text is a part too. `late` answers are
     not: each of their chunks has more than text. `kept` answers are held until their end, where they are repeated.
+    `ended` is awaited before the end is sent.
     """
 
     chunk_of: ChunkOf
@@ -117,6 +118,7 @@ class StreamForm:
     direct: EventsOf | None = None
     late: bool = False
     kept: bool = False
+    ended: Callable[[], Awaitable[None]] | None = None
     media: bytes = EVENTS
 
 
@@ -144,6 +146,8 @@ class AnswerStream:
                     last = self._form.last(run)
                 if not exchange.status:  # the answer has no text
                     await self._start(run)
+                if self._form.ended is not None:
+                    await self._form.ended()
                 await exchange.write(last)
                 await exchange.write(b"", more=False)
 

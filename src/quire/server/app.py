@@ -47,10 +47,13 @@ class App:
         self._access = AccessControl(context.config)
         context.has_keys = self._access.has_keys
         self._exact: dict[str, dict[str, HttpRoute]] = {}
-        self._prefixes: dict[str, dict[str, HttpRoute]] = {}
+        self._patterns: dict[tuple[str, str], dict[str, HttpRoute]] = {}
         for route in open_routes(context.config):
-            table = self._prefixes if route.path.endswith("{}") else self._exact
-            table.setdefault(route.path.removesuffix("{}"), {})[route.method] = route
+            before, hole, behind = route.path.partition("{}")
+            if hole:
+                self._patterns.setdefault((before, behind), {})[route.method] = route
+            else:
+                self._exact.setdefault(before, {})[route.method] = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -120,10 +123,12 @@ class App:
         found = self._exact.get(path)
         if found is not None:
             return found
-        for prefix, methods in self._prefixes.items():
-            if path.startswith(prefix) and len(path) > len(prefix):
-                return methods
-        return None
+        matching = [
+            (len(behind), methods)
+            for (before, behind), methods in self._patterns.items()
+            if path.startswith(before) and path.endswith(behind) and len(path) > len(before) + len(behind)
+        ]
+        return max(matching, key=lambda match: match[0])[1] if matching else None
 
     async def _fail(self, exchange: Exchange, failure: Exception) -> None:
         """Report a failure: as a response or, once a stream has started, as its last event."""

@@ -256,6 +256,22 @@ class Exchange:
             await self._send({"type": "http.response.start", "status": self.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
+    def detached(self) -> Exchange:
+        """One of the same request and tenant that nobody waits for; it takes over the memory of the request."""
+
+        async def receive() -> MutableMapping[str, Any]:
+            await asyncio.get_running_loop().create_future()  # nobody hangs up
+            return {}
+
+        async def send(_: MutableMapping[str, Any]) -> None:
+            """Nobody reads."""
+
+        scope = {name: value for name, value in self.scope.items() if not name.startswith("quire.")}
+        made = Exchange(scope, receive, send, self.memory)
+        made.tenant, made.request_id, made.handler = self.tenant, self.request_id, self.handler
+        made.held, self.held = self.held, Held()
+        return made
+
     def watch(self) -> HangUpWatch:
         """A context in which a hang-up cancels the work of the current task; enter it after the body was read."""
         return HangUpWatch(self, self._receive)

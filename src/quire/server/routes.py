@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 class HttpRoute(ABC):
     """A path and method of an `api` (see config.serving.APIS; "" is always there).
 
-    A path ending in {} matches any rest, which OpenAPI calls `rest`; `open` ones need no key.
+    {} in a path matches any text, which OpenAPI calls `rest`; `open` ones need no key.
     """
 
     method: ClassVar[str]
@@ -58,6 +58,23 @@ class Get(HttpRoute, Generic[A]):
     async def answer(self, context: ServerContext, exchange: Exchange) -> None:
         """Answer with what the handler returns."""
         await exchange.respond(200, _bytes(await self.handler(context, exchange)), content_type=self.media)
+
+
+class Delete(Get[A]):
+    """The same for the method DELETE."""
+
+    method = "DELETE"
+
+
+class Act(Get[A]):
+    """The same for the method POST; a body is read and not looked at."""
+
+    method = "POST"
+
+    async def answer(self, context: ServerContext, exchange: Exchange) -> None:
+        """Answer with what the handler returns."""
+        await exchange.body(context.config.max_body_bytes, context.config.body_timeout)
+        await super().answer(context, exchange)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

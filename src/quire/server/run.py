@@ -150,6 +150,10 @@ class HttpServer:
         serving, sweeping = self._tasks
         await serving
         sweeping.cancel()
+        for task in list(self.context.behind.values()):  # they have ended with the engine
+            await asyncio.wait([task])
+        if self.context.responses is not None:
+            await asyncio.to_thread(self.context.responses.close)
         if self.context.tracer is not None:
             await asyncio.to_thread(self.context.tracer.close)
 

@@ -5,7 +5,7 @@ Whole and streamed answers are made of the same steps, which depend on the texts
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -115,18 +115,23 @@ class BlockAnswer(Answer):
 
     def add(self, delta: StreamDelta) -> int:
         """Add a delta; returns the bytes of its texts."""
-        for part in parts_of(delta):
-            self._step(self._reader.push(part))
-        if delta.finish_reason is not None:
-            self._step(self._reader.end())
+        for _ in self.steps(parts_of(delta), ended=delta.finish_reason is not None):
+            pass
         return sum(len(part.text.encode()) for part in parts_of(delta))
 
-    def _step(self, steps: Iterator[BlockStep]) -> None:
-        for step in steps:
-            if step.change is BlockChange.OPEN:
-                self.blocks.append(Block(step.kind, bytearray(), step.call_id, step.text))
-            elif step.change is BlockChange.GROW:
-                self.blocks[-1].text += step.text.encode()
+    def steps(self, parts: Iterable[AnswerPart], *, ended: bool) -> Iterator[BlockStep]:
+        """Add parts, and end the answer behind them; yields each step, taken."""
+        for part in parts:
+            yield from map(self._take, self._reader.push(part))
+        if ended:
+            yield from map(self._take, self._reader.end())
+
+    def _take(self, step: BlockStep) -> BlockStep:
+        if step.change is BlockChange.OPEN:
+            self.blocks.append(Block(step.kind, bytearray(), step.call_id, step.text))
+        elif step.change is BlockChange.GROW:
+            self.blocks[-1].text += step.text.encode()
+        return step
 
 
 def parts_of(delta: StreamDelta) -> list[AnswerPart]:
