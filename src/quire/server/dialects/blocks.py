@@ -5,7 +5,7 @@ Whole and streamed answers are made of the same steps, which depend on the texts
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -118,6 +118,17 @@ class BlockAnswer(Answer):
         for _ in self.steps(parts_of(delta), ended=delta.finish_reason is not None):
             pass
         return sum(len(part.text.encode()) for part in parts_of(delta))
+
+    def grow(self, parts: Sequence[AnswerPart]) -> str:
+        """Add a part, if it is the only one and continues the open block; returns its text, else "".
+
+        Nearly all parts of a stream do.
+        """
+        (part,) = parts if len(parts) == 1 else (None,)
+        if part is None or part.kind is not self._reader.kind or part.kind is PartKind.CALL:
+            return ""
+        self.blocks[-1].text += part.text.encode()
+        return part.text
 
     def steps(self, parts: Iterable[AnswerPart], *, ended: bool) -> Iterator[BlockStep]:
         """Add parts, and end the answer behind them; yields each step, taken."""

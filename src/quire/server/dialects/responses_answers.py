@@ -106,6 +106,8 @@ class ResponseStream:
 
     def direct(self, _: int, parts: Sequence[AnswerPart]) -> bytes:
         """The events of parts and nothing else."""
+        if text := self._answer.grow(parts):
+            return self._grown(text)
         return self._steps(parts)
 
     def last(self, run: HttpGeneration) -> bytes:
@@ -128,10 +130,15 @@ class ResponseStream:
     def _step(self, step: BlockStep, status: str = "completed") -> bytes:
         """The events of a step. `status` is that of an item that it closes."""
         if step.change is BlockChange.GROW:
-            number, self._number = self._number, self._number + 1
-            return b"%b%d%b%b}\n\n" % (self._around[0], number, self._around[1], _encode(step.text))
+            return self._grown(step.text)
         index = len(self._answer.blocks) - 1
         return self._open(index) if step.change is BlockChange.OPEN else self._close(index, status)
+
+    def _grown(self, text: str) -> bytes:
+        """The event of a text that continues the open block."""
+        number, self._number = self._number, self._number + 1
+        before, behind = self._around
+        return b"%b%d%b%b}\n\n" % (before, number, behind, _encode(text))
 
     def _open(self, index: int) -> bytes:
         block = self._answer.blocks[index]
