@@ -5,6 +5,7 @@ python benchmarks/streams.py --model FOLDER      the same with a checkpoint: two
 python benchmarks/streams.py --bare              the real engine, and a constant written to a socket for each token
 python benchmarks/streams.py --answers read      random weights; answers are read in parts (text, reasoning, calls)
 python benchmarks/streams.py --answers thinking  the same, and all of them are reasoning
+python benchmarks/streams.py --api anthropic     another API in place of OpenAI's chat
 
 Clients run in a process of their own. CPU time is this process's, user and system, from the first request to the last
 byte, so a request's own cost is in it. Much of it is waiting for memory: whatever else runs on the machine between
@@ -30,6 +31,7 @@ import resource
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +54,34 @@ TEMPLATES = {
 }
 
 
-def read_streams(port: int, streams: int, tokens: int, done: Any) -> None:
+_SAID = [{"role": "user", "content": "Hi"}]
+# API -> path, body of a request for a number of tokens, and what each event has once.
+APIS: dict[str, tuple[str, Callable[[int], dict[str, Any]], bytes]] = {
+    "chat": (
+        "/v1/chat/completions",
+        lambda n: {"messages": _SAID, "max_tokens": n, "seed": 7, "ignore_eos": True},
+        b'"delta":',
+    ),
+    "responses": (
+        "/v1/responses",
+        lambda n: {"input": "Hi", "max_output_tokens": n, "store": False},
+        b'"delta":',
+    ),
+    "anthropic": ("/v1/messages", lambda n: {"messages": _SAID, "max_tokens": n}, b'"delta":'),
+    "ollama": ("/api/chat", lambda n: {"messages": _SAID, "options": {"num_predict": n}}, b'"done":false'),
+}
+
+
+def read_streams(port: int, api: str, streams: int, tokens: int, done: Any) -> None:
     """All streams at once, read as bytes: events, when each stream ended, and the gaps between its reads."""
     gaps: list[float] = []
     ends: list[float] = []
 
     async def one() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-        body = json.dumps({
-            "messages": [{"role": "user", "content": "Hi"}], "max_tokens": tokens, "stream": True,
-            "ignore_eos": True, "temperature": 1.0, "seed": 7,
-        }).encode()  # fmt: skip
-        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        path, asked, mark = APIS[api]
+        body = json.dumps(asked(tokens) | {"stream": True}).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         chunks, tail, last = 0, b"", 0.0
         while not tail.endswith(b"0\r\n\r\n"):
@@ -73,7 +91,7 @@ def read_streams(port: int, streams: int, tokens: int, done: Any) -> None:
             if last:
                 gaps.append(now - last)
             last = now
-            chunks += part.count(b'"delta":')
+            chunks += part.count(mark)
             tail = (tail + part)[-16:]
         writer.close()
         ends.append(last)
@@ -156,7 +174,6 @@ def write_random_model(folder: Path, template: str) -> None:
         "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
         "vocab_size": 4096, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1,
-        "eos_token_id": 2,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -171,9 +188,8 @@ def write_random_model(folder: Path, template: str) -> None:
         [str(path) for room in ("docs", "src") for path in root.glob(f"{room}/**/*.[mp][dy]")], trainer
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "</s>", "chat_template": template})
-    )
+    # without a token that ends an answer: not every API can ask to go on
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
 
 
 def detokenizing(model: str, tokens: int) -> float:
@@ -196,7 +212,7 @@ async def one_round(port: int, args: argparse.Namespace, *, health: bool) -> str
     """All streams once; what it cost."""
     spawn = multiprocessing.get_context("spawn")
     done, told, ending = spawn.Queue(), spawn.Queue(), spawn.Event()
-    clients = [spawn.Process(target=read_streams, args=(port, args.streams, args.tokens, done))]
+    clients = [spawn.Process(target=read_streams, args=(port, args.api, args.streams, args.tokens, done))]
     if health:
         clients.append(spawn.Process(target=ask_health, args=(port, ending, told)))
     for client in clients:
@@ -253,6 +269,12 @@ def main() -> None:
     )
     parser.add_argument("--bare", action="store_true", help="no application: a constant for each token")
     parser.add_argument("--answers", choices=TEMPLATES, default="plain", help="of random weights")
+    parser.add_argument(
+        "--api",
+        choices=APIS,
+        default="chat",
+        help="what the clients speak; others than chat end where a checkpoint ends",
+    )
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 import openai
-from asked import BOTH, PROMPT, QUESTION, Person, Weather
+from asked import BOTH, NOTE, PROMPT, QUESTION, Person, Weather
 from pydantic import BaseModel
 
 MESSAGES: Any = [{"role": "user", "content": PROMPT}]
@@ -36,6 +37,10 @@ def main() -> None:
         agent(client, ask, QUESTION, "required")
         agent(client, ask, BOTH, "auto")
     asyncio.run(agent_async(openai.AsyncOpenAI(base_url=url, max_retries=0)))
+    respond(client)
+    for stream in (False, True):
+        responding_agent(client, QUESTION, "required", stream=stream)
+        responding_agent(client, BOTH, "auto", stream=stream)
     print("openai", version("openai"))
 
 
@@ -162,6 +167,74 @@ async def agent_async(client: openai.AsyncOpenAI) -> None:
         return call.function.arguments
 
     assert len(set(await asyncio.gather(*(one() for _ in range(8))))) == 1
+
+
+RESPONDING: Any = {"model": "tiny", "temperature": 0, "max_output_tokens": 200}
+
+
+def respond(client: openai.OpenAI) -> None:
+    """Responses: parsed, streamed, stored, continued, in the background, removed."""
+    first = client.responses.parse(input=PROMPT, text_format=Person, **RESPONDING)
+    assert isinstance(first.output_parsed, Person)
+    with client.responses.stream(input=PROMPT, text_format=Person, **RESPONDING) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert text == final.output_text == first.output_text
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    items = client.responses.input_items.list(first.id).data
+    assert [item.content[0].text for item in items] == [PROMPT]  # type: ignore[union-attr]
+    more = client.responses.create(input="And its name?", previous_response_id=first.id, **RESPONDING)
+    assert more.usage is not None
+    assert first.usage is not None
+    assert more.usage.input_tokens > first.usage.total_tokens - 10
+    later = client.responses.create(input=PROMPT, background=True, **RESPONDING)
+    while (later := client.responses.retrieve(later.id)).status in {"queued", "in_progress"}:
+        time.sleep(0.05)
+    assert later.status == "completed"
+    assert client.responses.cancel(later.id).status == "completed"
+    client.responses.delete(first.id)
+    for gone in (client.responses.retrieve, client.responses.cancel):
+        try:
+            gone(first.id)
+        except openai.NotFoundError:
+            continue
+        raise AssertionError("a response that was deleted is still there")
+
+
+def responding_agent(client: openai.OpenAI, question: str, choice: Any, *, stream: bool) -> None:
+    """A loop over stored responses: only the results of the calls are sent."""
+    tools: Any = [
+        {"type": "function", "name": "get_weather", "description": NOTE, "strict": True,
+         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+                        "additionalProperties": False}},
+    ]  # fmt: skip
+    weather = Weather()
+    said: Any = question
+    before: str | None = None
+    for _ in range(3):
+        asked = {
+            "input": said,
+            "previous_response_id": before,
+            "tools": tools,
+            "tool_choice": choice,
+            **RESPONDING,
+        }
+        if stream:
+            events = list(client.responses.create(stream=True, **asked))
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            answer = events[-1].response
+        else:
+            answer = client.responses.create(**asked)
+        calls = [item for item in answer.output if item.type == "function_call"]
+        if not calls:
+            break
+        before, choice = answer.id, "auto"
+        said = [
+            {"type": "function_call_output", "call_id": call.call_id,
+             "output": weather.get_weather(**json.loads(call.arguments))}
+            for call in calls
+        ]  # fmt: skip
+    weather.check(question, answer.output_text)
 
 
 if __name__ == "__main__":

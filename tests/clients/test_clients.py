@@ -21,11 +21,13 @@ HERE = Path(__file__).parent
 # client -> its packages, and the model that it talks to in place of a tiny one of random weights
 CLIENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "openai": (("openai",), DEFAULT_MODEL),
+    "anthropic": (("anthropic",), DEFAULT_MODEL),
     "instructor": (("instructor",), DEFAULT_MODEL),
     "pydantic_ai": (("pydantic-ai-slim[openai]",), DEFAULT_MODEL),
     "langchain": (("langchain-openai",), ""),
     "langchain_agents": (("langchain", "langchain-openai"), DEFAULT_MODEL),
     "litellm": (("litellm",), ""),
+    "ollama": (("ollama",), DEFAULT_MODEL),
     "openai_node": (("openai", "zod"), DEFAULT_MODEL),
     "vercel": (("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"), DEFAULT_MODEL),
 }

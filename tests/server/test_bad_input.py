@@ -316,7 +316,7 @@ def test_edge_values_work(server: LiveServer) -> None:
     assert server.complete([5] * (WINDOW - 1), max_tokens=1).status == 200
     harmless = {
         "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto", "best_of": 1, "user": "me",
-        "metadata": {"a": "b"}, "store": True, "parallel_tool_calls": True, "suffix": None, "unheard_of": 1,
+        "metadata": {"a": "b"}, "store": False, "parallel_tool_calls": True, "suffix": None, "unheard_of": 1,
         "temperature": None, "max_tokens": 1, "top_k": -1, "logprobs": None, "stop": None, "seed": None,
     }  # fmt: skip
     assert server.chat(**harmless).status == 200
@@ -482,10 +482,16 @@ def test_parameters_with_other_names_elsewhere_are_not_dropped(server: LiveServe
         ("template", "{{ .Prompt }}"),
         ("think", True),
         ("raw", True),
+        ("store", True),
+        ("cache_prompt", False),
+        ("timings_per_token", True),
+        ("return_progress", True),
+        ("moderation", {"model": "m"}),
     ):
         server.chat(max_tokens=1, **{name: value}).error(400, "unsupported_parameter", name)
     harmless = {"typical_p": 1, "repeat_penalty": 1.0, "cache_prompt": True, "service_tier": "auto", "priority": 0,
-                "cache_control": {"type": "ephemeral"}, "raw": False, "options": {}}  # fmt: skip
+                "cache_control": {"type": "ephemeral"}, "raw": False, "store": False, "id_slot": -1,
+                "options": {}}  # fmt: skip
     assert server.chat(max_tokens=1, **harmless).status == 200
 
 

@@ -11,6 +11,8 @@ _NOT_NEGATIVE = ("shutdown_timeout", "hang_timeout", "engine_restarts")
 _POSITIVE = (
     "max_num_queued_reqs",
     "max_num_queued_tokens",
+    "response_store_size",
+    "response_store_days",
     "max_body_bytes",
     "max_connections",
     "stall_timeout",
@@ -20,6 +22,12 @@ _POSITIVE = (
     "body_timeout",
     "keep_alive_timeout",
 )
+# APIs beside the routes for status: value of --api -> whose they are.
+APIS = {
+    "openai": "OpenAI's and vLLM's",
+    "anthropic": "Anthropic's Messages",
+    "ollama": "Ollama's",
+}
 # Sections of the options: first field -> title.
 SUBJECTS = {
     "host": "address and TLS",
@@ -63,6 +71,9 @@ class ServingConfig:
         "names of the model in requests; the first is reported (default: the model argument)",
         metavar="NAME",
     )
+    api: tuple[str, ...] = option(
+        (), f"APIs that clients may call: {', '.join(APIS)} (default: all of them)", metavar="NAME"
+    )
     chat_template: str | None = option(
         None, "chat template that replaces the checkpoint's: a file, or its text", metavar="FILE"
     )
@@ -86,6 +97,14 @@ class ServingConfig:
     enable_force_include_usage: bool = option(
         False, "end every stream with usage, as with stream_options.include_usage"
     )
+    response_store: str | None = option(
+        None, "keep stored responses of /v1/responses in this SQLite file (default: until the server stops)",
+        metavar="FILE",
+    )  # fmt: skip
+    response_store_size: int = option(
+        256 * 2**20, "bytes of stored responses; the oldest are removed first", metavar="SIZE", size=True
+    )
+    response_store_days: float = option(30.0, "days until a stored response is removed", metavar="N")
     max_num_queued_reqs: int = option(1024, "maximum number of queued requests", metavar="N")
     max_num_queued_tokens: int = option(
         2**20, "maximum number of prompt tokens of queued requests", metavar="N"
@@ -130,6 +149,7 @@ class ServingConfig:
             choices, value = f.metadata["choices"], getattr(self, f.name)
             if choices and value not in choices:
                 raise ValueError(f"{f.name}: {value!r} is not one of {', '.join(choices)}")
+        object.__setattr__(self, "api", _names(self.api))
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not above 0")
@@ -146,3 +166,12 @@ class ServingConfig:
             raise ValueError("api_key: a key must be printable ASCII, and not empty or blank")
         if any(key != key.strip() for key in self.api_key):
             raise ValueError("api_key: a key begins or ends with a space, which no client can send")
+
+
+def _names(api: tuple[str, ...]) -> tuple[str, ...]:
+    """The names in `api`, where commas may stand between them; all without one. Raises ValueError for another name."""
+    names = tuple(dict.fromkeys(name.strip() for given in api for name in given.split(",")))
+    for name in names:
+        if name not in APIS:
+            raise ValueError(f"api: {name!r} is not one of {', '.join(APIS)}")
+    return names or tuple(APIS)

@@ -229,6 +229,8 @@ class ModelCard:
     # the formats of tool calls and reasoning, and how they were found
     answers: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     acceptance: str = "same"  # of drafts; under another one, answers depend on drafts and load
+    cache_block: int = 0  # tokens of a block of the prefix cache, 0 without one
+    template_variables: frozenset[str] = frozenset()  # that a request may set with chat_template_kwargs
 
 
 # Upper bounds of EngineStats.step_tokens, in tokens.

@@ -19,7 +19,7 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEY_BYTES = 4096
 ALL = "*"
 # Headers that must not be repeated: a second value would contradict the first.
-_ONCE = frozenset({b"host", b"authorization", b"origin", b"content-type", b"idempotency-key"})
+_ONCE = frozenset({b"host", b"authorization", b"x-api-key", b"origin", b"content-type", b"idempotency-key"})
 _HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
 _FRAME = "*" * 88
 _EXPOSED = b"x-request-id, retry-after, retry-after-ms, idempotency-replayed"
@@ -71,16 +71,14 @@ class AccessControl:
         """Raise ApiError 401 unless a known key was presented; records which one when there are several."""
         if not self._keys:
             return
-        scheme, _, given = exchange.header(b"authorization").partition(" ")
-        presented = given.strip().encode("latin-1")[:MAX_KEY_BYTES] if scheme.lower() == "bearer" else b""
+        presented = _presented(exchange)
         found = -1
         for index, key in enumerate(self._keys):  # compares with every key, so that timing reveals nothing
             if hmac.compare_digest(key, presented):
                 found = index
         if found < 0:
-            message = (
-                "missing API key: send Authorization: Bearer KEY" if not presented else "incorrect API key"
-            )
+            missing = "missing API key: send Authorization: Bearer KEY, or x-api-key: KEY"
+            message = "incorrect API key" if presented else missing
             code = "missing_api_key" if not presented else "invalid_api_key"
             raise ApiError(401, message, code=code, headers=[(b"www-authenticate", b"Bearer")])
         exchange.tenant = self._tenants[found]
@@ -115,6 +113,14 @@ class AccessControl:
         if _HEADER_NAMES.fullmatch(asked):
             answer.append((b"access-control-allow-headers", asked.encode()))
         return answer
+
+
+def _presented(exchange: Exchange) -> bytes:
+    """The key in a request's headers, cut to MAX_KEY_BYTES; empty without one. Anthropic's clients send `x-api-key`."""
+    scheme, _, given = exchange.header(b"authorization").partition(" ")
+    if scheme.lower() != "bearer":
+        given = exchange.header(b"x-api-key")
+    return given.strip().encode("latin-1")[:MAX_KEY_BYTES]
 
 
 def read_keys(config: ServingConfig) -> list[str]:

@@ -9,25 +9,21 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import msgspec
 
 from quire.engine.api import GenerateAsk, StreamDelta
+from quire.records import dataclass
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Exchange
-from quire.server.generation import Deltas, EventsOf, HttpGeneration
+from quire.server.generation import Answer, Deltas, EventsOf, HttpGeneration
 from quire.server.pieces import Pieces, gathered, portions, value
 from quire.server.request_memory import answer_costs
 from quire.server.requests import GenerationRequest
-from quire.server.responses import TimingsBody
 
 ChunkOf = Callable[[int, StreamDelta], bytes]
 
 MAX_REQUEST_ID_CHARS = 128
 _CHAT_KINDS = ("chat.completion", "chat.completion.chunk")
-_EVENT_STREAM = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+EVENTS = b"text/event-stream; charset=utf-8"
 
 
 def make_envelope(
@@ -80,9 +76,10 @@ async def answer_whole(
     pieces_of: Callable[[HttpGeneration], Iterator[bytes]],
     *,
     logprobs: str = "logprobs",
+    answers: Callable[[], Answer] = Answer,
 ) -> None:
-    """Generate everything, then answer with the JSON that `pieces_of` makes of it. Generation ends early when the
-    client hangs up or stops reading.
+    """Generate everything, then answer with the JSON that `pieces_of` makes of it; `answers` holds the text of a choice
+    until then. Generation ends early when the client hangs up or stops reading.
     """
     costs = answer_costs(
         asks, context.engine.card.max_model_len, unread=None, held_back=False,
@@ -90,50 +87,67 @@ async def answer_whole(
     )  # fmt: skip
     async with exchange.watch() as watch:
         async with HttpGeneration(context, exchange, asks, costs) as run:
-            await run.finish()
+            await run.finish(answers)
         with context.watched(watch):
             await exchange.respond_pieces(run.answer_size(), lambda: pieces_of(run))
 
 
-class EventStream:
+def openai_end(
+    context: ServerContext, exchange: Exchange, body: GenerationRequest, chunks: Chunks
+) -> Callable[[HttpGeneration], bytes]:
+    """What makes the end of a stream of chunks: usage and timings if the request wants them."""
+    usage, timings = wants_usage(context, body), wants_timings(exchange, body)
+    return lambda run: chunks.last(run.usage() if usage else None, run.timings() if timings else None)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """How an API writes a streamed answer: `first` makes what comes before all else, `chunk_of` the bytes of a delta of
+    a choice, `last` the end.
+
+    While the client keeps up, text is written past the reader: `around` returns the JSON before and after a text, and
+    `direct` the events of parts (see HttpGeneration.deliver). Without `around`, text is a part too. `late` answers are
+    not: each of their chunks has more than text. `kept` answers are held until their end, where they are repeated.
+    `ended` is awaited before the end is sent.
+    """
+
+    chunk_of: ChunkOf
+    last: Callable[[HttpGeneration], bytes]
+    first: Callable[[HttpGeneration], bytes] | None = None
+    around: Callable[[int], tuple[bytes, bytes]] | None = None
+    direct: EventsOf | None = None
+    late: bool = False
+    kept: bool = False
+    ended: Callable[[], Awaitable[None]] | None = None
+    media: bytes = EVENTS
+
+
+class AnswerStream:
     """Writes a streamed answer. The response starts with the first text, so that an earlier failure has a status."""
 
     def __init__(
-        self,
-        context: ServerContext,
-        exchange: Exchange,
-        body: GenerationRequest,
-        chunks: Chunks,
-        *,
-        logprobs: str = "logprobs",
+        self, context: ServerContext, exchange: Exchange, form: StreamForm, *, logprobs: str = "logprobs"
     ) -> None:
-        self._context, self._exchange, self._chunks = context, exchange, chunks
-        self._usage = wants_usage(context, body)
-        self._timings = wants_timings(exchange, body)
-        self._ids = bool(body.return_token_ids)
+        self._context, self._exchange, self._form = context, exchange, form
         self._logprobs = logprobs  # the name of the field that asked for them
 
-    async def write(
-        self, asks: Sequence[GenerateAsk], chunk_of: ChunkOf, events_of: EventsOf | None = None
-    ) -> None:
-        """Generate and send chunk after chunk; chunks that are ready together go out in one write. `events_of`: see
-        HttpGeneration.deliver.
-        """
+    async def write(self, asks: Sequence[GenerateAsk]) -> None:
+        """Generate and send chunk after chunk; chunks that are ready together go out in one write."""
         exchange = self._exchange
         async with exchange.watch() as watch:
             with self._context.watched(watch):
                 async with HttpGeneration(self._context, exchange, asks, self._costs(asks)) as run:
                     if len(run.streams) == 1:
-                        await self._write_one(run, chunk_of, events_of)
+                        await self._write_one(run)
                     else:
                         async for deltas in run.read():
-                            for some in gathered(_chunks(deltas, chunk_of)):
-                                await self._send(some)
-                    last = self._chunks.last(run.usage() if self._usage else None, self._timings_of(run))
-                if (
-                    not exchange.status
-                ):  # nothing was generated: impossible with at least one token per sample
-                    await exchange.start(200, _EVENT_STREAM)
+                            for some in gathered(_chunks(deltas, self._form.chunk_of)):
+                                await self._send(run, some)
+                    last = self._form.last(run)
+                if not exchange.status:  # the answer has no text
+                    await self._start(run)
+                if self._form.ended is not None:
+                    await self._form.ended()
                 await exchange.write(last)
                 await exchange.write(b"", more=False)
 
@@ -141,41 +155,49 @@ class EventStream:
         exchange, context = self._exchange, self._context
         return answer_costs(
             asks, context.engine.card.max_model_len, unread=context.config.reader_tokens,
-            held_back=exchange.holds_back, recorded=exchange.recorded is not None, logprobs=self._logprobs,
+            held_back=exchange.holds_back or self._form.kept, recorded=exchange.recorded is not None,
+            logprobs=self._logprobs,
         )  # fmt: skip
 
-    async def _write_one(self, run: HttpGeneration, chunk_of: ChunkOf, events_of: EventsOf | None) -> None:
+    async def _write_one(self, run: HttpGeneration) -> None:
         """The samples of one prompt. While the client keeps up, text is written the moment it arrives. Everything else
         goes through this loop: output that waits for the client, the first and last delta of each sample, and deltas
         with more than text.
         """
-        exchange, (stream,) = self._exchange, run.streams
-        delivering = self._ids
+        exchange, (stream,), form = self._exchange, run.streams, self._form
+        delivering = form.late
         try:
             async for delta in stream:
                 run.took(delta.index, delta)
                 for part in portions(delta):
-                    await self._send(chunk_of(delta.index, part))
+                    await self._send(run, form.chunk_of(delta.index, part))
                 if not delivering and exchange.status:
                     delivering = True
                     writer = exchange.direct_writer()
                     if writer is not None:
-                        run.deliver(self._chunks.around, writer, events_of)
+                        run.deliver(form.around, writer, form.direct)
         finally:
             exchange.bytes_out += run.delivered()
 
-    def _send(self, data: bytes) -> Awaitable[None]:
+    def _send(self, run: HttpGeneration, data: bytes) -> Awaitable[None]:
         if not self._exchange.status:
-            return self._send_first(data)
+            return self._send_first(run, data)
         return self._exchange.write(data) if data else _nothing()
 
-    async def _send_first(self, data: bytes) -> None:
+    async def _send_first(self, run: HttpGeneration, data: bytes) -> None:
         if data:
-            await self._exchange.start(200, _EVENT_STREAM)
+            await self._start(run)
             await self._exchange.write(data)
 
-    def _timings_of(self, run: HttpGeneration) -> TimingsBody | None:
-        return run.timings() if self._timings else None
+    async def _start(self, run: HttpGeneration) -> None:
+        headers = [
+            (b"content-type", self._form.media),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await self._exchange.start(200, headers)
+        if self._form.first is not None:
+            await self._exchange.write(self._form.first(run))
 
 
 def _chunks(deltas: Deltas, chunk_of: ChunkOf) -> Iterator[bytes]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from quire.config.serving import ServingConfig
 from quire.server import chat, completions, status, tokens
 from quire.server.access import AccessControl
-from quire.server.chunks import error_event
 from quire.server.context import ServerContext
+from quire.server.dialects import DIALECTS
 from quire.server.errors import ApiError, ClientGoneError, api_error
 from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.logs import log, log_access
@@ -15,10 +16,10 @@ from quire.server.routes import Get, HttpRoute
 from quire.types import QuireError
 
 
-async def _openapi(_: ServerContext, _exchange: Exchange) -> bytes:
+async def _openapi(context: ServerContext, _: Exchange) -> bytes:
     from quire.server.openapi import document
 
-    return document(ROUTES)
+    return document(open_routes(context.config))
 
 
 ROUTES: tuple[HttpRoute, ...] = (
@@ -26,22 +27,33 @@ ROUTES: tuple[HttpRoute, ...] = (
     *completions.ROUTES,
     *tokens.ROUTES,
     *status.ROUTES,
-    Get(path="/openapi.json", summary="This document", tag="status", handler=_openapi, response=dict),
+    *DIALECTS,
+    Get(path="/openapi.json", summary="This document", tag="status", handler=_openapi, response=dict, api=""),
 )
 
 
+def open_routes(config: ServingConfig) -> tuple[HttpRoute, ...]:
+    """The routes of the APIs that a server offers."""
+    return tuple(route for route in ROUTES if not route.api or route.api in config.api)
+
+
 class App:
-    """OpenAI's API over an engine. Errors have one shape on every route and reveal nothing internal."""
+    """The APIs of a server over an engine. Errors have the form of the API whose route was called, else OpenAI's, and
+    reveal nothing internal.
+    """
 
     def __init__(self, context: ServerContext) -> None:
         self.context = context
         self._access = AccessControl(context.config)
         context.has_keys = self._access.has_keys
         self._exact: dict[str, dict[str, HttpRoute]] = {}
-        self._prefixes: dict[str, dict[str, HttpRoute]] = {}
-        for route in ROUTES:
-            table = self._prefixes if route.path.endswith("{}") else self._exact
-            table.setdefault(route.path.removesuffix("{}"), {})[route.method] = route
+        self._patterns: dict[tuple[str, str], dict[str, HttpRoute]] = {}
+        for route in open_routes(context.config):
+            before, hole, behind = route.path.partition("{}")
+            if hole:
+                self._patterns.setdefault((before, behind), {})[route.method] = route
+            else:
+                self._exact.setdefault(before, {})[route.method] = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,9 +76,11 @@ class App:
                 log_access(exchange)
 
     async def _answer(self, exchange: Exchange) -> None:
+        methods = self._methods(exchange.path)
+        if methods is not None:
+            exchange.errors = next(iter(methods.values())).errors
         self._access.check_source(exchange)
         exchange.add_headers(self._access.cors_headers(exchange))
-        methods = self._methods(exchange.path)
         if methods is None:
             raise ApiError(404, "no such path; see /openapi.json", code="not_found")
         exchange.handler = next(iter(methods.values())).path
@@ -109,24 +123,26 @@ class App:
         found = self._exact.get(path)
         if found is not None:
             return found
-        for prefix, methods in self._prefixes.items():
-            if path.startswith(prefix) and len(path) > len(prefix):
-                return methods
-        return None
+        matching = [
+            (len(behind), methods)
+            for (before, behind), methods in self._patterns.items()
+            if path.startswith(before) and path.endswith(behind) and len(path) > len(before) + len(behind)
+        ]
+        return max(matching, key=lambda match: match[0])[1] if matching else None
 
     async def _fail(self, exchange: Exchange, failure: Exception) -> None:
         """Report a failure: as a response or, once a stream has started, as its last event."""
-        error = api_error(failure)
+        error, form = api_error(failure), exchange.errors
         if not isinstance(failure, ApiError | QuireError):
             log.error("unexpected failure", exc_info=failure, extra={"details": {"id": exchange.request_id}})
         exchange.details["error"] = error.code
         try:
             async with asyncio.timeout(self.context.config.reader_timeout):
                 if exchange.status:
-                    await exchange.write(error_event(error.body()), more=False)
+                    await exchange.write(form.event(form.body(error)), more=False)
                     return
                 headers = [*error.headers, (b"connection", b"close")] if error.close else error.headers
-                await exchange.respond(error.status, error.body(), headers=headers)
+                await exchange.respond(error.status, form.body(error), headers=headers)
         except TimeoutError:
             if exchange.abort is not None:
                 exchange.abort()

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from quire.engine.api import GenerateAsk
 from quire.server import fields, pieces
 from quire.server.answer_forms import tools_of, with_form
 from quire.server.answering import (
-    EventStream,
+    AnswerStream,
+    StreamForm,
     answer_whole,
     check_streaming,
     envelope_fields,
     make_envelope,
+    openai_end,
     wants_timings,
     wants_usage,
 )
 from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
+from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange, off_loop
 from quire.server.generation import HttpGeneration
 from quire.server.logprob_bodies import TokenTexts, prompt_pieces
@@ -28,7 +33,7 @@ from quire.server.requests import ChatCompletionRequest, Documents, Messages, To
 from quire.server.responses import ChatCompletion, ChatCompletionChunk
 from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask, predicted
-from quire.server.structured import find_structure
+from quire.server.structured import find_structure, with_grammar
 from quire.text.chat_renderer import ChatAsk
 from quire.text.tools import ToolUse, read_tools
 from quire.types import TokenIds, check_window
@@ -84,24 +89,69 @@ def texts_of(context: ServerContext, body: ChatCompletionRequest) -> TokenTexts:
     return context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
 
 
+class PreparedChat(NamedTuple):
+    """A conversation ready for admission, the tools that its answer may call, and the keywords of lenient schemas that
+    are not enforced.
+    """
+
+    ask: GenerateAsk
+    tools: ToolUse | None
+    dropped: tuple[str, ...]
+
+
+async def prepare_chat(
+    context: ServerContext,
+    exchange: Exchange,
+    read: Body[ChatCompletionRequest],
+    request_id: str,
+    *,
+    window: int | None = None,
+    raw: str | None = None,
+) -> PreparedChat:
+    """Check a conversation, render it, and compile the grammar of its answer. It must fit in a context of `window`
+    tokens, by default the model's. A `raw` prompt takes the place of the conversation, and is continued by one text.
+    Raises ApiError or RequestError naming the field.
+    """
+    card, body = context.card(), read.value
+    params = await off_loop(read.size, lambda: chat_params(body, card.default_sampling))
+    tools = await off_loop(read.size, lambda: tools_of(body))
+    structure = await off_loop(read.size, lambda: find_structure(body))
+    if raw is None:
+        prompt = TokenIds(await context.engine.encode_chat(chat_ask(body, body.messages, tools)))
+    elif not (prompt := TokenIds(await context.engine.encode(raw))):
+        raise bad_request("prompt", "prompt: has no tokens")
+    body.messages = []
+    asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    check_window(
+        len(prompt),
+        params.max_tokens,
+        window or card.max_model_len,
+        "messages" if raw is None else "prompt",
+        asked,
+    )
+    check_logprobs(params, [len(prompt)], card.max_model_len, "top_logprobs")
+    if window is not None and params.max_tokens is None:
+        params = replace(params, max_tokens=window - len(prompt))
+    prediction = await predicted(context, body)
+    ask = make_ask(context, exchange, body, params, prompt, request_id, prediction)
+    if raw is None:
+        ask, dropped = await with_form(context, exchange, ask, tools, structure)
+    elif structure is None:
+        dropped = ()
+    else:
+        (ask,), dropped = await with_grammar(context, exchange, [ask], structure)
+    return PreparedChat(ask, tools, dropped)
+
+
 async def chat_completions(
     context: ServerContext, exchange: Exchange, read: Body[ChatCompletionRequest]
 ) -> None:
     """Answer a conversation, whole or as a stream."""
-    card, body = context.card(), read.value
+    body = read.value
     envelope = make_envelope(context, exchange, body, "chatcmpl")
     check_streaming(body)
-    params = await off_loop(read.size, lambda: chat_params(body, card.default_sampling))
-    tools = await off_loop(read.size, lambda: tools_of(body))
-    structure = await off_loop(read.size, lambda: find_structure(body))
-    prompt = TokenIds(await context.engine.encode_chat(chat_ask(body, body.messages, tools)))
-    body.messages = []
-    asked = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    check_window(len(prompt), params.max_tokens, card.max_model_len, "messages", asked)
-    check_logprobs(params, [len(prompt)], card.max_model_len, "top_logprobs")
-    prediction = await predicted(context, body)
-    ask = make_ask(context, exchange, body, params, prompt, envelope.id, prediction)
-    ask, dropped = await with_form(context, exchange, ask, tools, structure)
+    ask, tools, dropped = await prepare_chat(context, exchange, read, envelope.id)
+    prompt = ask.request.prompt_token_ids
     form = MessageForm(reasoning=body.include_reasoning is not False, older=bool(tools and tools.older))
     if not body.stream:
         timings = wants_timings(exchange, body)
@@ -111,10 +161,15 @@ async def chat_completions(
 
         await answer_whole(context, exchange, [ask], pieces_of, logprobs="top_logprobs")
         return
-    chunks = Chunks(envelope, params.n, chat=True, usage=wants_usage(context, body), dropped=dropped)
+    chunks = Chunks(
+        envelope, ask.request.params.n, chat=True, usage=wants_usage(context, body), dropped=dropped
+    )
     events = ChatEvents(chunks, texts_of(context, body), form, ids=bool(body.return_token_ids))
-    stream = EventStream(context, exchange, body, chunks, logprobs="top_logprobs")
-    await stream.write([ask], events.chunk_of, events.direct)
+    ended = openai_end(context, exchange, body, chunks)
+    shape = StreamForm(
+        events.chunk_of, ended, around=chunks.around, direct=events.direct, late=bool(body.return_token_ids)
+    )
+    await AnswerStream(context, exchange, shape, logprobs="top_logprobs").write([ask])
 
 
 def _answer(

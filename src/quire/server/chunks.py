@@ -102,8 +102,3 @@ class Chunks:
         if self._dropped:
             parts += [b',"dropped_keywords":', _encode(self._dropped)]
         return b"".join([*parts, b"}\n\n", DONE])
-
-
-def error_event(body: bytes) -> bytes:
-    """An error within a stream; it is the last event."""
-    return b"data: " + body + b"\n\n"

@@ -12,11 +12,13 @@ from quire.records import dataclass
 from quire.server import fields, pieces
 from quire.server.answer_forms import with_form
 from quire.server.answering import (
-    EventStream,
+    AnswerStream,
+    StreamForm,
     answer_whole,
     check_streaming,
     envelope_fields,
     make_envelope,
+    openai_end,
     wants_timings,
     wants_usage,
 )
@@ -60,13 +62,7 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
     """Continue prompts, whole or as a stream."""
     card, body = context.card(), read.value
     envelope = make_envelope(context, exchange, body, "cmpl")
-    check_streaming(body)
-    if body.stream and body.echo and body.logprobs is not None:
-        raise bad_request("echo", "echo: not supported with logprobs in a stream", "unsupported_parameter")
-    if body.stream and scores_only(body):
-        raise bad_request(
-            "stream", "stream: nothing to stream, because max_tokens is 0", "unsupported_parameter"
-        )
+    _check_stream(body)
     params = await off_loop(read.size, lambda: completion_params(body, card.default_sampling))
     structure = None if scores_only(body) else await off_loop(read.size, lambda: find_structure(body))
     prompts = await _prompts(
@@ -105,7 +101,7 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
     chunks = Chunks(envelope, count, chat=False, usage=wants_usage(context, body), dropped=dropped)
     writers = [CompletionLogprobsWriter(texts) for _ in range(count)]
     echoes = {i: prompts[i // params.n].text for i in range(count)} if body.echo else {}
-    ids = bool(body.return_token_ids)
+    ids, end = bool(body.return_token_ids), openai_end(context, exchange, body, chunks)
 
     def chunk_of(choice: int, delta: StreamDelta) -> bytes:
         echo = echoes.pop(choice, "")
@@ -115,7 +111,19 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
         logprobs = None if delta.logprobs is None else writers[choice].push(delta.token_ids, delta.logprobs)
         return head + chunks.full(choice, delta, logprobs, ids=ids)
 
-    await EventStream(context, exchange, body, chunks).write(asks, chunk_of)
+    shape = StreamForm(chunk_of, end, around=chunks.around, late=ids)
+    await AnswerStream(context, exchange, shape).write(asks)
+
+
+def _check_stream(body: CompletionRequest) -> None:
+    """Raise ApiError for what cannot be streamed."""
+    check_streaming(body)
+    if body.stream and body.echo and body.logprobs is not None:
+        raise bad_request("echo", "echo: not supported with logprobs in a stream", "unsupported_parameter")
+    if body.stream and scores_only(body):
+        raise bad_request(
+            "stream", "stream: nothing to stream, because max_tokens is 0", "unsupported_parameter"
+        )
 
 
 async def _prompts(

@@ -23,6 +23,7 @@ from quire.server.request_memory import RequestMemory
 from quire.server.tracing import Tracer
 
 if TYPE_CHECKING:
+    from quire.server.dialects.response_store import ResponseStore
     from quire.server.exposition import Exposition
 
 
@@ -46,6 +47,8 @@ class ServerContext:
     exposition: Exposition | None = None  # made at the first scrape
     watches: set[HangUpWatch] = field(default_factory=set)
     tracer: Tracer | None = None
+    responses: ResponseStore | None = None  # made at the first use
+    behind: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # responses in the background, by id
     replays: Replays = field(init=False)
     connections: Collection[Reader] = ()
     has_keys: bool = False  # clients must present a key

@@ -1,9 +1,10 @@
-"""One error shape for every route, and the response for each kind of failure."""
+"""The response for each kind of failure, and the form in which an API writes it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -13,6 +14,7 @@ from quire.engine.api import (
     OverloadedError,
     RequestBlockedError,
 )
+from quire.records import dataclass
 from quire.types import CheckpointError, ContextLengthError, QuireError, RequestError
 
 MAX_ERROR_BYTES = 4096
@@ -32,7 +34,7 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """Body of every error response, and of an error event within a stream."""
+    """OpenAI's body of an error response, and of an error event within a stream."""
 
     error: ErrorDetail
 
@@ -57,15 +59,32 @@ class ApiError(Exception):
         self.headers = list(headers)
         self.close = close
 
-    def body(self) -> bytes:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ErrorForm:
+    """How an API writes errors: `make` returns the body for an error, given its message and the name of the wrong field
+    cut to a length; `schema` is its type. `event` is a body as the last event of a stream. `id_header` repeats the
+    request id in every response.
+    """
+
+    make: Callable[[ApiError, str, str | None], msgspec.Struct]
+    schema: type[Any]
+    event: Callable[[bytes], bytes]
+    id_header: bytes | None = None
+
+    def body(self, error: ApiError) -> bytes:
         """The JSON body, at most MAX_ERROR_BYTES long."""
-        message, param = shorten(str(self)), self.param and shorten(self.param, 200)
+        message, param = shorten(str(error)), error.param and shorten(error.param, 200)
         while True:
-            detail = ErrorDetail(message, _type_of(self.status), param, self.code)
-            body = msgspec.json.encode(ErrorBody(detail))
+            body = msgspec.json.encode(self.make(error, message, param))
             if len(body) <= MAX_ERROR_BYTES:
                 return body
             message = shorten(message, len(message) * 3 // 4)  # escapes made it longer
+
+
+def event_of(body: bytes) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + body + b"\n\n"
 
 
 class ClientGoneError(Exception):
@@ -133,3 +152,10 @@ def _type_of(status: int) -> str:
     if status in names:
         return names[status]
     return "invalid_request_error" if status < 500 else "server_error"
+
+
+def _openai(error: ApiError, message: str, param: str | None) -> ErrorBody:
+    return ErrorBody(ErrorDetail(message, _type_of(error.status), param, error.code))
+
+
+OPENAI_ERRORS = ErrorForm(_openai, ErrorBody, event_of)

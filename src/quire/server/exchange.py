@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from quire.records import dataclass
 from quire.server import json_input
-from quire.server.errors import ApiError, ClientGoneError, Header
+from quire.server.errors import OPENAI_ERRORS, ApiError, ClientGoneError, Header
 from quire.server.pieces import gathered
 from quire.server.request_memory import MAX_RECORDED_BYTES, Held, RequestMemory
 from quire.types import Timings
@@ -65,6 +65,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.handler = ""  # the route's pattern, for metrics
+        self.errors = OPENAI_ERRORS  # the form of its API
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         # what our HTTP protocol offers beyond ASGI: dropping the connection, whether output is piling up, and
         # sending a chunk at once
@@ -217,6 +218,8 @@ class Exchange:
             (b"x-request-id", self.request_id.encode("latin-1")),
             (b"x-content-type-options", b"nosniff"),
         ]
+        if self.errors.id_header is not None:
+            fixed.append((self.errors.id_header, self.request_id.encode("latin-1")))
         headers = [*headers, *self._extra, *fixed]
         self.sent_type = dict(headers).get(b"content-type", b"")
         if self.holds_back and all(name != b"content-length" for name, _ in headers):
@@ -252,6 +255,22 @@ class Exchange:
             headers = [*self._held_headers, (b"content-length", str(len(data)).encode())]
             await self._send({"type": "http.response.start", "status": self.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def detached(self) -> Exchange:
+        """One of the same request and tenant that nobody waits for; it takes over the memory of the request."""
+
+        async def receive() -> MutableMapping[str, Any]:
+            await asyncio.get_running_loop().create_future()  # nobody hangs up
+            return {}
+
+        async def send(_: MutableMapping[str, Any]) -> None:
+            """Nobody reads."""
+
+        scope = {name: value for name, value in self.scope.items() if not name.startswith("quire.")}
+        made = Exchange(scope, receive, send, self.memory)
+        made.tenant, made.request_id, made.handler = self.tenant, self.request_id, self.handler
+        made.held, self.held = self.held, Held()
+        return made
 
     def watch(self) -> HangUpWatch:
         """A context in which a hang-up cancels the work of the current task; enter it after the body was read."""

@@ -10,18 +10,26 @@ import msgspec
 from quire.server.errors import ApiError, shorten
 from quire.types import PARAMETERS, parameter_names
 
-# Fields that change neither the answer nor its cost here: accepted and ignored (docs/server.md says why).
+# Labels, and fields that ask for what happens with any value of them (docs/clients.md says why).
 IGNORED = frozenset((
-    "user", "metadata", "store", "safety_identifier", "parallel_tool_calls",
-    "prompt_cache_key", "cache_control", "session_id", "include_reasoning", "truncation_side",
-    "spaces_between_special_tokens", "logprobs_mode", "cache_prompt", "id_slot", "n_cache_reuse",
-    "timings_per_token", "return_progress", "sse_ping_interval",
+    "user", "metadata", "safety_identifier", "session_id", "parallel_tool_calls", "prompt_cache_key",
+    "cache_control", "include_reasoning", "truncation_side",
 ))  # fmt: skip
 
 # Fields that would change the result: name -> accepted values, which ask for the default behaviour (null always does).
 RefusedFields = Mapping[str, tuple[Any, ...]]
 _COMMON: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
+    "cache_prompt": (True,),
+    "id_slot": (-1,),
+    "logprobs_mode": ("raw_logprobs",),
+    "moderation": (),
+    "n_cache_reuse": (0,),
+    "return_progress": (False,),
+    "spaces_between_special_tokens": (True,),
+    "sse_ping_interval": (),
+    "store": (False,),
+    "timings_per_token": (False,),
     "early_stopping": (False,),
     "grammar_lazy": (False,),
     "grammar_triggers": ([],),
@@ -76,6 +84,13 @@ _CHAT: RefusedFields = {
 }
 _COMPLETION: RefusedFields = {"suffix": ("",), "top_logprobs": (0,)}
 _WHY = {
+    "cache_prompt": "must be true; prefixes are always cached, and cache_salt keeps them apart",
+    "id_slot": "must be -1; there are no slots",
+    "n_cache_reuse": "must be 0; only equal prefixes are reused",
+    "return_progress": "not supported; timings says where the time went",
+    "sse_ping_interval": "not supported; the stream begins with the first text",
+    "store": "not supported here; /v1/responses stores its answers",
+    "timings_per_token": "not supported; timings says where the time went, once",
     "grammar_lazy": "not supported; a grammar applies from the first token",
     "grammar_triggers": "not supported; a grammar applies from the first token",
     "guided_decoding_backend": "must be auto or guidance; llguidance enforces every grammar",
@@ -105,7 +120,10 @@ CONVERSATION: RefusedFields = {"chat_template": ()}  # rendered, not answered
 class Unsupported:
     """The fields that one route refuses, and how to read their values from a body."""
 
-    def __init__(self, request: type[msgspec.Struct], refused: RefusedFields) -> None:
+    def __init__(
+        self, request: type[msgspec.Struct], refused: RefusedFields, ignored: frozenset[str] = IGNORED
+    ) -> None:
+        self._ignored = ignored
         self._known = frozenset(request.__struct_encode_fields__)
         self._refused = refused
         self._values = msgspec.json.Decoder(
@@ -119,7 +137,7 @@ class Unsupported:
             values = self._values.decode(body)
             for name in sorted(extra & self._refused.keys()):
                 self._check_value(name, getattr(values, name))
-        unknown = sorted(extra - IGNORED - self._refused.keys())
+        unknown = sorted(extra - self._ignored - self._refused.keys())
         if refuse_unknown and unknown:
             name = shorten(unknown[0], 100)
             raise ApiError(400, f"{name}: unknown field", code="unknown_field", param=name)

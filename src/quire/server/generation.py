@@ -88,9 +88,9 @@ class HttpGeneration:
         finally:
             await merged.close()
 
-    async def finish(self) -> list[RequestOutput]:
+    async def finish(self, answers: Callable[[], Answer]) -> list[RequestOutput]:
         """Read to the end; returns the outputs and fills `answers` with the text of each choice."""
-        self.answers = [Answer() for _ in range(self.choices)]
+        self.answers = [answers() for _ in range(self.choices)]
         self._room = self._costs["max_tokens"]
         if self.choices == 1:
             async for delta in self.streams[0]:
@@ -131,14 +131,20 @@ class HttpGeneration:
             raise ApiError(400, message, code="grammar_limit")
 
     def deliver(
-        self, around: Callable[[int], tuple[bytes, bytes]], writer: ChunkWriter, events_of: EventsOf | None
+        self,
+        around: Callable[[int], tuple[bytes, bytes]] | None,
+        writer: ChunkWriter,
+        events_of: EventsOf | None,
     ) -> None:
         """From now on write the text of the only prompt's samples the moment it arrives, whenever `writer` accepts it.
 
-        `around` returns the JSON before and after the text of a choice in an event, `events_of` the events of parts.
+        `around` returns the JSON before and after the text of a choice in an event, `events_of` the events of parts;
+        without `around`, a text is a part.
         """
         for choice, track in enumerate(self._tracks):
-            track.opening, track.closing = around(choice)
+            track.parted = around is None
+            if around is not None:
+                track.opening, track.closing = around(choice)
             track.choice, track.events_of, track.writer = choice, events_of, writer
         self.streams[0].deliver_to(self._tracks)
 
@@ -191,10 +197,7 @@ class HttpGeneration:
         generated = 0 if params.logprobs is None else usage.completion_tokens * (1 + params.logprobs)
         scored = sum(params.scored_tokens(output.usage.prompt_tokens) for output in self.outputs)
         prompt = scored * (1 + (params.prompt_logprobs or 0))
-        text = sum(
-            len(answer.text) + len(answer.reasoning) + sum(len(call.arguments) for call in answer.calls)
-            for answer in self.answers
-        )
+        text = sum(answer.size for answer in self.answers)
         return text + usage.completion_tokens + _LOGPROB_BYTES * (generated + prompt)
 
     def timings(self) -> TimingsBody:
@@ -234,6 +237,11 @@ class Answer:
         self.calls: list[CallAnswer] = []
         self.logprobs: LogprobTable | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of all texts."""
+        return len(self.text) + len(self.reasoning) + sum(len(call.arguments) for call in self.calls)
+
     def add(self, delta: StreamDelta) -> int:
         """Add a delta; returns the bytes of its texts."""
         if delta.logprobs is not None:
@@ -270,7 +278,9 @@ class CallAnswer:
 class ChoiceStream:
     """One choice of a stream, and all that turns its tokens into events: kept together, as caches are cold."""
 
-    __slots__ = ("choice", "closing", "events_of", "last", "observe", "opening", "writer", "written")
+    __slots__ = (
+        "choice", "closing", "events_of", "last", "observe", "opening", "parted", "writer", "written",
+    )  # fmt: skip
 
     def __init__(self, observe: Callable[[float], None]) -> None:
         self.observe = observe  # called with the seconds between two tokens
@@ -280,9 +290,12 @@ class ChoiceStream:
         self.written = 0
         self.choice = 0
         self.events_of: EventsOf | None = None  # for an answer that is read in parts
+        self.parted = False  # text is an event of `events_of`
 
     def take(self, text: str, now: float) -> bool:
         """Write text as an event; false, without writing, when the text has to wait for the client."""
+        if self.parted:
+            return self.take_parts([AnswerPart(PartKind.TEXT, text)] if text else (), now)
         if text:
             size = (
                 0

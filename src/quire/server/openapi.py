@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from quire import __version__
-from quire.server.errors import ErrorBody
 from quire.server.routes import HttpRoute, Post
 
 _ERRORS = {
@@ -25,12 +24,16 @@ _ERRORS = {
     "503": "the engine is not ready; Retry-After says when to try again",
     "504": "deadline_ms or max_queue_ms has passed",
 }
+_KEYS = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 
 
 @functools.cache
 def document(routes: tuple[HttpRoute, ...]) -> bytes:
     """The document as JSON."""
-    kinds: list[type[Any]] = list(dict.fromkeys([*itertools.chain(*map(_types, routes)), ErrorBody]))
+    kinds: list[type[Any]] = list(dict.fromkeys(itertools.chain(*map(_types, routes))))
     found, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schemas = dict(zip(kinds, found, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -44,21 +47,22 @@ def document(routes: tuple[HttpRoute, ...]) -> bytes:
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": __version__, "license": {"name": "Apache-2.0"}},
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        "security": [{}, {"key": []}],
+        "components": {"schemas": components, "securitySchemes": _KEYS},
+        "security": [{}, *({name: []} for name in _KEYS)],
     })  # fmt: skip
 
 
 def _types(route: HttpRoute) -> list[type[Any]]:
     if not isinstance(route, Post):
-        return [route.response]
-    return [kind for kind in (route.request, route.response, route.chunk) if kind is not None]
+        return [route.response, route.errors.schema]
+    kinds = (route.request, route.response, route.chunk, route.errors.schema)
+    return [kind for kind in kinds if kind is not None]
 
 
 def _operation(route: HttpRoute, schemas: dict[type[Any], Any]) -> dict[str, Any]:
     content: dict[str, Any] = {route.media.partition(b";")[0].decode(): {"schema": schemas[route.response]}}
     answer = {"description": "done", "content": content}
-    errors = {"application/json": {"schema": schemas[ErrorBody]}}
+    errors = {"application/json": {"schema": schemas[route.errors.schema]}}
     operation = {
         "summary": route.summary,
         "tags": [route.tag],
@@ -71,7 +75,6 @@ def _operation(route: HttpRoute, schemas: dict[type[Any], Any]) -> dict[str, Any
         body = {"application/json": {"schema": schemas[route.request]}}
         operation["requestBody"] = {"required": True, "content": body}
         if route.chunk is not None:
-            content["text/event-stream"] = {}  # OpenAPI 3.1 cannot describe the events of a stream
-            events = f"server-sent events of {route.chunk.__name__} as JSON, then [DONE]"
-            answer["description"] = f"done; with stream true, {events}"
+            content[route.stream_media] = {}  # OpenAPI 3.1 cannot describe the events of a stream
+            answer["description"] = f"done; with stream true, a stream of {route.chunk.__name__} as JSON"
     return operation

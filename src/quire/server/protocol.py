@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from quire.server.connections import Connections
-from quire.server.errors import ApiError
+from quire.server.errors import OPENAI_ERRORS, ApiError
 from quire.server.exchange import GRACE_SECONDS
 from quire.server.logs import log_refusal
 from quire.server.request_memory import HEADER, Held, RequestMemory
@@ -489,7 +489,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._answer_refusal(error)
 
     def _answer_refusal(self, error: ApiError) -> None:
-        body = error.body()
+        body = OPENAI_ERRORS.body(error)
         headers = [
             (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"), *error.headers,

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from quire.server.context import ServerContext
+from quire.server.errors import OPENAI_ERRORS, ErrorForm
 from quire.server.exchange import JSON, Body, Exchange
-from quire.server.fields import RefusedFields, Unsupported
+from quire.server.fields import IGNORED, RefusedFields, Unsupported
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 A = TypeVar("A")
@@ -25,7 +26,10 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HttpRoute(ABC):
-    """A path and method. A path ending in {} matches any rest, which OpenAPI calls `rest`; `open` ones need no key."""
+    """A path and method of an `api` (see config.serving.APIS; "" is always there).
+
+    {} in a path matches any text, which OpenAPI calls `rest`; `open` ones need no key.
+    """
 
     method: ClassVar[str]
     path: str
@@ -35,6 +39,8 @@ class HttpRoute(ABC):
     open: bool = False
     rest: str = ""
     media: bytes = JSON  # type of the response
+    api: str = "openai"
+    errors: ErrorForm = OPENAI_ERRORS
 
     @abstractmethod
     async def answer(self, context: ServerContext, exchange: Exchange) -> None:
@@ -54,19 +60,38 @@ class Get(HttpRoute, Generic[A]):
         await exchange.respond(200, _bytes(await self.handler(context, exchange)), content_type=self.media)
 
 
+class Delete(Get[A]):
+    """The same for the method DELETE."""
+
+    method = "DELETE"
+
+
+class Act(Get[A]):
+    """The same for the method POST; a body is read and not looked at."""
+
+    method = "POST"
+
+    async def answer(self, context: ServerContext, exchange: Exchange) -> None:
+        """Answer with what the handler returns."""
+        await exchange.body(context.config.max_body_bytes, context.config.body_timeout)
+        await super().answer(context, exchange)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Post(HttpRoute, Generic[Q, A]):
-    """A route whose handler gets a `request` and returns a `response`, or sends it and returns None.
+    """A route whose handler gets a `request` and returns a `response` or its bytes, or sends it and returns None.
 
-    It may stream `chunk`s. `refused` are fields of other servers, see `fields`.
+    It may stream `chunk`s, of the type `stream_media`. `refused` and `ignored`: see `fields`.
     """
 
     method = "POST"
-    handler: Callable[[ServerContext, Exchange, Body[Q]], Awaitable[A | None]]
+    handler: Callable[[ServerContext, Exchange, Body[Q]], Awaitable[A | bytes | None]]
     request: type[Q]
     response: type[A]
     chunk: type[Any] | None = None
     refused: RefusedFields = field(default_factory=dict)
+    ignored: frozenset[str] = IGNORED
+    stream_media: str = "text/event-stream"
 
     async def answer(self, context: ServerContext, exchange: Exchange) -> None:
         """Read the request, check that its fields are known and supported, and answer with what the handler returns."""
@@ -80,7 +105,7 @@ class Post(HttpRoute, Generic[Q, A]):
 
     @functools.cached_property
     def _unsupported(self) -> Unsupported:
-        return Unsupported(self.request, self.refused)
+        return Unsupported(self.request, self.refused, self.ignored)
 
 
 def _bytes(made: object) -> bytes:

@@ -18,7 +18,7 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import Engine
 from quire.engine.host.held import buffers
 from quire.server.access import exposure
-from quire.server.app import ROUTES, App
+from quire.server.app import App, open_routes
 from quire.server.connections import Connections, Listener, fit_descriptors
 from quire.server.context import ServerContext
 from quire.server.logs import log, notice
@@ -120,7 +120,7 @@ class HttpServer:
         self.context = ServerContext(engine, config, ServerMetrics(engine), tracer=tracer)
         connections = Connections(
             fit_descriptors(config.max_connections), config.header_timeout,
-            frozenset(route.path.encode() for route in ROUTES if route.open), config.access_log,
+            frozenset(route.path.encode() for route in open_routes(config) if route.open), config.access_log,
         )  # fmt: skip
         self._server = _Server(uvicorn.Config(
             App(self.context), http=LimitedProtocol, ws="none", lifespan="off",
@@ -150,6 +150,10 @@ class HttpServer:
         serving, sweeping = self._tasks
         await serving
         sweeping.cancel()
+        for task in list(self.context.behind.values()):  # they have ended with the engine
+            await asyncio.wait([task])
+        if self.context.responses is not None:
+            await asyncio.to_thread(self.context.responses.close)
         if self.context.tracer is not None:
             await asyncio.to_thread(self.context.tracer.close)
 

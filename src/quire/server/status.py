@@ -143,29 +143,29 @@ def _models(context: ServerContext) -> list[ModelBody]:
 
 
 ROUTES: tuple[HttpRoute, ...] = (
-    Get(path="/v1/models", summary="The served models", tag="models", handler=models, response=ModelList),
+    Get(path="/v1/models", summary="The served models", tag="models", handler=models, response=ModelList, api=""),
     Get(
         path="/v1/models/{}", rest="model", summary="One served model", tag="models", handler=model,
-        response=ModelBody,
+        response=ModelBody, api="",
     ),
     *(
         Get(
-            path=path, summary="200 when the engine is ready", tag="status", handler=ready, response=HealthBody,
+            path=path, summary="200 when the engine is ready", tag="status", handler=ready, response=HealthBody, api="",
             open=True,
         )
         for path in ("/health", "/health/ready", "/ping")
     ),
     Get(
         path="/health/live", summary="200 as long as the process answers", tag="status", handler=live,
-        response=HealthBody, open=True,
+        response=HealthBody, api="", open=True,
     ),
-    Get(path="/version", summary="Version of Quire", tag="status", handler=version, response=VersionBody),
+    Get(path="/version", summary="Version of Quire", tag="status", handler=version, response=VersionBody, api=""),
     Get(
-        path="/metrics", summary="Prometheus metrics", tag="status", handler=metrics, response=str,
+        path="/metrics", summary="Prometheus metrics", tag="status", handler=metrics, response=str, api="",
         media=b"text/plain; version=0.0.4; charset=utf-8",
     ),
     Get(
         path="/debug/memory", summary="Memory by part, planned and used", tag="status", handler=memory,
-        response=MemoryBody,
+        response=MemoryBody, api="",
     ),
 )  # fmt: skip

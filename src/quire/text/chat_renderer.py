@@ -138,6 +138,11 @@ class ChatTemplate:
         self.variables = made.variables
 
     @property
+    def arguments(self) -> frozenset[str]:
+        """Variables that a conversation may set."""
+        return self.variables - _RESERVED - set(self._special_tokens) - set(self._sandbox.globals)
+
+    @property
     def template_hash(self) -> str:
         """SHA-256 of the source, in hex."""
         return hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
@@ -195,12 +200,9 @@ class ChatTemplate:
             given.setdefault("reasoning_effort", ("reasoning_effort", ask.reasoning_effort))
         for name, (field_name, _) in given.items():
             if name in _RESERVED or name not in self.variables:
-                known = sorted(
-                    self.variables - _RESERVED - set(self._special_tokens) - set(self._sandbox.globals)
-                )
+                known = ", ".join(sorted(self.arguments)) or "none"
                 raise RequestError(
-                    field_name,
-                    f"{name!r} is not an argument of this template, which reads {', '.join(known) or 'none'}",
+                    field_name, f"{name!r} is not an argument of this template, which reads {known}"
                 )
         return {name: copier.copy(field_name, value) for name, (field_name, value) in given.items()}
 
@@ -268,6 +270,11 @@ class ChatTemplates:
     def template_hash(self) -> str:
         """SHA-256 of the default template's source, in hex, for comparing deployments."""
         return self._templates["default"].template_hash
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """Variables of the default template that a conversation may set."""
+        return self._templates["default"].arguments
 
     def write_thoughts(self, opener: str, closer: str) -> None:
         """Write the reasoning of earlier turns into their contents, between these texts."""

@@ -26,4 +26,6 @@ def model_card(name: str, model: Model, ready: Ready, text: TextService, accepta
         notices=ready.notices,
         answers=text.answers,
         acceptance=acceptance,
+        cache_block=ready.scheduler.block_size * ready.scheduler.enable_prefix_caching,
+        template_variables=text.template_variables,
     )

@@ -63,6 +63,11 @@ class TextService:
         return self._chat.template_hash if self._chat else None
 
     @property
+    def template_variables(self) -> frozenset[str]:
+        """Variables of the chat template that a request may set."""
+        return self._chat.arguments if self._chat else frozenset()
+
+    @property
     def answers(self) -> Mapping[str, Mapping[str, str | None]]:
         """The formats of tool calls and reasoning, and how they were found; empty without a chat template."""
         return {} if self._format is None else self._format.regions.found.facts()

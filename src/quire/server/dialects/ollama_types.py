@@ -1,0 +1,185 @@
+"""Bodies of Ollama's API: https://docs.ollama.com/api."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from quire.server.errors import ApiError, ErrorForm
+from quire.server.fields import RefusedFields
+from quire.server.requests import MAX_MESSAGES, Tools
+from quire.types import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+
+_StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
+_Images = Annotated[list[Any], Meta(max_length=0)]
+_Form = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "string", "null"]})]
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of the answer. Those that configure a runner are options of the server, and refused here."""
+
+    num_predict: Annotated[int | None, Meta(description="-1 and -2: up to the end of the context")] = None
+    num_ctx: Annotated[int | None, Meta(description="context of this request; at most max_model_len")] = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: _StopText | Annotated[list[_StopText], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # Nothing is truncated, so all tokens are kept.
+    num_keep: int | None = None
+    # Values that ask for what happens anyway.
+    repeat_last_n: int | None = None
+    typical_p: float | None = None
+    tfs_z: float | None = None
+    mirostat: int | None = None
+    penalize_newline: bool | None = None
+
+
+class OllamaFunction(msgspec.Struct):
+    """A function that was called; `arguments` is an object."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    index: int | UnsetType = UNSET
+
+
+class OllamaCall(msgspec.Struct):
+    """A call of a function."""
+
+    function: OllamaFunction
+    id: str | UnsetType = UNSET
+
+
+class OllamaMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A message of a conversation, or of an answer."""
+
+    role: str
+    content: str = ""
+    thinking: str | None = None
+    images: _Images | None = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class _OllamaRequest(msgspec.Struct, kw_only=True):
+    """Fields that chat and generate share."""
+
+    model: str | None = None
+    stream: Annotated[bool | None, Meta(description="default true")] = None
+    options: OllamaOptions | None = None
+    format: Annotated[_Form, Meta(description='"json", or a JSON schema')] = UNSET
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    keep_alive: Annotated[
+        str | float | None, Meta(description="the model stays loaded in any case; 0 is refused")
+    ] = None
+    truncate: Annotated[bool | None, Meta(description="nothing is truncated; true is refused")] = None
+    shift: Annotated[bool | None, Meta(description="the context does not move; true is refused")] = None
+
+
+class OllamaChatRequest(_OllamaRequest, kw_only=True):
+    """Body of POST /api/chat."""
+
+    messages: Annotated[list[OllamaMessage], Meta(max_length=MAX_MESSAGES)] | None = None
+    tools: Tools | None = None
+
+
+class OllamaGenerateRequest(_OllamaRequest, kw_only=True):
+    """Body of POST /api/generate."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: Annotated[bool | None, Meta(description="continue the prompt without the template")] = None
+    images: _Images | None = None
+
+
+class OllamaDurations(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Why an answer ended, where its time went in nanoseconds, and its tokens. The model is loaded before."""
+
+    done_reason: str | None = None
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+
+
+class OllamaChatAnswer(OllamaDurations, kw_only=True):
+    """Answer to POST /api/chat, or a line of its stream."""
+
+    model: str
+    created_at: str
+    message: OllamaMessage
+    done: bool
+
+
+class OllamaGenerateAnswer(OllamaDurations, kw_only=True):
+    """Answer to POST /api/generate, or a line of its stream."""
+
+    model: str
+    created_at: str
+    response: str
+    done: bool
+    thinking: str | None = None
+
+
+class OllamaVersion(msgspec.Struct):
+    """The version of Quire."""
+
+    version: str
+
+
+class OllamaDetails(msgspec.Struct):
+    """Facts about a model; what is not known is empty."""
+
+    family: str
+    families: list[str]
+    format: str = ""
+    parent_model: str = ""
+    parameter_size: str = ""
+    quantization_level: str = ""
+
+
+class OllamaModel(msgspec.Struct, kw_only=True):
+    """A served model; `digest` is that of its configuration, `size` is not known and 0."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int = 0
+    digest: str
+    details: OllamaDetails
+    context_length: int
+
+
+class OllamaModels(msgspec.Struct):
+    """The served models."""
+
+    models: list[OllamaModel]
+
+
+class OllamaErrorBody(msgspec.Struct):
+    """Body of an error response, and of the last line of a stream that failed."""
+
+    error: str
+
+
+def _error(_: ApiError, message: str, __: str | None) -> OllamaErrorBody:
+    return OllamaErrorBody(message)
+
+
+def _line(body: bytes) -> bytes:
+    return body + b"\n"
+
+
+OLLAMA_ERRORS = ErrorForm(_error, OllamaErrorBody, _line)
+REFUSED: RefusedFields = {
+    "context": ([],), "logprobs": (False,), "suffix": ("",), "template": ("",), "top_logprobs": (0,),
+}  # fmt: skip

@@ -1,0 +1,208 @@
+"""Bodies of OpenAI's Responses API: https://platform.openai.com/docs/api-reference/responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw, UnsetType
+
+from quire.server.errors import OPENAI_ERRORS, ErrorForm
+from quire.server.fields import RefusedFields
+from quire.server.requests import MAX_MESSAGES
+from quire.text.tools import MAX_TOOLS
+
+_Schema = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "boolean", "null"]})]
+_ITEM = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["message", "function_call", "function_call_output", "reasoning"]},
+        "role": {"enum": ["user", "assistant", "system", "developer"]},
+    },
+}
+Items = Annotated[
+    list[Annotated[dict[str, Any], Meta(extra_json_schema=_ITEM)]],
+    Meta(min_length=1, max_length=MAX_MESSAGES),
+]
+MAX_METADATA = 16
+
+
+class AnyTextFormat(msgspec.Struct, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class ObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
+    """A JSON object."""
+
+
+class SchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
+    """JSON of a schema; `strict` false enforces what can be enforced."""
+
+    schema: _Schema
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct):
+    """The form of the text of an answer."""
+
+    format: AnyTextFormat | ObjectFormat | SchemaFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningOptions(msgspec.Struct):
+    """The effort of reasoning: "none" turns it off, "medium" is what the model does by itself if its template reads no
+    effort. There are no summaries.
+    """
+
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+
+
+class FunctionOffer(msgspec.Struct):
+    """A function that the client runs."""
+
+    name: str
+    type: Literal["function"]
+    parameters: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /v1/responses. null means the default for each field."""
+
+    input: str | Items
+    model: Annotated[str | None, Meta(description="a served name; default: the first")] = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: Annotated[bool | None, Meta(description="keep the response; default true")] = None
+    background: Annotated[bool | None, Meta(description="answer at once, and generate meanwhile")] = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: Annotated[int | None, Meta(description="of built-in tools, which there are none of")] = (
+        None
+    )
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: Annotated[list[FunctionOffer], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None = None
+    user: str | None = None
+
+
+class CachedInput(msgspec.Struct):
+    """Tokens of the prompt that came from the prefix cache, and those that were added to it."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class ReasonedOutput(msgspec.Struct):
+    """Generated tokens that are reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponsesUsage(msgspec.Struct):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: CachedInput
+    output_tokens: int
+    output_tokens_details: ReasonedOutput
+    total_tokens: int
+
+
+class ResponsesError(msgspec.Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class ResponseBody(msgspec.Struct, kw_only=True):
+    """A response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["completed", "incomplete", "failed", "in_progress", "queued", "cancelled"]
+    background: bool
+    error: ResponsesError | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[Any] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: dict[str, str | None]
+    service_tier: str = "default"
+    store: bool
+    temperature: float | None
+    text: Any
+    tool_choice: Any
+    tools: list[Any]
+    top_logprobs: int = 0
+    top_p: float | None
+    truncation: str = "disabled"
+    usage: ResponsesUsage | None = None
+    user: str | None = None
+
+
+class ResponseEvent(msgspec.Struct):
+    """One event of a streamed response; `type` is its name, and determines its other fields."""
+
+    type: str
+    sequence_number: int
+
+
+class DeletedResponse(msgspec.Struct, kw_only=True):
+    """Answer to DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class InputItems(msgspec.Struct, kw_only=True):
+    """Answer to GET /v1/responses/{id}/input_items."""
+
+    object: Literal["list"] = "list"
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def _event(body: bytes) -> bytes:
+    return b'event: error\ndata: {"type":"error",' + body[1:] + b"\n\n"
+
+
+RESPONSES_ERRORS = ErrorForm(OPENAI_ERRORS.make, OPENAI_ERRORS.schema, _event)
+# Labels and hints, which change neither the answer nor its cost: prefixes are always cached.
+IGNORED = frozenset(("prompt_cache_key", "safety_identifier"))
+REFUSED: RefusedFields = {
+    "access_programs": (),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "moderation": (),
+    "prompt": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory",),
+    "service_tier": ("auto", "default"),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
