@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from quire.server.errors import ApiError, ErrorForm
 from quire.server.fields import RefusedFields
-from quire.server.requests import MAX_MESSAGES, Tools
+from quire.server.requests import MAX_MESSAGES, SCALARS, Tools
 from quire.types import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
 
 _StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
@@ -17,20 +17,31 @@ _Images = Annotated[list[Any], Meta(max_length=0)]
 _Form = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "string", "null"]})]
 
 
-class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of the answer. Those that configure a runner are options of the server, and refused here."""
+# Numbers of SamplingParams by their name here: what Ollama calls otherwise, what shapes the distribution, and the seed.
+SAMPLED = {
+    known.names.get("Ollama", name): name
+    for name, known in SCALARS.items()
+    if "Ollama" in known.names or known.kind is float or name in {"top_k", "seed"}
+}
 
-    num_predict: Annotated[int | None, Meta(description="-1 and -2: up to the end of the context")] = None
+if TYPE_CHECKING:
+
+    class _Sampled(msgspec.Struct, kw_only=True): ...
+
+else:
+    _Sampled = msgspec.defstruct(
+        "_Sampled", [(name, SCALARS[ours].kind | None, None) for name, ours in SAMPLED.items()], kw_only=True
+    )
+
+
+class OllamaOptions(_Sampled, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of the answer. Those that configure a runner are options of the server, and refused here.
+
+    `num_predict` -1 and -2: up to the end of the context.
+    """
+
     num_ctx: Annotated[int | None, Meta(description="context of this request; at most max_model_len")] = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
     stop: _StopText | Annotated[list[_StopText], Meta(max_length=MAX_STOP_STRINGS)] | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     # Nothing is truncated, so all tokens are kept.
     num_keep: int | None = None
     # Values that ask for what happens anyway.
