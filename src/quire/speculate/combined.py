@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from quire.speculate.prediction import PredictionProposer
-from quire.speculate.proposer import DraftTree, FeatureProposer, Offer, Proposer
+from quire.speculate.proposer import DraftTree, FeatureProposer, Offer, Proposer, Room
 from quire.types import NewSeq, ScheduledSeq
 
 
@@ -29,9 +29,9 @@ class Combined:
         self._predictions.stop(seq_id)
         self._method.stop(seq_id)
 
-    def ran(self, rows: Sequence[ScheduledSeq]) -> None:
+    def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
         if isinstance(self._method, FeatureProposer):
-            self._method.ran(rows)
+            self._method.ran(rows, added)
 
     def extend(self, seq_id: int, tokens: list[int]) -> None:
         self._predictions.extend(seq_id, tokens)
@@ -47,7 +47,7 @@ class Combined:
             offers[seq_id] = offer._replace(grade=self._predictions.GRADES + offer.grade)
         return offers
 
-    def propose(self, counts: Mapping[int, int]) -> Mapping[int, list[int] | DraftTree]:
-        method = {seq_id: count for seq_id, count in counts.items() if seq_id in self._by_method}
-        made = self._predictions.propose({s: n for s, n in counts.items() if s not in method})
+    def propose(self, rooms: Mapping[int, Room]) -> Mapping[int, list[int] | DraftTree]:
+        method = {seq_id: room for seq_id, room in rooms.items() if seq_id in self._by_method}
+        made = self._predictions.propose({s: room for s, room in rooms.items() if s not in method})
         return {**made, **self._method.propose(method)} if method else made
