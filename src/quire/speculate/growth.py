@@ -24,14 +24,12 @@ _FIRST_SIBLING = 0.4  # chance of a sibling, until some have been seen; half of 
 
 @dataclass(slots=True)
 class Place:
-    """What may stand in a place: tokens, the likeliest first, and the chance of each, if the drafts before are right.
-
-    `said`: what the draft says of them. `below`: the place behind each, None where it is not known.
+    """What may stand in a place, if the drafts before are right: tokens, the likeliest first, with how often such ones
+    are right. `below`: the place behind each, None where it is not known.
     """
 
     token_ids: list[int]
-    said: list[float]
-    chances: list[float]
+    rates: list[Rate]
     below: list[Place | None]
 
 
@@ -59,9 +57,13 @@ class Growth:
         made: list[Place] = []
         for tokens, sure in zip(guesses.token_ids.tolist(), guesses.sure.tolist(), strict=True):
             count = tokens.index(-1) if tokens[-1] < 0 else len(tokens)
-            said = sure[:count]
-            chances = [self._of(rank, s).mean for rank, s in enumerate(said)]
-            made.append(Place(tokens[:count], said, chances, [None] * count))
+            rates = [
+                self._rates[rank > 0][bisect_right(_RANGES, said)] for rank, said in enumerate(sure[:count])
+            ]
+            order: Sequence[int] = range(count)
+            if any(rate.mean < then.mean for rate, then in pairwise(rates)):
+                order = sorted(order, key=lambda i: -rates[i].mean)
+            made.append(Place([tokens[i] for i in order], [rates[i] for i in order], [None] * count))
         return made
 
     def drafts(self, root: Place, count: int) -> DraftTree | list[int]:
@@ -77,25 +79,22 @@ class Growth:
             return True
         value = self._ranks[0].mean
         for place in trunk:
-            value *= place.chances[0]
+            value *= place.rates[0].mean
         return value > self._grown(trunk[0], room.drafts)[1]
 
     def learn(self, root: Place | None, tokens: Sequence[int]) -> None:
         """Take in what followed."""
-        place = root
+        place = root if self.width > 1 else None
         for token in tokens:
             if place is None or not place.token_ids:
                 return
             right = -1
-            for rank, (guess, said) in enumerate(zip(place.token_ids, place.said, strict=True)):
-                self._of(rank, said).add(guess == token)
+            for rank, (guess, rate) in enumerate(zip(place.token_ids, place.rates, strict=True)):
+                rate.add(guess == token)
                 if right < 0:
                     self._ranks[rank].add(guess == token)
                     right = rank if guess == token else -1
             place = place.below[right] if right >= 0 else None
-
-    def _of(self, rank: int, said: float) -> Rate:
-        return self._rates[rank > 0][bisect_right(_RANGES, said)]
 
     def _grown(self, root: Place, count: int) -> tuple[DraftTree, float]:
         """A tree and the least value in it, 0 if it has fewer drafts."""
@@ -103,7 +102,7 @@ class Growth:
         parents: list[int] = []
         least, number = 0.0, 0
         # A token waits until its parent and its likelier sibling are in the tree; numbers keep equal ones in order.
-        waiting = [(-root.chances[0], 0, root, 0, 0, 1.0)] if root.token_ids else []
+        waiting = [(-root.rates[0].mean, 0, root, 0, 0, 1.0)] if root.token_ids else []
         while waiting and len(tokens) < count:
             value, _, place, rank, parent, above = heapq.heappop(waiting)
             tokens.append(place.token_ids[rank])
@@ -112,9 +111,9 @@ class Growth:
             below = place.below[rank]
             if below is not None and below.token_ids:
                 number += 1
-                heapq.heappush(waiting, (value * below.chances[0], number, below, 0, len(tokens), -value))
+                heapq.heappush(waiting, (value * below.rates[0].mean, number, below, 0, len(tokens), -value))
             if rank + 1 < len(place.token_ids):
                 number += 1
-                chance = above * place.chances[rank + 1]
+                chance = above * place.rates[rank + 1].mean
                 heapq.heappush(waiting, (-chance, number, place, rank + 1, parent, above))
         return DraftTree(tokens, tuple(parents)), least if len(tokens) == count else 0.0
