@@ -227,3 +227,45 @@ def test_trees_share_what_a_step_may_run() -> None:
     for seq_id, rate in enumerate((0.5, 0.9, 0.7)):
         accept(allotment, seq_id, rate)
     assert share(allotment, 3, {seq_id: Offer(3, 0, depth=2) for seq_id in range(3)}) == {1: 3, 2: 3}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_tree_has_the_drafts_that_are_worth_it(full: bool) -> None:
+    """With free rows all; where they cost, the likeliest ones: a sibling before the third place."""
+    tree = {0: Offer(8, 0, depth=4, siblings=(0.6, 0.3), full=full)}
+    free = learned(lambda tokens: 1.0, 1)
+    accept(free, 0, 0.5)
+    assert free.share(1, tree)[0].drafts == 8
+    dear = learned(lambda tokens: 1 + 0.16 * (tokens - 1), 1)
+    accept(dear, 0, 0.5)
+    # 0.5 for the first, 0.3 for its sibling, 0.25 and 0.15 behind the first
+    assert dear.share(1, tree) == {0: Room(3, 2)}
+    none = learned(lambda tokens: 1 + 0.6 * (tokens - 1), 1)
+    accept(none, 0, 0.5)
+    assert none.share(1, tree) == {}
+
+
+def test_a_sibling_needs_no_pass() -> None:
+    """Where passes cost more than rows, a tree is broad, not deep."""
+    tree = {0: Offer(8, 0, depth=8, siblings=(0.5, 0.5))}
+    rooms = []
+    for price in (0.01, 0.4):
+        passes = PassCosts(8, price)
+        allotment = Allotment(8, 1, 1, passes)
+        for _ in range(20):
+            for tokens in range(1, 10):
+                allotment.observe_step(tokens, 1 + 0.02 * tokens)
+        allotment.start(0)
+        accept(allotment, 0, 0.6)
+        rooms.append(allotment.share(1, tree)[0])
+    assert rooms[0].depth > rooms[1].depth
+    assert rooms[1].drafts > rooms[1].depth
+
+
+def test_a_sequence_that_rests_tries_one_draft_of_a_tree() -> None:
+    tree = {0: Offer(8, 0, depth=8, siblings=(0.2,))}
+    allotment = learned(lambda tokens: 1 + 0.1 * (tokens - 1), 1)
+    accept(allotment, 0, 0.0)
+    tried = [allotment.share(1, tree) for _ in range(600)]
+    assert {0: Room(1, 1)} in tried
+    assert tried.count({}) > 590

@@ -47,8 +47,8 @@ class _KnownDraw:
 
 
 class KnownDrafts:
-    """Proposes the recorded output of each prompt; every draft is wrong with chance 1 - `rate`, drawn anew each time a
-    prompt runs. With a draft model it is the model's passes that give these drafts, and the drafts cost what they do.
+    """Proposes the recorded output of each prompt, in chains; every draft is wrong with chance 1 - `rate`, drawn anew
+    each time a prompt runs. With a draft model its passes give these drafts, and the drafts cost what they do.
     """
 
     GRADES = 1
@@ -99,7 +99,7 @@ class KnownDrafts:
             text = self._texts[seq_id]
             left = text.prompt_len + len(text.drafts) - text.length
             if left > 0:
-                offers[seq_id] = offer._replace(length=min(most, left))
+                offers[seq_id] = offer._replace(length=min(most, left), depth=0, siblings=())
         return offers
 
     def _offers(self, seq_ids: list[int], most: int) -> dict[int, Offer]:
