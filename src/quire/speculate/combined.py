@@ -15,6 +15,7 @@ class Combined:
 
     def __init__(self, predictions: PredictionProposer, method: Proposer) -> None:
         self._predictions, self._method = predictions, method
+        self._features = method if isinstance(method, FeatureProposer) else None
         self._by_method: set[int] = set()  # sequences with an offer of the method
         self.GRADES = predictions.GRADES + method.GRADES
         self.MOST_SECONDS = max(predictions.MOST_SECONDS, method.MOST_SECONDS)
@@ -30,8 +31,8 @@ class Combined:
         self._method.stop(seq_id)
 
     def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
-        if isinstance(self._method, FeatureProposer):
-            self._method.ran(rows, added)
+        if self._features is not None:
+            self._features.ran(rows, added)
 
     def extend(self, seq_id: int, tokens: list[int]) -> None:
         self._predictions.extend(seq_id, tokens)

@@ -53,6 +53,8 @@ class Speculation:
         everyone: bool = True,
     ) -> None:
         self._proposer, self._vocab, self._depth = proposer, vocab, depth
+        # Found once: to ask whether an object has a protocol takes longer than a step's drafts.
+        self._features = proposer if isinstance(proposer, FeatureProposer) else None
         self._predicted, self._everyone = predicted, everyone
         self._allotment = Allotment(most, max_rows, proposer.GRADES, proposer.passes)
         self._following: set[int] = set()  # sequences that the proposer knows
@@ -118,9 +120,9 @@ class Speculation:
 
     def _show(self, out: SchedulerOutput, result: StepOutput) -> None:
         """Let the proposer take what a step left."""
-        if isinstance(self._proposer, FeatureProposer) and out.scheduled:
+        if self._features is not None and out.scheduled:
             try:
-                self._proposer.ran(out.scheduled, result.token_ids)
+                self._features.ran(out.scheduled, result.token_ids)
             except Exception as error:
                 self._fault(self._following, f"{type(error).__name__}: {error}")
 
