@@ -11,12 +11,12 @@ import pytest
 
 from helpers import drafts
 from helpers.checkpoints import VOCAB
-from helpers.speculating import bits, costs_without_a_clock, params, prompts
+from helpers.speculating import bits, costs_without_a_clock, tree_rows
 from helpers.tokenizers import Folder
 from quire import LLM, SamplingParams
 from quire.executor.base import I32, Guesses, Outputs
 from quire.speculate.step_costs import PassCosts
-from quire.types import Request, ScheduledSeq, SchedulerOutput, TokenIds
+from quire.types import Request, TokenIds
 from quire.worker.trees import StepBranches
 from quire.worker.worker import Worker
 
@@ -63,24 +63,11 @@ def scripted(monkeypatch: pytest.MonkeyPatch, text: list[int]) -> None:
     monkeypatch.setattr(Worker, "guess", guess)
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[ScheduledSeq]:
-    """The rows with trees that workers run from now on."""
-    found: list[ScheduledSeq] = []
-    forward = Worker.forward
-
-    def watched(self: Worker, out: SchedulerOutput) -> None:
-        found.extend(row for row in out.scheduled if row.parents is not None)
-        forward(self, out)
-
-    monkeypatch.setattr(Worker, "forward", watched)
-    return found
-
-
 def test_siblings_are_accepted(
     checkpoint: Folder, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the second choice is right as often as the first, trees take fewer steps than chains."""
-    folder, trees = checkpoint("smollm3"), counted(monkeypatch)
+    folder, trees = checkpoint("smollm3"), tree_rows(monkeypatch)
     with LLM(folder, **COMMON) as llm:
         expected = bits(plain := llm.generate([PROMPT], ASKED))
     scripted(monkeypatch, PROMPT + plain[0].outputs[0].token_ids)
@@ -112,44 +99,10 @@ def test_a_branch_that_is_not_copied_is_found(checkpoint: Folder, monkeypatch: p
         assert bits(llm.generate([PROMPT], ASKED)) != expected
 
 
-def test_every_bit_is_that_without(
-    checkpoint: Folder, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With all kinds of parameters, in a cache in which sequences wait, resume and find prefixes."""
-    folder, trees = checkpoint("smollm3"), counted(monkeypatch)
-    common = {"max_model_len": 128, "progress": False, **FORMATS[config["method"]]}
-    asked = [prompt[:60] for prompt in prompts()]
-    with LLM(folder, **common) as llm:
-        expected = bits(llm.generate(asked, params()))
-    with LLM(
-        folder,
-        speculative_config=config,
-        max_num_seqs=3,
-        max_num_batched_tokens=64,
-        num_kv_blocks=14,
-        **common,
-    ) as llm:
-        assert bits(llm.generate(asked, params())) == expected
-        core = llm._built.core
-        assert core.speculation is not None
-        assert not core.speculation.faults
-        core.scheduler.audit()
-    assert len(trees) > 20
-
-
-FORMATS: dict[str, dict[str, Any]] = {
-    "draft_model": {"quantization": "int8", "kv_cache_dtype": "int8"},
-    "self": {"dtype": "bfloat16"},
-    "eagle": {"dtype": "float32"},
-    "eagle3": {"dtype": "bfloat16", "threads": 2},
-    "medusa": {"quantization": "int4"},
-}
-
-
 def test_an_answer_that_is_cancelled_in_a_tree_leaves_nothing(
     checkpoint: Folder, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, trees = checkpoint("smollm3"), counted(monkeypatch)
+    folder, trees = checkpoint("smollm3"), tree_rows(monkeypatch)
     with LLM(folder, speculative_config=config, **COMMON) as llm:
         core = llm._built.core
         for name in ("a", "b"):
@@ -185,7 +138,7 @@ def test_top_k_has_limits(checkpoint: Folder) -> None:
 def test_drafts_that_are_judged_otherwise_are_chains(
     checkpoint: Folder, monkeypatch: pytest.MonkeyPatch, acceptance: str
 ) -> None:
-    folder, trees = checkpoint("smollm3"), counted(monkeypatch)
+    folder, trees = checkpoint("smollm3"), tree_rows(monkeypatch)
     chosen = {"model": str(folder), "acceptance": acceptance}
     with LLM(folder, speculative_config=chosen, **COMMON) as llm:
         llm.generate([PROMPT], ASKED)

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from helpers import drafts
 from helpers.checkpoints import VOCAB, load_reference
 from helpers.drafts import Passed
-from helpers.speculating import bits, costs_without_a_clock, params, prompts
+from helpers.speculating import bits, costs_without_a_clock, params, prompts, tree_rows
 from helpers.tokenizers import Folder
 from quire import LLM, SamplingParams
 from quire.program.memory import weight_bytes
@@ -163,7 +163,7 @@ def test_drafts_are_those_of_the_paper(case: Case, monkeypatch: pytest.MonkeyPat
     )
 
     # What is said of first choices counts here, not what is learned of them.
-    monkeypatch.setattr("quire.speculate.growth.Growth.learn", lambda self, root, tokens: None)
+    monkeypatch.setattr("quire.speculate.tree_growth.TreeGrowth.learn", lambda self, root, tokens: None)
     chosen = {"top_k": top_k, "num_speculative_tokens": 3 if top_k == 1 else 8}
     with LLM(case.target, speculative_config=case.config | chosen, **common) as llm:
         assert bits(llm.generate(PROMPTS, PARAMS)) == bits(plain)
@@ -176,19 +176,21 @@ def test_drafts_are_those_of_the_paper(case: Case, monkeypatch: pytest.MonkeyPat
 
 def test_every_bit_is_that_without(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """With all kinds of parameters, in a cache in which sequences wait, resume and find prefixes."""
-    costs_without_a_clock(monkeypatch)
+    costs_without_a_clock(monkeypatch, 0.01)
     monkeypatch.setattr(PassCosts, "of", lambda self, tokens, unit: 0.01)
+    trees = tree_rows(monkeypatch)
     formats, asked = FORMATS[case.method], [prompt[:60] for prompt in prompts()]
     with LLM(case.target, max_model_len=128, progress=False, **formats) as llm:
         expected = bits(llm.generate(asked, params()))
     with LLM(
-        case.target, speculative_config=case.config, max_model_len=128, progress=False, max_num_seqs=3,
-        max_num_batched_tokens=24, num_kv_blocks=14, **formats,
+        case.target, speculative_config=case.config | {"num_speculative_tokens": 8}, max_model_len=128,
+        progress=False, max_num_seqs=3, max_num_batched_tokens=32, num_kv_blocks=14, **formats,
     ) as llm:  # fmt: skip
         assert bits(llm.generate(asked, params())) == expected
         core = llm._built.core
         assert core.speculation is not None
         assert core.speculation.drafted > 20
+        assert len(trees) > 5
         assert not core.speculation.faults
         core.scheduler.audit()
 

@@ -107,9 +107,10 @@ class KnownDrafts:
             return self._model.look(seq_ids, most)
         return dict.fromkeys(seq_ids, Offer(most, 0))
 
-    def propose(self, rooms: Mapping[int, Room]) -> Mapping[int, list[int] | DraftTree]:
+    def propose(self, rooms: Mapping[int, Room]) -> dict[int, list[int]]:
         if self._model:
-            return self._model.propose(rooms)
+            made = self._model.propose(rooms)
+            return {s: own.token_ids if isinstance(own, DraftTree) else own for s, own in made.items()}
         return {seq_id: self._texts[seq_id].after(room.drafts) for seq_id, room in rooms.items()}
 
     def _draw(self, lines: I32, positions: I32) -> list[int]:

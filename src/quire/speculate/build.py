@@ -143,7 +143,7 @@ def _drafted(
     chosen: SpeculativeConfig, worker: Worker, target: Executor, limits: Limits, drafter: Drafter
 ) -> Proposer:
     """What drafts with an executor of its own."""
-    from quire.speculate.growth import Growth
+    from quire.speculate.tree_growth import TreeGrowth
 
     executor, program, most = drafter.executor, drafter.executor.program, drafter.limits.max_tokens
     table = worker.arrays.block_tables[drafter.group]
@@ -159,14 +159,14 @@ def _drafted(
             from quire.speculate.medusa import MedusaProposer
 
             costs = PassCosts(most, relative, once=True)
-            growth = Growth(chosen.width, full=True)
+            growth = TreeGrowth(chosen.width, full=True)
             return MedusaProposer(
                 executor, arrays, rows, worker.guess, worker.line, growth=growth, costs=costs
             )
         from quire.speculate.feature_drafts import FeatureDraftProposer
 
         return FeatureDraftProposer(
-            executor, arrays, rows, worker.guess, worker.line, growth=Growth(chosen.width),
+            executor, arrays, rows, worker.guess, worker.line, growth=TreeGrowth(chosen.width),
             costs=PassCosts(most, relative), max_tokens=most, longest=drafter.longest, ids=drafter.ids,
         )  # fmt: skip
     from quire.speculate.draft_cache import DraftCache
@@ -174,7 +174,7 @@ def _drafted(
     from quire.speculate.draft_passes import DraftPasses
 
     passes = DraftPasses(
-        executor.run, arrays, worker.guess, Growth(chosen.width), vocab=program.ids or program.vocab,
+        executor.run, arrays, worker.guess, TreeGrowth(chosen.width), vocab=program.ids or program.vocab,
         max_tokens=most, costs=PassCosts(most, relative),
     )  # fmt: skip
     cache = DraftCache(table, limits.block_size, drafter.window)
@@ -185,7 +185,7 @@ def _self_draft(chosen: SpeculativeConfig, worker: Worker, target: Executor, lim
     """The first layers and the head of the target, on its own cache."""
     from quire.speculate.draft_model import DraftModelProposer
     from quire.speculate.draft_passes import DraftPasses
-    from quire.speculate.growth import Growth
+    from quire.speculate.tree_growth import TreeGrowth
 
     program = target.program
     stop = _own_ops(chosen, program)
@@ -196,7 +196,7 @@ def _self_draft(chosen: SpeculativeConfig, worker: Worker, target: Executor, lim
 
     costs = PassCosts(limits.max_rows, draft_cost(chosen, program, None))
     passes = DraftPasses(
-        run, worker.arrays, worker.guess, Growth(chosen.width), vocab=program.vocab, max_tokens=limits.max_tokens,
+        run, worker.arrays, worker.guess, TreeGrowth(chosen.width), vocab=program.vocab, max_tokens=limits.max_tokens,
         costs=costs,
     )  # fmt: skip
     return DraftModelProposer(passes, worker.line, None, limits.max_len)

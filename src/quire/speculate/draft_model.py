@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from quire.records import dataclass
 from quire.speculate.draft_cache import DraftCache
 from quire.speculate.draft_passes import DraftPasses, PassRow
-from quire.speculate.growth import Place
 from quire.speculate.proposer import DraftTree, Offer, Room
 from quire.speculate.step_costs import PassCosts
+from quire.speculate.tree_growth import DraftPlace
 from quire.types import NewSeq, agreement
 
 NEAR = 32  # tokens behind that are the price of one step; more are spread over the steps to come
@@ -33,7 +33,7 @@ class _Text:
     most: int  # tokens that it may still get
     done: int
     hashes: list[int]
-    trunk: list[Place]
+    trunk: list[DraftPlace]
 
     @property
     def drafts(self) -> list[int]:

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from quire.executor.base import I32, Guesses, Outputs, StepArrays
-from quire.speculate.growth import Growth, Place
 from quire.speculate.step_costs import PassCosts
+from quire.speculate.tree_growth import DraftPlace, TreeGrowth
 
 Run = Callable[[int, int, int], Outputs]  # tokens, rows, logit rows; see Runnable.run
 
@@ -38,13 +38,13 @@ class DraftPasses:
     of a row are drawn for the position `ahead` of it, among `ids` if they are given, for places of `growth`."""
 
     def __init__(
-        self, run: Run, arrays: StepArrays, draw: Draw, growth: Growth, *, vocab: int, max_tokens: int,
+        self, run: Run, arrays: StepArrays, draw: Draw, growth: TreeGrowth, *, vocab: int, max_tokens: int,
         costs: PassCosts, ahead: int = 1, ids: I32 | None = None,
     ) -> None:  # fmt: skip
         self._run, self._arrays, self._draw, self._ahead, self._ids = run, arrays, draw, ahead, ids
         self._vocab, self.max_tokens, self.costs, self.growth = vocab, max_tokens, costs, growth
 
-    def run(self, pieces: Sequence[PassRow]) -> list[Place]:
+    def run(self, pieces: Sequence[PassRow]) -> list[DraftPlace]:
         """One pass; what it says of the next tokens, in order of the pieces that draw."""
         started = time.perf_counter()
         arrays, end, drawn = self._arrays, 0, 0
@@ -60,7 +60,7 @@ class DraftPasses:
         arrays.query_start[len(pieces)] = end
         np.minimum(arrays.token_ids[:end], self._vocab - 1, out=arrays.token_ids[:end])
         outputs = self._run(end, len(pieces), drawn)
-        places: list[Place] = []
+        places: list[DraftPlace] = []
         if drawn:
             positions = arrays.positions[arrays.logit_rows[:drawn]] + self._ahead
             lines = np.array([piece.line for piece in pieces if piece.draws], np.int32)

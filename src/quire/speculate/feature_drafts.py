@@ -19,10 +19,10 @@ from quire.executor.base import F32, I32, Executor, Outputs, StepArrays
 from quire.program.program import Input
 from quire.records import dataclass
 from quire.speculate.draft_passes import DraftPasses, Draw, PassRow
-from quire.speculate.growth import Growth, Place
 from quire.speculate.proposer import DraftTree, Offer, Room
 from quire.speculate.step_costs import PassCosts
 from quire.speculate.target_rows import TargetRows
+from quire.speculate.tree_growth import DraftPlace, TreeGrowth
 from quire.types import NewSeq, ScheduledSeq
 
 KEPT = 32  # features of a sequence that wait for a draft; then it is given up
@@ -40,7 +40,7 @@ class _Text:
     done: int
     rows: list[F32] = field(default_factory=list)
     kept: int = 0
-    trunk: list[Place] = field(default_factory=list)  # places along the drafts that passes went on with
+    trunk: list[DraftPlace] = field(default_factory=list)  # places along the drafts that passes went on with
     hidden: F32 | None = None  # the row that the last place was drawn from
 
     @property
@@ -79,7 +79,7 @@ class FeatureDraftProposer:
 
     def __init__(
         self, executor: Executor, arrays: StepArrays, rows: TargetRows, draw: Draw, line: Callable[[int], int], *,
-        growth: Growth, costs: PassCosts, max_tokens: int, longest: int, ids: I32 | None,
+        growth: TreeGrowth, costs: PassCosts, max_tokens: int, longest: int, ids: I32 | None,
     ) -> None:  # fmt: skip
         program = executor.program
         self._executor, self._target, self._line, self._longest = executor, rows, line, longest
@@ -185,7 +185,7 @@ class FeatureDraftProposer:
                 self._pass([piece], "features", [text.drop(known)])
             text.rows = [rows.copy() for rows in text.rows]
 
-    def _pass(self, pieces: list[PassRow], name: str, rows: list[F32]) -> list[Place]:
+    def _pass(self, pieces: list[PassRow], name: str, rows: list[F32]) -> list[DraftPlace]:
         self._given = self._inputs[name], rows
         return self._passes.run(pieces)
 

@@ -15,10 +15,10 @@ import numpy as np
 from quire.executor.base import F32, Executor, StepArrays
 from quire.records import dataclass
 from quire.speculate.draft_passes import Draw
-from quire.speculate.growth import Growth, Place
 from quire.speculate.proposer import DraftTree, Offer, Room
 from quire.speculate.step_costs import PassCosts
 from quire.speculate.target_rows import TargetRows
+from quire.speculate.tree_growth import DraftPlace, TreeGrowth
 from quire.types import NewSeq, ScheduledSeq
 
 
@@ -30,7 +30,7 @@ class _Text:
     length: int
     at: int = -1
     row: F32 | None = None
-    root: Place | None = None
+    root: DraftPlace | None = None
 
     @property
     def last(self) -> F32 | None:
@@ -46,7 +46,7 @@ class MedusaProposer:
 
     def __init__(
         self, executor: Executor, arrays: StepArrays, rows: TargetRows, draw: Draw, line: Callable[[int], int], *,
-        growth: Growth, costs: PassCosts,
+        growth: TreeGrowth, costs: PassCosts,
     ) -> None:  # fmt: skip
         program = executor.program
         self._executor, self._target, self._draw, self._line = executor, rows, draw, line

@@ -23,17 +23,17 @@ _FIRST_SIBLING = 0.4  # chance of a sibling, until some have been seen; half of 
 
 
 @dataclass(slots=True)
-class Place:
+class DraftPlace:
     """What may stand in a place, if the drafts before are right: tokens, the likeliest first, with how often such ones
     are right. `below`: the place behind each, None where it is not known.
     """
 
     token_ids: list[int]
     rates: list[Rate]
-    below: list[Place | None]
+    below: list[DraftPlace | None]
 
 
-class Growth:
+class TreeGrowth:
     """Makes trees of places with up to `width` tokens, chains with 1, and learns from what became of them. `full`:
     there are places behind all of the tokens, else only behind the likeliest ones."""
 
@@ -52,9 +52,9 @@ class Growth:
         siblings = tuple(rate.mean for rate in self._ranks[1:])
         return Offer(most, 0, behind, depth or most, siblings, full=self._full)
 
-    def places(self, guesses: Guesses) -> list[Place]:
+    def places(self, guesses: Guesses) -> list[DraftPlace]:
         """A place for each row."""
-        made: list[Place] = []
+        made: list[DraftPlace] = []
         for tokens, sure in zip(guesses.token_ids.tolist(), guesses.sure.tolist(), strict=True):
             count = tokens.index(-1) if tokens[-1] < 0 else len(tokens)
             rates = [
@@ -63,15 +63,15 @@ class Growth:
             order: Sequence[int] = range(count)
             if any(rate.mean < then.mean for rate, then in pairwise(rates)):
                 order = sorted(order, key=lambda i: -rates[i].mean)
-            made.append(Place([tokens[i] for i in order], [rates[i] for i in order], [None] * count))
+            made.append(DraftPlace([tokens[i] for i in order], [rates[i] for i in order], [None] * count))
         return made
 
-    def drafts(self, root: Place, count: int) -> DraftTree | list[int]:
+    def drafts(self, root: DraftPlace, count: int) -> DraftTree | list[int]:
         """The `count` drafts of the greatest value."""
         tree = self._grown(root, count)[0]
         return tree if self.width > 1 else tree.token_ids
 
-    def goes_on(self, trunk: Sequence[Place], room: Room) -> bool:
+    def goes_on(self, trunk: Sequence[DraftPlace], room: Room) -> bool:
         """Whether a place behind the first tokens of these ones is wanted: it would have one of the best drafts."""
         if not trunk[-1].token_ids or len(trunk) >= min(room):
             return False
@@ -82,7 +82,7 @@ class Growth:
             value *= place.rates[0].mean
         return value > self._grown(trunk[0], room.drafts)[1]
 
-    def learn(self, root: Place | None, tokens: Sequence[int]) -> None:
+    def learn(self, root: DraftPlace | None, tokens: Sequence[int]) -> None:
         """Take in what followed."""
         place = root if self.width > 1 else None
         for token in tokens:
@@ -96,7 +96,7 @@ class Growth:
                     right = rank if guess == token else -1
             place = place.below[right] if right >= 0 else None
 
-    def _grown(self, root: Place, count: int) -> tuple[DraftTree, float]:
+    def _grown(self, root: DraftPlace, count: int) -> tuple[DraftTree, float]:
         """A tree and the least value in it, 0 if it has fewer drafts."""
         tokens: list[int] = []
         parents: list[int] = []

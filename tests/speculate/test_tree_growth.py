@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from quire.executor.base import Guesses
-from quire.speculate.growth import Growth, Place
 from quire.speculate.proposer import DraftTree, Room
+from quire.speculate.tree_growth import DraftPlace, TreeGrowth
 
 
-def place(growth: Growth, tokens: list[int], sure: list[float]) -> Place:
+def place(growth: TreeGrowth, tokens: list[int], sure: list[float]) -> DraftPlace:
     return growth.places(Guesses(np.array([tokens], np.int32), np.array([sure], np.float32)))[0]
 
 
 def test_a_tree_has_the_drafts_of_the_greatest_value() -> None:
     """Against all sets of drafts that are closed under parents and likelier siblings."""
-    growth = Growth(3, full=True)
+    growth = TreeGrowth(3, full=True)
     heads = [
         place(growth, [1, 2, 3], [0.6, 0.2, 0.1]),
         place(growth, [4, 5, 6], [0.5, 0.3, 0.05]),
@@ -50,7 +50,7 @@ def test_a_tree_has_the_drafts_of_the_greatest_value() -> None:
 
 
 def test_a_trunk_goes_on_while_it_would_have_one_of_the_best_drafts() -> None:
-    growth = Growth(4)
+    growth = TreeGrowth(4)
     sure, unsure = ([0.95, 0.02, 0.01, 0.005], [0.2, 0.19, 0.18, 0.17])
     assert growth.goes_on([place(growth, [1, 2, 3, 4], sure)], Room(4, 3))
     assert not growth.goes_on([place(growth, [1, 2, 3, 4], unsure)], Room(4, 3))
@@ -62,7 +62,7 @@ def test_a_trunk_goes_on_while_it_would_have_one_of_the_best_drafts() -> None:
 
 def test_what_is_said_of_a_token_is_learned() -> None:
     """Second choices that are right more often come first."""
-    growth, rng = Growth(2), random.Random(1)
+    growth, rng = TreeGrowth(2), random.Random(1)
     for _ in range(400):
         root = place(growth, [1, 2], [0.5, 0.45])
         second = rng.random() < 0.7
@@ -76,7 +76,7 @@ def test_what_is_said_of_a_token_is_learned() -> None:
 
 
 def test_chains_have_one_token_in_each_place() -> None:
-    growth = Growth(1)
+    growth = TreeGrowth(1)
     root = place(growth, [5], [0.1])
     root.below[0] = place(growth, [6], [0.1])
     assert growth.drafts(root, 8) == [5, 6]
