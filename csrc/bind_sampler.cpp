@@ -31,6 +31,7 @@ using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bits = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Distributions = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Guesses = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using View = nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>;
 
 void require(bool ok, const char* message) {
@@ -68,7 +69,8 @@ class BoundSampler {
 
   int sample(Logits logits, Ids slots, Ids positions, std::optional<Bits> masks, std::optional<Ids> lines,
              std::optional<Logits> maxima, std::optional<Ids> drafts, std::optional<Ids> places,
-             const BoundJudging* judging, std::optional<Distributions> distributions) {
+             const BoundJudging* judging, std::optional<Distributions> distributions, std::optional<Guesses> guesses,
+             std::optional<Distributions> chances) {
     require(static_cast<int>(logits.shape(1)) == sampler_.vocab(), "logits: the row length is not the vocabulary size");
     const size_t rows = places ? places->shape(0) : logits.shape(0);
     require(slots.shape(0) == rows, "slots: as many slots as rows of logits are needed");
@@ -99,6 +101,15 @@ class BoundSampler {
       require(distributions->shape(0) == slots.shape(0) && distributions->shape(1) == logits.shape(1),
               "distributions: expected a row of the vocabulary size for every row");
       task.distributions = distributions->data();
+    }
+    if (guesses) {
+      require(guesses->shape(0) == slots.shape(0) && guesses->shape(1) <= quire::SampleTask::kMostGuesses,
+              "guesses: expected a line of up to 64 for every row");
+      require(chances && chances->shape(0) == guesses->shape(0) && chances->shape(1) == guesses->shape(1),
+              "chances: expected as many as guesses");
+      task.guess_count = static_cast<int>(guesses->shape(1));
+      task.guesses = guesses->data();
+      task.chances = chances->data();
     }
     nb::gil_scoped_release release;
     return sampler_.sample(task);
@@ -261,7 +272,8 @@ void bind_sampler(nb::module_& m) {
       .def("sample", &BoundSampler::sample, "logits"_a.noconvert(), "slots"_a.noconvert(), "positions"_a.noconvert(),
            "masks"_a.noconvert().none(), "lines"_a.noconvert().none(), "maxima"_a.noconvert().none(),
            "drafts"_a.noconvert().none(), "places"_a.noconvert().none() = nb::none(), "judging"_a.none() = nb::none(),
-           "distributions"_a.noconvert().none() = nb::none())
+           "distributions"_a.noconvert().none() = nb::none(), "guesses"_a.noconvert().none() = nb::none(),
+           "chances"_a.noconvert().none() = nb::none())
       .def("commit", &BoundSampler::commit, "slots"_a.noconvert(), "tokens"_a.noconvert())
       .def("logprobs", &BoundSampler::logprobs, "row"_a)
       .def("score", &BoundSampler::score, "logits"_a.noconvert(), "target_token_ids"_a.noconvert(), "count"_a,

@@ -50,6 +50,18 @@ Cut tighter(const Cut& a, const Cut& b) {
   return a.least > b.least ? a : b;
 }
 
+// Runs a race again and again for the next token behind those before; returns how many there were.
+template <class F>
+int in_order(Race* race, int count, Leader* out, F run) {
+  for (int i = 0; i < count; ++i) {
+    out[i] = {INFINITY, -1};
+    run(&out[i]);
+    if (out[i].token < 0) return i;
+    race->after = out[i];
+  }
+  return count;
+}
+
 // Below this logit a probability is exactly 0.
 float zero_below(float max, double temperature) { return to_finite(max + kLowestExponent * temperature); }
 
@@ -87,23 +99,20 @@ int32_t RowSampler::argmax(const View& row, float max) const {
   return i;
 }
 
-int32_t RowSampler::draw(const View& row, float max, const SamplingParams& p, const Place& place) {
+int RowSampler::race(const View& row, float max, const SamplingParams& p, const Place& place, int count, Leader* out) {
   // Not above FLT_MAX, so that 0 * it is 0 at the maximum however small the temperature.
   const float inv_temperature = to_finite(1.0 / p.temperature);
   View left = row;
   const Cut cut = truncation(row, max, p, inv_temperature, &left);
-  const Race race{max,          inv_temperature, cut.least,    cut.tie_id,
-                  place.key0(), place.key1(),    place.sample, place.position};
+  Race race{max, inv_temperature, cut.least, cut.tie_id, place.key0(), place.key1(), place.sample, place.position};
   if (cut.least > -FLT_MAX) {
     const int n = k_.collect({left.x, left.ids, left.n, left.block_max, cut.least, INFINITY, cut.tie_id, kSmall,
                               small_x_.data(), small_ids_.data()});
-    if (n <= kSmall) {
-      Leader leader{INFINITY, -1};
-      k_.race_list(race, small_x_.data(), small_ids_.data(), n, &leader);
-      return leader.token;
-    }
+    if (n <= kSmall)
+      return in_order(&race, count, out,
+                      [&](Leader* leader) { k_.race_list(race, small_x_.data(), small_ids_.data(), n, leader); });
   }
-  return race_of_row(row, race);
+  return race_of_row(row, race, count, out);
 }
 
 const float* RowSampler::distribution(const View& row, float max, const SamplingParams& p, float* out,
@@ -328,7 +337,7 @@ View RowSampler::keep(const View& v, const Cut& cut) {
 
 // ---- the draw ---------------------------------------------------------------------------------------------------
 
-int32_t RowSampler::race_of_row(const View& row, const Race& race) {
+int RowSampler::race_of_row(const View& row, Race race, int count, Leader* out) {
   const float* maxima = row.span_max;
   if (!maxima) {
     maxima = values_.data();
@@ -346,19 +355,19 @@ int32_t RowSampler::race_of_row(const View& row, const Race& race) {
   }
   k_.race_bounds(race,
                  {spans_.data(), span_max_.data(), n, span_first_.data(), span_picks_.data(), span_bound_.data()});
-  Leader leader{INFINITY, -1};
-  auto race_span = [&](int i) {
+  auto race_span = [&](int i, Leader* leader) {
     const int begin = spans_[i] * kSpan;
     k_.race_span(race, row.x + begin, std::min(kSpan, row.n - begin), spans_[i], span_first_[i], span_picks_[i],
-                 &leader);
+                 leader);
   };
   // The span that may have the best token first: it excludes most others.
   const int first = static_cast<int>(std::min_element(span_bound_.begin(), span_bound_.begin() + n) -
                                      span_bound_.begin());
-  race_span(first);
-  for (int i = 0; i < n; ++i)
-    if (span_bound_[i] <= leader.time && i != first) race_span(i);
-  return leader.token;
+  return in_order(&race, count, out, [&](Leader* leader) {
+    race_span(first, leader);
+    for (int i = 0; i < n; ++i)
+      if (span_bound_[i] <= leader->time && i != first) race_span(i, leader);
+  });
 }
 
 }  // namespace quire

@@ -5,6 +5,7 @@
 // row itself is never sorted. Nothing here depends on the thread or on other rows.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -49,8 +50,15 @@ class RowSampler {
   // The first token whose logit is `max`.
   int32_t argmax(const View& row, float max) const;
 
-  // The token of the truncated distribution that wins the race (race.h) of a place. The temperature is above 0.
-  int32_t draw(const View& row, float max, const SamplingParams& params, const Place& place);
+  // The first `count` tokens of the truncated distribution in the race (race.h) of a place, in order; fewer when no more
+  // have a weight. Returns how many. The temperature is above 0.
+  int race(const View& row, float max, const SamplingParams& params, const Place& place, int count, Leader* out);
+  // The token that wins it, -1 when none has a weight.
+  int32_t draw(const View& row, float max, const SamplingParams& params, const Place& place) {
+    Leader leader{INFINITY, -1};
+    race(row, max, params, place, 1, &leader);
+    return leader.token;
+  }
 
   // The probabilities [vocab] that `draw` draws by; the temperature is above 0. `entropy`, in nats, if it is wanted.
   // Without `out` they are valid until the next call of any function.
@@ -95,7 +103,7 @@ class RowSampler {
   bool cut_top_k(const View& v, int k, float floor, Cut* cut);
   Cut cut_top_p(const View& v, float max, const SamplingParams& p, float inv_temperature);
   View keep(const View& v, const Cut& cut);
-  int32_t race_of_row(const View& row, const Race& race);
+  int race_of_row(const View& row, Race race, int count, Leader* out);
 
   const Kernels& k_;
   int vocab_;

@@ -117,7 +117,7 @@ void Sampler::check(const SampleTask& task) {
         refuse_row(i, slot, "does not follow on the draft before");
       continue;
     }
-    if (seen_[slot] == checks_) refuse_row(i, slot, "has another row in this step");
+    if (seen_[slot] == checks_ && !task.guess_count) refuse_row(i, slot, "has another row in this step");
     seen_[slot] = checks_;
     if (task.positions[i] < slots_[slot]->params.prompt_len)
       refuse_row(i, slot, "cannot sample position " + std::to_string(task.positions[i]) + " inside the prompt");
@@ -166,6 +166,9 @@ void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
     status_[row] = static_cast<int32_t>(status);
     tokens_[row] = token;
   };
+  const size_t guesses = static_cast<size_t>(row) * static_cast<size_t>(task.guess_count);
+  std::fill_n(task.guesses + guesses, task.guess_count, -1);
+  std::fill_n(task.chances + guesses, task.guess_count, 0.0f);
 
   RowMax raw_max;
   const View raw_view = rows.scan(raw, maxima_of_row(task.maxima, task.place(row)), &raw_max);
@@ -179,12 +182,16 @@ void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
   if (max.max == -kInfinity) return finish(RowStatus::nothing_left, -1);
 
   int32_t token;
-  if (p.temperature == 0.0) {
+  if (task.guess_count) {
+    guess(task, row, view, max.max, rows);
+    token = task.guesses[guesses];
+  } else if (p.temperature == 0.0) {
     token = rows.argmax(view, max.max);
   } else {
     token = judge(task, row, view, max.max, rows);
-    if (task.distributions) rows.distribution(view, max.max, p, task.distributions + offset(row), nullptr);
   }
+  if (task.distributions && p.temperature != 0.0)
+    rows.distribution(view, max.max, p, task.distributions + offset(row), nullptr);
   if (p.logprobs >= 0) fill_logprobs(raw_view, raw_max.max, token, p.logprobs, rows, &logprobs_[row]);
   if (p.penalized() && !task.drafts) slot.counts.add(token);
   finish(RowStatus::ok, token);
@@ -205,6 +212,30 @@ int32_t Sampler::judge(const SampleTask& task, int row, const View& view, float 
   double entropy;
   const float* share = rows.distribution(view, max, p, nullptr, &entropy);
   return is_typical(share, entropy, draft, judging.epsilon) ? draft : rows.draw(view, max, p, place);
+}
+
+void Sampler::guess(const SampleTask& task, int row, const View& view, float max, RowSampler& rows) const {
+  const SlotParams& p = slots_[task.slots[row]]->params;
+  const int count = task.guess_count;
+  int32_t* tokens = task.guesses + static_cast<size_t>(row) * static_cast<size_t>(count);
+  float* chances = task.chances + static_cast<size_t>(row) * static_cast<size_t>(count);
+  if (p.temperature == 0.0) {
+    const double log_sum = rows.log_sum_exp(view, max);
+    const int found = rows.top(view, count, tokens, chances);
+    for (int i = 0; i < found; ++i) chances[i] = static_cast<float>(std::exp(chances[i] - log_sum));
+    return;
+  }
+  Leader leaders[SampleTask::kMostGuesses];
+  const Place place{p.seed, p.sample_index, static_cast<uint32_t>(task.positions[row])};
+  const int found = rows.race(view, max, p, place, count, leaders);
+  double sum = 0;
+  for (int i = 0; i < found; ++i) {
+    tokens[i] = leaders[i].token;
+    // To the power of the temperature: what a change of a logit does to a time then is the same at any temperature.
+    chances[i] = static_cast<float>(std::pow(double{leaders[0].time} / leaders[i].time, p.temperature));
+    sum += chances[i];
+  }
+  for (int i = 0; i < found; ++i) chances[i] = static_cast<float>(chances[i] / sum);
 }
 
 // The row with masks, bias and penalties applied: a copy, or the row itself when nothing changes it.

@@ -51,7 +51,11 @@ struct Judging {
 //   slots      4   4   4   2   7   7
 //   positions  9  10  11  30   5   6
 //   drafts     a   b  -1  -1   c  -1      the token that stands at the position for the slot's later rows
+//
+// With guesses a slot may have any rows.
 struct SampleTask {
+  static constexpr int kMostGuesses = 64;
+
   const float* logits;       // [rows, vocab], not changed
   const int32_t* slots;      // [rows], without drafts no slot twice
   const int32_t* positions;  // [rows]
@@ -63,6 +67,9 @@ struct SampleTask {
   const int32_t* places = nullptr;  // [rows], or null: the row of the logits that each row samples
   Judging judging = {};
   float* distributions = nullptr;  // [rows, vocab] that each row's token is drawn from, or null; not with temperature 0
+  int guess_count = 0;             // tokens a row that are wanted besides, in the order in which they would be sampled
+  int32_t* guesses = nullptr;      // [rows, guess_count], -1 where there are no more
+  float* chances = nullptr;        // [rows, guess_count]; see Sampler::guess
 
   int place(int row) const { return places ? places[row] : row; }
 };
@@ -141,6 +148,9 @@ class Sampler {
   const float* maxima_of_row(const float* maxima, int row) const;
   void sample_row(const SampleTask& task, int row, RowSampler& rows);
   int32_t judge(const SampleTask& task, int row, const View& view, float max, RowSampler& rows) const;
+  // The likeliest samples of a row if its logits were somewhat other ones, and for each a number in [0, 1] that rises
+  // with how sure it is: with temperature 0 its probability, else its share of the speeds of those that are named.
+  void guess(const SampleTask& task, int row, const View& view, float max, RowSampler& rows) const;
   const float* edit(const SampleTask& task, int row, RowSampler& rows) const;
   void penalize(const Slot& slot, const int32_t* drafts, int count, float* x) const;
   void fill_logprobs(const View& row, float max, int32_t token, int count, RowSampler& rows, Logprobs* out) const;

@@ -63,7 +63,8 @@ void race_bounds(const Race& race, const SpansTask& t) {
 QUIRE_INLINE void lead(const Race& race, V16 x, const int32_t* ids, V16 times, int n, Leader* leader) {
   const V16 finish = div(times, weights(race, x));
   const uint32_t lanes = n >= kLanes ? 0xffffu : (1u << n) - 1u;
-  uint32_t bits = mask_ge(set1(leader->time), finish) & mask_ge(x, set1(race.least)) & lanes;
+  uint32_t bits = mask_ge(set1(leader->time), finish) & mask_ge(finish, set1(race.after.time)) &
+                  mask_ge(x, set1(race.least)) & lanes;
   if (!bits) return;
   float finished[kLanes], value[kLanes];
   store(finished, finish);
@@ -71,6 +72,7 @@ QUIRE_INLINE void lead(const Race& race, V16 x, const int32_t* ids, V16 times, i
   for (; bits; bits &= bits - 1) {
     const int i = __builtin_ctz(bits);
     if (value[i] == race.least && ids[i] > race.tie_id) continue;
+    if (finished[i] == race.after.time && ids[i] <= race.after.token) continue;
     if (finished[i] < leader->time || (finished[i] == leader->time && ids[i] < leader->token))
       *leader = {finished[i], ids[i]};
   }

@@ -65,18 +65,20 @@ struct CollectTask {
   int32_t* out_ids;  // [capacity]; may be ids itself
 };
 
-// A race (race.h) of the tokens of a row: those above `least`, and of those equal to it the ids up to tie_id.
+// The token ahead, and its time divided by its weight; of equal times the lowest id.
+struct Leader {
+  float time;
+  int32_t token;
+};
+
+// A race (race.h) of the tokens of a row: those above `least`, and of those equal to it the ids up to tie_id; and of all
+// these the tokens that finish behind `after`.
 struct Race {
   float max, inv_temperature;
   float least;
   int32_t tie_id;
   uint32_t key0, key1, sample, position;  // see Place
-};
-
-// The token ahead, and its time divided by its weight; of equal times the lowest id.
-struct Leader {
-  float time;
-  int32_t token;
+  Leader after{-1.0f, -1};
 };
 
 struct SpansTask {

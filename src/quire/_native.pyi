@@ -384,6 +384,10 @@ class Sampler:
         judging: Judging | None = None,
         distributions: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")]
         | None = None,
+        guesses: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu")]
+        | None = None,
+        chances: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")]
+        | None = None,
     ) -> int: ...
     def commit(
         self,

@@ -414,7 +414,7 @@ class ScheduledSeq:
     def right(self, tokens: Sequence[int]) -> int:
         """How many drafts are the tokens after the known ones."""
         return (
-            agreement(self.token_ids[-self.drafts :], tokens)
+            agreement(self.token_ids[len(self.token_ids) - self.drafts :], tokens)
             if self.parents is None
             else len(self.path(tokens))
         )

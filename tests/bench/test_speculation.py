@@ -17,6 +17,7 @@ from quire.bench.random_checkpoint import write_checkpoint
 from quire.bench.shapes import SHAPES
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
+from quire.speculate.proposer import Room
 from quire.types import NewSeq, SamplingParams
 
 TINY = {
@@ -106,7 +107,7 @@ def test_drafts_go_on_where_a_sequence_resumes() -> None:
     drafts.start(NewSeq(7, [1, 2, 10], 2, SamplingParams(), 0, 0, ([],)))
     drafts.extend(7, [11])
     assert drafts.look([7], 5)[7].length == 2
-    assert drafts.propose({7: 2}) == {7: [12, 13]}
+    assert drafts.propose({7: Room(2, 2)}) == {7: [12, 13]}
     drafts.extend(7, [12, 13])
     assert not drafts.look([7], 5)
 

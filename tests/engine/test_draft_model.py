@@ -47,10 +47,14 @@ def test_every_bit_is_that_without(checkpoint: Folder, form: str, method: str) -
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks"), [("qwen3", 12), ("qwen2-mixed-windows", 21), ("deepseek2-lite", 12)]
+    ("name", "blocks", "top_k"),
+    [("qwen3", 12, 1), ("qwen3", 12, 4), ("qwen2-mixed-windows", 21, 4), ("deepseek2-lite", 12, 1)],
 )
-def test_a_model_that_drafts_for_itself_is_always_right(checkpoint: Folder, name: str, blocks: int) -> None:
-    """Its cache is right after prefix hits, preemption, chunks and rejected drafts: each wrong number would show."""
+def test_a_model_that_drafts_for_itself_is_always_right(
+    checkpoint: Folder, name: str, blocks: int, top_k: int
+) -> None:
+    """Its cache is right after prefix hits, preemption, chunks and rejected drafts: each wrong number would show. In a
+    tree, all first choices are right."""
     folder = checkpoint(name)
     common = {"max_model_len": 128, "progress": False, "dtype": "float32"}
     ways = [
@@ -62,14 +66,17 @@ def test_a_model_that_drafts_for_itself_is_always_right(checkpoint: Folder, name
     with LLM(folder, **common) as llm:
         expected = bits(llm.generate(asked, ways * 3))
     with LLM(
-        folder, draft_model=str(folder), max_num_seqs=4, num_kv_blocks=blocks, max_num_batched_tokens=64,
-        **common,
+        folder, speculative_config={"model": str(folder), "top_k": top_k}, max_num_seqs=4, num_kv_blocks=blocks,
+        max_num_batched_tokens=64, **common,
     ) as llm:  # fmt: skip
         for _ in range(2):  # the second time prefixes are found
             assert bits(llm.generate(asked, ways * 3)) == expected
         records = llm.step_records()
         drafted, accepted = (sum(getattr(r, name) for r in records) for name in ("drafted", "accepted"))
-        assert drafted == accepted > 500
+        assert accepted > 500
+        assert drafted == accepted if top_k == 1 else drafted < 1.5 * accepted
+        assert llm._built.core.speculation is not None
+        assert llm._built.core.speculation._allotment._all[-1].mean > 0.97
         assert any(r.preempted for r in records)
 
 
@@ -114,7 +121,9 @@ def test_what_a_draft_takes_is_in_the_plan(checkpoint: Folder) -> None:
     assert both["kv"] == 2 * alone["kv"]
     assert both["activations"] > alone["activations"]
     for part in ("kv", "activations", "tables"):
-        assert sum(each[part] for each in held) <= both[part]
+        planned = both[part] + (both["branches"] if part == "kv" else 0)
+        assert sum(each[part] for each in held) <= planned
+    assert both["branches"] > alone["branches"] == 0
 
 
 def test_logits_of_a_trimmed_vocabulary_are_widened_in_planned_memory(checkpoint: Folder) -> None:

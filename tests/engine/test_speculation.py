@@ -13,7 +13,7 @@ from helpers.speculating import FORMATS, LENGTH, VOCAB, bits, costs_without_a_cl
 from helpers.tokenizers import Folder
 from quire import LLM, RequestOutput, SamplingParams
 from quire.speculate.ngram import NgramProposer
-from quire.speculate.proposer import Offer
+from quire.speculate.proposer import Offer, Room
 from quire.types import RequestError
 
 
@@ -115,14 +115,14 @@ class WrongProposer(NgramProposer):
     def look(self, seq_ids: Iterable[int], most: int) -> dict[int, Offer]:
         return {seq_id: Offer(most, 0) for seq_id in seq_ids}
 
-    def propose(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
+    def propose(self, rooms: Mapping[int, Room]) -> dict[int, list[int]]:
         if self.way == "raises":
             raise RuntimeError("no draft today")
         started = time.thread_time()
         while self.way == "slow" and time.thread_time() < started + 1.2 * NgramProposer.MOST_SECONDS:
             pass
-        made = {seq_id: [3] * count for seq_id, count in counts.items()}
-        for seq_id, count in counts.items():
+        made = {seq_id: [3] * room.drafts for seq_id, room in rooms.items()}
+        for seq_id, (count, _) in rooms.items():
             if self.way == "outside":
                 made[seq_id][-1] = VOCAB
             elif self.way == "too many":

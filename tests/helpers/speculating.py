@@ -9,6 +9,8 @@ import pytest
 
 from quire import RequestOutput, SamplingParams, StructuredOutput
 from quire.speculate.step_costs import StepCosts
+from quire.types import ScheduledSeq, SchedulerOutput
+from quire.worker.worker import Worker
 
 LENGTH, VOCAB = 160, 128
 FORMATS = {
@@ -24,6 +26,19 @@ def costs_without_a_clock(monkeypatch: pytest.MonkeyPatch, slope: float = 0.04) 
     monkeypatch.setattr(
         StepCosts, "observe", lambda self, tokens, seconds: observe(self, tokens, 1 + slope * (tokens - 1))
     )
+
+
+def tree_rows(monkeypatch: pytest.MonkeyPatch) -> list[ScheduledSeq]:
+    """The rows with trees that workers run from now on."""
+    found: list[ScheduledSeq] = []
+    forward = Worker.forward
+
+    def watched(self: Worker, out: SchedulerOutput) -> None:
+        found.extend(row for row in out.scheduled if row.parents is not None)
+        forward(self, out)
+
+    monkeypatch.setattr(Worker, "forward", watched)
+    return found
 
 
 def prompts() -> list[list[int]]:

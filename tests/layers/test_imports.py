@@ -181,7 +181,8 @@ def test_models_are_named_only_in_families() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Name | ast.Attribute | ast.FunctionDef):
                 name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", "")
-                assert not any(n in name.lower() for n in names), f"{path.relative_to(ROOT)}: {name}"
+                name = name.lower().replace("ollama", "")  # whose API is one of the server's
+                assert not any(n in name for n in names), f"{path.relative_to(ROOT)}: {name}"
 
 
 def test_broad_handlers_are_known() -> None:

@@ -105,6 +105,13 @@ def race(ids: np.ndarray, probabilities: np.ndarray, times: np.ndarray) -> set[i
     return set(ids[finish <= finish.min() * (1 + ROUNDING)].tolist())
 
 
+def finishes(ids: np.ndarray, probabilities: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Tokens in the order in which they finish, the lower id first among equals."""
+    raced = ids[probabilities > 0]
+    order: np.ndarray = raced[np.argsort(times[raced] / probabilities[probabilities > 0], kind="stable")]
+    return order
+
+
 def times_of(new: NewSeq, position: int, vocab: int) -> np.ndarray:
     """The noise of a sequence at a position."""
     return _native.race_times(new.seed % 2**64, new.sample_index, position, vocab)

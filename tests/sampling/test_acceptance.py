@@ -45,11 +45,8 @@ class Trials:
     def propose(self, position: int) -> tuple[np.ndarray, np.ndarray]:
         """Drafts, and what they were drawn from."""
         kept, positions = np.empty_like(self.draft), np.full(ROWS, position, np.int32)
-        last = np.full(ROWS, -1, np.int32)
-        drawn = self.sampler.verify(
-            {"logits": self.draft}, self.slots, positions, last, distributions=kept
-        ).token_ids
-        return drawn, kept
+        drawn = self.sampler.guess({"logits": self.draft}, self.slots, positions, 1, kept)
+        return drawn.token_ids[:, 0], kept
 
     def verify(
         self, drafts: np.ndarray, position: int, judging: Judging | None, mask: Bitmask | None = None
@@ -137,14 +134,10 @@ def test_a_chain_over_steps() -> None:
         while len(text) < length:
             last, drafts, proposals = text[-1], [], np.empty((2, vocab), np.float32)
             for at in range(2):
-                drawn = sampler.verify(
-                    {"logits": draft[last][None]},
-                    ints(0),
-                    ints(len(text) + at),
-                    ints(-1),
-                    distributions=proposals[at : at + 1],
+                drawn = sampler.guess(
+                    {"logits": draft[last][None]}, ints(0), ints(len(text) + at), 1, proposals[at : at + 1]
                 )
-                last = int(drawn.token_ids[0])
+                last = int(drawn.token_ids[0, 0])
                 drafts.append(last)
             judging = replace(REJECTION, proposals=proposals, lines=ints(0, 1, -1))
             where = len(text) + np.arange(3, dtype=np.int32)
@@ -233,10 +226,8 @@ def test_bad_arguments() -> None:
     sampler.add(0, new_seq(SamplingParams()))
     rows = {"logits": np.zeros((2, 8), np.float32)}
 
-    def verify(judging: Judging | None = None, distributions: np.ndarray | None = None) -> None:
-        sampler.verify(
-            rows, ints(0, 0), ints(0, 1), ints(3, -1), judging=judging, distributions=distributions
-        )
+    def verify(judging: Judging) -> None:
+        sampler.verify(rows, ints(0, 0), ints(0, 1), ints(3, -1), judging=judging)
 
     with pytest.raises(ValueError, match="acceptance"):
         verify(Judging("same"))
@@ -248,4 +239,4 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="for every row"):
         verify(Judging("rejection", 0, proposals, ints(0)))
     with pytest.raises(ValueError, match="distributions"):
-        verify(distributions=proposals)
+        sampler.guess(rows, ints(0, 0), ints(0, 1), 1, proposals)

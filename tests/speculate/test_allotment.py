@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from quire.speculate.allotment import Allotment
-from quire.speculate.proposer import Offer
+from quire.speculate.proposer import Offer, Room
 from quire.speculate.step_costs import PassCosts, StepCosts
 
 
@@ -28,19 +28,24 @@ def offers(rows: int, count: int = 8) -> dict[int, Offer]:
     return {seq_id: Offer(count, 0) for seq_id in range(rows)}
 
 
+def share(allotment: Allotment, rows: int, offered: Mapping[int, Offer]) -> dict[int, int]:
+    """Drafts by sequence."""
+    return {seq_id: room.drafts for seq_id, room in allotment.share(rows, offered).items()}
+
+
 def accept(allotment: Allotment, seq_id: int, rate: float, rows: int = 400) -> None:
     """Let a share of single drafts of a sequence be right."""
     done = 0.0
     for _ in range(rows):
         done += rate
-        allotment.observe(seq_id, 0, 1, int(done))
+        allotment.observe(seq_id, 0, [int(done) > 0])
         done -= int(done)
 
 
 def test_free_drafts_of_a_good_sequence_are_all_run() -> None:
     allotment = learned(lambda tokens: 1.0, 1)
     accept(allotment, 0, 0.9)
-    assert allotment.share(1, offers(1)) == {0: 8}
+    assert share(allotment, 1, offers(1)) == {0: 8}
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
@@ -52,21 +57,21 @@ def test_the_number_is_that_of_the_formula(rate: float) -> None:
     measured = allotment.rate(0, 0)
     gains = [(1 - measured ** (k + 1)) / (1 - measured) / (1 + slope * k) for k in range(9)]
     best = max(range(9), key=gains.__getitem__)
-    assert allotment.share(1, offers(1)).get(0, 0) == (best if gains[best] > 1.02 else 0)
+    assert share(allotment, 1, offers(1)).get(0, 0) == (best if gains[best] > 1.02 else 0)
 
 
 def test_steps_that_cost_what_their_tokens_cost_run_none() -> None:
     allotment = learned(float, 16)
     for seq_id in range(16):
         accept(allotment, seq_id, 0.9)
-    assert allotment.share(16, offers(16)) == {}
+    assert share(allotment, 16, offers(16)) == {}
 
 
 def test_drafts_go_to_the_sequences_that_use_them() -> None:
     allotment = learned(lambda tokens: 1.0 if tokens <= 8 else 10.0, 4)
     for seq_id, rate in enumerate([0.95, 0.2, 0.2, 0.2]):
         accept(allotment, seq_id, rate)
-    counts = allotment.share(4, offers(4))
+    counts = share(allotment, 4, offers(4))
     assert sum(counts.values()) == 4
     assert counts[0] >= 3
 
@@ -76,9 +81,9 @@ def test_a_hopeless_sequence_is_tried_again_ever_more_rarely() -> None:
     accept(allotment, 0, 0.0, 20)
     tried = []
     for step in range(3000):
-        if counts := allotment.share(1, offers(1)):
+        if counts := share(allotment, 1, offers(1)):
             assert counts == {0: 1}
-            allotment.observe(0, 0, 1, 0)
+            allotment.observe(0, 0, [False])
             tried.append(step)
     gaps = [after - before for before, after in itertools.pairwise(tried)]
     assert 2 <= len(tried) < 12
@@ -89,9 +94,9 @@ def test_a_sequence_that_becomes_predictable_gets_drafts_again() -> None:
     allotment = learned(lambda tokens: 1.0, 1)
     accept(allotment, 0, 0.0, 60)
     for _ in range(2000):
-        for seq_id, count in allotment.share(1, offers(1)).items():
-            allotment.observe(seq_id, 0, count, count)
-    assert allotment.share(1, offers(1)) == {0: 8}
+        for seq_id, count in share(allotment, 1, offers(1)).items():
+            allotment.observe(seq_id, 0, [True] * count)
+    assert share(allotment, 1, offers(1)) == {0: 8}
 
 
 def throughput(cost: Callable[[int], float], rate: float, streams: int, price: float) -> float:
@@ -105,7 +110,7 @@ def throughput(cost: Callable[[int], float], rate: float, streams: int, price: f
         allotment.start(seq_id)
     made, seconds, offered = 0, 0.0, offers(streams)
     for _ in range(STEPS):
-        counts = allotment.share(streams, offered)
+        counts = share(allotment, streams, offered)
         for depth in range(max(counts.values(), default=0) if passes else 0):
             passed = price * (1 + abs(rng.gauss(0, 0.05)))
             seconds += passed
@@ -116,7 +121,7 @@ def throughput(cost: Callable[[int], float], rate: float, streams: int, price: f
         allotment.observe_step(tokens, took)
         for seq_id, count in counts.items():
             accepted = next((k for k in range(count) if rng.random() >= rate), count)
-            allotment.observe(seq_id, 0, count, accepted)
+            allotment.observe(seq_id, 0, [place < accepted for place in range(min(accepted + 1, count))])
             made += accepted
         made += streams
     return made / seconds * 1.04 * 1.03  # what the noise takes, on average
@@ -157,7 +162,7 @@ def test_one_pass_makes_the_drafts_of_all_sequences() -> None:
     for seq_id, rate in enumerate([0.99, 0.9, 0.9, 0.9]):
         allotment.start(seq_id)
         accept(allotment, seq_id, rate)
-    counts = allotment.share(4, offers(4))
+    counts = share(allotment, 4, offers(4))
     assert len(counts) == 4
     assert max(counts.values()) - min(counts.values()) <= 1
 
@@ -168,14 +173,14 @@ def test_a_step_without_drafts_is_measured_now_and_then() -> None:
     allotment.start(0)
     empty = 0
     for _ in range(1000):
-        counts = allotment.share(1, offers(1))
+        counts = share(allotment, 1, offers(1))
         empty += not counts
         drafts = counts.get(0, 0)
         allotment.observe_step(
             1 + drafts, 100.0 if not drafts and empty == 1 else 1.0
         )  # the first one is an accident
         if drafts:
-            allotment.observe(0, 0, drafts, drafts)
+            allotment.observe(0, 0, [True] * drafts)
     assert 10 < empty < 60
     assert allotment.costs.curve[1] == pytest.approx(allotment.costs.curve[2], rel=0.1)
 
@@ -211,8 +216,8 @@ def test_a_tree_is_run_whole_or_not_at_all() -> None:
         allotment = learned(lambda tokens: 1 + slope * (tokens - 1), 1)
         accept(allotment, 0, rate)
         tree = {0: Offer(8, 0, depth=3)}
-        assert allotment.share(1, tree) == ({0: 8} if whole else {})
-    tried = [allotment.share(1, tree) for _ in range(600)]
+        assert allotment.share(1, tree) == ({0: Room(8, 3)} if whole else {})
+    tried = [share(allotment, 1, tree) for _ in range(600)]
     assert tried[0] == {}
     assert {0: 8} in tried
 
@@ -221,4 +226,46 @@ def test_trees_share_what_a_step_may_run() -> None:
     allotment = learned(lambda tokens: 1.0, 3)
     for seq_id, rate in enumerate((0.5, 0.9, 0.7)):
         accept(allotment, seq_id, rate)
-    assert allotment.share(3, {seq_id: Offer(3, 0, depth=2) for seq_id in range(3)}) == {1: 3, 2: 3}
+    assert share(allotment, 3, {seq_id: Offer(3, 0, depth=2) for seq_id in range(3)}) == {1: 3, 2: 3}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_tree_has_the_drafts_that_are_worth_it(full: bool) -> None:
+    """With free rows all; where they cost, the likeliest ones: a sibling before the third place."""
+    tree = {0: Offer(8, 0, depth=4, siblings=(0.6, 0.3), full=full)}
+    free = learned(lambda tokens: 1.0, 1)
+    accept(free, 0, 0.5)
+    assert free.share(1, tree)[0].drafts == 8
+    dear = learned(lambda tokens: 1 + 0.16 * (tokens - 1), 1)
+    accept(dear, 0, 0.5)
+    # 0.5 for the first, 0.3 for its sibling, 0.25 and 0.15 behind the first
+    assert dear.share(1, tree) == {0: Room(3, 2)}
+    none = learned(lambda tokens: 1 + 0.6 * (tokens - 1), 1)
+    accept(none, 0, 0.5)
+    assert none.share(1, tree) == {}
+
+
+def test_a_sibling_needs_no_pass() -> None:
+    """Where passes cost more than rows, a tree is broad, not deep."""
+    tree = {0: Offer(8, 0, depth=8, siblings=(0.5, 0.5))}
+    rooms = []
+    for price in (0.01, 0.4):
+        passes = PassCosts(8, price)
+        allotment = Allotment(8, 1, 1, passes)
+        for _ in range(20):
+            for tokens in range(1, 10):
+                allotment.observe_step(tokens, 1 + 0.02 * tokens)
+        allotment.start(0)
+        accept(allotment, 0, 0.6)
+        rooms.append(allotment.share(1, tree)[0])
+    assert rooms[0].depth > rooms[1].depth
+    assert rooms[1].drafts > rooms[1].depth
+
+
+def test_a_sequence_that_rests_tries_one_draft_of_a_tree() -> None:
+    tree = {0: Offer(8, 0, depth=8, siblings=(0.2,))}
+    allotment = learned(lambda tokens: 1 + 0.1 * (tokens - 1), 1)
+    accept(allotment, 0, 0.0)
+    tried = [allotment.share(1, tree) for _ in range(600)]
+    assert {0: Room(1, 1)} in tried
+    assert tried.count({}) > 590

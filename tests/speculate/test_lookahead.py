@@ -11,6 +11,7 @@ import pytest
 from quire import LLM
 from quire.config.speculative import SpeculativeConfig
 from quire.speculate.lookahead import GRAM_BYTES, MOST_GRAMS, LookaheadProposer
+from quire.speculate.proposer import Room
 from quire.types import NewSeq, SamplingParams
 
 Model = Callable[[list[int]], int]
@@ -36,7 +37,7 @@ def play(chosen: SpeculativeConfig, model: Model, text: list[int], length: int) 
     while len(text) < length:
         steps += 1
         [offer] = proposer.look([0], 64).values()
-        tree = proposer.propose({0: offer.length})[0]
+        tree = proposer.propose({0: Room(offer.length, offer.depth)})[0]
         assert not isinstance(tree, list)
         assert tree.is_tree()
         assert len(tree.token_ids) <= offer.length == chosen.lookahead_drafts

@@ -67,7 +67,8 @@ LOADS: dict[str, dict[str, Any]] = {
     "few blocks": {"max_num_seqs": 6, "max_num_batched_tokens": 64},
     "no cache": {"max_num_seqs": 4, "enable_prefix_caching": False},
 }
-DEPTHS = (1, 5, 16)
+DEPTHS, WIDTHS = (1, 5, 16), (1, 2, 4, 8)
+SLOPES = (0.04, 1e-4)  # of the cost of a step, for each token; the second makes large trees
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +117,18 @@ def test_every_bit_is_that_without(
     model: str,
     load: str,
 ) -> None:
-    costs_without_a_clock(monkeypatch)
-    monkeypatch.setattr(PassCosts, "of", lambda self, tokens, unit: 0.01)
     name, formats, blocks = MODELS[model]
     rng = random.Random(f"{method} {model} {load}")
+    slope = rng.choice(SLOPES)
+    costs_without_a_clock(monkeypatch, slope)
+    monkeypatch.setattr("quire.speculate.step_costs._FIRST_SLOPE", slope)
+    monkeypatch.setattr(PassCosts, "of", lambda self, tokens, unit: 0.01)
     chosen = METHODS[method](checkpoint, name)
-    chosen = {"num_speculative_tokens": rng.choice(DEPTHS), **chosen} if chosen else None
+    chosen = (
+        {"num_speculative_tokens": rng.choice(DEPTHS), "top_k": rng.choice(WIDTHS), **chosen}
+        if chosen
+        else None
+    )
     answers = [samples[0][0] for samples, _ in expected(model)]
     predicted = [edited(tokens, rng) if i % 2 else [] for i, tokens in enumerate(answers)]
     more = {"num_kv_blocks": blocks} if load == "few blocks" else {}

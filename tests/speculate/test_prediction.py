@@ -10,7 +10,7 @@ import pytest
 from quire.speculate.combined import Combined
 from quire.speculate.ngram import NgramProposer
 from quire.speculate.prediction import LONG, PredictionProposer
-from quire.speculate.proposer import Proposer
+from quire.speculate.proposer import Proposer, Room
 from quire.types import NewSeq, SamplingParams, TokenIds
 
 
@@ -27,7 +27,7 @@ def new(
 def drafts(proposer: Proposer, most: int) -> list[int]:
     """What is proposed for the sequence."""
     offers = proposer.look([0], most)
-    return proposer.propose({0: offers[0].length})[0] if offers else []
+    return proposer.propose({0: Room(offers[0].length, most)})[0] if offers else []
 
 
 def rows(predicted: list[int], answer: list[int], most: int) -> tuple[int, int]:
@@ -109,7 +109,7 @@ def test_samples_share_what_is_made_of_a_prediction() -> None:
         proposer.start(replace(new(TEXT), seq_id=seq_id, prediction=shared, request_id="one"))
         proposer.extend(seq_id, [7, *TEXT[20:22]])
     offers = proposer.look(range(3), 2)
-    assert proposer.propose(dict.fromkeys(offers, 2)) == dict.fromkeys(range(3), TEXT[22:24])
+    assert proposer.propose(dict.fromkeys(offers, Room(2, 2))) == dict.fromkeys(range(3), TEXT[22:24])
     assert len(proposer._predictions) == 1
     for seq_id in range(3):
         proposer.stop(seq_id)

@@ -6,6 +6,7 @@ import random
 
 from quire._native import NgramIndex
 from quire.speculate.ngram import NgramProposer
+from quire.speculate.proposer import Room
 from quire.speculate.recent_outputs import ORIGINS, RecentOutputs
 from quire.types import NewSeq, SamplingParams
 
@@ -27,7 +28,7 @@ def text(tokens: list[int]) -> NgramIndex:
 
 def drafts(proposer: NgramProposer, seq_id: int, most: int = 3) -> list[int]:
     offers = proposer.look([seq_id], most)
-    return proposer.propose({seq_id: most})[seq_id] if offers else []
+    return proposer.propose({seq_id: Room(most, most)})[seq_id] if offers else []
 
 
 def test_an_ended_output_is_found_by_its_origin_alone() -> None:

@@ -6,11 +6,13 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from quire.executor.base import I32, Outputs
+import numpy as np
+
+from quire.executor.base import I32, Guesses, Outputs
 from quire.records import dataclass
 from quire.speculate.draft_model import DraftModelProposer
 from quire.speculate.draft_passes import Draw
-from quire.speculate.proposer import Offer
+from quire.speculate.proposer import DraftTree, Offer, Room
 from quire.speculate.step_costs import PassCosts, StepCosts
 from quire.types import NewSeq
 
@@ -35,14 +37,18 @@ class _KnownDraw:
     def __init__(self, draw: Draw, known: Callable[[I32, I32], list[int]]) -> None:
         self.beneath, self._known = draw, known
 
-    def __call__(self, outputs: Outputs, lines: I32, positions: I32, ids: I32 | None = None) -> list[int]:
-        self.beneath(outputs, lines, positions, ids)
-        return self._known(lines, positions)
+    def __call__(
+        self, outputs: Outputs, lines: I32, positions: I32, ids: I32 | None = None, count: int = 1
+    ) -> Guesses:
+        self.beneath(outputs, lines, positions, ids, count)
+        tokens = np.full((len(lines), count), -1, np.int32)
+        tokens[:, 0] = self._known(lines, positions)
+        return Guesses(tokens, (tokens >= 0).astype(np.float32))
 
 
 class KnownDrafts:
-    """Proposes the recorded output of each prompt; every draft is wrong with chance 1 - `rate`, drawn anew each time a
-    prompt runs. With a draft model it is the model's passes that give these drafts, and the drafts cost what they do.
+    """Proposes the recorded output of each prompt, in chains; every draft is wrong with chance 1 - `rate`, drawn anew
+    each time a prompt runs. With a draft model its passes give these drafts, and the drafts cost what they do.
     """
 
     GRADES = 1
@@ -91,7 +97,7 @@ class KnownDrafts:
             text = self._texts[seq_id]
             left = text.prompt_len + len(text.drafts) - text.length
             if left > 0:
-                offers[seq_id] = offer._replace(length=min(most, left))
+                offers[seq_id] = offer._replace(length=min(most, left), depth=0, siblings=())
         return offers
 
     def _offers(self, seq_ids: list[int], most: int) -> dict[int, Offer]:
@@ -99,10 +105,11 @@ class KnownDrafts:
             return self._model.look(seq_ids, most)
         return dict.fromkeys(seq_ids, Offer(most, 0))
 
-    def propose(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
+    def propose(self, rooms: Mapping[int, Room]) -> dict[int, list[int]]:
         if self._model:
-            return self._model.propose(counts)
-        return {seq_id: self._texts[seq_id].after(count) for seq_id, count in counts.items()}
+            made = self._model.propose(rooms)
+            return {s: own.token_ids if isinstance(own, DraftTree) else own for s, own in made.items()}
+        return {seq_id: self._texts[seq_id].after(room.drafts) for seq_id, room in rooms.items()}
 
     def _draw(self, lines: I32, positions: I32) -> list[int]:
         """The drafts of some lines at some positions."""
@@ -132,7 +139,9 @@ class FixedAllotment:
     def observe_step(self, *_: Any) -> None:
         """Nothing is learned."""
 
-    def share(self, _: int, offers: Mapping[int, Offer]) -> dict[int, int]:
+    def share(self, _: int, offers: Mapping[int, Offer]) -> dict[int, Room]:
         """Drafts for the next step, by sequence."""
-        count = next(self._counts)
-        return {seq_id: min(count, offer.length) for seq_id, offer in offers.items()} if count else {}
+        if not (count := next(self._counts)):
+            return {}
+        counts = {seq_id: min(count, offer.length) for seq_id, offer in offers.items()}
+        return {seq_id: Room(count, count) for seq_id, count in counts.items()}

@@ -11,7 +11,8 @@ from quire.records import dataclass
 
 METHODS = ("ngram", "draft_model", "self", "lookahead", "eagle", "eagle3", "medusa", "mtp")
 WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa")
-WITH_TREES = ("lookahead",)
+WITH_TREES = ("draft_model", "self", "eagle", "eagle3", "medusa", "mtp")  # of what a draft finds likely
+MAX_TOP_K = 16  # guesses in one place
 FEATURE_METHODS = ("eagle", "eagle3", "medusa", "mtp")  # that compute on what the target leaves
 ACCEPTANCES = ("same", "rejection", "typical")
 MAX_LAYERS = 1024
@@ -31,7 +32,8 @@ class SpeculativeConfig:
     tenant and namespace that are searched as well. `model` is the checkpoint that drafts, and
     `quantization` what it is rounded to when it is loaded, "" for that of the target. In the method "self", `layers` of
     the model draft, 0 for a quarter of them. `draft_vocab_size`: only so many tokens of the vocabulary, from the first
-    on, can be drafts; 0 for all. `lookahead_window` columns, n-grams of `lookahead_ngram` tokens and
+    on, can be drafts; 0 for all. `top_k` are the guesses that a draft makes in one place, which trees are made of; 1
+    for chains. `lookahead_window` columns, n-grams of `lookahead_ngram` tokens and
     `lookahead_guesses` are those of lookahead decoding. `acceptance` says which drafts are right, and `epsilon` belongs
     to "typical". Raises ValueError naming the field.
     """
@@ -42,6 +44,7 @@ class SpeculativeConfig:
     quantization: str = ""
     layers: int = 0
     draft_vocab_size: int = 0
+    top_k: int = 4
     prompt_lookup_min: int = 3
     prompt_lookup_max: int = LONGEST_MATCH
     recent_outputs: int = 0
@@ -64,6 +67,7 @@ class SpeculativeConfig:
             ("lookahead_ngram", 2, LONGEST_GRAM),
             ("lookahead_guesses", 1, MAX_DEPTH),
             ("draft_vocab_size", 0, MAX_DRAFT_VOCAB),
+            ("top_k", 1, MAX_TOP_K),
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -82,10 +86,8 @@ class SpeculativeConfig:
         if bool(self.model) != (self.method in WITH_MODEL):
             problem = "no model, which this method needs" if self.method in WITH_MODEL else "takes no model"
             raise _wrong("model", f"{self.method}: {problem}")
-        if self.method in WITH_TREES and self.acceptance != "same":
-            raise _wrong(
-                "acceptance", f"{self.acceptance!r} is not there for the trees of {self.method}, only 'same'"
-            )
+        if self.method == "lookahead" and self.acceptance != "same":
+            raise _wrong("acceptance", f"{self.acceptance!r} is not there for lookahead, only 'same'")
         if self.method == "lookahead" and self.lookahead_drafts > self.num_speculative_tokens:
             raise _wrong(
                 "num_speculative_tokens",
@@ -93,6 +95,16 @@ class SpeculativeConfig:
                 f"lookahead_window {self.lookahead_window}, lookahead_ngram {self.lookahead_ngram} and "
                 f"lookahead_guesses {self.lookahead_guesses}",
             )
+
+    @property
+    def width(self) -> int:
+        """Guesses that a draft makes in one place. Those in trees are judged by "same" only."""
+        return self.top_k if self.method in WITH_TREES and self.acceptance == "same" else 1
+
+    @property
+    def trees(self) -> bool:
+        """Whether drafts may be trees."""
+        return self.method == "lookahead" or self.width > 1
 
     @property
     def lookahead_drafts(self) -> int:

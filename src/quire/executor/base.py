@@ -176,6 +176,19 @@ class SampledRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Guesses:
+    """The tokens that rows would sample, and those that come next: what they would sample in place of these.
+
+    token_ids: int32 [rows, count], -1 where no more can be sampled, in all of a row that failed. sure: float32 [rows,
+    count], in [0, 1], and 0 where there is no token. At temperature 0 the probability of the token; else its share of
+    what the named tokens have as speeds in the draw, at temperature 1.
+    """
+
+    token_ids: I32
+    sure: F32
+
+
+@dataclass(frozen=True, slots=True)
 class Judging:
     """How drafts are judged other than by the sample.
 
@@ -227,7 +240,6 @@ class Sampler(Protocol):
         bitmask: Bitmask | None = None,
         *,
         judging: Judging | None = None,
-        distributions: F32 | None = None,
     ) -> SampledRows:
         """Sample one token for every row and count none; `commit` counts those that are accepted.
 
@@ -235,8 +247,16 @@ class Sampler(Protocol):
         drafts: [rows], the token assumed at a row's position by the slot's later rows; -1 in the last of them. A row
         gives the token that `sample` would give after the drafts before it. Raises ValueError, as `sample`.
 
-        judging: a row gives its draft if that is accepted, else another token. distributions: [rows, vocab], takes what
-        each row was drawn from, if its temperature is not 0.
+        judging: a row gives its draft if that is accepted, else another token.
+        """
+
+    def guess(
+        self, outputs: Outputs, slots: I32, positions: I32, count: int, distributions: F32 | None = None
+    ) -> Guesses:
+        """What every row would sample, and the `count` - 1 tokens behind, 1 to 64 in all; counts none.
+
+        As `sample`, but a slot may have several rows. distributions: [rows, vocab], takes what each row was drawn from,
+        if its temperature is not 0. Raises ValueError, as `sample`.
         """
 
     def commit(self, slots: I32, tokens: I32) -> None:

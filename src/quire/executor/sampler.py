@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire import _native
-from quire.executor.base import F32, I32, Bitmask, Judging, Limits, Outputs, SampledRows
+from quire.executor.base import F32, I32, Bitmask, Guesses, Judging, Limits, Outputs, SampledRows
 from quire.logprobs import LogprobTable
 from quire.program.ops.linear import MAXIMA_COLS
 from quire.types import MAX_LOGPROBS, MAX_NAMED_TOKENS, FinishReason, NewSeq
@@ -113,15 +113,32 @@ class HostSampler:
         bitmask: Bitmask | None = None,
         *,
         judging: Judging | None = None,
-        distributions: F32 | None = None,
     ) -> SampledRows:
         """Sample one token for every row and count none; see Sampler.verify."""
         how = None
         if judging is not None:
             how = _native.Judging(judging.acceptance, judging.epsilon, judging.proposals, judging.lines)
-        return self._sample(
-            outputs, slots, positions, bitmask, drafts=drafts, judging=how, distributions=distributions
+        return self._sample(outputs, slots, positions, bitmask, drafts=drafts, judging=how)
+
+    def guess(
+        self, outputs: Outputs, slots: I32, positions: I32, count: int, distributions: F32 | None = None
+    ) -> Guesses:
+        """What every row would sample, and the tokens behind; see Sampler.guess."""
+        rows = len(slots)
+        made = Guesses(np.empty((rows, count), np.int32), np.empty((rows, count), np.float32))
+        self._native.sample(
+            outputs["logits"],
+            slots,
+            positions,
+            None,
+            None,
+            outputs.get("maxima"),
+            np.full(rows, -1, np.int32),
+            distributions=distributions,
+            guesses=made.token_ids,
+            chances=made.sure,
         )
+        return made
 
     def commit(self, slots: I32, tokens: I32) -> None:
         """Count tokens as output of their slots; see Sampler.commit."""
@@ -137,7 +154,6 @@ class HostSampler:
         drafts: I32 | None = None,
         places: I32 | None = None,
         judging: _native.Judging | None = None,
-        distributions: F32 | None = None,
     ) -> SampledRows:
         logits = outputs["logits"]
         words, lines = (None, None) if bitmask is None else (bitmask.words, bitmask.lines)
@@ -151,7 +167,6 @@ class HostSampler:
             drafts,
             places,
             judging,
-            distributions,
         )
         rows = len(slots)
         token_ids = self._tokens[:rows].copy()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from quire.config.speculative import MAX_DEPTH
-from quire.speculate.proposer import Offer
+from quire.speculate.proposer import Offer, Room
 from quire.speculate.step_costs import PassCosts, StepCosts
 
 FIRST_RATE = 0.7  # acceptance of the first drafts of all: a few are run to see
@@ -19,7 +19,8 @@ _PROBING = 0.01  # of the time, at most, in such drafts
 # Steps with drafts before one without them is run, to see what it costs; sooner until it has run three times.
 _BASE, _BASE_AGAIN, _BASES = 64, 16, 3
 
-_Draft = tuple[float, int, int, float, int]  # -its chance, sequence, depth, rate of the sequence, its drafts
+_Draft = tuple[float, int, int, int]  # -its chance, sequence, depth, rank among its siblings
+_NO_ROOM = Room(0, 0)
 
 
 class Rate:
@@ -67,15 +68,15 @@ class Allotment:
         """Forget a sequence."""
         self._known.pop(seq_id, None)
 
-    def observe(self, seq_id: int, grade: int, drafted: int, accepted: int) -> None:
-        """Take in what became of drafts: those behind the first wrong one say nothing."""
+    def observe(self, seq_id: int, grade: int, right: Sequence[bool]) -> None:
+        """Take in which drafts were right, of those behind right ones; of siblings, the first."""
         known, every = self._known[seq_id], self._all[grade]
         own = known.rates[grade]
-        for place in range(min(accepted + 1, drafted)):
+        for was in right:
             if own.count < _SETTLED:
-                every.add(place < accepted)
-            own.add(place < accepted)
-        known.pause = _FIRST_PROBE if accepted else min(2 * known.pause, _LAST_PROBE)
+                every.add(was)
+            own.add(was)
+        known.pause = _FIRST_PROBE if any(right) else min(2 * known.pause, _LAST_PROBE)
         known.rested = 0
 
     def rate(self, seq_id: int, grade: int) -> float:
@@ -88,27 +89,30 @@ class Allotment:
         if self.costs.observe(tokens, seconds):
             self._slopes.clear()
 
-    def share(self, rows: int, offers: Mapping[int, Offer]) -> dict[int, int]:
+    def share(self, rows: int, offers: Mapping[int, Offer]) -> dict[int, Room]:
         """Drafts for the next step of `rows` rows, by sequence."""
         curve = self.costs.curve
         last = min(self._most, len(curve) - 1 - rows)
-        counts: dict[int, int] = {}
         if last < 1 or not offers or self._base_is_due(rows):
-            return counts
+            return {}
         heap, slope = list[_Draft](), self._slope(rows, last)
-        for seq_id, offer in offers.items():
-            rate = self.rate(seq_id, offer.grade)
-            gain = _mean_gain(rate, offer)
-            if gain > slope * rows:
-                heap.append((-gain, seq_id, 1, rate, offer.length))
+        least = slope * rows  # a draft of a lower gain costs more than it gains
+        shapes = {
+            seq_id: _Shape(offer, self.rate(seq_id, offer.grade), least) for seq_id, offer in offers.items()
+        }
+        for seq_id, shape in shapes.items():
+            if (gain := shape.first()) > least:
+                heap.append((-gain, seq_id, 1, 0))
         heapq.heapify(heap)
-        for seq_id in self._worth(rows, last, heap, offers):
-            counts[seq_id] = counts.get(seq_id, 0) + 1
-        self._probe(offers, counts, slope, rows, last)
-        return counts
+        rooms: dict[int, Room] = {}
+        for seq_id, depth in self._worth(rows, last, heap, shapes):
+            before = rooms.get(seq_id, _NO_ROOM)
+            rooms[seq_id] = Room(before.drafts + 1, max(before.depth, depth))
+        self._probe(offers, rooms, slope, rows, last)
+        return rooms
 
     def _probe(
-        self, offers: Mapping[int, Offer], counts: dict[int, int], slope: float, rows: int, last: int
+        self, offers: Mapping[int, Offer], rooms: dict[int, Room], slope: float, rows: int, last: int
     ) -> None:
         """Add a draft of a sequence that has rested for long, unless that takes too much time or can gain nothing."""
         price = slope + (
@@ -116,50 +120,60 @@ class Allotment:
         )
         self._since_probe += 1
         due = slope * rows < 1 and self._since_probe * _PROBING >= price
-        for seq_id in offers.keys() - counts.keys():
+        for seq_id in offers.keys() - rooms.keys():
             known = self._known[seq_id]
             if due and known.rested >= known.pause:
                 offer = offers[seq_id]
-                counts[seq_id] = min(last, offer.length) if offer.depth else 1
+                whole = offer.depth and not offer.grows
+                rooms[seq_id] = Room(min(last, offer.length), offer.depth) if whole else Room(1, 1)
                 self._since_probe, due = 0, False
             known.rested += 1
 
-    def _worth(self, rows: int, last: int, heap: list[_Draft], offers: Mapping[int, Offer]) -> list[int]:
-        """The drafts that promise the most tokens per second, by their sequences."""
-        if self._passes is None or len(heap) < 2:
-            return self._likeliest(rows, last, heap, offers, MAX_DEPTH)[1]
+    def _worth(
+        self, rows: int, last: int, heap: list[_Draft], shapes: Mapping[int, _Shape]
+    ) -> list[tuple[int, int]]:
+        """The drafts that promise the most tokens per second: their sequences and depths."""
+        in_turn = len(heap) < 2 and not any(shape.offer.grows for shape in shapes.values())
+        if self._passes is None or self._passes.once or in_turn:
+            return self._likeliest(rows, last, heap, shapes, MAX_DEPTH)[1]
         # A pass makes the drafts of one depth for all sequences: the first of them pays for it.
-        best, found = 0.0, list[int]()
+        best, found = 0.0, list[tuple[int, int]]()
         for deepest in range(1, MAX_DEPTH + 1):
-            rate, order = self._likeliest(rows, last, list(heap), offers, deepest)
+            rate, order = self._likeliest(rows, last, list(heap), shapes, deepest)
             if rate <= best:
                 break
             best, found = rate, order
         return found
 
     def _likeliest(
-        self, rows: int, last: int, heap: list[_Draft], offers: Mapping[int, Offer], deepest: int
-    ) -> tuple[float, list[int]]:
-        """As many of the likeliest drafts as are best, by their sequences, and their tokens per unit of cost."""
+        self, rows: int, last: int, heap: list[_Draft], shapes: Mapping[int, _Shape], deepest: int
+    ) -> tuple[float, list[tuple[int, int]]]:
+        """As many of the likeliest drafts as are best, by sequence and depth, and their tokens per unit of cost."""
         # The likeliest draft next, whatever sequence it is for: gains fall from one to the next.
-        curve, order, tokens = self.costs.curve, list[int](), float(rows)
+        curve, order, tokens = self.costs.curve, list[tuple[int, int]](), float(rows)
         best, best_rate = 0, _GAIN * rows / curve[rows]
         bill = _Bill(self._passes, self.costs.unit) if self._passes else None
+        taken = dict.fromkeys(shapes, 0)
         while heap and len(order) < last:
-            gain, seq_id, depth, rate, count = heap[0]
-            taken = count if offers[seq_id].depth else 1  # a tree is run whole
-            if len(order) + taken > last:
+            gain, seq_id, depth, rank = heap[0]
+            shape = shapes[seq_id]
+            count = shape.at_once
+            if len(order) + count > last or taken[seq_id] + count > shape.offer.length:
                 heapq.heappop(heap)
                 continue
-            tokens -= gain * taken
-            order += [seq_id] * taken
+            taken[seq_id] += count
+            tokens -= gain * count
+            order += [(seq_id, max(depth, shape.whole))] * count
             cost = curve[rows + len(order)]
             if bill is not None:
-                cost += bill.add(depth, offers[seq_id].behind) if offers[seq_id].behind else bill.sum
+                cost += bill.add(depth, rank, shape.offer.behind) if shape.offer.behind else bill.sum
             if tokens / cost > best_rate:
                 best, best_rate = len(order), tokens / cost
-            if depth < count and depth < deepest and not offers[seq_id].depth:
-                heapq.heapreplace(heap, (gain * rate, seq_id, depth + 1, rate, count))
+            more = shape.behind(gain, seq_id, depth, rank, deepest)
+            if more:
+                heapq.heapreplace(heap, more[0])
+                for draft in more[1:]:
+                    heapq.heappush(heap, draft)
             else:
                 heapq.heappop(heap)
         return best_rate, order[:best]
@@ -184,11 +198,40 @@ class Allotment:
         return slope
 
 
-def _mean_gain(rate: float, offer: Offer) -> float:
-    """Expected tokens a draft: of the first of a chain; of all of a tree, which goes on rightly so often."""
-    if not offer.depth:
-        return rate
-    return sum(rate**depth for depth in range(1, offer.depth + 1)) / offer.length
+class _Shape:
+    """What is expected of the drafts of an offer, the first of which is right with chance `rate`; those with a gain up
+    to `least` are left out."""
+
+    __slots__ = ("_depth", "_gains", "_least", "at_once", "offer", "whole")
+
+    def __init__(self, offer: Offer, rate: float, least: float) -> None:
+        self.offer, self._least = offer, least
+        self._gains, wrong = [rate], 1 - rate  # by rank
+        for chance in offer.siblings:
+            self._gains.append(wrong * chance)
+            wrong *= 1 - chance
+        self._depth = offer.depth or offer.length
+        self.whole = 0 if offer.grows else offer.depth  # its depth
+        self.at_once = offer.length if self.whole else 1
+
+    def first(self) -> float:
+        """Expected tokens a draft: of the first one; of all of a whole tree, which goes on rightly so often."""
+        rate = self._gains[0]
+        if not self.whole:
+            return rate
+        return sum(rate**depth for depth in range(1, self.whole + 1)) / self.offer.length
+
+    def behind(self, gain: float, seq_id: int, depth: int, rank: int, deepest: int) -> list[_Draft]:
+        """The drafts that can be taken when this one has been: behind it, and beside it."""
+        found: list[_Draft] = []
+        if self.whole:
+            return found
+        gains = self._gains
+        if depth < deepest and depth < self._depth and (not rank or self.offer.full):
+            found.append((gain * gains[0], seq_id, depth + 1, 0))
+        if rank + 1 < len(gains) and gains[rank]:
+            found.append((gain / gains[rank] * gains[rank + 1], seq_id, depth, rank + 1))
+        return [draft for draft in found if -draft[0] > self._least]
 
 
 class _Bill:
@@ -200,9 +243,9 @@ class _Bill:
         self._costs: list[float] = []
         self.sum = 0.0
 
-    def add(self, depth: int, behind: float) -> float:
-        """The sum, with a draft of a depth from 1 up."""
-        if self._passes.once and depth > 1:
+    def add(self, depth: int, rank: int, behind: float) -> float:
+        """The sum, with a draft of a depth from 1 up. One pass names all siblings."""
+        if rank or (self._passes.once and depth > 1):
             return self.sum
         if depth > len(self._tokens):
             self._tokens.append(0.0)

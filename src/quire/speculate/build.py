@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from quire.cache_kinds import CacheGroup, StateGroup
 from quire.config.schema import ResolvedConfig
-from quire.config.speculative import WITH_TREES, SpeculativeConfig
+from quire.config.speculative import SpeculativeConfig
 from quire.executor.base import Executor, Judging, Limits, Outputs, StepArrays
 from quire.executor.plans import decode_sizes
 from quire.program.cost import Row, step_cost
@@ -67,7 +67,7 @@ def max_draft_tokens(config: ResolvedConfig, groups: Collection[CacheGroup]) -> 
 def tree_branches(config: ResolvedConfig) -> int:
     """Branches that the trees of a step may have: each has a draft of its own, and a first path has one."""
     chosen = config.speculation
-    return MAX_DRAFT_TOKENS - 1 if chosen is not None and chosen.method in WITH_TREES else 0
+    return MAX_DRAFT_TOKENS - 1 if chosen is not None and chosen.trees else 0
 
 
 def proposer_bytes(config: ResolvedConfig, max_len: int, vocab: int) -> int:
@@ -143,6 +143,8 @@ def _drafted(
     chosen: SpeculativeConfig, worker: Worker, target: Executor, limits: Limits, drafter: Drafter
 ) -> Proposer:
     """What drafts with an executor of its own."""
+    from quire.speculate.tree_growth import TreeGrowth
+
     executor, program, most = drafter.executor, drafter.executor.program, drafter.limits.max_tokens
     table = worker.arrays.block_tables[drafter.group]
     arrays = StepArrays(drafter.limits, 1, (table,) if program.cache_groups else ())
@@ -152,25 +154,28 @@ def _drafted(
     if drafter.features is not None:
         from quire.speculate.target_rows import TargetRows
 
-        rows = TargetRows(drafter.features, lambda: worker.outputs)
+        rows = TargetRows(drafter.features, lambda: worker.outputs, worker.right_tokens)
         if not program.kv_layers:
             from quire.speculate.medusa import MedusaProposer
 
             costs = PassCosts(most, relative, once=True)
-            return MedusaProposer(executor, arrays, rows, worker.guess, worker.line, costs=costs)
+            growth = TreeGrowth(chosen.width, full=True)
+            return MedusaProposer(
+                executor, arrays, rows, worker.guess, worker.line, growth=growth, costs=costs
+            )
         from quire.speculate.feature_drafts import FeatureDraftProposer
 
         return FeatureDraftProposer(
-            executor, arrays, rows, worker.guess, worker.line, costs=PassCosts(most, relative), max_tokens=most,
-            longest=drafter.longest, ids=drafter.ids,
+            executor, arrays, rows, worker.guess, worker.line, growth=TreeGrowth(chosen.width),
+            costs=PassCosts(most, relative), max_tokens=most, longest=drafter.longest, ids=drafter.ids,
         )  # fmt: skip
     from quire.speculate.draft_cache import DraftCache
     from quire.speculate.draft_model import DraftModelProposer
     from quire.speculate.draft_passes import DraftPasses
 
     passes = DraftPasses(
-        executor.run, arrays, worker.guess, vocab=program.ids or program.vocab, max_tokens=most,
-        costs=PassCosts(most, relative),
+        executor.run, arrays, worker.guess, TreeGrowth(chosen.width), vocab=program.ids or program.vocab,
+        max_tokens=most, costs=PassCosts(most, relative),
     )  # fmt: skip
     cache = DraftCache(table, limits.block_size, drafter.window)
     return DraftModelProposer(passes, worker.line, cache, drafter.longest)
@@ -180,6 +185,7 @@ def _self_draft(chosen: SpeculativeConfig, worker: Worker, target: Executor, lim
     """The first layers and the head of the target, on its own cache."""
     from quire.speculate.draft_model import DraftModelProposer
     from quire.speculate.draft_passes import DraftPasses
+    from quire.speculate.tree_growth import TreeGrowth
 
     program = target.program
     stop = _own_ops(chosen, program)
@@ -190,8 +196,9 @@ def _self_draft(chosen: SpeculativeConfig, worker: Worker, target: Executor, lim
 
     costs = PassCosts(limits.max_rows, draft_cost(chosen, program, None))
     passes = DraftPasses(
-        run, worker.arrays, worker.guess, vocab=program.vocab, max_tokens=limits.max_tokens, costs=costs
-    )
+        run, worker.arrays, worker.guess, TreeGrowth(chosen.width), vocab=program.vocab, max_tokens=limits.max_tokens,
+        costs=costs,
+    )  # fmt: skip
     return DraftModelProposer(passes, worker.line, None, limits.max_len)
 
 

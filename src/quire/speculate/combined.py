@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from quire.speculate.prediction import PredictionProposer
-from quire.speculate.proposer import DraftTree, FeatureProposer, Offer, Proposer
+from quire.speculate.proposer import DraftTree, FeatureProposer, Offer, Proposer, Room
 from quire.types import NewSeq, ScheduledSeq
 
 
@@ -15,7 +15,7 @@ class Combined:
 
     def __init__(self, predictions: PredictionProposer, method: Proposer) -> None:
         self._predictions, self._method = predictions, method
-        self._takes_features = method if isinstance(method, FeatureProposer) else None
+        self._features = method if isinstance(method, FeatureProposer) else None
         self._by_method: set[int] = set()  # sequences with an offer of the method
         self.GRADES = predictions.GRADES + method.GRADES
         self.MOST_SECONDS = max(predictions.MOST_SECONDS, method.MOST_SECONDS)
@@ -35,9 +35,9 @@ class Combined:
         self._predictions.stop(seq_id)
         self._method.stop(seq_id)
 
-    def ran(self, rows: Sequence[ScheduledSeq]) -> None:
-        if self._takes_features is not None:
-            self._takes_features.ran(rows)
+    def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
+        if self._features is not None:
+            self._features.ran(rows, added)
 
     def extend(self, seq_id: int, tokens: list[int]) -> None:
         self._predictions.extend(seq_id, tokens)
@@ -54,7 +54,7 @@ class Combined:
             offers[seq_id] = Offer(offer.length, grade, offer.behind, offer.depth)
         return offers
 
-    def propose(self, counts: Mapping[int, int]) -> Mapping[int, list[int] | DraftTree]:
-        method = {seq_id: count for seq_id, count in counts.items() if seq_id in self._by_method}
-        made = self._predictions.propose({s: n for s, n in counts.items() if s not in method})
+    def propose(self, rooms: Mapping[int, Room]) -> Mapping[int, list[int] | DraftTree]:
+        method = {seq_id: room for seq_id, room in rooms.items() if seq_id in self._by_method}
+        made = self._predictions.propose({s: room for s, room in rooms.items() if s not in method})
         return {**made, **self._method.propose(method)} if method else made

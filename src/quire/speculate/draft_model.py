@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from quire.records import dataclass
 from quire.speculate.draft_cache import DraftCache
 from quire.speculate.draft_passes import DraftPasses, Draw, PassRow
-from quire.speculate.proposer import Offer
+from quire.speculate.proposer import DraftTree, Offer, Room
 from quire.speculate.step_costs import PassCosts
+from quire.speculate.tree_growth import DraftPlace
 from quire.types import NewSeq, agreement
 
 NEAR = 32  # tokens behind that are the price of one step; more are spread over the steps to come
@@ -23,7 +24,8 @@ _LEARN = 0.1  # of an answer in the mean length of answers
 
 @dataclass(slots=True)
 class _Text:
-    """A sequence. `done` tokens are in the draft's cache; `hashes`: see DraftCache."""
+    """A sequence. `done` tokens are in the draft's cache; `hashes`: see DraftCache. `trunk` are the places along the
+    drafts that passes went on with."""
 
     line: int
     tokens: list[int]
@@ -31,7 +33,12 @@ class _Text:
     most: int  # tokens that it may still get
     done: int
     hashes: list[int]
-    drafts: list[int]
+    trunk: list[DraftPlace]
+
+    @property
+    def drafts(self) -> list[int]:
+        """The likeliest draft in each place."""
+        return [place.token_ids[0] for place in self.trunk if place.token_ids]
 
 
 class DraftModelProposer:
@@ -82,9 +89,10 @@ class DraftModelProposer:
         text = self._texts.get(seq_id)
         if text is None:
             return
-        if text.drafts:  # the last of them has not been computed
-            text.done += min(agreement(text.drafts, tokens), len(text.drafts) - 1)
-            text.drafts = []
+        if drafts := text.drafts:  # the last of them has not been computed
+            text.done += min(agreement(drafts, tokens), len(drafts) - 1)
+            self._passes.growth.learn(text.trunk[0], tokens)
+        text.trunk = []
         text.tokens += tokens
         if self._cache:
             self._cache.note(text.line, text.tokens, text.done, text.hashes)
@@ -92,27 +100,28 @@ class DraftModelProposer:
             text.done = len(text.tokens) - 1
 
     def look(self, seq_ids: Iterable[int], most: int) -> dict[int, Offer]:
-        offers = {}
+        offers, growth = {}, self._passes.growth
         for seq_id in seq_ids:
             text = self._texts.get(seq_id)
             if text is not None and len(text.tokens) + most <= self._longest:
-                offers[seq_id] = Offer(most, 0, self._behind(text))
+                offers[seq_id] = growth.offer(most, self._behind(text))
         return offers
 
-    def propose(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
-        ready = self._catch_up(counts)
-        left = [seq_id for seq_id in ready if len(self._texts[seq_id].drafts) < counts[seq_id]]
-        while left:
-            texts = [self._texts[seq_id] for seq_id in left]
+    def propose(self, rooms: Mapping[int, Room]) -> dict[int, DraftTree | list[int]]:
+        growth = self._passes.growth
+        texts = self._catch_up(rooms)
+        left = texts
+        while left := {s: text for s, text in left.items() if growth.goes_on(text.trunk, rooms[s])}:
             drawn = self._passes.run(
-                [PassRow(t.line, len(t.tokens) + len(t.drafts) - 1, t.drafts[-1:]) for t in texts]
+                [
+                    PassRow(t.line, len(t.tokens) + len(t.trunk) - 1, t.trunk[-1].token_ids[:1])
+                    for t in left.values()
+                ]
             )
-            left = [
-                seq_id
-                for seq_id, text, token in zip(left, texts, drawn, strict=True)
-                if _took(text, token) and len(text.drafts) < counts[seq_id]
-            ]
-        return {seq_id: list(self._texts[seq_id].drafts) for seq_id in ready}
+            for text, place in zip(left.values(), drawn, strict=True):
+                text.trunk[-1].below[0] = place
+                text.trunk.append(place)
+        return {s: growth.drafts(text.trunk[0], rooms[s].drafts) for s, text in texts.items()}
 
     def _behind(self, text: _Text) -> float:
         """Tokens to compute before the first draft, as Offer counts them."""
@@ -123,10 +132,10 @@ class DraftModelProposer:
         to_come = min(max(self._answer, made), text.most) - made
         return 1 + behind / max(1.0, to_come)
 
-    def _catch_up(self, counts: Mapping[int, int]) -> list[int]:
-        """One pass up to the latest tokens, as far as it holds them; the sequences that now have their first draft."""
-        room, pieces, ready = self._passes.max_tokens, list[PassRow](), list[int]()
-        for seq_id, count in counts.items():
+    def _catch_up(self, rooms: Mapping[int, Room]) -> dict[int, _Text]:
+        """One pass up to the latest tokens, as far as it holds them; the sequences that now have their first place."""
+        room, pieces, ready = self._passes.max_tokens, list[PassRow](), dict[int, _Text]()
+        for seq_id, asked in rooms.items():
             text = self._texts.get(seq_id)
             if text is None or not room:
                 continue
@@ -138,23 +147,15 @@ class DraftModelProposer:
                 stop = self._cache.reach(text.done, min(stop, text.done + room), stop)
             whole = stop == len(text.tokens)
             if self._cache:
-                self._cache.write(text.line, text.done, stop + count * whole)
+                self._cache.write(text.line, text.done, stop + asked.depth * whole)
             room -= stop - text.done
             if stop == text.done:
                 continue
             pieces.append(PassRow(text.line, text.done, text.tokens[text.done : stop], whole))
-            text.done, text.drafts = stop, []
+            text.done, text.trunk = stop, []
             if whole:
-                ready.append(seq_id)
+                ready[seq_id] = text
         drawn = self._passes.run(pieces) if pieces else []
-        return [
-            seq_id for seq_id, token in zip(ready, drawn, strict=True) if _took(self._texts[seq_id], token)
-        ]
-
-
-def _took(text: _Text, token: int) -> bool:
-    """Keep a draft; False if none could be drawn."""
-    if token < 0:
-        return False
-    text.drafts.append(token)
-    return True
+        for text, place in zip(ready.values(), drawn, strict=True):
+            text.trunk = [place]
+        return {seq_id: text for seq_id, text in ready.items() if text.drafts}

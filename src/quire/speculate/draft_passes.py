@@ -8,8 +8,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from quire.executor.base import I32, Outputs, StepArrays
+from quire.executor.base import I32, Guesses, Outputs, StepArrays
 from quire.speculate.step_costs import PassCosts
+from quire.speculate.tree_growth import DraftPlace, TreeGrowth
 
 Run = Callable[[int, int, int], Outputs]  # tokens, rows, logit rows; see Runnable.run
 
@@ -24,22 +25,24 @@ class PassRow(NamedTuple):
 
 
 class Draw(Protocol):
-    """Draws a token for each row of logits with the noise of its sequence and position, and counts none; `ids` are the
-    tokens of the columns, where those are not the first ones. See Worker.guess."""
+    """Draws `count` tokens for each row of logits with the noise of its sequence and position, and counts none; `ids`
+    are the tokens of the columns, where those are not the first ones. See Worker.guess."""
 
-    def __call__(self, outputs: Outputs, lines: I32, positions: I32, ids: I32 | None = None) -> list[int]: ...
+    def __call__(
+        self, outputs: Outputs, lines: I32, positions: I32, ids: I32 | None = None, count: int = 1
+    ) -> Guesses: ...
 
 
 class DraftPasses:
-    """Runs passes of up to `max_tokens` tokens. `vocab`: ids from there on have no embedding in the draft. The token of
-    a row is drawn for the position `ahead` of it, among `ids` if they are given."""
+    """Runs passes of up to `max_tokens` tokens. `vocab`: ids from there on have no embedding in the draft. The tokens
+    of a row are drawn for the position `ahead` of it, among `ids` if they are given, for places of `growth`."""
 
     def __init__(
-        self, run: Run, arrays: StepArrays, draw: Draw, *, vocab: int, max_tokens: int, costs: PassCosts,
-        ahead: int = 1, ids: I32 | None = None,
+        self, run: Run, arrays: StepArrays, draw: Draw, growth: TreeGrowth, *, vocab: int, max_tokens: int,
+        costs: PassCosts, ahead: int = 1, ids: I32 | None = None,
     ) -> None:  # fmt: skip
         self._run, self._arrays, self._draw, self._ahead, self._ids = run, arrays, draw, ahead, ids
-        self._vocab, self.max_tokens, self.costs = vocab, max_tokens, costs
+        self._vocab, self.max_tokens, self.costs, self.growth = vocab, max_tokens, costs, growth
 
     @property
     def draw(self) -> Draw:
@@ -50,8 +53,8 @@ class DraftPasses:
     def draw(self, draw: Draw) -> None:
         self._draw = draw
 
-    def run(self, pieces: Sequence[PassRow]) -> list[int]:
-        """One pass; the tokens drawn, in order of the pieces that draw. -1 where none could be."""
+    def run(self, pieces: Sequence[PassRow]) -> list[DraftPlace]:
+        """One pass; what it says of the next tokens, in order of the pieces that draw."""
         started = time.perf_counter()
         arrays, end, drawn = self._arrays, 0, 0
         for row, piece in enumerate(pieces):
@@ -66,10 +69,10 @@ class DraftPasses:
         arrays.query_start[len(pieces)] = end
         np.minimum(arrays.token_ids[:end], self._vocab - 1, out=arrays.token_ids[:end])
         outputs = self._run(end, len(pieces), drawn)
-        tokens: list[int] = []
+        places: list[DraftPlace] = []
         if drawn:
             positions = arrays.positions[arrays.logit_rows[:drawn]] + self._ahead
             lines = np.array([piece.line for piece in pieces if piece.draws], np.int32)
-            tokens = self._draw(outputs, lines, positions, self._ids)
+            places = self.growth.places(self._draw(outputs, lines, positions, self._ids, self.growth.width))
         self.costs.observe(end, time.perf_counter() - started)
-        return tokens
+        return places

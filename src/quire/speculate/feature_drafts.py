@@ -19,9 +19,10 @@ from quire.executor.base import F32, I32, Executor, Outputs, StepArrays
 from quire.program.program import Input
 from quire.records import dataclass
 from quire.speculate.draft_passes import DraftPasses, Draw, PassRow
-from quire.speculate.proposer import Offer
+from quire.speculate.proposer import DraftTree, Offer, Room
 from quire.speculate.step_costs import PassCosts
 from quire.speculate.target_rows import TargetRows
+from quire.speculate.tree_growth import DraftPlace, TreeGrowth
 from quire.types import NewSeq, ScheduledSeq
 
 KEPT = 32  # features of a sequence that wait for a draft; then it is given up
@@ -39,8 +40,8 @@ class _Text:
     done: int
     rows: list[F32] = field(default_factory=list)
     kept: int = 0
-    drafts: list[int] = field(default_factory=list)
-    hidden: F32 | None = None  # the row that the last draft was drawn from
+    trunk: list[DraftPlace] = field(default_factory=list)  # places along the drafts that passes went on with
+    hidden: F32 | None = None  # the row that the last place was drawn from
 
     @property
     def ready(self) -> bool:
@@ -78,7 +79,7 @@ class FeatureDraftProposer:
 
     def __init__(
         self, executor: Executor, arrays: StepArrays, rows: TargetRows, draw: Draw, line: Callable[[int], int], *,
-        costs: PassCosts, max_tokens: int, longest: int, ids: I32 | None,
+        growth: TreeGrowth, costs: PassCosts, max_tokens: int, longest: int, ids: I32 | None,
     ) -> None:  # fmt: skip
         program = executor.program
         self._executor, self._target, self._line, self._longest = executor, rows, line, longest
@@ -87,8 +88,8 @@ class FeatureDraftProposer:
         self._hidden: F32 | None = None
         # a row is at the position of its feature, one before its token
         self._passes = DraftPasses(
-            self._run, arrays, draw, vocab=program.ids or program.vocab, max_tokens=max_tokens, costs=costs,
-            ahead=2, ids=ids,
+            self._run, arrays, draw, growth, vocab=program.ids or program.vocab, max_tokens=max_tokens,
+            costs=costs, ahead=2, ids=ids,
         )  # fmt: skip
         self.passes: PassCosts | None = costs
         self._texts: dict[int, _Text] = {}
@@ -104,10 +105,10 @@ class FeatureDraftProposer:
         if self._texts.pop(seq_id, None) is not None:
             self._worth += _LEARN * (1 - self._worth)
 
-    def ran(self, rows: Sequence[ScheduledSeq]) -> None:
+    def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
         """Take the features that a step left; those of prompts go into the draft's cache at once."""
         behind = []
-        for row, features in self._target.of(rows):
+        for row, features in self._target.of(rows, added):
             text = self._texts.get(row.seq_id)
             if text is None:
                 continue
@@ -117,7 +118,7 @@ class FeatureDraftProposer:
             else:  # after a prefix that was found
                 text.done, text.rows, text.kept = row.start, [], 0
             text.kept += len(features)
-            if len(features) - row.drafts > 1:
+            if len(row.token_ids) - row.drafts > 1:
                 text.rows.append(features)
                 behind.append(text)
             elif text.kept <= KEPT + row.drafts:
@@ -131,21 +132,22 @@ class FeatureDraftProposer:
     def extend(self, seq_id: int, tokens: list[int]) -> None:
         text = self._texts.get(seq_id)
         if text is not None:
+            if text.trunk:
+                self._passes.growth.learn(text.trunk[0], tokens)
             text.tokens += tokens
-            text.drafts = []
-            text.keep(max(0, len(text.tokens) - 1 - text.done))
+            text.trunk = []
 
     def look(self, seq_ids: Iterable[int], most: int) -> dict[int, Offer]:
-        offers = {}
+        offers, growth = {}, self._passes.growth
         for seq_id in seq_ids:
             text = self._texts.get(seq_id)
             if text is not None and text.ready and len(text.tokens) + most <= self._longest:
-                offers[seq_id] = Offer(most, 0, text.kept)
+                offers[seq_id] = growth.offer(most, text.kept)
         return offers
 
-    def propose(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
-        room, texts = self._passes.max_tokens, dict[int, _Text]()
-        for seq_id in counts:
+    def propose(self, rooms: Mapping[int, Room]) -> dict[int, DraftTree | list[int]]:
+        room, texts, growth = self._passes.max_tokens, dict[int, _Text](), self._passes.growth
+        for seq_id in rooms:
             text = self._texts.get(seq_id)
             if text is not None and text.ready and text.kept <= room:
                 room -= text.kept
@@ -154,21 +156,24 @@ class FeatureDraftProposer:
             return {}
         pieces = [PassRow(t.line, t.done, t.tokens[t.done + 1 :]) for t in texts.values()]
         self._draft(list(texts.values()), pieces, "features", [t.drop(t.kept) for t in texts.values()])
-        while left := [
-            t for seq_id, t in texts.items() if 0 < len(t.drafts) < counts[seq_id] and t.hidden is not None
-        ]:
-            pieces = [PassRow(t.line, len(t.tokens) - 2 + len(t.drafts), t.drafts[-1:]) for t in left]
+        going = texts
+        while going := {s: t for s, t in going.items() if growth.goes_on(t.trunk, rooms[s])}:
+            left = list(going.values())
+            pieces = [
+                PassRow(t.line, len(t.tokens) - 2 + len(t.trunk), t.trunk[-1].token_ids[:1]) for t in left
+            ]
             self._draft(left, pieces, "hidden", [t.hidden for t in left if t.hidden is not None])
-        return {seq_id: list(t.drafts) for seq_id, t in texts.items()}
+        return {s: growth.drafts(t.trunk[0], rooms[s].drafts) for s, t in texts.items()}
 
     def _draft(self, texts: list[_Text], pieces: list[PassRow], name: str, rows: list[F32]) -> None:
-        """A pass that draws the next draft of each text."""
+        """A pass that gives the next place of each text."""
         drawn = self._pass(pieces, name, rows)
         assert self._hidden is not None
-        for text, token, hidden in zip(texts, drawn, self._hidden.copy(), strict=True):
-            text.hidden = None if token < 0 else hidden[None]
-            if token >= 0:
-                text.drafts.append(token)
+        for text, place, hidden in zip(texts, drawn, self._hidden.copy(), strict=True):
+            if text.trunk:
+                text.trunk[-1].below[0] = place
+            text.trunk.append(place)
+            text.hidden = hidden[None]
 
     def _take_in(self, texts: list[_Text]) -> None:
         """Passes over features whose next tokens are known."""
@@ -180,7 +185,7 @@ class FeatureDraftProposer:
                 self._pass([piece], "features", [text.drop(known)])
             text.rows = [rows.copy() for rows in text.rows]
 
-    def _pass(self, pieces: list[PassRow], name: str, rows: list[F32]) -> list[int]:
+    def _pass(self, pieces: list[PassRow], name: str, rows: list[F32]) -> list[DraftPlace]:
         self._given = self._inputs[name], rows
         return self._passes.run(pieces)
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from quire.config.speculative import SpeculativeConfig
 from quire.records import dataclass
-from quire.speculate.proposer import DraftTree, Offer
+from quire.speculate.proposer import DraftTree, Offer, Room
 from quire.speculate.step_costs import PassCosts
 from quire.types import NewSeq
 
@@ -112,8 +112,8 @@ class LookaheadProposer:
         offer = Offer(min(most, self._drafts), 0, depth=deepest)
         return dict.fromkeys(seq_ids, offer)
 
-    def propose(self, counts: Mapping[int, int]) -> Mapping[int, list[int] | DraftTree]:
-        return {seq_id: self._tree(self._texts[seq_id], count) for seq_id, count in counts.items()}
+    def propose(self, rooms: Mapping[int, Room]) -> Mapping[int, list[int] | DraftTree]:
+        return {seq_id: self._tree(self._texts[seq_id], room.drafts) for seq_id, room in rooms.items()}
 
     def _tree(self, text: _Text, count: int) -> DraftTree:
         """Guesses first: they are what a smaller tree keeps."""

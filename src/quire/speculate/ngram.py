@@ -10,7 +10,7 @@ from dataclasses import field
 
 from quire._native import NgramIndex
 from quire.records import dataclass
-from quire.speculate.proposer import Offer
+from quire.speculate.proposer import Offer, Room
 from quire.speculate.recent_outputs import OutputOrigin, RecentOutputs
 from quire.speculate.step_costs import PassCosts
 from quire.types import NewSeq
@@ -76,5 +76,5 @@ class NgramProposer:
                 offers[seq_id] = Offer(len(found), grade)
         return offers
 
-    def propose(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
-        return {seq_id: self._texts[seq_id].found[:count] for seq_id, count in counts.items()}
+    def propose(self, rooms: Mapping[int, Room]) -> dict[int, list[int]]:
+        return {seq_id: self._texts[seq_id].found[: room.drafts] for seq_id, room in rooms.items()}

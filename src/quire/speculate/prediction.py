@@ -10,7 +10,7 @@ from functools import cached_property
 from weakref import WeakValueDictionary
 
 from quire._native import LONGEST_MATCH, NgramIndex
-from quire.speculate.proposer import Offer
+from quire.speculate.proposer import Offer, Room
 from quire.speculate.step_costs import PassCosts
 from quire.types import NewSeq, TokenIds
 
@@ -56,8 +56,8 @@ class PredictionProposer:
                 offers[seq_id] = Offer(length, (answer.agreed > 0) + (answer.agreed >= LONG), behind=0.0)
         return offers
 
-    def propose(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
-        return {seq_id: self._answers[seq_id].next(count) for seq_id, count in counts.items()}
+    def propose(self, rooms: Mapping[int, Room]) -> dict[int, list[int]]:
+        return {seq_id: self._answers[seq_id].next(room.drafts) for seq_id, room in rooms.items()}
 
 
 class _Prediction:

@@ -38,13 +38,31 @@ class DraftTree:
 class Offer(NamedTuple):
     """What a proposer has for a sequence: up to `length` drafts. Acceptance is counted by `grade`, from 0 up, so that
     good guesses and poor ones of a sequence are told apart. `behind` are the tokens that a pass computes before the
-    first draft; those missed earlier count by their share of the steps to come; 0: no pass is needed. With a `depth`
-    the drafts will be a tree, with at most so many in a row."""
+    first draft; those missed earlier count by their share of the steps to come; 0: no pass is needed.
+
+    With a `depth` the drafts will be a tree, with at most so many in a row: all of it or nothing, unless there are
+    `siblings`. Then it has as many drafts as are worth it. `siblings` are the chances of a second draft in a place, a
+    third and so on, if those before it are wrong. They are leaves, unless the tree is `full`.
+    """
 
     length: int
     grade: int
     behind: float = 1.0
     depth: int = 0
+    siblings: tuple[float, ...] = ()
+    full: bool = False
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is for a tree that has as many drafts as are worth it."""
+        return bool(self.siblings)
+
+
+class Room(NamedTuple):
+    """How many drafts a sequence gets, and how many of them in a row."""
+
+    drafts: int
+    depth: int
 
 
 class Proposer(Protocol):
@@ -66,8 +84,8 @@ class Proposer(Protocol):
     def look(self, seq_ids: Iterable[int], most: int) -> dict[int, Offer]:
         """What there is for each of these sequences; one without an offer is left out. Cheap."""
 
-    def propose(self, counts: Mapping[int, int]) -> Mapping[int, list[int] | DraftTree]:
-        """Drafts for sequences that had an offer, at most so many of each; trees where it has a depth. Called when
+    def propose(self, rooms: Mapping[int, Room]) -> Mapping[int, list[int] | DraftTree]:
+        """Drafts for sequences that had an offer, as far as there is room; trees where it has a depth. Called when
         their next step is about to run, with blocks for the drafts."""
 
 
@@ -75,5 +93,6 @@ class Proposer(Protocol):
 class FeatureProposer(Proposer, Protocol):
     """A proposer that needs what a step of the target leaves."""
 
-    def ran(self, rows: Sequence[ScheduledSeq]) -> None:
-        """A step with these rows has run; what it left is there until the next one. Called before `extend`."""
+    def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
+        """A step with these rows has run, and added tokens to each; what it left is there until the next one. Called
+        before `extend`."""

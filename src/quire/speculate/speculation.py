@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from quire.answers import RowDrafts
 from quire.speculate.allotment import Allotment
-from quire.speculate.proposer import DraftTree, FeatureProposer, Offer, Proposer
+from quire.speculate.proposer import DraftTree, FeatureProposer, Offer, Proposer, Room
 from quire.types import DRAFT, NewSeq, ScheduledSeq, SchedulerOutput, StepOutput, draft_depths
 
 _log = logging.getLogger("quire")
@@ -54,13 +54,12 @@ class Speculation:
         everyone: bool = True,
     ) -> None:
         self._proposer, self._vocab, self._depth = proposer, vocab, depth
-        # asked once: the answer takes as long as a small model's layer
-        self._takes_features = proposer if isinstance(proposer, FeatureProposer) else None
+        # Found once: to ask whether an object has a protocol takes longer than a step's drafts.
+        self._features = proposer if isinstance(proposer, FeatureProposer) else None
         self._predicted, self._everyone = predicted, everyone
         self._allotment = Allotment(most, max_rows, proposer.GRADES, proposer.passes)
         self._following: set[int] = set()  # sequences that the proposer knows
-        self._grades: dict[int, int] = {}  # of the drafts that were asked for
-        self._depths: dict[int, int] = {}  # of those that will be trees
+        self._offers: dict[int, Offer] = {}  # the last one of each sequence
         self._logged = False
         self.last = NO_DRAFTS
         self.rows = self.drafted = self.faults = 0  # rows with drafts
@@ -84,8 +83,12 @@ class Speculation:
         rows = [row for row in out.scheduled if row.logits > 1]
         if not rows:
             return
-        counts = {row.seq_id: row.drafts for row in rows if row.seq_id in self._following}
-        made = self._propose(counts) if counts else {}
+        rooms = {
+            row.seq_id: Room(row.drafts, row.depth or row.drafts)
+            for row in rows
+            if row.seq_id in self._following
+        }
+        made = self._propose(rooms) if rooms else {}
         for row in rows:
             drafts, parents = self._fit(row, made.get(row.seq_id, []))
             row.token_ids[len(row.token_ids) - row.drafts :] = drafts
@@ -96,7 +99,7 @@ class Speculation:
         if not self._following:
             self.last = NO_DRAFTS
             return
-        self._show(out)
+        self._show(out, result)
         places: dict[int, int] = {}  # rows of the sequences that the proposer follows
         prompts, rows, drafted, accepted = False, 0, 0, 0
         for i, row in enumerate(out.scheduled):
@@ -116,16 +119,16 @@ class Speculation:
             self._weigh(out, sum(result.seconds.values()))
         result.seconds["drafts"], self._spent = self._spent, 0.0
         if places:
-            for seq_id, count in self._shared(places, result, rows).items():
-                result.drafts[places[seq_id]] = [DRAFT] * count
-                if depth := self._depths.get(seq_id, 0):
-                    result.depths[places[seq_id]] = depth
+            for seq_id, room in self._shared(places, result, rows).items():
+                result.drafts[places[seq_id]] = [DRAFT] * room.drafts
+                if self._offers[seq_id].depth:
+                    result.depths[places[seq_id]] = room.depth
 
-    def _show(self, out: SchedulerOutput) -> None:
+    def _show(self, out: SchedulerOutput, result: StepOutput) -> None:
         """Let the proposer take what a step left."""
-        proposer = self._takes_features
-        if proposer is not None and out.scheduled:
-            self._try(self._following, lambda: proposer.ran(out.scheduled))
+        features = self._features
+        if features is not None and out.scheduled:
+            self._try(self._following, lambda: features.ran(out.scheduled, result.token_ids))
 
     def _weigh(self, out: SchedulerOutput, seconds: float) -> None:
         """Take in what a step without prompts cost."""
@@ -134,20 +137,19 @@ class Speculation:
             self.seconds_won += plain / rows * (rows + self.last.accepted) - seconds - self._spent
         self._allotment.observe_step(out.num_tokens, seconds)
 
-    def _shared(self, places: Mapping[int, int], result: StepOutput, rows: int) -> dict[int, int]:
+    def _shared(self, places: Mapping[int, int], result: StepOutput, rows: int) -> dict[int, Room]:
         """How many drafts each sequence is to get."""
         started = _now()
         offers = self._try(places, lambda: self._looked(places, result))
         if offers is None or self._is_slow(places, started):
             return {}
-        self._grades.update((seq_id, offer.grade) for seq_id, offer in offers.items())
-        self._depths = {seq_id: offer.depth for seq_id, offer in offers.items()}
+        self._offers.update(offers)
         return self._allotment.share(rows, offers)
 
-    def _propose(self, counts: Mapping[int, int]) -> Mapping[int, list[int] | DraftTree]:
+    def _propose(self, rooms: Mapping[int, Room]) -> Mapping[int, list[int] | DraftTree]:
         started = _now()
-        made = self._try(counts, lambda: self._proposer.propose(counts))
-        return {} if made is None or self._is_slow(counts, started) else made
+        made = self._try(rooms, lambda: self._proposer.propose(rooms))
+        return {} if made is None or self._is_slow(rooms, started) else made
 
     def _is_slow(self, seq_ids: Iterable[int], started: tuple[float, float]) -> bool:
         """Whether the proposer computed for too long. Time in which others had the processor does not count."""
@@ -168,6 +170,8 @@ class Speculation:
                 return [], ()
             tree, most = made.within(row.drafts, row.depth), row.drafts
             drafts, parents = tree.token_ids, tree.parents
+            if parents == tuple(range(len(parents))):
+                parents = ()  # a chain
         else:
             drafts = made
         if len(drafts) > most:
@@ -186,10 +190,15 @@ class Speculation:
         self.chosen[count] += 1
         for position in range(accepted):
             self.accepted[position] += 1
-        grade = self._grades.get(row.seq_id, self._predicted)
+        offer = self._offers.get(row.seq_id)
+        grade = self._predicted if offer is None else offer.grade
         if tokens and row.seq_id in self._following:
-            deep = count if row.parents is None else max(draft_depths(row.parents))
-            self._allotment.observe(row.seq_id, grade, deep, accepted)
+            if offer is not None and offer.grows and row.parents is not None:
+                right = _first_right(row.parents, row.path(tokens))
+            else:
+                deep = count if row.parents is None else max(draft_depths(row.parents))
+                right = [place < accepted for place in range(min(accepted + 1, deep))]
+            self._allotment.observe(row.seq_id, grade, right)
         return RowDrafts(count, accepted, grade < self._predicted)
 
     def _try(self, seq_ids: Iterable[int], ask: Callable[[], T]) -> T | None:
@@ -212,7 +221,7 @@ class Speculation:
 
     def _forget(self, seq_id: int) -> None:
         self._following.discard(seq_id)
-        self._grades.pop(seq_id, None)
+        self._offers.pop(seq_id, None)
         self._allotment.stop(seq_id)
         self._try((), lambda: self._proposer.stop(seq_id))
 
@@ -225,3 +234,12 @@ class Speculation:
             _log.warning("speculation: drafts failed, and their sequences go on without: %s", why)
         for seq_id in gone:
             self._forget(seq_id)
+
+
+def _first_right(parents: tuple[int, ...], path: list[int]) -> list[bool]:
+    """For each draft that had others behind it, from the last known token along the path that was right: whether the
+    first of these was."""
+    firsts: dict[int, int] = {}
+    for draft, parent in enumerate(parents, 1):
+        firsts.setdefault(parent, draft)
+    return [firsts[at] == then for at, then in zip([0, *path], [*path, 0], strict=True) if at in firsts]

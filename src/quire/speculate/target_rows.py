@@ -10,21 +10,25 @@ from quire.executor.base import F32, Outputs
 from quire.spec.draft import Features
 from quire.types import ScheduledSeq
 
+# Of a row of the last step and the tokens added to it: where its known tokens and right drafts are in the outputs.
+RightTokens = Callable[[int, ScheduledSeq, Sequence[int]], list[int]]
+
 
 class TargetRows:
-    """`outputs` gives what the last step left."""
+    """`outputs` gives what the last step left, `right_tokens` where in it."""
 
-    def __init__(self, features: Features, outputs: Callable[[], Outputs]) -> None:
+    def __init__(self, features: Features, outputs: Callable[[], Outputs], right_tokens: RightTokens) -> None:
         self._names = [f"features.{at}" for at in range(len(features.layers))] or ["features"]
-        self._outputs = outputs
+        self._outputs, self._right_tokens = outputs, right_tokens
 
-    def of(self, rows: Sequence[ScheduledSeq]) -> Iterator[tuple[ScheduledSeq, F32]]:
-        """Each row of the step with its features [tokens, width]; valid until the next step."""
+    def of(
+        self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[ScheduledSeq, F32]]:
+        """Each row of the step with the features [tokens, width] of its known tokens and right drafts."""
         outputs = self._outputs()
         parts = [outputs[name] for name in self._names]
-        start = 0
-        for row in rows:
-            stop = start + len(row.token_ids)
-            own = [part[start:stop] for part in parts]
+        for number, (row, tokens) in enumerate(zip(rows, added, strict=True)):
+            at = self._right_tokens(number, row, tokens)
+            whole = at[-1] - at[0] + 1 == len(at)
+            own = [part[at[0] : at[-1] + 1] if whole else part[at] for part in parts]
             yield row, own[0] if len(own) == 1 else np.concatenate(own, axis=1)
-            start = stop

@@ -7,7 +7,7 @@ were known before the step and are needed when sampling starts.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from quire.executor.base import (
     U8,
     Bitmask,
     Embeddings,
+    Guesses,
     Judging,
     Limits,
     Outputs,
@@ -32,7 +33,7 @@ from quire.records import dataclass
 from quire.types import FinishReason, Move, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.worker.proposals import Proposals
 from quire.worker.slots import EmbeddingStore, Filled, Slots, fill_rows, soft_rows
-from quire.worker.trees import StepBranches
+from quire.worker.trees import PlantedTree, StepBranches
 
 # Tokens that sequences may sample, by sequence id: a line of bits (see Bitmask) for each position whose logits the row
 # wants. A sequence that is not named may sample every token.
@@ -89,6 +90,7 @@ class Worker:
         if judging is not None and judging.acceptance == "rejection":
             self._proposals = Proposals(limits.max_logit_rows - limits.max_rows, executor.program.vocab)
         self.outputs: Outputs = {}  # of the last step, until the next run
+        self._trees: dict[int, PlantedTree] = {}  # of the last step, by row
         self._begun = 0.0  # seconds that the beginning of the step took
         self._likeliest: dict[int, list[int]] | None = None
         self._wide: F32 | None = None  # until a draft with other columns draws
@@ -110,6 +112,15 @@ class Worker:
         """The line of a sequence in the block tables."""
         return self._slots[seq_id].line
 
+    def right_tokens(self, row: int, item: ScheduledSeq, added: Sequence[int]) -> list[int]:
+        """Where the known tokens of a row, and its drafts along the tokens added, are in the last step's outputs."""
+        tree, known = self._trees.get(row), len(item.token_ids) - item.drafts
+        if tree is None:
+            first = int(self.arrays.query_start[row])
+            return list(range(first, first + known + item.right(added)))
+        first = tree.tokens[0] - known + 1
+        return [*range(first, first + known), *(tree.tokens[draft] for draft in item.path(added))]
+
     def watch_trees(self) -> Mapping[int, list[int]]:
         """From now on, by sequence: the likeliest token after each position of the tree that it had in the last step,
         before anything that sampling changes."""
@@ -127,6 +138,7 @@ class Worker:
         prepared = time.perf_counter()
         outputs = self._executor.run(step.tokens, step.rows, len(step.sampling)) if step.rows else {}
         self.outputs = outputs
+        self._trees = {tree.row: tree for tree in step.trees}
         ran = time.perf_counter()
         self._branches.clear()
         self._forwarded = _Forwarded(out, step, outputs, filled, prepared - started, ran - prepared)
@@ -175,19 +187,18 @@ class Worker:
             line = self._slots[seq_id].line
             self._sampler.commit(np.full(len(tokens), line, np.int32), np.array(tokens, np.int32))
 
-    def guess(self, outputs: Outputs, lines: I32, positions: I32, ids: I32 | None = None) -> list[int]:
-        """The token that each line would sample at a position if it had these logits; counts none. -1 for a failure.
+    def guess(
+        self, outputs: Outputs, lines: I32, positions: I32, ids: I32 | None = None, count: int = 1
+    ) -> Guesses:
+        """The `count` tokens that each line would soonest sample at a position if it had these logits; counts none.
 
         Logits may have fewer or more columns than the vocabulary; `ids`: the tokens of the columns.
         """
         logits = outputs["logits"]
         if logits.shape[1] != self._executor.program.vocab or ids is not None:
             outputs = {"logits": self._widened(logits, ids)}
-        last = np.full(len(lines), -1, np.int32)
         kept = None if self._proposals is None else self._proposals.rows(lines, positions)
-        sampled = self._sampler.verify(outputs, lines, positions, last, distributions=kept)
-        tokens: list[int] = sampled.token_ids.tolist()
-        return tokens
+        return self._sampler.guess(outputs, lines, positions, count, kept)
 
     def _widened(self, logits: F32, ids: I32 | None) -> F32:
         """Logits of a draft with a column for each token of the vocabulary, valid until the next call. What they take
