@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.cli.parser import Several, add_passing_options
+from quire.cli.parser import Several, take_foreign_options
 from quire.config.schema import OPTIONS, SUBJECTS, EngineConfig
 from quire.parameters import Structure
 from quire.types import PARAMETERS, CheckpointError, RequestError, SamplingParams
@@ -55,7 +55,7 @@ def add_engine_options(
     """
     skip = () if seed else ("seed",)
     add_config_options(parser, EngineConfig, skip=skip, enable_prefix_caching=prefix_caching)
-    add_passing_options(parser)
+    take_foreign_options(parser)
 
 
 def add_config_options(
