@@ -218,14 +218,16 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 _ANSWERS = ("chat_template", "tool_call_parser", "reasoning_parser")
 
 
-def add_chat_options(parser: argparse.ArgumentParser) -> None:
-    """Options of how conversations are rendered, and answers read."""
+def add_chat_options(parser: argparse.ArgumentParser, *, variables: bool = True) -> None:
+    """Options of how conversations are rendered, and answers read; without `variables`, none of a template's."""
     from quire.config.serving import ServingConfig
 
     group = parser.add_argument_group("chat template and formats of answers")
     for field in dataclasses.fields(ServingConfig):
         if field.name in _ANSWERS:
             _add_option(group, field, explicit_only=False, on=None)
+    if not variables:
+        return
     group.add_argument(
         "--chat-template-kwargs",
         type=_json_object,

@@ -23,6 +23,7 @@ from quire.server.request_memory import RequestMemory
 from quire.server.tracing import Tracer
 
 if TYPE_CHECKING:
+    from quire.server.batches.batch_service import BatchService
     from quire.server.exposition import Exposition
 
 
@@ -48,6 +49,7 @@ class ServerContext:
     tracer: Tracer | None = None
     replays: Replays = field(init=False)
     connections: Collection[Reader] = ()
+    batches: BatchService | None = None  # with --files-dir
     has_keys: bool = False  # clients must present a key
     memory: RequestMemory = field(init=False)
     texts: TokenTexts = field(init=False)

@@ -55,6 +55,27 @@ class Get(HttpRoute, Generic[A]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Act(HttpRoute, Generic[A]):
+    """A route without a JSON body, or with one that its handler reads: it returns a `response`, or sends it and returns
+    None. `verb` is the method.
+    """
+
+    handler: Callable[[ServerContext, Exchange], Awaitable[A | None]]
+    response: type[A]
+    verb: str
+
+    @property
+    def method(self) -> str:  # type: ignore[override]
+        return self.verb
+
+    async def answer(self, context: ServerContext, exchange: Exchange) -> None:
+        """Answer with what the handler returns."""
+        made = await self.handler(context, exchange)
+        if made is not None:
+            await exchange.respond(200, _bytes(made), content_type=self.media)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Post(HttpRoute, Generic[Q, A]):
     """A route whose handler gets a `request` and returns a `response`, or sends it and returns None.
 

@@ -17,7 +17,7 @@ from quire.server.requests import (
     CompletionRequest,
     GenerationRequest,
 )
-from quire.types import PARAMETERS, Request, SamplingParams, TokenIds
+from quire.types import BACKGROUND, PARAMETERS, Request, SamplingParams, TokenIds
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default
 # Limit of the logprob entries of one prompt: candidates times positions.
@@ -155,7 +155,7 @@ def make_ask(
         prompt_token_ids=prompt,
         params=params,
         arrival=time.monotonic(),
-        priority=priority,
+        priority=BACKGROUND if exchange.background else priority,
         namespace=body.cache_salt or "",
         tenant=exchange.tenant if context.config.prefix_cache_sharing == "key" else "",
         eos_token_ids=context.engine.card.eos_token_ids,

@@ -285,6 +285,7 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--path --webui-config --ui-config", _L, "there are no pages for browsers"),
     lacks("--props --slots", _L, _ROUTES, arity=""),
     always("--no-slots", _L, _ROUTES),
+    called("--file-storage-path", _S, "--files-dir"),
     # ---- timeouts, supervision
     called("--watchdog-timeout", _S, "--hang-timeout"),
     called("--graceful-termination-timeout", _T, "--shutdown-timeout"),
