@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -120,5 +121,5 @@ def test_requests_with_the_same_beginning_are_neighbours(tmp_path: Path) -> None
     found = [json.loads(data[offset:].split(b"\n")[0])["custom_id"] for offset in order.offsets.tolist()]
     assert sorted(order.numbers.tolist()) == list(range(1, 101))
     assert [json.loads(lines[n - 1])["custom_id"] for n in order.numbers.tolist()] == found
-    changes = sum(a[0] != b[0] for a, b in zip(found, found[1:], strict=False))
+    changes = sum(a[0] != b[0] for a, b in itertools.pairwise(found))
     assert changes == 3

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -57,12 +57,15 @@ class Get(HttpRoute, Generic[A]):
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Act(HttpRoute, Generic[A]):
     """A route without a JSON body, or with one that its handler reads: it returns a `response`, or sends it and returns
-    None. `verb` is the method.
+    None. `verb` is the method, `query` names the parameters behind the path, and `form` has the JSON schema of each
+    part of a multipart body.
     """
 
     handler: Callable[[ServerContext, Exchange], Awaitable[A | None]]
     response: type[A]
     verb: str
+    query: tuple[str, ...] = ()
+    form: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def method(self) -> str:  # type: ignore[override]

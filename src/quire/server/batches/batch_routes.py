@@ -239,8 +239,10 @@ def _ends(page: Sequence[Any]) -> tuple[str | None, str | None]:
 
 
 ROUTES: tuple[HttpRoute, ...] = (
-    Act(verb="POST", path="/v1/files", summary="Upload a file", tag="batches", handler=upload, response=FileBody),
-    Act(verb="GET", path="/v1/files", summary="The files", tag="batches", handler=list_files, response=FileList),
+    Act(verb="POST", path="/v1/files", summary="Upload a file", tag="batches", handler=upload, response=FileBody,
+        form={"file": {"type": "string", "format": "binary"}, "purpose": {"const": "batch"}}),
+    Act(verb="GET", path="/v1/files", summary="The files", tag="batches", handler=list_files, response=FileList,
+        query=("purpose", "limit", "order", "after")),
     Act(
         verb="GET", path="/v1/files/{}", rest="file", summary="A file; with /content, its bytes", tag="batches",
         handler=file_or_content, response=FileBody,
@@ -253,7 +255,8 @@ ROUTES: tuple[HttpRoute, ...] = (
         path="/v1/batches", summary="Run the requests of a file", tag="batches", handler=create_batch,
         request=BatchRequest, response=BatchBody,
     ),
-    Act(verb="GET", path="/v1/batches", summary="The batches", tag="batches", handler=list_batches, response=BatchList),
+    Act(verb="GET", path="/v1/batches", summary="The batches", tag="batches", handler=list_batches, response=BatchList,
+        query=("limit", "after")),
     Act(
         verb="GET", path="/v1/batches/{}", rest="batch", summary="A batch", tag="batches", handler=batch,
         response=BatchBody,
