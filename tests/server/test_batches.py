@@ -12,6 +12,10 @@ import pytest
 
 from helpers.process import running, until
 from helpers.server import ENDLESS, PATIENT, LiveServer, Reply, serving
+from quire.server.batches.batch_lines import answered, resume_output
+from quire.server.batches.batch_states import BatchStates
+from quire.server.batches.file_store import FilesDirError, FileStore
+from quire.server.batches.inner_request import InnerAnswer
 
 KEYS = ("first-key", "second-key")
 BOUNDARY = "b0und"
@@ -169,7 +173,7 @@ def test_a_batch_with_bad_lines_fails_and_names_them(server: LiveServer, client:
         (multipart(PURPOSE, ('expires_after[seconds]"', b"9"), ('file"', b"y")), 400, "expires_after.seconds"),
         (multipart(PURPOSE, ('file"', b"x"), end=""), 400, "ends before its last boundary"),
         (multipart(*[(f'f{i}"', b"x") for i in range(20)]), 400, "more than 16 parts"),
-        (multipart(('f"; ' + "x" * 5000, b"x")), 400, "over 4096 bytes"),
+        (multipart(('f"; ' + "x" * 5000, b"x")), 400, "over 2048 bytes"),
         (multipart(('purpose"', b"x" * 2000)), 400, "purpose: is over 1024 bytes"),
         (b"nonsense", 400, "not multipart/form-data"),
         (multipart(PURPOSE, ('file"', b"x" * 100_001)), 413, "over the limit of 100000 bytes"),
@@ -250,6 +254,47 @@ def test_a_batch_survives_the_death_of_its_server(folder: Path, tmp_path: Path) 
         f"r{i}" for i in range(8)
     ]
     assert batch.request_counts.completed == 8  # type: ignore[union-attr]
+
+
+def test_when_the_window_is_over_the_rest_expires(folder: Path, tmp_path: Path) -> None:
+    """A server that was down for the rest of a day."""
+    files = FileStore(tmp_path, 10**6, 10**6)
+    part = files.folder("shared") / "in.part"
+    part.write_bytes(lines(request("a"), request("b")))
+    states = BatchStates(files)
+    source = files.add("shared", files.new_id(), part, "in.jsonl", "batch").id
+    late = states.create("shared", "/v1/completions", source, ("24h", -1.0), None, 3600.0)
+    late.status = "in_progress"
+    states.save("shared", late.id)
+    answer = InnerAnswer(200, "id", "application/json", b"{}")
+    states.path("shared", late.id, "output").write_bytes(answered(1, "a", answer))
+    files.close()
+    with serving(folder, files_dir=str(tmp_path)) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        batch = ended(server, client, late.id)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
+            "expired",
+            1,
+            1,
+        )
+        assert set(outputs(client, batch.output_file_id)) == {"a"}
+        assert outputs(client, batch.error_file_id)["b"]["error"]["code"] == "batch_expired"
+        made = client.files.retrieve(batch.output_file_id)
+        assert made.expires_at == made.created_at + 3600
+        with pytest.raises(FilesDirError, match="another server uses it"):
+            FileStore(tmp_path, 10**6, 10**6)
+
+
+def test_an_answer_is_on_disk_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Cut at any byte, an output goes on after its last whole line."""
+    answer = InnerAnswer(200, "id", "application/json", b'{"text": "a\\nb"}')
+    whole = b"".join(answered(number, f"r{number}", answer) for number in (1, 2, 3))
+    path = tmp_path / "out"
+    for size in range(0, len(whole), 7):
+        path.write_bytes(whole[:size])
+        kept = whole[:size].count(b"\n")
+        assert resume_output(path) == {number: f"r{number}" for number in range(1, kept + 1)}
+        assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:kept])
 
 
 def test_without_a_folder_there_are_no_files(folder: Path) -> None:

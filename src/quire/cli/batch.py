@@ -87,6 +87,7 @@ async def _run(
     from quire.config.serving import ServingConfig
     from quire.engine.front.async_engine import AsyncEngine
     from quire.server.app import ROUTES, App
+    from quire.server.batches.batch_lines import MAX_LINE
     from quire.server.batches.batch_run import BatchRun
     from quire.server.batches.endpoints import batch_endpoints
     from quire.server.batches.inner_request import InnerAnswer, ask_inner
@@ -106,7 +107,7 @@ async def _run(
         return await ask_inner(application, context.memory, path, body, "")
 
     places = asyncio.Semaphore(config.limits.max_num_seqs)
-    batch = BatchRun(source, ask, places, batch_endpoints(ROUTES), longest=serving.max_body_bytes, done=done)
+    batch = BatchRun(source, ask, places, batch_endpoints(ROUTES), longest=MAX_LINE, done=done)
     order = await batch.prepare()  # before the model is loaded
     try:
         await engine.start()

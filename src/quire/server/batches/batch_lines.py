@@ -19,6 +19,9 @@ from quire.server.batches.inner_request import InnerAnswer
 from quire.util.files import open_regular
 
 MAX_CUSTOM_ID_CHARS = 512
+# Bytes of a line. Inputs are read outside of the memory for requests, with a few lines in memory at once.
+MAX_LINE = 4 * 2**20
+_SKIP = 64 * 1024
 # Prompts are compared by their first characters, so many at a time: equal beginnings are neighbours in the order.
 _PREFIXES = (256, 1024, 4096, 16384)
 _DIGEST = 8  # bytes
@@ -205,7 +208,7 @@ def order_of(path: Path, longest: int) -> InputOrder:
         for number, (offset, data) in enumerate(_lines(file, longest), 1):
             if not data.strip():
                 continue
-            key, custom_id = _key(data)
+            key, custom_id = _key(data if len(data) <= longest else b"")
             keys += key
             offsets.append(offset)
             numbers.append(number)
@@ -259,7 +262,7 @@ def _lines(file: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
     while data := file.readline(longest + 1):
         start = offset
         offset += len(data)
-        while not data.endswith(b"\n") and (more := file.readline(longest)):
+        while not data.endswith(b"\n") and (more := file.readline(_SKIP)):
             offset += len(more)
             if more.endswith(b"\n"):
                 break

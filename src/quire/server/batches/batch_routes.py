@@ -12,7 +12,7 @@ import msgspec
 
 from quire.server.batches.batch_service import BatchService
 from quire.server.batches.batch_states import BatchBody, Metadata
-from quire.server.batches.file_store import MAX_FILES, FileBody
+from quire.server.batches.file_store import MAX_FILES, FileBody, storage_error
 from quire.server.batches.upload import Upload
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
@@ -94,6 +94,8 @@ async def upload(context: ServerContext, exchange: Exchange) -> FileBody:
         seconds = _checked(read.fields)
         files.check_room(domain, read.size)
         return files.add(domain, name, part, read.filename, "batch", seconds)
+    except OSError as error:
+        raise storage_error(error) from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -182,7 +184,10 @@ async def create_batch(context: ServerContext, exchange: Exchange, read: Body[Ba
             "input_file_id", "input_file_id: the file was not uploaded with the purpose 'batch'"
         )
     window = body.completion_window, hours * 3600.0
-    return service.create(domain, body.endpoint, body.input_file_id, window, body.metadata, seconds)
+    try:
+        return service.create(domain, body.endpoint, body.input_file_id, window, body.metadata, seconds)
+    except OSError as error:
+        raise storage_error(error) from None
 
 
 async def list_batches(context: ServerContext, exchange: Exchange) -> BatchList:

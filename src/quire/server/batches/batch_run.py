@@ -89,28 +89,29 @@ class BatchRun:
 
     async def run(self, write: Callable[[LineResult], None]) -> None:
         """Run all lines that were not run before; `write` gets each result when it is there. When this is cancelled,
-        requests in progress end without a result.
+        requests in progress end without a result. Raises what `write` raises, and OSError.
         """
-        if self._order is None:
-            await self.prepare()
-        assert self._order is not None
+        order = self._order if self._order is not None else await self.prepare()
+        try:
+            await self._run_all(order, write)
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _run_all(self, order: InputOrder, write: Callable[[LineResult], None]) -> None:
+        todo = zip(order.offsets.tolist(), order.numbers.tolist(), strict=True)
         with open_regular(self._path) as file:
             async with asyncio.TaskGroup() as group:
-                for offset, number in zip(
-                    self._order.offsets.tolist(), self._order.numbers.tolist(), strict=True
-                ):
+                for offset, number in todo:
                     if number in self._done:
                         continue
                     await self._places.acquire()
-                    group.create_task(self._run_line(file, offset, number, write))
+                    line = group.create_task(self._run_line(file, offset, number, write))
+                    line.add_done_callback(lambda _: self._places.release())
 
     async def _run_line(
         self, file: BinaryIO, offset: int, number: int, write: Callable[[LineResult], None]
     ) -> None:
-        try:
-            write(await self._result(line_at(file, offset, self._longest), number))
-        finally:
-            self._places.release()
+        write(await self._result(line_at(file, offset, self._longest), number))
 
     async def _result(self, data: bytes, number: int) -> LineResult:
         try:

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from quire.config.serving import ServingConfig
 from quire.server.batches.batch_lines import (
+    MAX_LINE,
     InputOrder,
     InvalidLineError,
     LineError,
@@ -54,7 +55,8 @@ class BatchService:
         self.files = FileStore(Path(config.files_dir), config.files_size, config.files_expiry)
         self.states = BatchStates(self.files)
         self.endpoints = frozenset(endpoints)
-        self._config, self._application, self._memory = config, application, memory
+        self._application, self._memory = application, memory
+        self._longest = min(MAX_LINE, config.max_body_bytes)
         self._places = asyncio.Semaphore(max(1, min(_AT_ONCE, config.max_num_queued_reqs // 2)))
         self._asking = 0
         self._queues: dict[str, list[str]] = {}  # by domain: batches that have not ended
@@ -98,7 +100,8 @@ class BatchService:
     def _enqueue(self, domain: str, name: str) -> None:
         self._queues.setdefault(domain, []).append(name)
         if domain not in self._tasks:
-            self._tasks[domain] = asyncio.get_running_loop().create_task(self._work(domain))
+            task = self._tasks[domain] = asyncio.get_running_loop().create_task(self._work(domain))
+            task.add_done_callback(_log_failure)
 
     async def _work(self, domain: str) -> None:
         queue = self._queues[domain]
@@ -121,7 +124,7 @@ class BatchService:
             self.states.finish(domain, name)
             return
         source = self.files.path(domain, body.input_file_id)
-        order = await asyncio.to_thread(order_of, source, self._config.max_body_bytes)
+        order = await asyncio.to_thread(order_of, source, self._longest)
         if body.status == "validating" and not await self._validated(domain, body, source, order):
             return
         ending = "cancelled"
@@ -135,7 +138,7 @@ class BatchService:
 
     async def _validated(self, domain: str, body: BatchBody, source: Path, order: InputOrder) -> bool:
         """Check the input; whether the batch may run."""
-        longest = self._config.max_body_bytes
+        longest = self._longest
         if not len(order):
             errors = [LineError("empty_file", "the input file has no requests")]
         elif len(order) > MAX_REQUESTS:
@@ -172,7 +175,7 @@ class BatchService:
                 body.request_counts.failed += not result.succeeded
 
             lines = BatchRun(
-                source, ask, self._places, {body.endpoint}, longest=self._config.max_body_bytes,
+                source, ask, self._places, {body.endpoint}, longest=self._longest,
                 done=succeeded | failed,
             )  # fmt: skip
             run = self._runs[body.id] = asyncio.ensure_future(lines.run(write))
@@ -206,7 +209,7 @@ class BatchService:
         """Write an error for each line that was not run in time."""
         output, errors = (self.states.path(domain, body.id, suffix) for suffix in ("output", "errors"))
         done = resume_output(output) | resume_output(errors)
-        longest = self._config.max_body_bytes
+        longest = self._longest
         error = LineError(
             "batch_expired", "This request could not be executed before the completion window expired."
         )
@@ -222,6 +225,11 @@ class BatchService:
                     custom_id = invalid.custom_id or ""
                 bad.write(refused(number, custom_id, error))
                 body.request_counts.failed += 1
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("batches stopped; the next start of the server goes on with them", exc_info=error)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -35,6 +36,13 @@ class FileBody(msgspec.Struct, kw_only=True):
     purpose: Literal["batch", "batch_output"]
     status: Literal["processed"] = "processed"
     expires_at: int | None = None
+
+
+def storage_error(error: OSError) -> ApiError:
+    """The response when a file cannot be written."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return ApiError(507, "no space is left for files", code="storage_full")
+    return ApiError(500, "the file cannot be written", code="storage_error")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

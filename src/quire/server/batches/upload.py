@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import errno
+import logging
 from pathlib import Path
 from typing import IO
 
 from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Exchange
 
-_MAX_PARTS, _MAX_HEADER_BYTES, _MAX_FIELD_BYTES = 16, 4096, 1024
+_MAX_PARTS, _MAX_HEADER_BYTES, _MAX_FIELD_BYTES = 16, 2048, 1024
 _MAX_NAME_CHARS = 255
+# What a client sends wrong is answered, not logged.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class Upload:
@@ -32,7 +34,7 @@ class Upload:
     async def read(self, exchange: Exchange, limit: int, seconds: float) -> None:
         """Read the body of a request whose file has at most `limit` bytes.
 
-        Raises ApiError 400 for a malformed body, 408, 413, 415, and 507 if the disk is full.
+        Raises ApiError 400 for a malformed body, 408, 413 and 415, and OSError.
         """
         from python_multipart.exceptions import MultipartParseError
         from python_multipart.multipart import MultipartParser, parse_options_header
@@ -61,12 +63,6 @@ class Upload:
         except MultipartParseError as error:
             raise bad_request(
                 None, f"the body is not multipart/form-data: {error}", "invalid_multipart"
-            ) from None
-        except OSError as error:
-            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-            message = "no space is left for files" if full else "the file cannot be written"
-            raise ApiError(
-                507 if full else 500, message, code="storage_full" if full else "storage_error"
             ) from None
         if not self._ended:
             raise bad_request(None, "the body ends before its last boundary", "invalid_multipart")
