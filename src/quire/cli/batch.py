@@ -42,6 +42,7 @@ class _Counted(msgspec.Struct):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s run -i FILE -o FILE [MODEL] [OPTION …]"
     parser.add_argument("action", choices=["run"], help="run all lines of a file", metavar="run")
     add_model_argument(parser)
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests, one per line")

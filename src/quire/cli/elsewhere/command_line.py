@@ -197,7 +197,10 @@ class _Translation:
             if text is not None:
                 self._parser._check_value(action, self._parser._get_value(action, text))
         except argparse.ArgumentError as error:
-            self._made.lost.append(f"{name}: {option} {text}: {error.message}")
+            shown = (
+                f"{option} {text}" if name in {option, *action.option_strings} else f"{name}: {option} {text}"
+            )
+            self._made.lost.append(f"{shown}: {error.message}")
             return False
         before = self._made.options.setdefault(option, [])
         if isinstance(action, Several) or not before:
