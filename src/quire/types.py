@@ -314,10 +314,6 @@ class Grammar:
     digest: bytes
 
 
-# Above every priority of a request (32 bits): background work runs after all others, and gives way to them.
-BACKGROUND = 2**31
-
-
 @records.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request to the engine, in token ids. It has `params.n` sequences.
@@ -325,7 +321,7 @@ class Request:
     It is made once, in the API process, and reaches the scheduler unchanged.
 
     `arrival` is a monotonic time in seconds; `priority` lower runs earlier (vLLM's convention); that of
-    background work is BACKGROUND, under every policy.
+    background work is core.policy.BACKGROUND, under every policy.
     `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
     adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
     `soft_tokens` are in order and do not overlap.

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from quire.core.policy import WaitingQueue, displaces, rank
+from quire.core.policy import BACKGROUND, WaitingQueue, displaces, rank
 from quire.core.sequence import RequestState, Sequence, Status
-from quire.types import BACKGROUND, FinishReason, Request, SamplingParams
+from quire.types import FinishReason, Request, SamplingParams
 
 
 def make(

@@ -88,9 +88,9 @@ async def _run(
     from quire.config.serving import ServingConfig
     from quire.engine.front.async_engine import AsyncEngine
     from quire.server.app import ROUTES, App
+    from quire.server.batches.batch_endpoints import batch_endpoints
     from quire.server.batches.batch_lines import MAX_LINE
     from quire.server.batches.batch_run import BatchRun
-    from quire.server.batches.endpoints import batch_endpoints
     from quire.server.batches.inner_request import InnerAnswer, ask_inner
     from quire.server.context import ServerContext
     from quire.server.metrics import ServerMetrics

@@ -1,6 +1,6 @@
 """The order of sequences: which runs first, and which gives way.
 
-Background work (types.BACKGROUND) ranks below all other requests under both policies, and gives way to them.
+Background work (BACKGROUND) ranks below all other requests under both policies, and gives way to them.
 
 Both policies are total orders, so the running set is kept sorted and the victim of a preemption is always its last
 member: the oldest (or most urgent) sequence is never a victim while another runs, and a preempted one waits ahead of
@@ -13,9 +13,10 @@ import heapq
 from collections.abc import Iterator
 
 from quire.core.sequence import Rank, Sequence, Status
-from quire.types import BACKGROUND
 
 POLICIES = ("fcfs", "priority")
+# Above every priority that a request can name (32 bits).
+BACKGROUND = 2**31
 
 
 def rank(policy: str, seq: Sequence) -> Rank:

@@ -19,7 +19,7 @@ from quire.engine.api import Engine
 from quire.engine.host.held import buffers
 from quire.server.access import exposure
 from quire.server.app import ROUTES, App
-from quire.server.batches.endpoints import batch_endpoints
+from quire.server.batches.batch_endpoints import batch_endpoints
 from quire.server.connections import Connections, Listener, fit_descriptors
 from quire.server.context import ServerContext
 from quire.server.logs import log, notice

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.core.policy import BACKGROUND
 from quire.engine.api import GenerateAsk
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
@@ -17,7 +18,7 @@ from quire.server.requests import (
     CompletionRequest,
     GenerationRequest,
 )
-from quire.types import BACKGROUND, PARAMETERS, Request, SamplingParams, TokenIds
+from quire.types import PARAMETERS, Request, SamplingParams, TokenIds
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default
 # Limit of the logprob entries of one prompt: candidates times positions.

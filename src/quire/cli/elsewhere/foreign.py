@@ -10,7 +10,7 @@ from quire.types import QuireError
 
 VLLM, SGLANG, LLAMA, TGI, OLLAMA = "vLLM", "SGLang", "llama-server", "TGI", "Ollama"
 # Options of Quire with their values; None for a switch.
-Words = list[tuple[str, str | None]]
+Settings = list[tuple[str, str | None]]
 _KV_BLOCK = 16  # tokens, the default of --block-size
 _TRUE, _FALSE = ("", "true", "1"), ("false", "0")
 
@@ -38,13 +38,13 @@ class ForeignOption:
     servers: tuple[str, ...]
     to: str = ""
     values: Mapping[str, str] | None = None
-    convert: Callable[[str, str], Words] | None = None
+    convert: Callable[[str, str], Settings] | None = None
     done: tuple[str, ...] = ()
     why: str = ""
     essential: bool = False
     arity: str = "1"
 
-    def translated(self, value: str | None) -> Words:
+    def translated(self, value: str | None) -> Settings:
         """Options of Quire with the same effect. Raises ForeignOptionError."""
         text = value or ""
         if text in self.done or (self.done == _TRUE and text.lower() in _TRUE):
@@ -79,31 +79,31 @@ class ForeignOption:
         return f"{text!r} is not supported, only {known}" + (f": {self.why}" if self.why else "")
 
 
-def _same(option: str, text: str) -> Words:
+def _same(option: str, text: str) -> Settings:
     return [(option, text)]
 
 
 # ---- conversions
 
 
-def as_switch(option: str, text: str) -> Words:
+def as_switch(option: str, text: str) -> Settings:
     """A switch: on without a value, and with one that means true."""
     if text.lower() not in _TRUE:
         raise ValueError("not true or false")
     return [(option, None)]
 
 
-def in_blocks(option: str, text: str) -> Words:
+def in_blocks(option: str, text: str) -> Settings:
     """Tokens as KV blocks of the default size."""
     return [(option, str(-(-int(text) // _KV_BLOCK)))]
 
 
-def listed(option: str, text: str) -> Words:
+def listed(option: str, text: str) -> Settings:
     """Values that are separated by commas."""
     return [(option, part.strip()) for part in text.split(",") if part.strip()]
 
 
-def from_json_list(option: str, text: str) -> Words:
+def from_json_list(option: str, text: str) -> Settings:
     """A JSON list of strings."""
     found = json.loads(text)
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
@@ -111,23 +111,23 @@ def from_json_list(option: str, text: str) -> Words:
     return [(option, item) for item in found]
 
 
-def address(_: str, text: str) -> Words:
+def address(_: str, text: str) -> Settings:
     """HOST, :PORT, HOST:PORT or a URL of these."""
     place = text.partition("://")[2] or text
     place = place.rstrip("/")
     host, colon, port = place.rpartition(":")
     if not colon or place.endswith("]") or (place.count(":") > 1 and not place.startswith("[")):
         host, port = place, ""
-    words: Words = [("--host", host.strip("[]"))] if host else []
+    words: Settings = [("--host", host.strip("[]"))] if host else []
     return [*words, ("--port", port)] if port else words
 
 
-def guessed_tokens(option: str, text: str) -> Words:
+def guessed_tokens(option: str, text: str) -> Settings:
     """A number of tokens guessed from n-grams."""
     return [(option, json.dumps({"method": "ngram", "num_speculative_tokens": int(text)}))]
 
 
-def in_chunks(option: str, text: str) -> Words:
+def in_chunks(option: str, text: str) -> Settings:
     """Tokens of a chunk; -1 turns chunks off."""
     return [("--no-enable-chunked-prefill", None)] if text == "-1" else [(option, text)]
 

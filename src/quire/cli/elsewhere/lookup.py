@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from quire.cli.elsewhere.foreign import ForeignOption, ForeignOptionError, Words
+from quire.cli.elsewhere.foreign import ForeignOption, ForeignOptionError, Settings
 from quire.cli.elsewhere.known import ROWS
 
 
@@ -30,13 +30,13 @@ def explain(name: str) -> str:
     return "; ".join(f"that of {' and '.join(row.servers)} {row.explanation()}" for row in rows)
 
 
-def translate(name: str, value: str | None, server: str = "") -> Words:
+def translate(name: str, value: str | None, server: str = "") -> Settings:
     """Options of Quire with the effect of one of another server.
 
     Raises ForeignOptionError, also if servers mean different things by it and `server` does not say which, and KeyError
     for an option that no known server has.
     """
-    outcomes: list[Words | ForeignOptionError] = []
+    outcomes: list[Settings | ForeignOptionError] = []
     for row in rows_of(name, server):
         try:
             outcomes.append(row.translated(value))

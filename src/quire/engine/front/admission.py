@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+from quire.core.policy import BACKGROUND
 from quire.engine.api import GenerateAsk, OverloadedError, check_prediction
 from quire.engine.host.messages import Ready
-from quire.types import BACKGROUND, Request, RequestError
+from quire.types import Request, RequestError
 
 _WINDOW_SECONDS = 30.0
 _WINDOW_STARTS = 8  # the latest starts count, however long ago they were

@@ -27,7 +27,7 @@ from quire.util.files import open_regular
 
 _RETRIED = (429, 503)
 _MAX_WAIT = 5.0  # seconds between two tries
-Ask = Callable[[str, bytes], Awaitable[InnerAnswer]]
+AskRoute = Callable[[str, bytes], Awaitable[InnerAnswer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class BatchRun:
     def __init__(
         self,
         path: Path,
-        ask: Ask,
+        ask: AskRoute,
         places: asyncio.Semaphore,
         endpoints: Collection[str],
         *,
