@@ -320,7 +320,8 @@ class Request:
 
     It is made once, in the API process, and reaches the scheduler unchanged.
 
-    `arrival` is a monotonic time in seconds; `priority` lower runs earlier (vLLM's convention).
+    `arrival` is a monotonic time in seconds; `priority` lower runs earlier (vLLM's convention); that of
+    background work is core.policy.BACKGROUND, under every policy.
     `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
     adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
     `soft_tokens` are in order and do not overlap.

@@ -241,7 +241,7 @@ def test_unknown_variables_are_named(
         (["help", "serv"], "unknown command: serv (did you mean serve?)"),
         (["generate", "m", "n", "--prompt", "x"], "unrecognized argument: n"),
         (["generate", "--promt", "x", "--prompt", "y"], "--promt (did you mean --prompt?)"),
-        (["serve", "-tb", "3"], "-tb"),
+        (["serve", "-tb", "x"], "-tb x: is --threads here: 'x' is not a whole number"),
     ],
 )
 def test_mistakes(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

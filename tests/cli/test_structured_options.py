@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.elsewhere import explain
+from quire.cli.elsewhere.lookup import explain
 from quire.cli.main import main
 from quire.text.tokenizer import Tokenizer
 
@@ -102,5 +102,5 @@ def test_a_cut_answer_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_server_says_where_a_grammar_belongs() -> None:
-    for name in ("grammar", "grammar-file", "json-schema", "-j"):
+    for name in ("--grammar", "--grammar-file", "--json-schema", "-j"):
         assert "requests set their own grammar" in explain(name)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from quire.core.policy import WaitingQueue, displaces, rank
+from quire.core.policy import BACKGROUND, WaitingQueue, displaces, rank
 from quire.core.sequence import RequestState, Sequence, Status
 from quire.types import FinishReason, Request, SamplingParams
 
@@ -39,6 +39,19 @@ def test_only_a_more_urgent_class_displaces() -> None:
     assert not displaces("priority", early, late)
     assert not displaces("priority", early, urgent)
     assert not displaces("fcfs", urgent, early)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_background_work_runs_last_and_gives_way(policy: str) -> None:
+    early, late, client = (
+        make(0, priority=BACKGROUND),
+        make(1, arrival=1, priority=BACKGROUND),
+        make(2, arrival=9),
+    )
+    assert sorted([late, early, client], key=lambda seq: rank(policy, seq)) == [client, early, late]
+    assert displaces(policy, client, early)
+    assert not displaces(policy, early, late)
+    assert not displaces(policy, early, client)
 
 
 def test_the_queue_gives_back_in_rank_without_the_ended() -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
-from tools import options_table
+from tools import migration_table, options_table
 
-from quire.cli.elsewhere import ALWAYS, CALLED, PASSING, REFUSED, explain
+from quire.cli.config_file import read_config
+from quire.cli.elsewhere.known import ROWS
+from quire.cli.elsewhere.lookup import explain, rows_of
+from quire.cli.main import command_parser
 from quire.cli.parser import Parser
 from quire.cli.serve import add_arguments, settings
 from quire.config.schema import OPTIONS
@@ -24,16 +29,20 @@ KNOWN = [
 ]  # fmt: skip
 # The other options of vLLM, SGLang, llama-server and TGI that people bring along: each is there, or explained.
 BROUGHT = """
-    quantization tokenizer revision trust-remote-code chat-template-content-format tool-call-parser
-    reasoning-parser enable-auto-tool-choice enable-lora lora-modules max-loras speculative-config
-    tensor-parallel-size pipeline-parallel-size data-parallel-size enable-expert-parallel kv-transfer-config
-    kv-events-config prefix-caching-hash-algo enable-per-request-metrics enable-prompt-tokens-details
-    enable-force-include-usage otlp-traces-endpoint allowed-media-domains mem-fraction-static
-    chunked-prefill-size schedule-policy max-running-requests max-queued-requests page-size
-    enable-deterministic-inference enable-cache-report enable-metrics watchdog-timeout model-path cache-type-k
-    cache-type-v metrics api-key-file lora jinja reasoning-budget models-dir slot-save-path spec-type ctx-size
-    parallel max-input-tokens max-total-tokens max-batch-prefill-tokens max-concurrent-requests speculate
-    model-id graceful-termination-timeout
+    --quantization --tokenizer --revision --trust-remote-code --chat-template-content-format --tool-call-parser
+    --reasoning-parser --enable-auto-tool-choice --enable-lora --lora-modules --max-loras --speculative-config
+    --tensor-parallel-size --pipeline-parallel-size --data-parallel-size --enable-expert-parallel
+    --kv-transfer-config --kv-events-config --prefix-caching-hash-algo --enable-per-request-metrics
+    --enable-prompt-tokens-details --enable-force-include-usage --otlp-traces-endpoint --allowed-media-domains
+    --mem-fraction-static --chunked-prefill-size --schedule-policy --schedule-conservativeness
+    --max-running-requests --max-queued-requests --page-size --enable-deterministic-inference
+    --enable-cache-report --enable-metrics --watchdog-timeout --crash-dump-folder --model-path -c -np -ctk -ctv
+    -ngl -t -tb --cache-reuse --cache-ram --slot-save-path --spec-type --metrics --api-key-file --lora --jinja
+    --reasoning-budget --sleep-idle-seconds --models-dir --models-max --fit --ctx-size --parallel --cache-type-k
+    --max-input-tokens --max-total-tokens --max-batch-prefill-tokens --max-batch-total-tokens
+    --waiting-served-ratio --max-concurrent-requests --speculate --model-id --graceful-termination-timeout
+    OLLAMA_CONTEXT_LENGTH OLLAMA_NUM_PARALLEL OLLAMA_MAX_QUEUE OLLAMA_MAX_LOADED_MODELS OLLAMA_KEEP_ALIVE
+    OLLAMA_KV_CACHE_TYPE OLLAMA_FLASH_ATTENTION OLLAMA_ORIGINS OLLAMA_HOST
 """
 FIELDS = [*OPTIONS, *(f.name for f in dataclasses.fields(ServingConfig))]
 EVERY = [f"--{name.replace('_', '-')}" for name in FIELDS]
@@ -55,37 +64,106 @@ def test_options_of_vllm_are_there_and_explained(parser: Parser) -> None:
     assert [flag for flag in {*KNOWN, *EVERY} if flag not in text] == []
 
 
-def test_options_of_other_servers_are_there_or_explained(
-    parser: Parser, capsys: pytest.CaptureFixture[str]
-) -> None:
-    actions = {flag for action in parser._actions for flag in action.option_strings}
-    for name in (*BROUGHT.split(), *REFUSED, *CALLED):
-        flag = name if name.startswith("-") else f"--{name}"
-        if flag in actions:
-            continue
-        with pytest.raises(SystemExit):
-            parser.parse_args(["model", flag, "1"])
-        assert explain(name)
-        assert f"{flag} {explain(name)}" in capsys.readouterr().err
-    own = {*KNOWN, *EVERY, "--no-enable-prefix-caching"}
-    assert {text for text in CALLED.values() if text.startswith("--")} <= own
-    assert not own & {f"--{name}" for name in (*REFUSED, *ALWAYS, *PASSING, *CALLED)}
+def test_options_of_other_servers_are_there_or_explained(parser: Parser) -> None:
+    actions = {flag: action for action in parser._actions for flag in action.option_strings}
+    assert [name for name in BROUGHT.split() if name not in actions and not explain(name)] == []
+    for row in ROWS:
+        assert row.to in {*actions, ""}, row.names
+        assert row.to or row.why, row.names
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", row.why))
+        theirs = {"--json-schema", "--grammar", "--max-tokens"}  # of quire generate, as the texts say
+        assert named <= {*actions} | theirs, row.names
 
 
 def test_options_that_request_the_default_behaviour_are_accepted(
     parser: Parser, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Command lines of vLLM: an option passes only with the value that requests the default behaviour."""
-    flags = [name if name.startswith("-") else f"--{name}" for name in ALWAYS]
+    """An option of which the table names values passes with these alone."""
+    flags = ["--enforce-eager", "--metrics", "--jinja", "-cb", "--enable-auto-tool-choice"]
     found = parser.parse_args([*flags, "m", "--tensor-parallel-size", "1", "-ngl", "0", "--runner=generate"])
     assert found.model == "m"
-    for name, (values, why) in PASSING.items():
-        flag = name if name.startswith("-") else f"--{name}"
-        assert parser.parse_args([flag, values[0], "m"]).model == "m"
-        with pytest.raises(SystemExit):
-            parser.parse_args(["m", flag, "other"])
-        assert f"{flag} other: takes only {values[0]}" in (told := capsys.readouterr().err)
-        assert why in told
+    own = {
+        flag
+        for action in parser._actions
+        for flag in action.option_strings
+        if action.help != argparse.SUPPRESS
+    }
+    for row in ROWS:
+        for name in row.names if not row.to and row.done != ("", "true", "1") else ():
+            if name in own or not name.startswith("-") or len(rows_of(name)) > 1:
+                continue
+            for value in row.done:
+                assert parser.parse_args(["m", f"{name}={value}"]).model == "m"
+            with pytest.raises(SystemExit):
+                parser.parse_args(["m", name] if row.arity == "" else ["m", f"{name}=other"])
+            assert row.why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--ctx-size 8k --parallel 4", {"max_model_len": 8000, "max_num_seqs": 4}),
+        ("--ctx-size 0 --parallel -1", {}),
+        ("-ctk q8_0 -ctv q8_0 -tb 2", {"kv_cache_dtype": "int8", "threads": 2}),
+        ("--mem-fraction-static 0.5 --page-size 32", {"gpu_memory_utilization": 0.5, "block_size": 32}),
+        ("--chunked-prefill-size -1", {"enable_chunked_prefill": False}),
+        ("--max-batch-total-tokens 100", {"num_kv_blocks": 7}),
+        ("--disable-radix-cache --log-requests", {"enable_prefix_caching": False, "access_log": True}),
+        ("--quantize bitsandbytes-nf4 --hostname h", {"quantization": "int4", "host": "h"}),
+        ("--alias a,b", {"served_model_name": ["a", "b"]}),
+        ("--watchdog-timeout 9 --schedule-policy fcfs", {"hang_timeout": 9.0, "scheduling_policy": "fcfs"}),
+        ("--spec-type ngram-simple --json-output", {"speculate": "ngram", "log_format": "json"}),
+    ],
+)
+def test_options_of_other_servers_are_translated(
+    parser: Parser, words: str, expected: dict[str, Any]
+) -> None:
+    found = vars(parser.parse_args(["m", *words.split()]))
+    assert {name: value for name, value in found.items() if name not in {"model", "config"}} == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--max-total-tokens 4096", "means different things: that of TGI is --max-model-len here"),
+        ("-ctk q8_0 -ctv f16", "-ctv f16: contradicts -ctk q8_0; both are --kv-cache-dtype here"),
+        ("-ctk q4_0", "'q4_0' is not supported, only f32, f16, bf16, q8_0"),
+        ("--max-running-requests x", "is --max-num-seqs here: 'x' is not a whole number"),
+        ("--schedule-policy lpm", "'lpm' is not supported, only fcfs"),
+        ("--enable-lora", "--enable-lora: is not supported: adapters"),
+        ("--slo x", "unrecognized argument: --slo"),
+    ],
+)
+def test_what_cannot_be_translated_is_explained(
+    parser: Parser, capsys: pytest.CaptureFixture[str], words: str, told: str
+) -> None:
+    with pytest.raises(SystemExit):
+        parser.parse_args(["m", *words.split()])
+    said = capsys.readouterr().err
+    assert told in said
+    assert "did you mean" not in said
+
+
+def test_a_command_without_an_option_says_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """quire generate runs an engine, but no server."""
+    assert (
+        command_parser("generate").parse_args(["m", "--ctx-size", "99", "--prompt", "x"]).max_model_len == 99
+    )
+    with pytest.raises(SystemExit):
+        command_parser("generate").parse_args(["m", "--hostname", "h"])
+    assert "is --host of quire serve, which this command does not have" in capsys.readouterr().err
+
+
+def test_config_files_take_options_of_other_servers(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "model-path: m\ncontext-length: 4k\nlog-requests: true\ntensor-parallel-size: 1\nalias: a,b\n"
+    )
+    expected = {"model": "m", "max_model_len": 4000, "access_log": True, "served_model_name": ["a", "b"]}
+    assert read_config(file) == expected
+    file.write_text("tensor-parallel-size: 2\n")
+    with pytest.raises(ValueError, match="takes only 1 here: a model runs in one process"):
+        read_config(file)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +202,12 @@ def test_an_option_is_suggested_only_when_it_works(
         "lor",
         "parallels",
     )
-    for name in (*names, *(name + "s" for name in BROUGHT.split())):
+    for name in (
+        *map("--{}".format, names),
+        *(name + "s" for name in BROUGHT.split() if name.startswith("--")),
+    ):
         with pytest.raises(SystemExit):
-            parser.parse_args([f"--{name}", "1"])
+            parser.parse_args([name, "1"])
         told = capsys.readouterr().err
         suggested = re.findall(r"did you mean (\S+)\?", told)
         assert set(suggested) <= shown, told
@@ -138,6 +219,11 @@ def test_every_option_of_the_server_is_documented() -> None:
     assert options_table.render(page) == page, "run python -m tools.options_table"
     rows = set(re.findall(r"^\| `(--[a-z0-9-]+)`", page, re.MULTILINE))
     assert {*EVERY, *KNOWN} <= rows
+
+
+def test_every_option_of_other_servers_is_documented() -> None:
+    page = migration_table.PAGE.read_text()
+    assert migration_table.render(page) == page, "run python -m tools.migration_table"
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from quire.cli.elsewhere import explain, passes
+from quire.cli.elsewhere.foreign import ForeignOptionError
+from quire.cli.elsewhere.lookup import explain, translate
 from quire.cli.options import value_type
 from quire.cli.parser import nearest, switch
 from quire.config.schema import OPTIONS
@@ -19,6 +21,7 @@ from quire.util.strict_json import parse_json_object
 # Options without a config field.
 _EXTRA: dict[str, Any] = {"model": str, "gpu_memory_utilization": float}
 _YAML = (".yaml", ".yml")
+_LISTS = {f.name for f in dataclasses.fields(ServingConfig) if f.default == ()}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -31,18 +34,41 @@ def read_config(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
-        if name not in known and name not in _EXTRA:
-            option = name.replace("_", "-")
-            if passes(option, value):
-                continue
-            why = explain(option) or f"is unknown{nearest(name, [*known, *_EXTRA])}"
-            raise ValueError(f"config: {path}: {key!r} {why}")
-        if name in found:
-            raise ValueError(f"config: {path}: {key!r} is given twice")
+        own = {name: value} if name in known or name in _EXTRA else _translated(path, key, value, known)
+        for field, given in own.items():
+            if field in found:
+                raise ValueError(f"config: {path}: {key!r} is given twice")
+            try:
+                found[field] = _value(
+                    given, field, known.get(field), texts=field != name or path.suffix in _YAML
+                )
+            except (argparse.ArgumentTypeError, ValueError) as error:
+                raise ValueError(f"config: {path}: {key}: {error}") from None
+    return found
+
+
+def _translated(path: Path, key: str, value: Any, known: Iterable[str]) -> dict[str, Any]:
+    """An option of another server as options of Quire, by field name. Raises ValueError."""
+    name = key.replace("_", "-")
+    flag = f"--{name}" if len(name) > 3 or explain(f"--{name}") else f"-{name}"
+    if not explain(flag):
+        raise ValueError(f"config: {path}: {key!r} is unknown{nearest(key, [*known, *_EXTRA])}")
+    found: dict[str, Any] = {}
+    for item in value if isinstance(value, list) else [value]:
+        text = ("true" if item else "false") if isinstance(item, bool) else str(item)
         try:
-            found[name] = _value(value, name, known.get(name), texts=path.suffix in _YAML)
-        except (argparse.ArgumentTypeError, ValueError) as error:
-            raise ValueError(f"config: {path}: {key}: {error}") from None
+            words = translate(flag, text)
+        except ForeignOptionError as error:
+            raise ValueError(f"config: {path}: {key!r} {error}") from None
+        for option, given in words:
+            on = not option.startswith("--no-")
+            field = option.removeprefix("--" if on else "--no-").replace("-", "_")
+            if given is None:
+                found[field] = str(on).lower()
+            elif field in _LISTS:
+                found.setdefault(field, []).append(given)
+            else:
+                found[field] = given
     return found
 
 

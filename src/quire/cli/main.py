@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": ("quire.cli.serve", "serve the OpenAI API over HTTP"),
     "generate": ("quire.cli.generate", "generate from a prompt"),
     "chat": ("quire.cli.chat", "chat with a model"),
+    "batch": ("quire.cli.batch", "run a file of requests in OpenAI's batch format"),
     "convert": ("quire.cli.convert", "convert a model to safetensors or GGUF, or to another number format"),
     "inspect": ("quire.cli.inspect", "show what a model contains, costs and computes"),
     "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, mismatched parts"),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.cli.parser import Several, add_passing_options
+from quire.cli.parser import Several, take_foreign_options
 from quire.config.schema import OPTIONS, SUBJECTS, EngineConfig
 from quire.parameters import Structure
 from quire.types import PARAMETERS, CheckpointError, RequestError, SamplingParams
@@ -55,7 +55,7 @@ def add_engine_options(
     """
     skip = () if seed else ("seed",)
     add_config_options(parser, EngineConfig, skip=skip, enable_prefix_caching=prefix_caching)
-    add_passing_options(parser)
+    take_foreign_options(parser)
 
 
 def add_config_options(
@@ -218,14 +218,16 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 _ANSWERS = ("chat_template", "tool_call_parser", "reasoning_parser")
 
 
-def add_chat_options(parser: argparse.ArgumentParser) -> None:
-    """Options of how conversations are rendered, and answers read."""
+def add_chat_options(parser: argparse.ArgumentParser, *, variables: bool = True) -> None:
+    """Options of how conversations are rendered, and answers read; without `variables`, none of a template's."""
     from quire.config.serving import ServingConfig
 
     group = parser.add_argument_group("chat template and formats of answers")
     for field in dataclasses.fields(ServingConfig):
         if field.name in _ANSWERS:
             _add_option(group, field, explicit_only=False, on=None)
+    if not variables:
+        return
     group.add_argument(
         "--chat-template-kwargs",
         type=_json_object,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from quire.cli.elsewhere import ALWAYS, PASSING, explain
+from quire.cli.elsewhere.foreign import ForeignOptionError
 from quire.config.env import OPTION_PREFIX, option_variables
 from quire.config.shipped import shipped_models
 
@@ -49,6 +49,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *, environment: bool = False, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
         self._environment = environment
+        self.takes_foreign_options = False  # those of other servers
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
@@ -67,6 +68,13 @@ class Parser(argparse.ArgumentParser):
                 name: value for name, value in taken.items() if getattr(found, name) is value
             }
         return found
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.takes_foreign_options:
+            _add_foreign_options(self, sys.argv[1:] if args is None else args)
+        found, rest = super().parse_known_args(args, namespace)
+        found.__dict__.pop("foreign", None)
+        return found, rest
 
     def error(self, message: str) -> Any:
         """Exit with status 2 and one line, which the long usage would hide."""
@@ -176,8 +184,10 @@ def _may_be_model(text: str) -> bool:
 
 
 def _unknown(word: str, known: list[str]) -> str:
+    from quire.cli.elsewhere.lookup import explain
+
     flag = word.partition("=")[0]
-    reason = explain(flag.removeprefix("--"))
+    reason = explain(flag)
     return f"{flag} {reason}" if reason else f"unrecognized argument: {word}{nearest(flag, known)}"
 
 
@@ -196,24 +206,66 @@ def _likeness(name: str, other: str) -> float:
     return max(difflib.SequenceMatcher(None, name, other).ratio(), 0.9 * begins)
 
 
-class _Passing(argparse.Action):
-    """An option of another server with a value that Quire always uses."""
+class _Foreign(argparse.Action):
+    """An option of another server: it sets the options of this command that have its effect."""
 
     def __call__(
-        self, parser: argparse.ArgumentParser, _: argparse.Namespace, value: Any, flag: str | None = None
+        self, parser: argparse.ArgumentParser, found: argparse.Namespace, value: Any, flag: str | None = None
     ) -> None:
-        name = (flag or "").removeprefix("--")
-        if self.nargs != 0 and value not in PASSING[name][0]:
-            parser.error(f"{flag} {value}: {explain(name)}")
+        from quire.cli.elsewhere.lookup import translate
+
+        given = value if isinstance(value, list) else [value]
+        for one in given or [None]:
+            shown = flag or "" if one is None else f"{flag} {one}"
+            try:
+                words = translate(flag or "", one)
+            except ForeignOptionError as error:
+                parser.error(f"{shown}: {error}")
+            for option, text in words:
+                self._set(parser, found, shown, option, text)
+
+    def _set(
+        self,
+        parser: argparse.ArgumentParser,
+        found: argparse.Namespace,
+        shown: str,
+        option: str,
+        text: str | None,
+    ) -> None:
+        action = parser._option_string_actions.get(option)
+        if action is None:
+            parser.error(f"{shown}: is {option} of quire serve, which this command does not have")
+        before = found.__dict__.setdefault("foreign", {}).setdefault(option, (shown, text))
+        if before[1] != text and not isinstance(action, Several):
+            parser.error(f"{shown}: contradicts {before[0]}; both are {option} here")
+        try:
+            value = text if text is None else parser._get_value(action, text)
+            if text is not None:
+                parser._check_value(action, value)
+        except argparse.ArgumentError as error:
+            parser.error(f"{shown}: is {option} here: {error.message}")
+        action(parser, found, value, option)
 
 
-def add_passing_options(parser: argparse.ArgumentParser) -> None:
-    """Add options of other servers for things that Quire always does: they change nothing."""
-    for name in (*ALWAYS, *PASSING):
-        parser.add_argument(
-            name if name.startswith("-") else f"--{name}",
-            action=_Passing,
-            nargs=0 if name in ALWAYS else None,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
+_ARITIES = {"": 0, "1": None, "?": "?", "+": "+"}
+
+
+def take_foreign_options(parser: argparse.ArgumentParser) -> None:
+    """Let a command take options of other servers."""
+    if isinstance(parser, Parser):
+        parser.takes_foreign_options = True
+
+
+def _add_foreign_options(parser: argparse.ArgumentParser, words: Iterable[str]) -> None:
+    """Add the options of other servers that are among `words`, except those with a name of this command's own."""
+    own = parser._option_string_actions
+    strange = {name for word in words if (name := word.partition("=")[0]).startswith("-") and name not in own}
+    if not strange:
+        return
+    from quire.cli.elsewhere.lookup import rows_of
+
+    for name in sorted(strange):
+        if rows := rows_of(name):
+            parser.add_argument(
+                name, action=_Foreign, nargs=_ARITIES[rows[0].arity], default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            )  # fmt: skip

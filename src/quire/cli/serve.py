@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.config_file import read_config
 from quire.cli.options import add_config_options, add_model_argument, named_model
-from quire.cli.parser import add_passing_options
+from quire.cli.parser import Parser, take_foreign_options
 from quire.config.schema import OPTIONS, EngineConfig
 from quire.config.serving import ServingConfig
 from quire.util.platform import available_memory
@@ -31,9 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu-memory-utilization", type=float, default=argparse.SUPPRESS, metavar="F",
         help="--memory as a share of the available memory",
     )  # fmt: skip
+    parser.add_argument(
+        "--from-command", default=argparse.SUPPRESS, metavar="COMMAND",
+        help="print the command that does what this one of vllm, sglang, llama-server, text-generation-launcher or "
+        "ollama does, and start nothing; see docs/migrating.md",
+    )  # fmt: skip
     add_config_options(parser, ServingConfig, explicit_only=True)
     add_config_options(parser, EngineConfig, explicit_only=True)
-    add_passing_options(parser)
+    take_foreign_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,10 +48,35 @@ def run(args: argparse.Namespace) -> int:
     file = args.__dict__.pop("config")
     environment.pop("config", None)
     given = {name: value for name, value in vars(args).items() if name not in environment}
+    if "from_command" in given:
+        return _print_equivalent(given["from_command"])
     model, engine_config, serving = settings(
         given, {} if file is None else read_config(Path(file)), environment
     )
     return _serve(model, engine_config, serving)
+
+
+def _print_equivalent(command: str) -> int:
+    """Print the command of Quire that does what another one does; 1 if something essential cannot be had."""
+    from quire.cli.elsewhere.command_line import equivalent
+
+    parser = Parser(prog="quire serve")
+    add_arguments(parser)
+    made = equivalent(command, parser, os.environ)
+    print(made)
+    for text in made.notes:
+        print(f"note: {text}", file=sys.stderr)
+    for text in made.dropped:
+        print(f"left out: {text}", file=sys.stderr)
+    for text in made.lost:
+        print(f"cannot be had: {text}", file=sys.stderr)
+    if (
+        not made.lost
+    ):  # a contradiction between its options, or a value out of range, is an error here already
+        given = vars(parser.parse_args([*made.words()[2:], "--quiet"] if made.options else []))
+        file = given.pop("config")
+        settings(given, {} if file is None else read_config(Path(file)))
+    return 1 if made.lost else 0
 
 
 def settings(

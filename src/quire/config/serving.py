@@ -21,6 +21,9 @@ _POSITIVE = (
     "header_timeout",
     "body_timeout",
     "keep_alive_timeout",
+    "max_file_size",
+    "files_size",
+    "files_expiry",
 )
 # APIs beside the routes for status: value of --api -> whose they are.
 APIS = {
@@ -38,6 +41,7 @@ SUBJECTS = {
     "unknown_fields": "API",
     "max_num_queued_reqs": "limits and timeouts",
     "shutdown_timeout": "supervision",
+    "files_dir": "files and batches",
     "log_format": "logs and traces",
 }
 
@@ -133,6 +137,18 @@ class ServingConfig:
     )
     engine_restarts: int = option(
         5, "restarts of the engine process within ten minutes before the server gives up", metavar="N"
+    )
+    files_dir: str | None = option(
+        None,
+        "folder of files and batches, which turns on /v1/files and /v1/batches (default: off)",
+        metavar="DIR",
+    )
+    max_file_size: int = option(200 * 2**20, "largest file that may be uploaded", metavar="SIZE", size=True)
+    files_size: int = option(
+        4 * 2**30, "limit of the bytes of all files of an API key", metavar="SIZE", size=True
+    )
+    files_expiry: float = option(
+        2_592_000.0, "seconds that a file is kept, unless its upload says otherwise", metavar="S"
     )
     log_format: str = option("human", "format of the log", choices=("human", "json"))
     log_level: str = option(

@@ -1,5 +1,7 @@
 """The order of sequences: which runs first, and which gives way.
 
+Background work (BACKGROUND) ranks below all other requests under both policies, and gives way to them.
+
 Both policies are total orders, so the running set is kept sorted and the victim of a preemption is always its last
 member: the oldest (or most urgent) sequence is never a victim while another runs, and a preempted one waits ahead of
 all that rank below it. Under fcfs every request therefore completes: no starvation.
@@ -13,19 +15,24 @@ from collections.abc import Iterator
 from quire.core.sequence import Rank, Sequence, Status
 
 POLICIES = ("fcfs", "priority")
+# Above every priority that a request can name (32 bits).
+BACKGROUND = 2**31
 
 
 def rank(policy: str, seq: Sequence) -> Rank:
-    """Sort key, lowest first: arrival, then order of adding; under "priority" preceded by the priority."""
+    """Sort key, lowest first: what is not in the background, arrival, order of adding; under "priority" the priority
+    comes first.
+    """
     request = seq.state.request
     if policy == "priority":
         return (request.priority, request.arrival, seq.seq_id)
-    return (request.arrival, seq.seq_id)
+    return (request.priority >= BACKGROUND, request.arrival, seq.seq_id)
 
 
 def displaces(policy: str, waiting: Sequence, running: Sequence) -> bool:
     """Whether `waiting` may preempt `running`: only if more urgent, as equals would preempt each other for ever."""
-    return policy == "priority" and waiting.state.request.priority < running.state.request.priority
+    first, second = waiting.state.request.priority, running.state.request.priority
+    return first < second and (policy == "priority" or second >= BACKGROUND)
 
 
 class WaitingQueue:

@@ -7,12 +7,13 @@ import asyncio
 from quire.config.serving import ServingConfig
 from quire.server import chat, completions, status, tokens
 from quire.server.access import AccessControl
+from quire.server.batches import batch_routes
 from quire.server.context import ServerContext
 from quire.server.dialects import DIALECTS
 from quire.server.errors import ApiError, ClientGoneError, api_error
 from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.logs import log, log_access
-from quire.server.routes import Get, HttpRoute
+from quire.server.routes import Get, HttpRoute, Post
 from quire.types import QuireError
 
 
@@ -25,6 +26,7 @@ async def _openapi(context: ServerContext, _: Exchange) -> bytes:
 ROUTES: tuple[HttpRoute, ...] = (
     *chat.ROUTES,
     *completions.ROUTES,
+    *batch_routes.ROUTES,
     *tokens.ROUTES,
     *status.ROUTES,
     *DIALECTS,
@@ -79,8 +81,9 @@ class App:
         methods = self._methods(exchange.path)
         if methods is not None:
             exchange.errors = next(iter(methods.values())).errors
-        self._access.check_source(exchange)
-        exchange.add_headers(self._access.cors_headers(exchange))
+        if not exchange.background:
+            self._access.check_source(exchange)
+            exchange.add_headers(self._access.cors_headers(exchange))
         if methods is None:
             raise ApiError(404, "no such path; see /openapi.json", code="not_found")
         exchange.handler = next(iter(methods.values())).path
@@ -95,9 +98,9 @@ class App:
         if route is None:
             message = f"{exchange.method} is not allowed on this path; use {allow[1].decode()}"
             raise ApiError(405, message, code="method_not_allowed", headers=[allow])
-        if not route.open:
+        if not route.open and not exchange.background:
             self._access.check_key(exchange)
-        if route.method == "POST" and exchange.header(b"idempotency-key"):
+        if isinstance(route, Post) and exchange.header(b"idempotency-key"):
             await self._answer_once(route, exchange)
         else:
             await route.answer(self.context, exchange)

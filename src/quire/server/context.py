@@ -23,6 +23,7 @@ from quire.server.request_memory import RequestMemory
 from quire.server.tracing import Tracer
 
 if TYPE_CHECKING:
+    from quire.server.batches.batch_service import BatchService
     from quire.server.dialects.response_store import ResponseStore
     from quire.server.exposition import Exposition
 
@@ -51,6 +52,7 @@ class ServerContext:
     behind: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # responses in the background, by id
     replays: Replays = field(init=False)
     connections: Collection[Reader] = ()
+    batches: BatchService | None = None  # with --files-dir
     has_keys: bool = False  # clients must present a key
     memory: RequestMemory = field(init=False)
     texts: TokenTexts = field(init=False)

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -74,7 +74,10 @@ class Exchange:
         self._writer: ChunkWriter | None = scope.get("quire.writer")
         self.scope = scope
         self.request_id = self._request_id()
-        self.tenant = ""  # identifies the API key when there are several; not the key itself
+        # made by the server itself for a line of a batch: already checked, and it runs in the background
+        self.background: bool = "quire.tenant" in scope
+        # identifies the API key when there are several; not the key itself
+        self.tenant: str = scope.get("quire.tenant", "")
         self.status = 0
         self.bytes_in = 0
         self.bytes_out = 0
@@ -176,6 +179,33 @@ class Exchange:
             if late is not None:
                 late.cancel()
         return bytes(body)
+
+    async def chunks(self, limit: int, seconds: float) -> AsyncIterator[bytes]:
+        """The body in pieces, each of which is forgotten when the next one is asked for. Raises ApiError 413, or 408 if
+        no piece arrives for `seconds`.
+        """
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout(seconds):
+                    message = await self._receive()
+            except TimeoutError:
+                raise ApiError(
+                    408,
+                    f"no more of the body arrived within {seconds:g} s",
+                    code="request_timeout",
+                    close=True,
+                ) from None
+            if "quire.refused" in self.scope:
+                raise self.scope["quire.refused"]
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError("hung up before the body was complete")
+            piece, more = message.get("body", b""), message.get("more_body", False)
+            self.bytes_in += len(piece)
+            if self.bytes_in > limit:
+                raise self._too_large(limit)
+            yield piece
+            self.memory.give_body(self.held, len(piece))
 
     @staticmethod
     def _too_large(limit: int) -> ApiError:

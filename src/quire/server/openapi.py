@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quire import __version__
-from quire.server.routes import HttpRoute, Post
+from quire.server.routes import Act, HttpRoute, Post
 
 _ERRORS = {
     "400": "a field is malformed or out of range; `param` names the field",
@@ -63,7 +63,7 @@ def _operation(route: HttpRoute, schemas: dict[type[Any], Any]) -> dict[str, Any
     content: dict[str, Any] = {route.media.partition(b";")[0].decode(): {"schema": schemas[route.response]}}
     answer = {"description": "done", "content": content}
     errors = {"application/json": {"schema": schemas[route.errors.schema]}}
-    operation = {
+    operation: dict[str, Any] = {
         "summary": route.summary,
         "tags": [route.tag],
         "responses": {
@@ -71,6 +71,13 @@ def _operation(route: HttpRoute, schemas: dict[type[Any], Any]) -> dict[str, Any
             **{status: {"description": text, "content": errors} for status, text in _ERRORS.items()},
         },
     }
+    if isinstance(route, Act) and route.query:
+        operation["parameters"] = [
+            {"name": name, "in": "query", "schema": {"type": "string"}} for name in route.query
+        ]
+    if isinstance(route, Act) and route.form:
+        form = {"type": "object", "properties": dict(route.form), "required": list(route.form)}
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
     if isinstance(route, Post):
         body = {"application/json": {"schema": schemas[route.request]}}
         operation["requestBody"] = {"required": True, "content": body}

@@ -215,6 +215,13 @@ class Held:
         if size:
             pool.give(size, self.tenant)
 
+    def give_part(self, pool: Pool, size: int) -> None:
+        """Return a part of what was taken from a pool."""
+        size = min(size, self._sizes.get(pool, 0))
+        if size:
+            self._sizes[pool] -= size
+            pool.give(size, self.tenant)
+
     def close(self) -> None:
         """Return everything."""
         for pool in list(self._sizes):
@@ -259,6 +266,10 @@ class RequestMemory:
             message = f"the body and its prompts have {size} bytes, over the limit of {self.largest_body}"
             raise ApiError(413, f"{message} (--request-memory)", code="request_too_large", close=True)
         self._take(held, BODY_BYTE * size)
+
+    def give_body(self, held: Held, size: int) -> None:
+        """Return what `size` bytes of a body needed, which are kept elsewhere from now on."""
+        held.give_part(self.bodies, BODY_BYTE * size)
 
     def take_echo(self, held: Held, tokens: int) -> None:
         """Take what the text of a prompt given as ids needs. Raises like `take_body`."""

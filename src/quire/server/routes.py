@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -60,21 +60,28 @@ class Get(HttpRoute, Generic[A]):
         await exchange.respond(200, _bytes(await self.handler(context, exchange)), content_type=self.media)
 
 
-class Delete(Get[A]):
-    """The same for the method DELETE."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Act(HttpRoute, Generic[A]):
+    """A route without a JSON body, or with one that its handler reads: it returns a `response`, or sends it and returns
+    None. `verb` is the method, `query` names the parameters behind the path, and `form` has the JSON schema of each
+    part of a multipart body.
+    """
 
-    method = "DELETE"
+    handler: Callable[[ServerContext, Exchange], Awaitable[A | None]]
+    response: type[A]
+    verb: str
+    query: tuple[str, ...] = ()
+    form: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
-
-class Act(Get[A]):
-    """The same for the method POST; a body is read and not looked at."""
-
-    method = "POST"
+    @property
+    def method(self) -> str:  # type: ignore[override]
+        return self.verb
 
     async def answer(self, context: ServerContext, exchange: Exchange) -> None:
         """Answer with what the handler returns."""
-        await exchange.body(context.config.max_body_bytes, context.config.body_timeout)
-        await super().answer(context, exchange)
+        made = await self.handler(context, exchange)
+        if made is not None:
+            await exchange.respond(200, _bytes(made), content_type=self.media)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

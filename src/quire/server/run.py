@@ -19,6 +19,7 @@ from quire.engine.api import Engine
 from quire.engine.host.held import buffers
 from quire.server.access import exposure
 from quire.server.app import App, open_routes
+from quire.server.batches.batch_endpoints import batch_endpoints
 from quire.server.connections import Connections, Listener, fit_descriptors
 from quire.server.context import ServerContext
 from quire.server.logs import log, notice
@@ -122,8 +123,15 @@ class HttpServer:
             fit_descriptors(config.max_connections), config.header_timeout,
             frozenset(route.path.encode() for route in open_routes(config) if route.open), config.access_log,
         )  # fmt: skip
+        application = App(self.context)
+        if config.files_dir is not None:
+            from quire.server.batches.batch_service import BatchService
+
+            self.context.batches = BatchService(
+                config, application, self.context.memory, batch_endpoints(open_routes(config))
+            )
         self._server = _Server(uvicorn.Config(
-            App(self.context), http=LimitedProtocol, ws="none", lifespan="off",
+            application, http=LimitedProtocol, ws="none", lifespan="off",
             interface="asgi3", log_config=None, access_log=False, proxy_headers=False, server_header=False,
             timeout_keep_alive=config.keep_alive_timeout, timeout_graceful_shutdown=CLOSE_SECONDS,  # type: ignore[arg-type]
         ), connections, tls)  # fmt: skip
@@ -139,13 +147,21 @@ class HttpServer:
             asyncio.create_task(self._server.serve([sock])),
             asyncio.create_task(self.context.sweep()),
         ]
+        if self.context.batches is not None:
+            self.context.batches.start()
         while not self._server.started and not self._tasks[0].done():
             await asyncio.sleep(0.001)
         if self._tasks[0].done():
             self._tasks[0].result()
 
+    async def stop_batches(self) -> None:
+        """Leave the batches where they are; the next server goes on with them."""
+        if self.context.batches is not None:
+            await self.context.batches.stop()
+
     async def stop(self) -> None:
         """Close the socket and every connection; unfinished responses get a few seconds."""
+        await self.stop_batches()
         self._server.should_exit = True
         serving, sweeping = self._tasks
         await serving
@@ -209,6 +225,7 @@ async def serve(
         log.info(
             "%s: draining for up to %g s; send it again to stop at once", first.name, config.shutdown_timeout
         )
+        await server.stop_batches()  # only clients are waited for
         return await _drain(engine, config.shutdown_timeout, signals)
     finally:
         await server.stop()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.core.policy import BACKGROUND
 from quire.engine.api import GenerateAsk
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
@@ -155,7 +156,7 @@ def make_ask(
         prompt_token_ids=prompt,
         params=params,
         arrival=time.monotonic(),
-        priority=priority,
+        priority=BACKGROUND if exchange.background else priority,
         namespace=body.cache_salt or "",
         tenant=exchange.tenant if context.config.prefix_cache_sharing == "key" else "",
         eos_token_ids=context.engine.card.eos_token_ids,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+from quire.core.policy import BACKGROUND
 from quire.engine.api import GenerateAsk, OverloadedError, check_prediction
 from quire.engine.host.messages import Ready
 from quire.types import Request, RequestError
@@ -48,7 +49,7 @@ class Admission:
         """Raise RequestError, naming field and limit, for a request that this engine could never run."""
         facts = self._facts
         facts.scheduler.length_limit(request)
-        if request.priority and facts.scheduler.policy != "priority":
+        if request.priority not in {0, BACKGROUND} and facts.scheduler.policy != "priority":
             raise RequestError(
                 "priority",
                 "priorities need --scheduling-policy priority; this server runs requests in order of arrival",

@@ -39,7 +39,7 @@ from quire.server.exchange import Body, Exchange, off_loop
 from quire.server.generation import HttpGeneration
 from quire.server.request_memory import answer_costs
 from quire.server.requests import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat, NamedSchema
-from quire.server.routes import Act, Delete, Get, HttpRoute, Post
+from quire.server.routes import Act, HttpRoute, Post
 from quire.types import QuireError
 
 _PATH = "/v1/responses/"
@@ -362,12 +362,11 @@ def _numbered(response_id: str, index: int, item: dict[str, Any]) -> dict[str, A
 _Handler = Callable[[ServerContext, Exchange], Awaitable[Any]]
 
 
-def _route(kind: Any, behind: str, summary: str, handler: _Handler, response: type[Any]) -> HttpRoute:
-    route: HttpRoute = kind(
-        path=f"{_PATH}{{}}{behind}", rest="response_id", summary=summary, tag="responses", handler=handler,
+def _route(verb: str, behind: str, summary: str, handler: _Handler, response: type[Any]) -> HttpRoute:
+    return Act(
+        verb=verb, path=f"{_PATH}{{}}{behind}", rest="response_id", summary=summary, tag="responses", handler=handler,
         response=response, errors=RESPONSES_ERRORS,
     )  # fmt: skip
-    return route
 
 
 ROUTES: tuple[HttpRoute, ...] = (
@@ -376,8 +375,8 @@ ROUTES: tuple[HttpRoute, ...] = (
         request=ResponsesRequest, response=ResponseBody, chunk=ResponseEvent, refused=REFUSED, ignored=IGNORED,
         errors=RESPONSES_ERRORS,
     ),
-    _route(Get, "", "A stored response", retrieve, ResponseBody),
-    _route(Delete, "", "Remove a stored response", delete, DeletedResponse),
-    _route(Act, "/cancel", "End a response that runs in the background", cancel, ResponseBody),
-    _route(Get, "/input_items", "What a stored response was asked", listed, InputItems),
+    _route("GET", "", "A stored response", retrieve, ResponseBody),
+    _route("DELETE", "", "Remove a stored response", delete, DeletedResponse),
+    _route("POST", "/cancel", "End a response that runs in the background", cancel, ResponseBody),
+    _route("GET", "/input_items", "What a stored response was asked", listed, InputItems),
 )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Options of other servers and what they mean here."""

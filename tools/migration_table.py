@@ -1,0 +1,46 @@
+"""Generates the tables in docs/migrating.md: python -m tools.migration_table rewrites them, a test compares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire.cli.elsewhere.foreign import LLAMA, OLLAMA, SGLANG, TGI, VLLM, ForeignOption
+from quire.cli.elsewhere.known import ROWS
+
+PAGE = Path(__file__).parents[1] / "docs" / "migrating.md"
+_PLACE = re.compile(r"(<!-- options -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def _meaning(row: ForeignOption) -> str:
+    if not row.to:
+        return row.explanation()
+    values = ", ".join(
+        f"`{a}` → `{b}`" if a != b else f"`{a}`" for a, b in (row.values or {}).items() if a and b
+    )
+    parts = [f"`{row.to}`", f"values: {values}" if values else "", row.why]
+    return "; ".join(part for part in parts if part)
+
+
+def _tables() -> Iterator[str]:
+    for server in (VLLM, SGLANG, LLAMA, TGI, OLLAMA):
+        rows = [row for row in ROWS if server in row.servers]
+        lines = (
+            f"| {', '.join(f'`{name}`' for name in row.names)} | {_meaning(row).replace('|', chr(92) + '|')} |"
+            for row in rows
+        )
+        yield "\n".join([f"### {server}", "", "| option | here |", "|---|---|", *lines, ""])
+
+
+def render(page: str) -> str:
+    """The page with its current tables."""
+    table = "\n".join(_tables())
+    page, found = _PLACE.subn(lambda match: f"{match[1]}{table}{match[2]}", page)
+    if found != 1:
+        raise ValueError(f"{PAGE.name}: {found} markers for the options, expected one")
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(PAGE.read_text()))
