@@ -17,6 +17,7 @@ from quire.server.dialects.asking import Renames, renamed, thinking_fields
 from quire.server.dialects.ollama_answers import LINES, AnswerHead, OllamaStream, answer_pieces, loaded
 from quire.server.dialects.ollama_types import (
     OLLAMA_ERRORS,
+    PARAMETER_OPTIONS,
     REFUSED,
     OllamaChatAnswer,
     OllamaChatRequest,
@@ -34,11 +35,7 @@ from quire.server.exchange import Body, Exchange
 from quire.server.requests import ChatCompletionRequest
 from quire.server.routes import Get, HttpRoute, Post
 
-_MAPPED = {
-    "num_predict": "max_tokens", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-    "seed": "seed", "stop": "stop", "repeat_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}  # fmt: skip
+_MAPPED = {**PARAMETER_OPTIONS, "stop": "stop"}
 # Options that ask for what happens anyway with this value alone.
 _FIXED = {
     "repeat_last_n": -1, "typical_p": 1.0, "tfs_z": 1.0, "mirostat": 0, "penalize_newline": True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -10,27 +10,36 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from quire.server.errors import ApiError, ErrorForm
 from quire.server.fields import RefusedFields
 from quire.server.requests import MAX_MESSAGES, Tools
-from quire.types import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from quire.types import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, PARAMETERS, parameter_names
 
 _StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
 _Images = Annotated[list[Any], Meta(max_length=0)]
 _Form = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "string", "null"]})]
 
 
-class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+# Parameters by Ollama's name; -1 and -2 as num_predict are the rest of the context.
+PARAMETER_OPTIONS = parameter_names("Ollama")
+if TYPE_CHECKING:
+
+    class _Parameters(msgspec.Struct, kw_only=True):
+        """Numbers of SamplingParams."""
+
+else:
+    _Parameters = msgspec.defstruct(
+        "_Parameters",
+        [
+            (name, Annotated[PARAMETERS[inside].kind | None, Meta(description=PARAMETERS[inside].help)], None)
+            for name, inside in PARAMETER_OPTIONS.items()
+        ],
+        kw_only=True,
+    )
+
+
+class OllamaOptions(_Parameters, kw_only=True, forbid_unknown_fields=True):
     """Parameters of the answer. Those that configure a runner are options of the server, and refused here."""
 
-    num_predict: Annotated[int | None, Meta(description="-1 and -2: up to the end of the context")] = None
     num_ctx: Annotated[int | None, Meta(description="context of this request; at most max_model_len")] = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
     stop: _StopText | Annotated[list[_StopText], Meta(max_length=MAX_STOP_STRINGS)] | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     # Nothing is truncated, so all tokens are kept.
     num_keep: int | None = None
     # Values that ask for what happens anyway.
