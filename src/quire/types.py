@@ -123,38 +123,39 @@ class SamplingParams:
     """
 
     temperature: float = number(
-        1.0, "0 is greedy", 0, 1e4, "T", names={"generation_config": "temperature", "GGUF": "temp"}
-    )
+        1.0, "0 is greedy", 0, 1e4, "T",
+        names={"generation_config": "temperature", "GGUF": "temp", "Ollama": "temperature"},
+    )  # fmt: skip
     top_k: int = integer(
         0, "sample from the K most likely tokens; 0 and -1 are off", -1, MAX_INTEGER, "K",
-        names={"generation_config": "top_k", "GGUF": "top_k"},
+        names={"generation_config": "top_k", "GGUF": "top_k", "Ollama": "top_k"},
     )  # fmt: skip
     top_p: float = number(
         1.0, "sample from the smallest set with probability P", 0, 1, "P", above=True,
-        names={"generation_config": "top_p", "GGUF": "top_p"},
+        names={"generation_config": "top_p", "GGUF": "top_p", "Ollama": "top_p"},
     )  # fmt: skip
     min_p: float = number(
         0.0, "drop tokens below P times the most likely one", 0, 1, "P",
-        names={"generation_config": "min_p", "GGUF": "min_p"},
+        names={"generation_config": "min_p", "GGUF": "min_p", "Ollama": "min_p"},
     )  # fmt: skip
     repetition_penalty: float = number(
         1.0, "divide the logits of tokens already seen; 1 is off", 0, 1e3, "R", above=True,
-        names={
-            "generation_config": "repetition_penalty", "GGUF": "penalty_repeat", "llama-server": "repeat_penalty",
-            "Ollama": "repeat_penalty",
-        },
+        names={"generation_config": "repetition_penalty", "GGUF": "penalty_repeat", "llama-server": "repeat_penalty",
+               "Ollama": "repeat_penalty"},
     )  # fmt: skip
-    frequency_penalty: float = number(0.0, "subtract F for each time a token was generated", -100, 100, "F")
-    presence_penalty: float = number(0.0, "subtract F from every token generated before", -100, 100, "F")
+    frequency_penalty: float = number(
+        0.0, "subtract F for each time a token was generated", -100, 100, "F", names={"Ollama": "frequency_penalty"}
+    )  # fmt: skip
+    presence_penalty: float = number(
+        0.0, "subtract F from every token generated before", -100, 100, "F", names={"Ollama": "presence_penalty"}
+    )  # fmt: skip
     logit_bias: Mapping[int, float] = several({}, "token id to bias in [-100, 100]", MAX_NAMED_TOKENS)
     allowed_token_ids: Sequence[int] | None = several(None, "sample only these tokens", MAX_ALLOWED_TOKENS)
     banned_token_ids: Sequence[int] = several((), "never sample these tokens", MAX_NAMED_TOKENS)
     max_tokens: int | None = integer(
         None, "largest number of tokens to generate", 1, MAX_INTEGER,
-        names={
-            "generation_config": "max_new_tokens", "llama-server": "n_predict", "Ollama": "num_predict",
-            "TGI": "max_new_tokens",
-        },
+        names={"generation_config": "max_new_tokens", "llama-server": "n_predict", "Ollama": "num_predict",
+               "TGI": "max_new_tokens"},
     )  # fmt: skip
     min_tokens: int = integer(0, "do not end before N tokens", 0, MAX_INTEGER, "N")
     stop: Sequence[str] = several((), "end at any of these texts", MAX_STOP_STRINGS)
@@ -164,7 +165,8 @@ class SamplingParams:
     skip_special_tokens: bool = switch(True, "leave special tokens out of the text")
     n: int = integer(1, "samples of each prompt", 1, MAX_SAMPLES, "N")
     seed: int | None = integer(
-        None, "seed of the sampling; equal seeds give equal samples whatever else runs", -(2**63), 2**64 - 1, "N"
+        None, "seed of the sampling; equal seeds give equal samples whatever else runs", -(2**63), 2**64 - 1, "N",
+        names={"Ollama": "seed"},
     )  # fmt: skip
     logprobs: int | None = integer(
         None, "report the N most likely tokens at every position", 0, MAX_LOGPROBS, "N"
@@ -227,8 +229,7 @@ class SamplingParams:
         return max(0, prompt_len - max(1, self.prompt_logprobs_start))
 
     def check_vocab(self, vocab_size: int, eos_token_ids: Collection[int]) -> None:
-        """Raise RequestError when a named token id is outside a vocabulary of `vocab_size`, or if no token could be
-        sampled."""
+        """Raise RequestError for a token id that is not below `vocab_size`, or if no token could be sampled."""
         named: dict[str, Collection[int]] = {
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids or (),

@@ -29,6 +29,8 @@ CLIENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "litellm": (("litellm",), ""),
     "ollama": (("ollama",), DEFAULT_MODEL),
     "openai_node": (("openai", "zod"), DEFAULT_MODEL),
+    "anthropic_node": (("@anthropic-ai/sdk",), DEFAULT_MODEL),
+    "ollama_node": (("ollama",), DEFAULT_MODEL),
     "vercel": (("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"), DEFAULT_MODEL),
 }
 PATHS = {"PYTHONPATH": os.pathsep.join(str(HERE.parents[1] / part) for part in ("src", "tests"))}

@@ -172,7 +172,7 @@ def test_one_module_knows_which_executors_there_are() -> None:
 
 
 def test_models_are_named_only_in_families() -> None:
-    """A model's name in generic code would be a special case for it."""
+    """A model's name in generic code would be a special case for it. Ollama is an API."""
     names = ("llama", "mistral", "qwen", "gemma", "deepseek", "mixtral")
     for path in python_files():
         room = room_of(path)
@@ -181,7 +181,7 @@ def test_models_are_named_only_in_families() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Name | ast.Attribute | ast.FunctionDef):
                 name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", "")
-                name = name.lower().replace("ollama", "")  # whose API is one of the server's
+                name = name.lower().replace("ollama", "")
                 assert not any(n in name for n in names), f"{path.relative_to(ROOT)}: {name}"
 
 

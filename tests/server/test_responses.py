@@ -13,7 +13,7 @@ import pytest
 from helpers.dialects import SAYS, TOOLS, events, fold_response, say_all
 from helpers.scripted import Script, scripted_folder
 from helpers.server import LiveServer, Reply, serving
-from quire.server.dialects.response_store import ResponseStore, StoredResponse, StoreError
+from quire.server.dialects.response_store import ResponseStore, StoredResponse, StoreError, prepare_file
 
 FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 KEY, OTHER = ({"authorization": f"Bearer {key}"} for key in ("k", "other"))
@@ -145,6 +145,8 @@ def test_input_items(server: LiveServer) -> None:
     get(server, f"{name}/input_items?limit=0").error(400, None, "limit")
     get(server, f"{name}/input_items?order=up").error(400, None, "order")
     get(server, f"{name}/input_items?after=x").error(400, None, "after")
+    get(server, f"{name}/input_items?{'&'.join(f'a{i}=1' for i in range(40))}").error(400)
+    get(server, f"{name}?stream=true").error(400, "unsupported_parameter", "stream")
 
 
 def test_background(server: LiveServer) -> None:
@@ -220,6 +222,11 @@ def test_wrong_fields_are_named(server: LiveServer, fields: dict[str, Any], para
 
 
 def test_the_store_keeps_its_limits(tmp_path: Path) -> None:
+    prepare_file(str(tmp_path / "responses.db"))
+    assert (tmp_path / "responses.db").stat().st_mode & 0o077 == 0
+    with pytest.raises(ValueError, match=r"response_store: .* cannot be opened"):
+        prepare_file(str(tmp_path / "none" / "x.db"))
+
     async def check() -> None:
         store = ResponseStore(str(tmp_path / "responses.db"), 1000, 1.0)
         for i in range(5):

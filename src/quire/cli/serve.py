@@ -125,6 +125,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
 
     from quire.engine.front.async_engine import AsyncEngine
     from quire.server.access import read_keys
+    from quire.server.dialects.response_store import prepare_file
     from quire.server.logs import ServerLog
     from quire.server.run import address, bind, serve
     from quire.text.regions.detect import facts_text
@@ -133,6 +134,8 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     gc.freeze()  # the collector skips modules from now on
     gc.enable()
     read_keys(serving)  # the start fails here if a key file cannot be read
+    if serving.response_store is not None:
+        prepare_file(serving.response_store)
     sock = bind(serving)
     try:
         bar = ByteProgress("loading weights", "saving packed weights", enabled=not serving.quiet)

@@ -166,8 +166,11 @@ class HttpServer:
         serving, sweeping = self._tasks
         await serving
         sweeping.cancel()
-        for task in list(self.context.behind.values()):  # they have ended with the engine
-            await asyncio.wait([task])
+        behind = list(self.context.behind.values())  # most have ended with the engine
+        for task in behind:
+            task.cancel()
+        if behind:
+            await asyncio.wait(behind)
         if self.context.responses is not None:
             await asyncio.to_thread(self.context.responses.close)
         if self.context.tracer is not None:

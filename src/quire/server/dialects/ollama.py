@@ -17,8 +17,8 @@ from quire.server.dialects.asking import Renames, renamed, thinking_fields
 from quire.server.dialects.ollama_answers import LINES, AnswerHead, OllamaStream, answer_pieces, loaded
 from quire.server.dialects.ollama_types import (
     OLLAMA_ERRORS,
+    PARAMETER_OPTIONS,
     REFUSED,
-    SAMPLED,
     OllamaChatAnswer,
     OllamaChatRequest,
     OllamaDetails,
@@ -35,7 +35,7 @@ from quire.server.exchange import Body, Exchange
 from quire.server.requests import ChatCompletionRequest
 from quire.server.routes import Get, HttpRoute, Post
 
-_MAPPED = SAMPLED | {"stop": "stop"}
+_MAPPED = {**PARAMETER_OPTIONS, "stop": "stop"}
 # Options that ask for what happens anyway with this value alone.
 _FIXED = {
     "repeat_last_n": -1, "typical_p": 1.0, "tfs_z": 1.0, "mirostat": 0, "penalize_newline": True,

@@ -9,36 +9,34 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from quire.server.errors import ApiError, ErrorForm
 from quire.server.fields import RefusedFields
-from quire.server.requests import MAX_MESSAGES, SCALARS, Tools
-from quire.types import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from quire.server.requests import MAX_MESSAGES, Tools
+from quire.types import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, PARAMETERS, parameter_names
 
 _StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
 _Images = Annotated[list[Any], Meta(max_length=0)]
 _Form = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "string", "null"]})]
 
 
-# Numbers of SamplingParams by their name here: what Ollama calls otherwise, what shapes the distribution, and the seed.
-SAMPLED = {
-    known.names.get("Ollama", name): name
-    for name, known in SCALARS.items()
-    if "Ollama" in known.names or known.kind is float or name in {"top_k", "seed"}
-}
-
+# Parameters by Ollama's name; -1 and -2 as num_predict are the rest of the context.
+PARAMETER_OPTIONS = parameter_names("Ollama")
 if TYPE_CHECKING:
 
-    class _Sampled(msgspec.Struct, kw_only=True): ...
+    class _Parameters(msgspec.Struct, kw_only=True):
+        """Numbers of SamplingParams."""
 
 else:
-    _Sampled = msgspec.defstruct(
-        "_Sampled", [(name, SCALARS[ours].kind | None, None) for name, ours in SAMPLED.items()], kw_only=True
+    _Parameters = msgspec.defstruct(
+        "_Parameters",
+        [
+            (name, Annotated[PARAMETERS[inside].kind | None, Meta(description=PARAMETERS[inside].help)], None)
+            for name, inside in PARAMETER_OPTIONS.items()
+        ],
+        kw_only=True,
     )
 
 
-class OllamaOptions(_Sampled, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of the answer. Those that configure a runner are options of the server, and refused here.
-
-    `num_predict` -1 and -2: up to the end of the context.
-    """
+class OllamaOptions(_Parameters, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of the answer. Those that configure a runner are options of the server, and refused here."""
 
     num_ctx: Annotated[int | None, Meta(description="context of this request; at most max_model_len")] = None
     stop: _StopText | Annotated[list[_StopText], Meta(max_length=MAX_STOP_STRINGS)] | None = None

@@ -52,6 +52,7 @@ _NAMES: Renames = {
 }
 _DEFAULT_EFFORT = "medium"
 _MAX_ITEMS = 100
+_MAX_PARAMETERS = 32  # of a query
 
 
 class _Prepared(NamedTuple):
@@ -255,6 +256,9 @@ async def _run_behind(context: ServerContext, exchange: Exchange, found: _Prepar
             await _keep(context, found)
     finally:
         exchange.held.close()
+        if body.status == "in_progress":  # a failure that nobody expected, which is logged
+            body.status, body.error = "failed", ResponsesError("internal_error", "internal error")
+            await _keep(context, found)
 
 
 # ---- stored responses
@@ -287,9 +291,13 @@ async def _found(context: ServerContext, exchange: Exchange, behind: str = "") -
 
 
 def _query(exchange: Exchange) -> dict[str, str]:
-    """The last value of each parameter of the query."""
+    """The last value of each parameter of the query. Raises ApiError for too many."""
     text = exchange.scope.get("query_string", b"").decode("latin-1")
-    return {name: values[-1] for name, values in parse_qs(text, max_num_fields=32).items()}
+    try:
+        found = parse_qs(text, max_num_fields=_MAX_PARAMETERS)
+    except ValueError:
+        raise bad_request(None, f"more than {_MAX_PARAMETERS} parameters in the query") from None
+    return {name: values[-1] for name, values in found.items()}
 
 
 async def retrieve(context: ServerContext, exchange: Exchange) -> bytes:

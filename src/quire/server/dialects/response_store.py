@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -46,6 +48,14 @@ class StoredResponse(NamedTuple):
     previous: str | None
     input: bytes
     body: bytes
+
+
+def prepare_file(path: str) -> None:
+    """Create the file of a store, for its owner alone, unless it exists. Raises ValueError if it cannot be opened."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, stat.S_IRUSR | stat.S_IWUSR))
+    except OSError as error:
+        raise ValueError(f"response_store: {path} cannot be opened: {error.strerror or error}") from None
 
 
 class ResponseStore:
