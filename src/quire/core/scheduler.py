@@ -199,7 +199,7 @@ class Scheduler:
             for seq in self._fetches.end(result.filled):
                 self._waiting.push(seq)
         failed, complete, rows, running = result.failed, result.complete, out.scheduled, Status.RUNNING
-        drafted = result.drafted
+        drafted, pooled = result.drafted, result.pooled
         events = []
         ended = False
         for i, seq in enumerate(seqs):
@@ -208,6 +208,12 @@ class Scheduler:
                 continue
             if failed and i in failed:
                 events.append(self._fail(seq, failed[i]))
+                ended = True
+                continue
+            if pooled and i in pooled:
+                seq.computed = rows[i].start + len(rows[i].token_ids)
+                events.append(final_event(seq, FinishReason.STOP, pooled[i]))
+                self._end(seq)
                 ended = True
                 continue
             row, new, logprobs, prompt_logprobs = rows[i], result.token_ids[i], result.logprobs[i], None

@@ -15,6 +15,7 @@ from quire.answers import AnswerPart
 from quire.logprobs import LogprobTable
 from quire.parameters import Structure
 from quire.records import dataclass
+from quire.spec.pooling import PoolingFacts
 from quire.types import (
     ContextLengthError,
     FinishReason,
@@ -27,6 +28,8 @@ from quire.types import (
 )
 
 if TYPE_CHECKING:
+    from quire.engine.front.pool_inputs import InputAsk, PoolInputs
+
     # imports the template engine, which the engine process does without
     from quire.text.chat_renderer import ChatAsk
     from quire.text.reading import Reading
@@ -121,6 +124,7 @@ class Ask:
     prediction: str | Sequence[int] = ""
     reading: Reading | None = None
     divided: bool = True
+    pooling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,7 @@ class ModelCard:
     # the formats of tool calls and reasoning, and how they were found
     answers: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     acceptance: str = "same"  # of drafts; under another one, answers depend on drafts and load
+    pooling: PoolingFacts | None = None  # of a model that gives vectors or scores
 
 
 # Upper bounds of EngineStats.step_tokens, in tokens.
@@ -357,6 +362,14 @@ class Engine(Protocol):
         """Token ids of a text, computed off the event loop, however long it is. Raises RequestError over the limit of a
         prompt; `name` is the field that holds the text.
         """
+
+    @property
+    def inputs(self) -> PoolInputs:
+        """What a model with pooling takes. Raises RequestError for another model."""
+
+    async def encode_input(self, ask: InputAsk) -> list[int]:
+        """Token ids of a text or a pair of texts for a model with pooling, computed off the event loop. Raises
+        RequestError for another model."""
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:
         """Token ids of a rendered conversation, computed off the event loop."""

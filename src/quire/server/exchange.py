@@ -16,7 +16,7 @@ from quire.server import json_input
 from quire.server.errors import ApiError, ClientGoneError, Header
 from quire.server.pieces import gathered
 from quire.server.request_memory import MAX_RECORDED_BYTES, Held, RequestMemory
-from quire.types import Timings
+from quire.answers import Timings
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -17,7 +17,8 @@ from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
-from quire.types import FinishReason, RequestOutput, Timings
+from quire.answers import Timings
+from quire.types import FinishReason, RequestOutput
 
 Deltas = Sequence[tuple[int, StreamDelta]]
 # The events of parts of a choice; None for those that only a reader can deliver.

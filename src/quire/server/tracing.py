@@ -23,7 +23,7 @@ from quire.records import dataclass
 from quire.server.errors import shorten
 from quire.server.exchange import Exchange
 from quire.server.logs import log
-from quire.types import Timings
+from quire.answers import Timings
 
 MAX_WAITING_SPANS = 4096
 BATCH = 512

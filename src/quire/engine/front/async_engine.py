@@ -28,10 +28,12 @@ from quire.engine.api import (
     require_ready,
 )
 from quire.engine.build.opening import Model, find_model, gguf_files, kept_files, open_model
+from quire.engine.build.pooling import for_task
 from quire.engine.front.admission import Admission
 from quire.engine.front.card import model_card
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
+from quire.engine.front.pool_inputs import InputAsk, PoolInputs
 from quire.engine.front.stream import LiveRequest, LiveStream, SinkPath
 from quire.engine.front.suspects import SuspectLane
 from quire.engine.front.text_service import TextService
@@ -111,6 +113,7 @@ class AsyncEngine:
         self._wasted = 0
         self._drained: asyncio.Event | None = None
         self._vocabulary: TokenBytes | None = None  # once a request has needed it
+        self._inputs: PoolInputs | None = None  # of a model with pooling
         self._lane = SuspectLane()
         self._grammars = GrammarService()
 
@@ -179,7 +182,9 @@ class AsyncEngine:
             raise
         ready, (model, text) = client.facts, opened
         assert ready is not None
-        text.limit(ready.scheduler.max_model_len)
+        text.limit(_window(ready))
+        if model.facts.pooling is not None:
+            self._inputs = PoolInputs(model.facts, model.tokenizer, ready.scheduler.max_model_len)
         name = next(iter(self.serving.served_model_name), self._name)
         self._card = model_card(name, model, ready, text, self._config.speculation.acceptance())
         self._startup.add(ready.startup)
@@ -233,6 +238,17 @@ class AsyncEngine:
         return await self._texts().encode(
             text, add_special_tokens=add_special_tokens, parse_special=parse_special, name=name
         )
+
+    @property
+    def inputs(self) -> PoolInputs:
+        if self._inputs is None:
+            raise RequestError(
+                "model", "this model generates text; to embed texts with it, start it with --task embed"
+            )
+        return self._inputs
+
+    async def encode_input(self, ask: InputAsk) -> list[int]:
+        return await self._texts().encode_input(self.inputs, ask)
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:
         return await self._texts().encode_chat(ask)
@@ -406,7 +422,7 @@ class AsyncEngine:
         self._grammars.planned = facts.memory_parts["compiler"]
         self._send_vocabulary()
         if self._text is not None:
-            self._text.limit(facts.scheduler.max_model_len)
+            self._text.limit(_window(facts))
         if self._card is not None:  # started again, perhaps with less memory than the first time
             self._card = replace(self._card, max_model_len=facts.scheduler.max_model_len)
 
@@ -444,9 +460,15 @@ class AsyncEngine:
             "tool_call_parser": self.serving.tool_call_parser,
             "reasoning_parser": self.serving.reasoning_parser,
         }
+        model = for_task(model, self._config)
         return model, TextService(model.tokenizer, template, **names)
 
     def _texts(self) -> TextService:
         if self._text is None:
             raise EngineUnavailableError("the engine is loading")
         return self._text
+
+
+def _window(facts: Ready) -> int:
+    """Tokens of a prompt and one of output; a model with pooling has none."""
+    return facts.scheduler.max_model_len + facts.scheduler.pooling

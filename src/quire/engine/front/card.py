@@ -26,4 +26,5 @@ def model_card(name: str, model: Model, ready: Ready, text: TextService, accepta
         notices=ready.notices,
         answers=text.answers,
         acceptance=acceptance,
+        pooling=facts.pooling,
     )

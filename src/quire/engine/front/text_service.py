@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
+from quire.engine.front.pool_inputs import InputAsk, PoolInputs
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
 from quire.text.reading import AnswerFormat, Reading
 from quire.text.token_bytes import TokenBytes
@@ -93,6 +94,13 @@ class TextService:
             len(text),
             lambda: tokenizer.encode(text, add_special_tokens, parse_special, max_tokens=limit),
         )
+
+    async def encode_input(self, inputs: PoolInputs, ask: InputAsk) -> list[int]:
+        """Token ids of a text, or a pair of texts, for a model with pooling."""
+        size = len(ask.text) + len(ask.second or "")
+        if ask.truncate is None:
+            self._check_chars(ask.name, size)
+        return await self._run(ask.name, size, lambda: inputs.encode(ask))
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:
         """Token ids of a rendered conversation."""
