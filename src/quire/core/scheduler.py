@@ -206,14 +206,10 @@ class Scheduler:
             if seq.status is not running:
                 self.wasted_rows += 1
                 continue
-            if failed and i in failed:
-                events.append(self._fail(seq, failed[i]))
-                ended = True
-                continue
-            if pooled and i in pooled:
-                seq.computed = rows[i].start + len(rows[i].token_ids)
-                events.append(final_event(seq, FinishReason.STOP, pooled[i]))
-                self._end(seq)
+            if (failed or pooled) and (i in failed or i in pooled):
+                events.append(
+                    self._fail(seq, failed[i]) if i in failed else self._pooled(seq, rows[i], pooled[i])
+                )
                 ended = True
                 continue
             row, new, logprobs, prompt_logprobs = rows[i], result.token_ids[i], result.logprobs[i], None
@@ -253,6 +249,12 @@ class Scheduler:
         if ended:
             self._sweep()
         return events
+
+    def _pooled(self, seq: Sequence, row: ScheduledSeq, numbers: bytes) -> SeqEvent:
+        """End a sequence whose whole prompt has been computed and pooled."""
+        seq.computed = row.start + len(row.token_ids)
+        self._end(seq)
+        return final_event(seq, FinishReason.STOP, numbers)
 
     def _land(self, out: SchedulerOutput, result: StepOutput) -> list[Sequence]:
         """Take a step out of flight; returns the sequences of its rows. Raises as described at `update`."""

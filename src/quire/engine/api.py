@@ -367,8 +367,8 @@ class Engine(Protocol):
     def inputs(self) -> PoolInputs:
         """What a model with pooling takes. Raises RequestError for another model."""
 
-    async def encode_input(self, ask: InputAsk) -> list[int]:
-        """Token ids of a text or a pair of texts for a model with pooling, computed off the event loop. Raises
+    async def encode_inputs(self, asks: Sequence[InputAsk]) -> list[list[int]]:
+        """Token ids of texts or pairs of texts for a model with pooling, computed off the event loop. Raises
         RequestError for another model."""
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:

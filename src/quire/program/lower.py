@@ -19,7 +19,7 @@ from quire.program.ops.linear import MAXIMA_COLS, Linear
 from quire.program.ops.rows import Add, Embed, EmbedSum, GatherRows, Norm, Scale
 from quire.program.program import Entry, Input, Output, Program
 from quire.program.ranks import RankPlan, Share
-from quire.program.tensors import KVLayer, Param, Part, StateLayer
+from quire.program.tensors import KVLayer, Part, StateLayer
 from quire.spec import MLP, AddedEmbedding, LatentAttention, Layer, ModelSpec, MoE
 from quire.spec.draft import Features
 from quire.types import UnsupportedModelError
@@ -140,7 +140,8 @@ def _embed(to: Lowering, residual: str) -> Entry | None:
     if not spec.tied or spec.pooling is not None:
         embed = to.table("embed", Part(spec.names.embed, spec.vocab, spec.dim, "vocab"))
     if spec.added is not None:
-        return _embed_sum(to, spec.added, embed, residual)
+        _embed_sum(to, spec.added, embed, residual)
+        return None
     out = residual if share.whole else to.buffer("embedded", spec.dim, "f32")
     to.body.append(Embed(embed, out, share.start))
     if out != residual:
@@ -316,7 +317,7 @@ def plan_cache(to: Lowering) -> tuple[tuple[CacheGroup, ...], list[Keeps]]:
 
 
 def _in_one_layer(to: Lowering, kept: list[Keeps]) -> tuple[tuple[CacheGroup, ...], list[Keeps]]:
-    """The same where nothing is kept from one step to the next: all layers write the same blocks, one after the other."""
+    """The same where nothing is kept from one step to the next: all layers write the same blocks, in turn."""
     placed = [replace(each, group=0, index_in_group=0) for each in kept]
     to.kv_numbers = {each.layer: number for number, each in enumerate(placed)}
     return (kv_group((0,), 0),), placed

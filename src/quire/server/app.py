@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from quire.server import chat, completions, status, tokens
+from quire.server import chat, completions, embeddings, scoring, status, tokens
 from quire.server.access import AccessControl
 from quire.server.chunks import error_event
 from quire.server.context import ServerContext
@@ -24,6 +24,8 @@ async def _openapi(_: ServerContext, _exchange: Exchange) -> bytes:
 ROUTES: tuple[HttpRoute, ...] = (
     *chat.ROUTES,
     *completions.ROUTES,
+    *embeddings.ROUTES,
+    *scoring.ROUTES,
     *tokens.ROUTES,
     *status.ROUTES,
     Get(path="/openapi.json", summary="This document", tag="status", handler=_openapi, response=dict),

@@ -21,8 +21,8 @@ def headless(spec: ModelSpec, architecture: str, config: ConfigReader) -> ModelS
 
 
 def pooled(spec: ModelSpec, pooling: Pooling) -> ModelSpec:
-    """The spec with this pooling. Tensors of a decoder may then lack the prefix of their names, and the head is not read
-    unless the pooling has some of its rows."""
+    """The spec with this pooling. Tensors of a decoder may then lack the prefix of their names, and its head is only
+    read where the pooling has some of its rows."""
     if spec.pooling is not None:
         return replace(spec, pooling=pooling)
     names = spec.names

@@ -261,7 +261,8 @@ class WeightNames:
     """Checkpoint tensor names; `{i}` is the layer number. A family can rename them.
 
     Linears and norms are named without `.weight` and `.bias`. `qkv` (and `gate_up`), if not empty, is one tensor with
-    the rows of q, k and v (of gate and up) in that order; `up_gate` has those of up first. A q or k norm with `{h}` in its name is one tensor per head.
+    the rows of q, k and v (of gate and up) in that order; `up_gate` has those of up first. A q or k norm with `{h}` in
+    its name is one tensor per head.
 
     Experts have one tensor each, `{e}` being the number of the expert; see also ModelSpec.stacks. The names from `q_a`
     on are those of latent attention; `q` is its query projection if queries have no latent.

@@ -36,8 +36,8 @@ _ACTIVATIONS: dict[str, Squash] = {"Identity": "none", "Sigmoid": "sigmoid"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingFacts:
     """`normalise`: vectors have length one. `squash` makes probabilities of labels. `prompts` are put before texts, by
-    name; `default_prompt` is the name of the one that is, where a request names none. `max_length`: tokens of a text, 0
-    for as many as the model takes. `dimensions`: of a vector. `judge`: a decoder is asked whether two texts go together.
+    name; `default_prompt` is the name of the one that is, where a request names none. `dimensions`: of a vector.
+    `judge`: a decoder is asked whether two texts go together.
     """
 
     task: Task
@@ -46,7 +46,6 @@ class PoolingFacts:
     labels: tuple[str, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
-    max_length: int = 0
     dimensions: int = 0
     judge: bool = False
 

@@ -9,7 +9,7 @@ import numpy as np
 from quire.executor.base import Runnable, Sampler
 from quire.program.lower_pooling import POOLED
 from quire.types import FinishReason, NewSeq, StepOutput
-from quire.worker.worker import Masks, Worker, Forwarded
+from quire.worker.worker import Forwarded, Masks, Worker
 
 
 class _NoSampler:
@@ -33,7 +33,7 @@ class PoolingWorker(Worker):
         """Give each row that reaches the end of its text its numbers; a row with NaN or infinity has failed."""
         del masks
         found = step.outputs[POOLED]
-        finite = np.isfinite(found).all(-1)
+        finite = [bool(np.isfinite(row).all()) for row in found]
         for number, row in enumerate(step.arrays.sampling):
             if finite[number]:
                 result.pooled[row] = found[number].tobytes()

@@ -29,8 +29,8 @@ from quire.engine.build.drafts import (
     within,
 )
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
-from quire.engine.build.pooling import check_pooling_options, for_task
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
+from quire.engine.build.pooling import check_pooling_options, for_task
 from quire.engine.core import EngineCore, Grammars
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.executor.base import Executor, Limits

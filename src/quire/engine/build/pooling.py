@@ -10,7 +10,7 @@ from quire.engine.build.opening import Model
 from quire.spec.facts import ModelFacts
 from quire.spec.headless import pooled
 from quire.spec.model import Dense, ModelSpec, Pooling, PoolKind
-from quire.spec.pooling import PoolingFacts, read_sentence_folder
+from quire.spec.pooling import PoolingFacts, SentenceFolder, read_sentence_folder
 from quire.types import CheckpointError
 from quire.util.strict_json import read_json_object
 
@@ -29,58 +29,78 @@ def for_task(model: Model, asked: EngineConfig) -> Model:
 
 
 def _for_task(facts: ModelFacts, folder: Path, task: str, kind: str) -> ModelFacts:
-    spec, known = facts.spec, facts.pooling
     sentences = read_sentence_folder(folder) if folder.is_dir() else None
     if task == "auto":
+        known = facts.pooling
         task = known.task if known is not None else "embed" if sentences is not None else "generate"
-    if task == "generate":
-        if spec.pooling is not None:
-            raise ValueError(
-                f"task: 'generate' needs the head of a language model, which {facts.architecture} lacks"
-            )
-        if kind != "auto":
-            raise ValueError(f"pooling: {kind!r} is for --task embed, and this model generates text")
-        return facts
-    labels = known is not None and bool(known.labels)
-    if task == "embed":
-        if labels:
-            raise ValueError(f"task: 'embed' is not for {facts.architecture}, whose output are labels")
-        chosen = _KINDS[kind] if kind != "auto" else (sentences.kind if sentences else None)
-        chosen = chosen or (spec.pooling.kind if spec.pooling else "last")
-        made = pooled(spec, Pooling(chosen)) if spec.pooling != Pooling(chosen) else spec
-        about = PoolingFacts(task="embed", dimensions=spec.dim)
-        if sentences is not None:
-            about = replace(
-                about, normalise=bool(sentences.normalise), prompts=dict(sentences.prompts),
-                default_prompt=sentences.default_prompt, max_length=sentences.max_length,
-            )  # fmt: skip
-            if sentences.max_length:
-                made = replace(made, max_positions=min(made.max_positions, sentences.max_length))
-        return replace(facts, spec=made, pooling=about)
-    if kind != "auto":
-        raise ValueError(f"pooling: {kind!r} is for --task embed, not {task}")
-    if labels:
-        assert known is not None
-        if task == "score" and len(known.labels) != 1:
+    if kind != "auto" and task != "embed":
+        raise ValueError(f"pooling: {kind!r} is for the task embed, not {task}")
+    if task == "generate" and facts.spec.pooling is not None:
+        raise ValueError(
+            f"task: 'generate' needs the head of a language model, which {facts.architecture} lacks"
+        )
+    match task:
+        case "generate":
+            return facts
+        case "embed":
+            return _embedding(facts, sentences, kind)
+        case "classify":
+            return _classifying(facts)
+        case _:
+            return _scoring(facts, folder)
+
+
+def _embedding(facts: ModelFacts, sentences: SentenceFolder | None, kind: str) -> ModelFacts:
+    spec, known = facts.spec, facts.pooling
+    if known is not None and known.labels:
+        raise ValueError(f"task: 'embed' is not for {facts.architecture}, whose output is labels")
+    chosen = _KINDS[kind] if kind != "auto" else (sentences.kind if sentences else None)
+    chosen = chosen or (spec.pooling.kind if spec.pooling else "last")
+    if spec.pooling != Pooling(chosen):
+        spec = pooled(spec, Pooling(chosen))
+    about = PoolingFacts(task="embed", dimensions=spec.dim)
+    if sentences is not None:
+        about = replace(
+            about,
+            normalise=bool(sentences.normalise),
+            prompts=dict(sentences.prompts),
+            default_prompt=sentences.default_prompt,
+        )
+        if sentences.max_length:
+            spec = replace(spec, max_positions=min(spec.max_positions, sentences.max_length))
+    return replace(facts, spec=spec, pooling=about)
+
+
+def _classifying(facts: ModelFacts) -> ModelFacts:
+    known = facts.pooling
+    if known is None or not known.labels:
+        raise ValueError(f"task: 'classify' needs a model with labels, and {facts.architecture} has none")
+    return replace(facts, pooling=replace(known, task="classify"))
+
+
+def _scoring(facts: ModelFacts, folder: Path) -> ModelFacts:
+    """Of a model with one label, that; of a decoder, how much likelier one of two tokens is than the other."""
+    spec, known = facts.spec, facts.pooling
+    if known is not None and known.labels:
+        if len(known.labels) != 1:
             raise ValueError(
                 f"task: 'score' needs a model with one label, and this one has {len(known.labels)}"
             )
-        return replace(facts, pooling=replace(known, task=task))
-    if task == "classify" or spec.encoder:
-        raise ValueError(f"task: {task!r} needs a model with labels, and {facts.architecture} has none")
-    if known is not None and known.task == "score":
+        return replace(facts, pooling=replace(known, task="score"))
+    if known is not None and known.judge:
         return facts
-    return replace(
-        facts, spec=_scoring(spec, folder), pooling=PoolingFacts(task="score", squash="softmax", judge=True)
-    )
-
-
-def _scoring(spec: ModelSpec, folder: Path) -> ModelSpec:
-    """A decoder whose logits of two tokens are the score."""
+    if known is not None:
+        raise ValueError(
+            f"task: 'score' needs a model with a label or a head, and {facts.architecture} has neither"
+        )
     name = spec.names.embed if spec.tied else spec.names.head
     tokens = tuple(_token_id(folder, token) for token in SCORE_TOKENS)
     head = Dense(name, spec.dim, len(tokens), bias=False, tokens=tokens, rows=spec.vocab)
-    return pooled(spec, Pooling("last", (head,)))
+    return replace(
+        facts,
+        spec=pooled(spec, Pooling("last", (head,))),
+        pooling=PoolingFacts(task="score", squash="softmax", judge=True),
+    )
 
 
 def _token_id(folder: Path, token: str) -> int:

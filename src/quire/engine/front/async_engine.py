@@ -247,8 +247,8 @@ class AsyncEngine:
             )
         return self._inputs
 
-    async def encode_input(self, ask: InputAsk) -> list[int]:
-        return await self._texts().encode_input(self.inputs, ask)
+    async def encode_inputs(self, asks: Sequence[InputAsk]) -> list[list[int]]:
+        return await self._texts().encode_inputs(self.inputs, asks)
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:
         return await self._texts().encode_chat(ask)

@@ -63,6 +63,8 @@ class PoolInputs:
         if self._tokenizer is None:
             raise RequestError(ask.name, "this model folder has no tokenizer; give token ids")
         if ask.second is None:
+            if not ask.text:
+                raise RequestError(ask.name, "a text is empty")
             ids = self._tokenizer.encode(self._prompt(ask) + ask.text, ask.special)
             return self._within(ask, ids, 0)
         if self.about.judge:
@@ -160,7 +162,8 @@ def vector(
     if not (about.normalise if normalise is None else normalise):
         return found
     length = np.sqrt(np.square(found, dtype=np.float64).sum())
-    return (found / max(length, 1e-12)).astype(np.float32)
+    scaled: Row = (found / max(length, 1e-12)).astype(np.float32)
+    return scaled
 
 
 def probabilities(about: PoolingFacts, pooled: bytes, *, squash: bool = True) -> Row:
@@ -171,9 +174,12 @@ def probabilities(about: PoolingFacts, pooled: bytes, *, squash: bool = True) ->
     if not squash or about.squash == "none":
         return logits.astype(np.float32)
     if about.squash == "sigmoid":
-        return (1.0 / (1.0 + np.exp(-logits))).astype(np.float32)
-    raised = np.exp(logits - logits.max())
-    return (raised / raised.sum()).astype(np.float32)
+        found = 1.0 / (1.0 + np.exp(-logits))
+    else:
+        raised = np.exp(logits - logits.max())
+        found = raised / raised.sum()
+    made: Row = found.astype(np.float32)
+    return made
 
 
 def score(about: PoolingFacts, pooled: bytes, *, squash: bool = True) -> float:

@@ -72,13 +72,14 @@ class RopeWrite(Op):
 class Attend(Op):
     """Attention of the rotated queries in `qkv` over the paged cache of `layer`.
 
-    out[t, h] = Σ softmax(s) v over positions max(0, p-window+1) … p, or if it is not `causal` up to min(p+window-1, the
-    row's last position) of a row that has its whole text in the step; window 0 bounds neither side. s = scale · q·k. `softcap` c above 0
-    bounds the scores: s becomes c · tanh(s / c) (Gemma 2, arXiv 2408.00118). `sinks` names a vector [heads] of
-    logits: exp(sinks[h]) is added to the denominator of head h's softmax, and to nothing else (gpt-oss, arXiv
-    2508.10925). The KV axis is cut at fixed absolute positions, so a query's bits depend on neither batch nor
-    chunk. Scores and sums are float32; an executor may round queries and probabilities to the cache's dtype
-    before it multiplies, as the native one does.
+    out[t, h] = Σ softmax(s) v over positions max(0, p-window+1) … p, with s = scale · q·k. Not `causal`, the positions
+    go on to min(p+window-1, the last) of a row that has its whole text in the step. Window 0 bounds neither side.
+
+    `softcap` c above 0 bounds the scores: s becomes c · tanh(s / c) (Gemma 2, arXiv 2408.00118). `sinks` names a vector
+    [heads] of logits: exp(sinks[h]) is added to the denominator of head h's softmax, and to nothing else (gpt-oss,
+    arXiv 2508.10925). The KV axis is cut at fixed absolute positions, so a query's bits depend on neither batch nor
+    chunk. Scores and sums are float32; an executor may round queries and probabilities to the cache's dtype before it
+    multiplies, as the native one does.
 
     `wide` is where the float32 rows of an i8 `out` are put together: heads of one row may be several threads'.
     """

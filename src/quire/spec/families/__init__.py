@@ -15,7 +15,6 @@ from quire.spec.headless import headless
 from quire.spec.model import ModelSpec
 from quire.types import UnsupportedModelError
 
-
 _DECODER, _HEADLESS = "ForCausalLM", ("Model", "ForSequenceClassification")
 
 

@@ -140,7 +140,7 @@ def _encoder(
         layers=layers,
         norm=sizes.norm,
         max_positions=max_positions,
-        dtype=read_dtype(config),
+        dtype=read_dtype(config, "float32"),
         names=names,
         ignored=tuple(pattern for pattern in _IGNORED if pattern.split("\\")[0] not in used),
         prefixes=tuple((prefix, "") for prefix in prefixes),
@@ -160,7 +160,8 @@ def distilbert(config: ConfigReader) -> ModelSpec:
     renamed = ConfigReader(values, config.where, config.notices)
     defaults = replace(_BERT, act_key="activation")
     sizes = _sizes(renamed, defaults, layers="n_layers")
-    mlp = MLP(config.integer("hidden_dim", high=MAX_WIDTH), read_activation(config, defaults), bias=True, gated=False)  # fmt: skip
+    width = config.integer("hidden_dim", high=MAX_WIDTH)
+    mlp = MLP(width, read_activation(config, defaults), bias=True, gated=False)
     layer = Layer(_attention(sizes, Biases(qkv=True, out=True)), mlp, pre_norm=False, sum_norm=True)
     positions = config.integer("max_position_embeddings", 512, high=MAX_POSITIONS)
     names = replace(
@@ -180,7 +181,10 @@ def distilbert(config: ConfigReader) -> ModelSpec:
 
 
 _MODERN = Defaults(max_positions=8192, act="gelu", act_key="hidden_activation", eps_key="norm_eps")
-_MODERN_THETAS = {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 10_000.0)}  # fmt: skip
+_MODERN_THETAS = {
+    "full_attention": ("global_rope_theta", 160_000.0),
+    "sliding_attention": ("local_rope_theta", 10_000.0),
+}
 _MODERN_NAMES = WeightNames(
     embed="embeddings.tok_embeddings.weight",
     embed_norm="embeddings.norm",
@@ -204,7 +208,8 @@ def modernbert(config: ConfigReader) -> ModelSpec:
     if windows is None:
         every = config.integer("global_attn_every_n_layers", 3, high=MAX_LAYERS)
         windows = [reach if layer % every else 0 for layer in range(sizes.layers)]
-    biases = config.boolean("attention_bias", False)
+    bias = config.boolean("attention_bias", False)
+    biases = Biases(qkv=bias, out=bias)
     styles = {kind: RopeStyle(theta=default) for kind, (_, default) in _MODERN_THETAS.items()}
     ropes = ropes_by_type(config, sizes.head_dim, positions, styles)
     if ropes is None:
@@ -217,14 +222,11 @@ def modernbert(config: ConfigReader) -> ModelSpec:
         config.integer("intermediate_size", high=MAX_WIDTH), read_activation(config, _MODERN),
         bias=config.boolean("mlp_bias", False),
     )  # fmt: skip
-    layers = tuple(
-        Layer(
-            _attention(sizes, Biases(qkv=biases, out=biases), ropes["sliding_attention" if window else "full_attention"], window),
-            mlp, mixer_norm=number > 0,
-        )
-        for number, window in enumerate(windows)
-    )  # fmt: skip
-    return _encoder(config, sizes, layers, _MODERN_NAMES, ("model.",), _modern_pooling(config, sizes),
+    layers = []
+    for number, window in enumerate(windows):
+        rope = ropes["sliding_attention" if window else "full_attention"]
+        layers.append(Layer(_attention(sizes, biases, rope, window), mlp, mixer_norm=number > 0))
+    return _encoder(config, sizes, tuple(layers), _MODERN_NAMES, ("model.",), _modern_pooling(config, sizes),
                     max_positions=positions)  # fmt: skip
 
 

@@ -251,13 +251,13 @@ def read_activation(config: ConfigReader, defaults: Defaults) -> Activation:
     return _ACTIVATIONS[name]
 
 
-def read_dtype(config: ConfigReader) -> DTypeName:
-    """The number format of the checkpoint; bfloat16 if it does not say."""
+def read_dtype(config: ConfigReader, missing: DTypeName = "bfloat16") -> DTypeName:
+    """The number format of the checkpoint; `missing` if the config does not say."""
     key = "dtype" if config.has("dtype") else "torch_dtype"
     name = config.string(key, None)
     if name is None:
-        config.notices.append(f"{config.where}: neither dtype nor torch_dtype is set: bfloat16 is assumed")
-        return "bfloat16"
+        config.notices.append(f"{config.where}: neither dtype nor torch_dtype is set: {missing} is assumed")
+        return missing
     if name not in _DTYPES:
         raise config.unsupported(key, f"weights may be {', '.join(_DTYPES)}")
     return _DTYPES[name]
