@@ -30,6 +30,7 @@ from quire.parameters import (
     switch,
 )
 
+NO_POOLING = "this model generates text; to embed texts with it, start it with --task embed"
 MAX_LOGPROBS = 64
 _SHOWN_CHARS = 80  # the longest text shown in a repr, in characters
 MAX_STOP_STRINGS = 64

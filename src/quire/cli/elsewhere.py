@@ -8,6 +8,7 @@ from __future__ import annotations
 # These would change what is served or how, so the start fails with the reason.
 _ONE_PROCESS = "a model runs in one process"
 _ADAPTERS = "adapters are not supported"
+_TASK = "--task embed, classify or score says what a model is for beside text"
 _CHECKPOINT = "it is part of the checkpoint"
 _HUB = "huggingface_hub manages the files of the hub: set the environment variable {}"
 _STRUCTURED = "llguidance enforces every grammar"
@@ -42,8 +43,8 @@ REFUSED: dict[str, str] = {
     "allowed-media-domains": "images and other media are not accepted, and no URL is ever fetched",
     "limit-mm-per-prompt": "images and other media are not accepted",
     "models-dir": "a server serves one model",
-    "embedding": "the server generates text only",
-    "embeddings": "the server generates text only",
+    "embedding": _TASK,
+    "embeddings": _TASK,
     "grammar": _GRAMMAR.format("grammar"),
     "grammar-file": _GRAMMAR.format("grammar"),
     "json-schema": _GRAMMAR.format("json-schema"),
@@ -106,8 +107,8 @@ PASSING: dict[str, tuple[tuple[str, ...], str]] = {
     "tokenizer-mode": (("auto",), _CHECKPOINT),
     "config-format": (("auto", "hf"), _CHECKPOINT),
     "generation-config": (("auto",), _REQUEST),
-    "runner": (("auto", "generate"), "the server generates text only"),
-    "task": (("auto", "generate"), "the server generates text only"),
+    "runner": (("auto", "generate"), _TASK),
+    "convert": (("auto", "none"), _TASK),
     "preemption-mode": (("recompute",), "preempted sequences are recomputed"),
     "response-role": (("assistant",), "answers always have the role assistant"),
     "guided-decoding-backend": (("auto", "guidance"), _STRUCTURED),

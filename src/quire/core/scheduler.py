@@ -199,17 +199,14 @@ class Scheduler:
             for seq in self._fetches.end(result.filled):
                 self._waiting.push(seq)
         failed, complete, rows, running = result.failed, result.complete, out.scheduled, Status.RUNNING
-        drafted, pooled = result.drafted, result.pooled
-        events = []
-        ended = False
+        drafted, pooled, events, ended = result.drafted, result.pooled, [], False
         for i, seq in enumerate(seqs):
             if seq.status is not running:
                 self.wasted_rows += 1
                 continue
             if (failed or pooled) and (i in failed or i in pooled):
-                events.append(
-                    self._fail(seq, failed[i]) if i in failed else self._pooled(seq, rows[i], pooled[i])
-                )
+                ending = self._fail(seq, failed[i]) if i in failed else self._pooled(seq, rows[i], pooled[i])
+                events.append(ending)
                 ended = True
                 continue
             row, new, logprobs, prompt_logprobs = rows[i], result.token_ids[i], result.logprobs[i], None

@@ -9,7 +9,7 @@ from quire.core.capacity import most_tokens, peak_blocks
 from quire.core.policy import POLICIES
 from quire.core.soft_tokens import check_soft_tokens
 from quire.records import dataclass
-from quire.types import ContextLengthError, Request, RequestError, TokenIds, check_window
+from quire.types import NO_POOLING, ContextLengthError, Request, RequestError, TokenIds, check_window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class SchedulerConfig:
 
 
 _OTHER_TASK = {
-    False: "this model generates text; to embed texts with it, start it with --task embed",
+    False: NO_POOLING,
     True: "this model gives vectors or scores for texts and generates none",
 }
 

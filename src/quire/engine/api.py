@@ -15,7 +15,7 @@ from quire.answers import AnswerPart
 from quire.logprobs import LogprobTable
 from quire.parameters import Structure
 from quire.records import dataclass
-from quire.spec.pooling import PoolingFacts
+from quire.spec.pooling_facts import PoolingFacts
 from quire.types import (
     ContextLengthError,
     FinishReason,
@@ -28,8 +28,6 @@ from quire.types import (
 )
 
 if TYPE_CHECKING:
-    from quire.engine.front.pool_inputs import InputAsk, PoolInputs
-
     # imports the template engine, which the engine process does without
     from quire.text.chat_renderer import ChatAsk
     from quire.text.reading import Reading
@@ -125,6 +123,23 @@ class Ask:
     reading: Reading | None = None
     divided: bool = True
     pooling: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputAsk:
+    """A text, or with `second` a pair of texts; `name` is the field that it came in.
+
+    `prompt_name`: the prompt that is put before it; None for the model's default. `truncate`: keep so many tokens; None
+    refuses longer texts, -1 keeps what the model takes. `instruction`: what a decoder judges a pair by.
+    """
+
+    text: str
+    second: str | None = None
+    name: str = "input"
+    prompt_name: str | None = None
+    truncate: int | None = None
+    instruction: str | None = None
+    special: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,10 +377,6 @@ class Engine(Protocol):
         """Token ids of a text, computed off the event loop, however long it is. Raises RequestError over the limit of a
         prompt; `name` is the field that holds the text.
         """
-
-    @property
-    def inputs(self) -> PoolInputs:
-        """What a model with pooling takes. Raises RequestError for another model."""
 
     async def encode_inputs(self, asks: Sequence[InputAsk]) -> list[list[int]]:
         """Token ids of texts or pairs of texts for a model with pooling, computed off the event loop. Raises

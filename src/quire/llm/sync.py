@@ -33,12 +33,12 @@ from quire.util.progress import ByteProgress
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
-    from quire.llm.pooling import (
+    from quire.llm.text_pooling import (
         ClassificationOutput,
         EmbeddingOutput,
         PoolingRequestOutput,
         ScoringOutput,
-        Text,
+        TextOrIds,
         TextPooling,
     )
     from quire.text.chat_renderer import ChatRenderer
@@ -264,7 +264,7 @@ class LLM:
 
     def embed(
         self,
-        prompts: Text | Sequence[Text],
+        prompts: TextOrIds | Sequence[TextOrIds],
         *,
         dimensions: int | None = None,
         normalize: bool | None = None,
@@ -284,7 +284,7 @@ class LLM:
 
     def classify(
         self,
-        prompts: Text | Sequence[Text],
+        prompts: TextOrIds | Sequence[TextOrIds],
         *,
         truncate_prompt_tokens: int | None = None,
         use_activation: bool = True,
@@ -315,7 +315,7 @@ class LLM:
         )
 
     def _pooling(self, progress: bool) -> TextPooling:
-        from quire.llm.pooling import TextPooling
+        from quire.llm.text_pooling import TextPooling
 
         return TextPooling(self._built, lambda asks: self._whole(asks, progress=progress))
 

@@ -119,7 +119,7 @@ async def embeddings(context: ServerContext, exchange: Exchange, read: Body[Embe
 async def pooling(context: ServerContext, exchange: Exchange, read: Body[PoolingInputRequest]) -> bytes:
     """The row of each text: its vector, or the logits of its labels."""
     body = read.value
-    model, about = context.model(body.model), pooling_of(context).about
+    model, about = context.model(body.model), pooling_of(context)
     prompts = await encode_inputs(
         context, split_input(body.input), body, special=body.add_special_tokens is not False
     )

@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from quire.engine.api import GenerateAsk, OverloadedError, Stream
-from quire.engine.front.pool_inputs import InputAsk, PoolInputs, check_dimensions, vector
+from quire.engine.api import GenerateAsk, InputAsk, OverloadedError, Stream
+from quire.engine.front.pool_inputs import check_dimensions, check_ids, vector
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Exchange
 from quire.server.request_memory import CHOICE, ENGINE_TOKEN, PROMPT
 from quire.server.requests import Prompt
-from quire.types import FinishReason, Request, RequestError, RequestOutput, SamplingParams, TokenIds
+from quire.spec.pooling_facts import PoolingFacts
+from quire.types import (
+    NO_POOLING,
+    FinishReason,
+    Request,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+    TokenIds,
+)
 
 if TYPE_CHECKING:
     from quire.engine.front.pool_inputs import Row
@@ -65,14 +74,14 @@ class Pooled:
         self.usage = PoolingUsage(tokens, tokens)
 
 
-def pooling_of(context: ServerContext, *tasks: str) -> PoolInputs:
-    """What the model takes. Raises RequestError unless it is for one of the tasks; any, if none is named."""
-    inputs = context.engine.inputs
-    if tasks and inputs.about.task not in tasks:
-        raise RequestError(
-            "model", f"this model is for the task {inputs.about.task}, not {' or '.join(tasks)}"
-        )
-    return inputs
+def pooling_of(context: ServerContext, *tasks: str) -> PoolingFacts:
+    """What the model is for. Raises RequestError unless it is one of the tasks; any, if none is named."""
+    about = context.card().pooling
+    if about is None:
+        raise RequestError("model", NO_POOLING)
+    if tasks and about.task not in tasks:
+        raise RequestError("model", f"this model is for the task {about.task}, not {' or '.join(tasks)}")
+    return about
 
 
 def answer_id(prefix: str, given: str | None) -> str:
@@ -107,7 +116,7 @@ async def encode_inputs(
     prompt_name: str | None = None, special: bool = True,
 ) -> list[list[int]]:  # fmt: skip
     """Token ids of texts; lists of ids are checked. Raises RequestError naming the field."""
-    inputs = pooling_of(context)
+    pooling_of(context)
     if given and isinstance(given[0], str):
         truncate = body.truncate_prompt_tokens
         asks = [
@@ -116,9 +125,10 @@ async def encode_inputs(
             if isinstance(text, str)
         ]
         return await context.engine.encode_inputs(asks)
+    card = context.card()
     lists = [ids for ids in given if not isinstance(ids, str)]
     for ids in lists:
-        inputs.check_ids(name, ids)
+        check_ids(name, ids, card.vocab_size, card.max_model_len)
     return lists
 
 
@@ -134,7 +144,7 @@ async def run_pooled(
         raise bad_request("priority", f"priority: {priority} is not a 32-bit integer")
     asks = [_ask(context, exchange, ids, priority, number) for number, ids in enumerate(prompts)]
     exchange.held.give(context.memory.work)
-    about = pooling_of(context).about
+    about = pooling_of(context)
     numbers = len(prompts) * max(about.dimensions, len(about.labels), 2)
     cost = (
         min(len(asks), AHEAD) * (PROMPT + CHOICE)
@@ -202,7 +212,7 @@ async def embed_texts(
     dimensions: int | None = None, normalise: bool | None = None, prompt_name: str | None = None, special: bool = True,
 ) -> tuple[list[Row], PoolingUsage]:  # fmt: skip
     """The vectors of texts, for any dialect's route. Raises RequestError, and as run_pooled."""
-    about = pooling_of(context, "embed").about
+    about = pooling_of(context, "embed")
     check_dimensions(about, dimensions)
     prompts = await encode_inputs(context, texts, body, prompt_name=prompt_name, special=special)
     async with exchange.watch():

@@ -9,7 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from quire.engine.front.pool_inputs import InputAsk, probabilities, score, similarity, vector
+from quire.engine.api import InputAsk
+from quire.engine.front.pool_inputs import probabilities, score, similarity, vector
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange
@@ -175,8 +176,7 @@ async def _scores(
     name: str,
 ) -> tuple[list[float], PoolingUsage]:  # fmt: skip
     """Scores of pairs, `first` being one text for all or one for each: a cross-encoder's, or the cosines of vectors."""
-    inputs = pooling_of(context, "score", "embed")
-    about, squash = inputs.about, body.use_activation is not False
+    about, squash = pooling_of(context, "score", "embed"), body.use_activation is not False
     ones = first if len(first) == len(second) else [*first] * len(second)
     if about.task == "embed":
         prompts = await encode_inputs(context, [*first, *second], body, name=name)
@@ -195,7 +195,7 @@ async def _scores(
 
 
 def _cosines(context: ServerContext, done: Pooled, first: int) -> list[float]:
-    about = pooling_of(context).about
+    about = pooling_of(context)
     rows = [vector(about, row, normalise=True) for row in done.rows]
     return [similarity(rows[i if first > 1 else 0], row) for i, row in enumerate(rows[first:])]
 
@@ -205,7 +205,7 @@ async def classify(
 ) -> ClassifyResponse:
     """The labels of each text."""
     body = read.value
-    model, about = context.model(body.model), pooling_of(context, "classify", "score").about
+    model, about = context.model(body.model), pooling_of(context, "classify", "score")
     if not about.labels:
         raise RequestError("model", "this model has no labels")
     prompts = await encode_inputs(context, split_input(body.input), body)

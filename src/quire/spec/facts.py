@@ -10,7 +10,7 @@ from quire.spec.config_reader import ConfigReader
 from quire.spec.families import read_spec
 from quire.spec.generation_config import Generation, read_generation
 from quire.spec.model import ModelSpec
-from quire.spec.pooling import PoolingFacts, label_facts
+from quire.spec.pooling_facts import PoolingFacts, label_facts
 from quire.spec.quantization import Quantization, read_quantization
 from quire.types import CheckpointError
 from quire.util.strict_json import parse_json_object, read_json_object, read_small_file

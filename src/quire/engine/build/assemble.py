@@ -30,7 +30,7 @@ from quire.engine.build.drafts import (
 )
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
-from quire.engine.build.pooling import check_pooling_options, for_task
+from quire.engine.build.tasks import check_pooling_options, for_task
 from quire.engine.core import EngineCore, Grammars
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.executor.base import Executor, Limits
@@ -314,7 +314,7 @@ def build(
 def _worker(model: Model, executor: Executor, limits: Limits, config: ResolvedConfig) -> Worker:
     if model.facts.pooling is None:
         return Worker(executor, limits, judging=judging(config))
-    from quire.worker.pooling import PoolingWorker
+    from quire.worker.pooling_worker import PoolingWorker
 
     return PoolingWorker(executor, limits)
 

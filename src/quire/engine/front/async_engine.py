@@ -23,17 +23,18 @@ from quire.engine.api import (
     EngineStats,
     EngineUnavailableError,
     GenerateAsk,
+    InputAsk,
     ModelCard,
     Stream,
     require_ready,
 )
 from quire.engine.build.opening import Model, find_model, gguf_files, kept_files, open_model
-from quire.engine.build.pooling import for_task
+from quire.engine.build.tasks import for_task
 from quire.engine.front.admission import Admission
 from quire.engine.front.card import model_card
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
-from quire.engine.front.pool_inputs import InputAsk, PoolInputs
+from quire.engine.front.pool_inputs import PoolInputs
 from quire.engine.front.stream import LiveRequest, LiveStream, SinkPath
 from quire.engine.front.suspects import SuspectLane
 from quire.engine.front.text_service import TextService
@@ -58,7 +59,7 @@ from quire.engine.host.spawn import Spawned
 from quire.parameters import Structure
 from quire.text.chat_renderer import ChatAsk, read_template
 from quire.text.token_bytes import TokenBytes
-from quire.types import QuireError, RequestError
+from quire.types import NO_POOLING, QuireError, RequestError
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
@@ -239,16 +240,10 @@ class AsyncEngine:
             text, add_special_tokens=add_special_tokens, parse_special=parse_special, name=name
         )
 
-    @property
-    def inputs(self) -> PoolInputs:
-        if self._inputs is None:
-            raise RequestError(
-                "model", "this model generates text; to embed texts with it, start it with --task embed"
-            )
-        return self._inputs
-
     async def encode_inputs(self, asks: Sequence[InputAsk]) -> list[list[int]]:
-        return await self._texts().encode_inputs(self.inputs, asks)
+        if self._inputs is None:
+            raise RequestError("model", NO_POOLING)
+        return await self._texts().encode_inputs(self._inputs, asks)
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:
         return await self._texts().encode_chat(ask)

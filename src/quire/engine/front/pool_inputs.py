@@ -5,11 +5,12 @@ Without numpy until the first row: the API process starts without it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quire.records import dataclass
+from quire.engine.api import InputAsk
 from quire.spec.facts import ModelFacts
-from quire.spec.pooling import PoolingFacts
+from quire.spec.pooling_facts import PoolingFacts
 from quire.text.tokenizer import Tokenizer
 from quire.types import ContextLengthError, RequestError
 
@@ -26,23 +27,6 @@ _JUDGE = (
 )
 _ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputAsk:
-    """A text, or with `second` a pair of texts; `name` is the field that it came in.
-
-    `prompt_name`: the prompt that is put before it; None for the model's default. `truncate`: keep so many tokens; None
-    refuses longer texts, -1 keeps what the model takes. `instruction`: what a decoder judges a pair by.
-    """
-
-    text: str
-    second: str | None = None
-    name: str = "input"
-    prompt_name: str | None = None
-    truncate: int | None = None
-    instruction: str | None = None
-    special: bool = True
 
 
 class PoolInputs:
@@ -66,23 +50,15 @@ class PoolInputs:
             if not ask.text:
                 raise RequestError(ask.name, "a text is empty")
             ids = self._tokenizer.encode(self._prompt(ask) + ask.text, ask.special)
-            return self._within(ask, ids, 0)
+            special = self._tokenizer.special_ids
+            return self._within(ask, ids, sum(token not in special for token in ids))
         if self.about.judge:
             return self._judged(ask, ask.second)
         ids, segments = self._tokenizer.encode_pair(ask.text, ask.second)
-        first = len(self._tokenizer.encode(ask.text, add_special_tokens=False))
+        last = len(self._tokenizer.encode(ask.second, add_special_tokens=False)) if ask.second else 0
         if self._segments > 1:
             ids = [token + self._vocab * segment for token, segment in zip(ids, segments, strict=True)]
-        return self._within(ask, ids, first)
-
-    def check_ids(self, name: str, ids: list[int]) -> None:
-        """Raise RequestError for token ids that the model cannot take."""
-        if not ids:
-            raise RequestError(name, "has no tokens")
-        if not 0 <= min(ids) <= max(ids) < self._vocab:
-            wrong = next(token for token in ids if not 0 <= token < self._vocab)
-            raise RequestError(name, f"{wrong} is not a token id below the vocabulary size {self._vocab}")
-        self._check_length(name, len(ids))
+        return self._within(ask, ids, last)
 
     def _prompt(self, ask: InputAsk) -> str:
         prompts = self.about.prompts
@@ -104,7 +80,7 @@ class PoolInputs:
         if limit is not None:
             ids = ids[: max(0, limit - len(before) - len(after))]
         ids = [*before, *ids, *after]
-        self._check_length(ask.name, len(ids))
+        check_length(ask.name, len(ids), self.window)
         return ids
 
     def _limit(self, ask: InputAsk) -> int | None:
@@ -112,9 +88,8 @@ class PoolInputs:
             return None
         return self.window if ask.truncate == -1 else min(ask.truncate, self.window)
 
-    def _within(self, ask: InputAsk, ids: list[int], first: int) -> list[int]:
-        """The ids, cut to the length that was asked for: before the special tokens at their end, and not into the first
-        text of a pair, which has `first` tokens."""
+    def _within(self, ask: InputAsk, ids: list[int], last: int) -> list[int]:
+        """The ids, cut to the length that was asked for, from the `last` tokens before special ones at the end."""
         if not ids:
             raise RequestError(ask.name, "has no tokens")
         limit = self._limit(ask)
@@ -123,24 +98,34 @@ class PoolInputs:
             special, end = self._tokenizer.special_ids, len(ids)
             while end and ids[end - 1] % self._vocab in special:
                 end -= 1
-            kept = limit - (len(ids) - end)
-            if kept <= first:
+            if len(ids) - limit >= last:
                 raise RequestError(
                     "truncate_prompt_tokens",
-                    f"{limit} tokens leave no room for the text beside its special tokens"
-                    + (f" and the {first} of the first text" if first else ""),
+                    f"{limit} tokens leave no room for the text beside {len(ids) - last} others",
                 )
-            ids = [*ids[:kept], *ids[end:]]
-        self._check_length(ask.name, len(ids))
+            ids = [*ids[: end - (len(ids) - limit)], *ids[end:]]
+        check_length(ask.name, len(ids), self.window)
         return ids
 
-    def _check_length(self, name: str, length: int) -> None:
-        if length > self.window:
-            raise ContextLengthError(
-                name,
-                f"{length} tokens are over the limit of {self.window} tokens for a text (max_model_len); "
-                "truncate_prompt_tokens cuts longer ones",
-            )
+
+def check_length(name: str, length: int, window: int) -> None:
+    """Raise ContextLengthError for a text of more tokens than the model takes."""
+    if length > window:
+        raise ContextLengthError(
+            name,
+            f"{length} tokens are over the limit of {window} tokens for a text (max_model_len); "
+            "truncate_prompt_tokens cuts longer ones",
+        )
+
+
+def check_ids(name: str, ids: Sequence[int], vocab: int, window: int) -> None:
+    """Raise RequestError for token ids that a model cannot take."""
+    if not ids:
+        raise RequestError(name, "has no tokens")
+    if not 0 <= min(ids) <= max(ids) < vocab:
+        wrong = next(token for token in ids if not 0 <= token < vocab)
+        raise RequestError(name, f"{wrong} is not a token id below the vocabulary size {vocab}")
+    check_length(name, len(ids), window)
 
 
 def check_dimensions(about: PoolingFacts, dimensions: int | None) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TypeVar
 
-from quire.engine.front.pool_inputs import InputAsk, PoolInputs
+from quire.engine.api import InputAsk
+from quire.engine.front.pool_inputs import PoolInputs
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
 from quire.text.reading import AnswerFormat, Reading
 from quire.text.token_bytes import TokenBytes

@@ -10,7 +10,7 @@ from quire.engine.build.opening import Model
 from quire.spec.facts import ModelFacts
 from quire.spec.headless import pooled
 from quire.spec.model import Dense, ModelSpec, Pooling, PoolKind
-from quire.spec.pooling import PoolingFacts, SentenceFolder, read_sentence_folder
+from quire.spec.pooling_facts import PoolingFacts, SentenceFolder, read_sentence_folder
 from quire.types import CheckpointError
 from quire.util.strict_json import read_json_object
 

@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from quire.engine.api import Ask
+from quire.engine.api import Ask, InputAsk
 from quire.engine.build.assemble import Built
 from quire.engine.front.pool_inputs import (
-    InputAsk,
     PoolInputs,
     check_dimensions,
+    check_ids,
     probabilities,
     score,
     similarity,
     vector,
 )
 from quire.records import dataclass
-from quire.types import RequestError, RequestOutput, SamplingParams
+from quire.types import NO_POOLING, RequestError, RequestOutput, SamplingParams
 
 T = TypeVar("T")
-Text = str | Sequence[int]  # a text, or its token ids
+TextOrIds = str | Sequence[int]
 Run = Callable[[list[Ask]], list[RequestOutput]]
 POOLING_PARAMS = SamplingParams(max_tokens=1)  # nothing is sampled
 
@@ -71,11 +71,11 @@ class TextPooling:
     def _inputs(self) -> PoolInputs:
         facts = self._built.model.facts
         if facts.pooling is None:
-            raise RequestError("model", "this model generates text; to embed texts with it, use task='embed'")
+            raise RequestError("model", NO_POOLING)
         return PoolInputs(facts, self._built.model.tokenizer, self._built.plan.limits.max_len)
 
     def embed(
-        self, texts: Sequence[Text], dimensions: int | None, normalize: bool | None, prompt_name: str | None,
+        self, texts: Sequence[TextOrIds], dimensions: int | None, normalize: bool | None, prompt_name: str | None,
         truncate: int | None,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:  # fmt: skip
         """See LLM.embed."""
@@ -89,7 +89,7 @@ class TextPooling:
         ]  # fmt: skip
 
     def classify(
-        self, texts: Sequence[Text], truncate: int | None, *, squash: bool
+        self, texts: Sequence[TextOrIds], truncate: int | None, *, squash: bool
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """See LLM.classify."""
         about = self._of("classify", "score").about
@@ -151,14 +151,14 @@ class TextPooling:
             raise RequestError("model", f"this model is for the task {inputs.about.task}, not {tasks[0]}")
         return inputs
 
-    def _ids(self, text: Text, prompt_name: str | None, truncate: int | None) -> list[int]:
+    def _ids(self, text: TextOrIds, prompt_name: str | None, truncate: int | None) -> list[int]:
         inputs = self._inputs
         if isinstance(text, str):
             return inputs.encode(
                 InputAsk(text=text, name="prompts", prompt_name=prompt_name, truncate=truncate)
             )
         ids = list(text)
-        inputs.check_ids("prompts", ids)
+        check_ids("prompts", ids, self._built.model.facts.spec.vocab, inputs.window)
         return ids
 
     def _pooled(self, prompts: list[list[int]]) -> list[RequestOutput]:
