@@ -47,7 +47,8 @@ A family is also read as `…Model` and `…ForSequenceClassification`: without 
 _ENCODERS = """
 ## Encoders
 
-These give [vectors, scores and labels](embeddings.md) and keep no cache. Each is tested against transformers alone and
+BERT, RoBERTa and XLM-RoBERTa, DistilBERT, ModernBERT, Nomic Embed and GTE give
+[vectors, scores and labels](embeddings.md) and keep no cache. Each is tested against transformers alone and
 in mixed batches, in float32 to about 1e-5.
 
 """

@@ -19,6 +19,7 @@ def word_tokenizer() -> Tokenizer:
     """[CLS] words [SEP], or [CLS] words [SEP] words [SEP] with segments; words become single letters."""
     tokens = [
         "[PAD]",
+        "<pad>",
         "[CLS]",
         "[SEP]",
         "[UNK]",

@@ -85,6 +85,7 @@ def _program(to: Lowering, features: Features | None) -> Program:
         entry=entry,
         inputs=() if plan.is_first_stage else (Input(residual, residual),),
         ids=spec.vocab * spec.added.segments if spec.added and spec.added.segments else 0,
+        whole=spec.whole,
     )  # fmt: skip
 
 

@@ -6,11 +6,9 @@ from quire.program.lowering import Lowering
 from quire.program.op import Op
 from quire.program.ops.linear import Linear
 from quire.program.ops.rows import Activate, GatherRows, Norm, PoolRows
-from quire.program.program import Output
+from quire.program.program import POOLED, Output
 from quire.program.tensors import Part
 from quire.spec import Dense, Pooling
-
-POOLED = "pooled"
 
 
 def lower_pooling(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec import Meta
 
 from quire.engine.front.pool_inputs import probabilities, vector
 from quire.server.context import ServerContext
-from quire.server.exchange import Body, Exchange, off_loop
+from quire.server.exchange import Body, Exchange, HangUpWatch, off_loop
 from quire.server.pooled import (
     CHARACTERS,
     PoolingRequest,
@@ -94,54 +95,63 @@ class PoolingResponse(msgspec.Struct, kw_only=True):
     usage: PoolingUsage
 
 
-async def embeddings(context: ServerContext, exchange: Exchange, read: Body[EmbeddingRequest]) -> bytes:
+async def embeddings(context: ServerContext, exchange: Exchange, read: Body[EmbeddingRequest]) -> None:
     """The vector of each text."""
     body = read.value
     model = context.model(body.model)
-    rows, usage = await embed_texts(
-        context,
-        exchange,
-        split_input(body.input),
-        body,
-        dimensions=body.dimensions,
-        normalise=body.normalize,
-        prompt_name=body.prompt_name,
-        special=body.add_special_tokens is not False,
-    )
+    async with exchange.watch() as watch:
+        rows, usage = await embed_texts(
+            context,
+            exchange,
+            split_input(body.input),
+            body,
+            dimensions=body.dimensions,
+            normalise=body.normalize,
+            prompt_name=body.prompt_name,
+            special=body.add_special_tokens is not False,
+        )
 
-    def made() -> bytes:
-        data = [EmbeddingData(index=i, embedding=_numbers(row, body)) for i, row in enumerate(rows)]
-        return _encode(EmbeddingResponse(data=data, model=model, usage=usage))
+        def made() -> EmbeddingResponse:
+            data = [EmbeddingData(index=i, embedding=_numbers(row, body)) for i, row in enumerate(rows)]
+            return EmbeddingResponse(data=data, model=model, usage=usage)
 
-    return await off_loop(_size(rows), made)
+        await _respond(context, exchange, watch, rows, made)
 
 
-async def pooling(context: ServerContext, exchange: Exchange, read: Body[PoolingInputRequest]) -> bytes:
+async def pooling(context: ServerContext, exchange: Exchange, read: Body[PoolingInputRequest]) -> None:
     """The row of each text: its vector, or the logits of its labels."""
     body = read.value
     model, about = context.model(body.model), pooling_of(context)
-    prompts = await encode_inputs(
-        context, split_input(body.input), body, special=body.add_special_tokens is not False
-    )
-    async with exchange.watch():
+    name = answer_id("pool", body.request_id)
+    special = body.add_special_tokens is not False
+    async with exchange.watch() as watch:
+        prompts = await encode_inputs(context, split_input(body.input), body, special=special)
         done = await run_pooled(context, exchange, prompts, body)
-    rows = [
-        vector(about, row) if about.task == "embed" else probabilities(about, row, squash=False)
-        for row in done.rows
-    ]
+        rows = [
+            vector(about, row) if about.task == "embed" else probabilities(about, row, squash=False)
+            for row in done.rows
+        ]
 
-    def made() -> bytes:
-        data = [PoolingData(index=i, data=_numbers(row, body)) for i, row in enumerate(rows)]
-        name = answer_id("pool", body.request_id)
-        return _encode(
-            PoolingResponse(id=name, created=int(time.time()), model=model, data=data, usage=done.usage)
-        )
+        def made() -> PoolingResponse:
+            data = [PoolingData(index=i, data=_numbers(row, body)) for i, row in enumerate(rows)]
+            return PoolingResponse(
+                id=name, created=int(time.time()), model=model, data=data, usage=done.usage
+            )
 
-    return await off_loop(_size(rows), made)
+        await _respond(context, exchange, watch, rows, made)
 
 
-def _size(rows: list[Row]) -> int:
-    return sum(map(len, rows)) * CHARACTERS
+async def _respond(
+    context: ServerContext,
+    exchange: Exchange,
+    watch: HangUpWatch,
+    rows: list[Row],
+    made: Callable[[], msgspec.Struct],
+) -> None:
+    """Answer with what is made, off the event loop where there are many numbers; a slow reader is ended."""
+    body = await off_loop(sum(map(len, rows)) * CHARACTERS, lambda: _encode(made()))
+    with context.watched(watch):
+        await exchange.respond(200, body)
 
 
 def _numbers(row: Row, body: _InputRequest) -> list[float] | str:

@@ -211,10 +211,12 @@ async def embed_texts(
     context: ServerContext, exchange: Exchange, texts: Sequence[str | list[int]], body: PoolingRequest, *,
     dimensions: int | None = None, normalise: bool | None = None, prompt_name: str | None = None, special: bool = True,
 ) -> tuple[list[Row], PoolingUsage]:  # fmt: skip
-    """The vectors of texts, for any dialect's route. Raises RequestError, and as run_pooled."""
+    """The vectors of texts, for any dialect's route, which watches for a hang-up.
+
+    Raises RequestError, and as run_pooled.
+    """
     about = pooling_of(context, "embed")
     check_dimensions(about, dimensions)
     prompts = await encode_inputs(context, texts, body, prompt_name=prompt_name, special=special)
-    async with exchange.watch():
-        done = await run_pooled(context, exchange, prompts, body)
+    done = await run_pooled(context, exchange, prompts, body)
     return [vector(about, row, dimensions, normalise) for row in done.rows], done.usage

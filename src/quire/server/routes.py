@@ -56,13 +56,13 @@ class Get(HttpRoute, Generic[A]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Post(HttpRoute, Generic[Q, A]):
-    """A route whose handler gets a `request` and returns a `response` or its bytes, or sends it and returns None.
+    """A route whose handler gets a `request` and returns a `response`, or sends it and returns None.
 
     It may stream `chunk`s. `refused` are fields of other servers, see `fields`.
     """
 
     method = "POST"
-    handler: Callable[[ServerContext, Exchange, Body[Q]], Awaitable[A | bytes | None]]
+    handler: Callable[[ServerContext, Exchange, Body[Q]], Awaitable[A | None]]
     request: type[Q]
     response: type[A]
     chunk: type[Any] | None = None

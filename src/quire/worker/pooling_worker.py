@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 
 from quire.executor.base import Runnable, Sampler
-from quire.program.lower_pooling import POOLED
+from quire.program.program import POOLED
 from quire.types import FinishReason, NewSeq, StepOutput
 from quire.worker.worker import Forwarded, Masks, Worker
 

@@ -20,10 +20,7 @@ from quire.core.capacity import least_blocks
 from quire.engine.api import REQUESTS
 from quire.engine.build.drafts import Draft
 from quire.executor.base import ExecutorKind, Limits, step_array_bytes
-from quire.program.lower_pooling import POOLED
 from quire.program.memory import kv_block_bytes
-from quire.program.ops.attention import Attend
-from quire.program.ops.rows import PoolRows
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.speculate.build import max_draft_tokens, proposer_bytes, tree_branches
@@ -146,7 +143,7 @@ def _plan(
         "steps": STEP_GROWTH + config.threads * THREAD_GROWTH + limits.max_tokens * LOGPROB_BYTES,
         **held,
         **computing,
-        "sampler": 0 if pools(program) else kind.sampler_bytes(program, limits),
+        "sampler": 0 if program.pools else kind.sampler_bytes(program, limits),
         "drafts": proposer_bytes(config, length, program.vocab) + (draft.kept_bytes(limits) if draft else 0),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
         "grammars": 0,
@@ -156,11 +153,11 @@ def _plan(
     block_bytes = kv_bytes + overhead
     groups, chunk = program.cache_groups, config.max_num_batched_tokens
     at_speed = least_blocks(groups, length, chunk, asked.cache.block_size)
-    whole = not asked.scheduler.enable_chunked_prefill or in_one_step(program)
+    whole = not asked.scheduler.enable_chunked_prefill or program.whole
     least = at_speed if whole else least_blocks(groups, length, 1, asked.cache.block_size)
     rest = config.memory - sum(fixed.values())
     grammars = 0
-    if not pools(program):
+    if not program.pools:
         fixed["grammars"], fixed["compiler"], grammars = _grammar_parts(
             rest, held["grammars"], program.vocab, limits, config
         )
@@ -170,20 +167,10 @@ def _plan(
     )
     enough = 2 * at_speed * config.max_num_seqs
     blocks = _blocks(config, rest - fixed[REQUESTS], block_bytes, enough)
-    if in_one_step(program):  # a text has blocks for a step alone; each but the last one is full
+    if program.whole:  # a text has blocks for a step alone; each but the last one is full
         blocks = min(blocks, chunk // asked.cache.block_size + config.max_num_seqs)
     parts = {**fixed, "kv": blocks * kv_bytes, "blocks": blocks * (block_bytes - kv_bytes)}
     return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes, grammars), least
-
-
-def pools(program: Program) -> bool:
-    """Whether a program gives a row of numbers for a text, and no logits."""
-    return any(output.name == POOLED for output in program.outputs)
-
-
-def in_one_step(program: Program) -> bool:
-    """Whether all tokens of a text are in one step, after which nothing of it is kept."""
-    return any(isinstance(op, PoolRows) or (isinstance(op, Attend) and not op.causal) for op in program.ops)
 
 
 def _blocks(config: ResolvedConfig, room: int, block_bytes: int, enough: int) -> int:
