@@ -206,3 +206,14 @@ def test_folders_and_tasks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     write_sentence_files(folder, mode="max_tokens")
     with pytest.raises(UnsupportedModelError, match="pooling by pooling_mode_max_tokens is not implemented"):
         LLM(folder, **OPTIONS)
+
+
+def test_a_decoder_saved_without_head_and_prefix_is_read_with_its_folder(tmp_path: Path) -> None:
+    """As Qwen3-Embedding: the names of the inner model under the architecture of a causal one."""
+    folder, theirs = pooling_folder("qwen3", tmp_path, mode="lasttoken")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3ForCausalLM"]}))
+    with LLM(folder, **OPTIONS) as llm:
+        (found,) = llm.embed("hello, world", progress=False)
+    wanted = torch.nn.functional.normalize(hidden(theirs, "hello, world")[-1], dim=0)
+    assert np.abs(np.array(found.outputs.embedding) - wanted.numpy()).max() < 1e-5
