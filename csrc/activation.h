@@ -23,8 +23,9 @@ struct Activation {
     return {};
   }
   // [rows, 2 * width] to rows of `out_pitch` elements.
-  GatedActTask task(const float* gate_up, void* out, DType dtype, int rows, int width, size_t out_pitch) const {
-    return {gate_up, out, dtype, kind, width, 0, rows, 0, width, out_pitch, alpha, limit};
+  GatedActTask task(const float* gate_up, void* out, DType dtype, int rows, int width, size_t out_pitch,
+                    bool up = true) const {
+    return {gate_up, out, dtype, kind, width, 0, rows, 0, width, out_pitch, up, alpha, limit};
   }
 };
 

@@ -17,6 +17,7 @@ AttendTask AttentionOp::task(const AttendPart& part, int thread) const {
   t.head_begin = part.head_begin;
   t.head_end = part.head_end;
   t.scale = scale_;
+  t.last = -1;
   t.partition_begin = part.partition_begin;
   t.partition_end = part.partition_end;
   t.scratch = context_.attention.scratch(thread);

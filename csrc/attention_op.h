@@ -13,9 +13,9 @@ class AttentionOp : public Op {
  protected:
   AttentionOp(Fields& f, Context& c, const Buffer& queries, const Buffer& out);
   // The shape, with the layer's heads of keys and values; called once by a kind's constructor.
-  void want(int heads, int window, int rank) {
+  void want(int heads, int window, int rank, bool causal = true) {
     heads_ = heads;
-    plan_ = context_.attention.want({layer_.head_dim, heads, layer_.kv_heads, window, rank});
+    plan_ = context_.attention.want({layer_.head_dim, heads, layer_.kv_heads, window, rank, causal});
   }
 
   virtual void attend(AttendTask& t) = 0;  // `next` may be set

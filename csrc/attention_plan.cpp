@@ -79,7 +79,7 @@ void AttentionPlan::add_row(int row, int begin, int end, const int32_t* position
     part.row = row;
     part.token_begin = begin + static_cast<int>(int64_t{units} * i / count) * whole;
     part.token_end = std::min(end, begin + static_cast<int>(int64_t{units} * (i + 1) / count) * whole);
-    const int hi = positions[part.token_end - 1];
+    const int hi = last_key(positions[part.token_end - 1], positions[end - 1]);
     const int lo = shape_.window ? std::max(0, positions[part.token_begin] - shape_.window + 1) : 0;
     part.whole_begin = part.partition_begin = lo / kPartition;
     part.whole_end = part.partition_end = hi / kPartition + 1;
@@ -94,6 +94,11 @@ void AttentionPlan::add_row(int row, int begin, int end, const int32_t* position
       parts_.push_back(part);
     }
   }
+}
+
+int AttentionPlan::last_key(int position, int last) const {
+  if (shape_.causal) return position;
+  return shape_.window ? std::min(last, position + shape_.window - 1) : last;
 }
 
 void AttentionPlan::split_long() {

@@ -15,9 +15,11 @@
 
 namespace quire {
 
-// `rank` above 0: latent attention, whose values are the first `rank` numbers of its keys.
+// `rank` above 0: latent attention, whose values are the first `rank` numbers of its keys. Not `causal`: the tokens of a
+// row are a whole text, and each sees those behind it too, as far as a window reaches.
 struct AttendShape {
   int head_dim, heads, kv_heads, window, rank = 0;
+  bool causal = true;
 };
 
 // One task: queries of one row against some heads of keys and values, over some partitions.
@@ -53,6 +55,7 @@ class AttentionPlan {
 
  private:
   void add_row(int row, int begin, int end, const int32_t* positions);
+  int last_key(int position, int last) const;
   void split_long();
   void split(size_t index, int partition_pieces, int head_pieces);
 

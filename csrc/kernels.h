@@ -242,6 +242,7 @@ struct AttendTask : CacheRow {
   float softcap;             // c > 0: scores become c * tanh(score / c)
   const float* sinks;        // [heads] logits that count in the denominator only, or null
   int window;
+  int last;                            // -1: causal; else the row's last position, and a window reaches forward too
   int partition_begin, partition_end;  // positions of the KV axis, in units of kPartition
   // Null: the partitions are all that the queries see, and `out` is written. Else each partition's state is left in
   // [partition - partition_begin][query row][state_floats(d16)] for attend_merge.
@@ -285,16 +286,17 @@ struct LatentWriteTask : CacheWrite {
   const float* sin;
 };
 
-enum class Act { silu, gelu, gelu_tanh, clamped_swiglu };  // gelu: by erf
+enum class Act { silu, gelu, gelu_tanh, relu, tanh, clamped_swiglu };  // gelu: by erf
 
 struct GatedActTask {
-  const float* gate_up;  // [rows, 2*width]
+  const float* gate_up;  // [rows, 2*width]; without `up`, [rows, width]: the gate alone
   void* out;             // [rows, width]
   DType out_dtype;
   Act act;
   int width, row_begin, row_end;
   int col_begin, col_end;
-  size_t out_pitch;    // elements
+  size_t out_pitch;  // elements
+  bool up;
   float alpha, limit;  // clamped swiglu: (up + 1) * gate * sigmoid(alpha * gate), gate <= limit, |up| <= limit
 };
 
@@ -311,6 +313,8 @@ struct EmbedTask {
 
 // Tasks of kernels that are defined in an op's own file.
 struct AddTask;
+struct EmbedSumTask;
+struct PoolTask;
 struct CombineTask;
 struct GatherTask;
 struct RouteTask;
@@ -344,6 +348,8 @@ struct ScaleTask;
   X(embed, void, const EmbedTask&)                                                                                \
   X(embed_groups, void, const EmbedTask&)                                                                         \
   X(gather, void, const GatherTask&)                                                                              \
+  X(embed_sum, void, const EmbedSumTask&)                                                                         \
+  X(pool_rows, void, const PoolTask&)                                                                             \
   X(to_f32, void, const void* src, DType dtype, float* dst, size_t n)                                             \
   X(to_bf16, void, const void* src, DType dtype, uint16_t* dst, size_t n)                                         \
   X(to_f16, void, const void* src, DType dtype, uint16_t* dst, size_t n)                                          \

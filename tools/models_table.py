@@ -6,6 +6,7 @@ python -m tools.models_table > docs/models.md
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +41,49 @@ text is longer than the windows; then the share relative to MHA.
   `dynamic` and `longrope` is the original one; `--max-model-len` sets a longer one (decisions 0002, 0014).
 - **Block**: norms before (pre), after (post) or around (sandwich) each branch, and other differences. Experts are read
   as one tensor each or stacked, also as MXFP4; a step reads only the experts selected by its tokens (decision 0018).
+
+A family is also read as `…Model` and `…ForSequenceClassification`: without a head, and with one for labels.
 """
+_ENCODERS = """
+## Encoders
+
+BERT, RoBERTa and XLM-RoBERTa, DistilBERT, ModernBERT, Nomic Embed and GTE give
+[vectors, scores and labels](embeddings.md) and keep no cache. Each is tested against transformers alone and
+in mixed batches, in float32 to about 1e-5.
+
+"""
+_ENCODER_HEAD = (
+    "`model_type`",
+    "Architecture",
+    "For example",
+    "Attention",
+    "Positions",
+    "Block",
+    "Longest text",
+)
 
 
 def table() -> str:
     """Return the whole page."""
+    decoders, encoders = [_HEAD], [_ENCODER_HEAD]
     examples = json.loads(EXAMPLES.read_text())
-    rows = [_HEAD, tuple("---" for _ in _HEAD)]
     for family in FAMILIES:
         example = examples[family.model_type]
         config = {"model_type": family.model_type, "dtype": "bfloat16", **example["config"]}
         spec, _ = read_spec(ConfigReader(config))
-        rows.append(
-            (
-                f"`{family.model_type}`", ", ".join(f"`{name}`" for name in family.architectures),
-                example["model"], _attention(spec), _positions(spec), _block(spec), _kv(spec),
-            )
+        row = (
+            f"`{family.model_type}`", ", ".join(f"`{name}`" for name in family.architectures),
+            example["model"], _attention(spec), _positions(spec), _block(spec),
         )  # fmt: skip
-    return _TOP + "".join(f"| {' | '.join(row)} |\n" for row in rows) + _BOTTOM
+        if spec.encoder:
+            encoders.append((*row, f"{spec.max_positions:,}"))
+        else:
+            decoders.append((*row, _kv(spec)))
+    return _TOP + _rows(decoders) + _BOTTOM + _ENCODERS + _rows(encoders)
+
+
+def _rows(rows: Sequence[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (rows[0], ("---",) * len(rows[0]), *rows[1:]))
 
 
 def _attention(spec: ModelSpec) -> str:
@@ -82,6 +108,8 @@ def _attention(spec: ModelSpec) -> str:
 
 
 def _positions(spec: ModelSpec) -> str:
+    if spec.added is not None and spec.added.positions:
+        return "learned"
     texts = dict.fromkeys(rope_text(x.attention) for x in spec.layers)
     return " / ".join(texts)
 
@@ -89,7 +117,8 @@ def _positions(spec: ModelSpec) -> str:
 def _block(spec: ModelSpec) -> str:
     layer = spec.layers[0]
     placement = {(True, False): "pre", (True, True): "sandwich", (False, True): "post"}
-    text = f"{placement[layer.pre_norm, layer.post_norm]} {'LayerNorm' if spec.norm.kind == 'layer' else 'RMSNorm'}"
+    text = "post-sum" if layer.sum_norm else placement[layer.pre_norm, layer.post_norm]
+    text += f" {'LayerNorm' if spec.norm.kind == 'layer' else 'RMSNorm'}"
     text += ", parallel" if layer.parallel else ""
     assert layer.mlp is not None  # every listed family has one
     text += f", {layer.mlp.act}"
@@ -97,8 +126,10 @@ def _block(spec: ModelSpec) -> str:
     if experts:
         text += f", {experts_text(experts[0])}"
         text += f" in {len(experts)} of {len(spec.layers)} layers" if len(experts) < len(spec.layers) else ""
+    gated = isinstance(layer.mlp, MoE) or layer.mlp.gated
     for on, words in (
-        (spec.names.qkv, "fused q/k/v"), (spec.names.gate_up, "fused gate/up"),
+        (not gated, "not gated"), (spec.added and spec.added.segments > 1, "segments"),
+        (spec.names.qkv, "fused q/k/v"), (spec.names.gate_up or spec.names.up_gate, "fused gate/up"),
         (spec.embed_scale != 1, "embedding scale"), (spec.residual_scale != 1, "residual scale"),
         (spec.logits_scale != 1, "logits scale"), (spec.logits_cap, "logits soft cap"), (spec.tied, "tied"),
     ):  # fmt: skip

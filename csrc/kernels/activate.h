@@ -34,6 +34,8 @@ QUIRE_INLINE V16 activate(V16 g) {
     const V16 half = mul(set1(0.5f), g);
     return fma(half, erf16(mul(g, set1(0.70710678118654752f))), half);
   }
+  if (kAct == Act::relu) return vmax(g, zero());
+  if (kAct == Act::tanh) return tanh16(g);
   // (1 + tanh z) / 2 is 1 / (1 + e^-2z)
   return swish(g, mul(set1(2 * 0.7978845608028654f), fma(mul(mul(g, g), g), set1(0.044715f), g)));
 }

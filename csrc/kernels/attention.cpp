@@ -1,4 +1,4 @@
-// Causal attention over the paged cache, for decode and prefill alike.
+// Attention over the paged cache: causal, for decode and prefill alike, and over whole texts in both directions.
 //
 //   query rows      (kv head h, query i, head g of its group) -> row (h*queries + i)*G + g
 //   keys            0 ........ 64 ........ 128 ...            groups of 64 share one rescale of the running softmax
@@ -77,11 +77,17 @@ QUIRE_INLINE void each_row(const AttendTask& t, F f) {
       for (int g = 0; g < group; ++g) f(r++, Place{token, head * group + g});
 }
 
+// The last key that the query at a position sees.
+QUIRE_INLINE int last_key(const AttendTask& t, int position) {
+  if (t.last < 0) return position;
+  return t.window && t.last - position >= t.window ? position + t.window - 1 : t.last;
+}
+
 // A row that has seen no key yet. A sink is a key that came first and has no value.
 QUIRE_INLINE void start_row(const AttendTask& t, SoftmaxRow& row, float* total, Place at) {
   const int position = t.positions[at.token];
   row.lo = t.window && position >= t.window ? position - t.window + 1 : 0;
-  row.hi = position;
+  row.hi = last_key(t, position);
   row.max = t.sinks ? t.sinks[at.head] * kLog2e : -INFINITY;
   row.sum_total = t.sinks ? 1.0f : 0.0f;
   if (t.sinks) clear(total, t.kv.d16);
@@ -92,7 +98,7 @@ struct Span {
   int lo, hi;
   explicit Span(const AttendTask& t) {
     const int first = t.positions[t.token_begin], from = t.partition_begin * kPartition;
-    const int last = t.positions[t.token_end - 1], to = t.partition_end * kPartition - 1;
+    const int last = last_key(t, t.positions[t.token_end - 1]), to = t.partition_end * kPartition - 1;
     lo = t.window && first >= t.window ? first - t.window + 1 : 0;
     lo = lo > from ? lo : from;
     hi = last < to ? last : to;

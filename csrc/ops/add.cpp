@@ -41,6 +41,8 @@ void add_rows(const AddTask& t) {
   switch (*t.act) {
     case Act::silu: return add_each(t, activate<Act::silu>);
     case Act::gelu: return add_each(t, activate<Act::gelu>);
+    case Act::relu: return add_each(t, activate<Act::relu>);
+    case Act::tanh: return add_each(t, activate<Act::tanh>);
     default: return add_each(t, activate<Act::gelu_tanh>);
   }
 }

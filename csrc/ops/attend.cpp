@@ -7,9 +7,10 @@ struct Attend final : AttentionOp {
   // An int8 row is assembled in float32 in `wide`: several threads may compute its heads.
   Attend(Fields& f, Context& c)
       : AttentionOp(f, c, f.buffer("qkv"), f.none("wide") ? f.buffer("out") : f.buffer("wide")), out(f.buffer("out")),
-        sinks(f.optional_vector("sinks")), softcap(f.number("softcap")), window(f.integer("window")) {
+        sinks(f.optional_vector("sinks")), softcap(f.number("softcap")), window(f.integer("window")),
+        causal(f.flag("causal")) {
     f.record("shape", "HeadShape");
-    want(f.integer("shape.heads"), window, 0);
+    want(f.integer("shape.heads"), window, 0, causal);
     f.require(f.integer("shape.kv_heads") == layer_.kv_heads && f.integer("shape.head_dim") == layer_.head_dim &&
                   queries_.cols == (heads_ + 2 * layer_.kv_heads) * layer_.head_dim &&
                   out.cols == heads_ * layer_.head_dim && heads_ % layer_.kv_heads == 0,
@@ -27,6 +28,7 @@ struct Attend final : AttentionOp {
     t.softcap = softcap;
     t.sinks = sinks ? sinks->vector() : nullptr;
     t.window = window;
+    if (!causal) t.last = context_.step.positions[context_.step.query_start[part.row + 1] - 1];
     return t;
   }
   void attend(AttendTask& t) override { kernels().attend(t); }
@@ -43,7 +45,7 @@ struct Attend final : AttentionOp {
   const Param* sinks;
   float softcap;
   int window;
-  bool rounds;
+  bool causal, rounds;
 };
 
 QUIRE_OP(Attend)

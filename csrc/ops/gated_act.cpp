@@ -22,7 +22,20 @@ QUIRE_INLINE V16 clamped_swiglu(const GatedActTask& t, V16 gate, V16 up) {
 }
 
 template <Act kAct>
+QUIRE_INLINE void plain_rows(const GatedActTask& t) {
+  for (int r = t.row_begin; r < t.row_end; ++r) {
+    const float* x = t.gate_up + static_cast<size_t>(r) * t.width;
+    for (int c = t.col_begin; c < t.col_end; c += 16) {
+      const int n = t.col_end - c;
+      put(t.out, t.out_dtype, static_cast<size_t>(r) * t.out_pitch + c, activate<kAct>(load_n(x + c, n)), n);
+    }
+  }
+}
+
+template <Act kAct>
 QUIRE_INLINE void gated_rows(const GatedActTask& t) {
+  if constexpr (kAct != Act::clamped_swiglu)
+    if (!t.up) return plain_rows<kAct>(t);
   for (int r = t.row_begin; r < t.row_end; ++r) {
     const float* gate = t.gate_up + static_cast<size_t>(r) * 2 * t.width;
     const float* up = gate + t.width;
@@ -44,6 +57,8 @@ void gated_act(const GatedActTask& t) {
     case Act::silu: return gated_rows<Act::silu>(t);
     case Act::gelu: return gated_rows<Act::gelu>(t);
     case Act::gelu_tanh: return gated_rows<Act::gelu_tanh>(t);
+    case Act::relu: return gated_rows<Act::relu>(t);
+    case Act::tanh: return gated_rows<Act::tanh>(t);
     case Act::clamped_swiglu: return gated_rows<Act::clamped_swiglu>(t);
   }
 }

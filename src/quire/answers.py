@@ -95,3 +95,13 @@ class Usage:
         if drafts.predicted:
             self.accepted_prediction_tokens += drafts.accepted
             self.rejected_prediction_tokens += drafts.drafted - drafts.accepted
+
+
+@records.dataclass(slots=True)
+class Timings:
+    """Times in the life of a request, in monotonic seconds: arrival, first scheduled, first token, finished."""
+
+    arrival: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0

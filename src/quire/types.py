@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from quire import records
-from quire.answers import AnswerRegions, RowDrafts, ToolCall, Usage
+from quire.answers import AnswerRegions, RowDrafts, Timings, ToolCall, Usage
 from quire.logprobs import LogprobTable, PositionLogprobs
 from quire.parameters import (
     MAX_INTEGER,
@@ -30,6 +30,7 @@ from quire.parameters import (
     switch,
 )
 
+NO_POOLING = "this model generates text; to embed texts with it, start it with --task embed"
 MAX_LOGPROBS = 64
 _SHOWN_CHARS = 80  # the longest text shown in a repr, in characters
 MAX_STOP_STRINGS = 64
@@ -330,6 +331,7 @@ class Request:
     `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
     in flight it is in one of them only.
     `prediction` is what the answer may turn out to be: drafts for it.
+    `pooling`: a row of numbers is wanted for the prompt, and no token.
     """
 
     request_id: str
@@ -345,6 +347,7 @@ class Request:
     grammar: Grammar | None = None
     regions: AnswerRegions | None = None
     prediction: TokenIds | None = None
+    pooling: bool = False
 
 
 @records.dataclass(slots=True)
@@ -498,7 +501,8 @@ class StepOutput:
     `filled` names blocks whose moves have ended, of this step or earlier ones: True if the content arrived.
 
     `late` are rows that sampled nothing, as their masks were not ready: their last token runs again. `complete` are
-    rows whose sequence ends with the accepted tokens, because its grammar allows nothing after them.
+    rows whose sequence ends with the accepted tokens, because its grammar allows nothing after them. `pooled` has the
+    float32 numbers of rows that are pooled: their sequences end.
     """
 
     token_ids: list[list[int]]
@@ -512,6 +516,7 @@ class StepOutput:
     filled: dict[int, bool] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
     complete: set[int] = field(default_factory=set)
+    pooled: dict[int, bytes] = field(default_factory=dict)
 
 
 @records.dataclass(slots=True)
@@ -527,6 +532,7 @@ class SeqEvent:
     stop_token_id: int | None = None
     cached_tokens: int = 0
     drafts: RowDrafts | None = None
+    pooled: bytes = b""
 
 
 @records.dataclass(slots=True, repr=False)
@@ -550,19 +556,12 @@ class CompletionOutput:
         return f"CompletionOutput({self.index}, {text!r},{names} {len(self.token_ids)} tokens, {state})"
 
 
-@records.dataclass(slots=True)
-class Timings:
-    """Times in the life of a request, in monotonic seconds: arrival, first scheduled, first token, finished."""
-
-    arrival: float = 0.0
-    scheduled: float = 0.0
-    first_token: float = 0.0
-    finished: float = 0.0
-
-
 @records.dataclass(slots=True, repr=False)
 class RequestOutput:
-    """The samples of a request, with prompt, usage and timings; `dropped` are keywords of its schema not enforced."""
+    """The samples of a request, with prompt, usage and timings; `dropped` are keywords of its schema not enforced.
+
+    `pooled` are the float32 numbers that a model with pooling gave for the prompt.
+    """
 
     request_id: str
     prompt: str | None
@@ -573,6 +572,7 @@ class RequestOutput:
     timings: Timings = field(default_factory=Timings)
     finished: bool = False
     dropped: tuple[str, ...] = ()
+    pooled: bytes = b""
 
     def __repr__(self) -> str:
         samples = "".join(f"\n  {output!r}," for output in self.outputs)

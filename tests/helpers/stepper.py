@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -49,14 +50,22 @@ class Stepper:
         self._free = self._random.permutation(limits.num_blocks).tolist()
         self._slots = self._random.permutation(limits.max_rows).tolist()
         self._sequences: dict[int, _Sequence] = {}
+        self._numbers = itertools.count()
 
     def add(self, tokens: Sequence[int]) -> int:
         """Start a sequence; returns its number."""
-        number = len(self._sequences)
+        number = next(self._numbers)
         self._sequences[number] = _Sequence(
             tokens, self._slots.pop(), blocks=[{} for _ in self.program.cache_groups]
         )
         return number
+
+    def drop(self, number: int) -> None:
+        """End a sequence: its blocks and its slot are free."""
+        sequence = self._sequences.pop(number)
+        self._slots.append(sequence.slot)
+        for held in sequence.blocks:
+            self._free += held.values()
 
     def fill(self, counts: Mapping[int, int]) -> StepSize:
         """Write a step of the next counts[sequence] tokens of each; each row's last token wants logits."""

@@ -31,7 +31,19 @@ from quire.program.formats import DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops.linear import MAXIMA_COLS
 from quire.program.program import Program
-from quire.spec import MLP, Attention, LatentAttention, Layer, ModelSpec, NormSpec, QKNorm, Rope
+from quire.spec import (
+    MLP,
+    AddedEmbedding,
+    Attention,
+    Dense,
+    LatentAttention,
+    Layer,
+    ModelSpec,
+    NormSpec,
+    Pooling,
+    QKNorm,
+    Rope,
+)
 from quire.types import SamplingParams
 from sampling.reference import acceptable, as_rows, ints, new_seq, position_logprobs
 
@@ -101,6 +113,22 @@ def latent_blocks(q_rank: int) -> ModelSpec:
     attention = LatentAttention(*sizes, rope, 0.3, NormSpec(eps=1e-6), bias=q_rank > 0)
     block = Layer(attention, MLP(50))
     return ModelSpec(VOCAB, 96, (block, block), NormSpec(), max_positions=4096)
+
+
+def encoder_blocks(name: str) -> ModelSpec:
+    """Whole texts: norms of sums over three tables, or a window to each side, gated; all kinds of pooling and heads."""
+    layer, learned = NormSpec("layer", 1e-5, bias=True), name == "learned"
+    heads = {"heads": 3, "kv_heads": 3, "head_dim": 24, "scale": 0.2, "causal": False}
+    rope = None if learned else Rope(10_000.0, 24)
+    attention = Attention(rope=rope, window=0 if learned else 21, qkv_bias=learned, out_bias=learned, **heads)  # type: ignore[arg-type]
+    mlp = MLP(70, "relu" if learned else "gelu", bias=learned, gated=not learned)
+    block = Layer(attention, mlp, pre_norm=not learned, sum_norm=learned)
+    head = (Dense("head", 72, 40, act="tanh", norm=NormSpec("layer")), Dense("labels", 40, 3))
+    return ModelSpec(
+        VOCAB, 72, (block, block), layer, max_positions=2000, embed_norm=True,
+        added=AddedEmbedding(2001, 1, 2) if learned else None,
+        pooling=Pooling("mean") if learned else Pooling("first", head),
+    )  # fmt: skip
 
 
 SHAPES = ["gqa", "odd", "wide", "mqa"]
@@ -196,6 +224,15 @@ def ops(name: str, formats: str, isa: str, *, codes: bool = False) -> None:
         agree(native, reference, stepper.fill(counts), formats)
 
 
+def encoders(name: str, formats: str, isa: str, lengths: tuple[int, ...] = (45, 1, 17)) -> None:
+    """Whole texts of several lengths in a step."""
+    limits = replace(LIMITS, max_tokens=sum(lengths))
+    native, reference, stepper = pair(lower(encoder_blocks(name), FORMATS[formats]), isa, limits=limits)
+    ids = VOCAB * (2 if name == "learned" else 1)
+    texts = [np.random.default_rng(length).integers(0, ids, length).tolist() for length in lengths]
+    agree(native, reference, stepper.fill({stepper.add(text): len(text) for text in texts}), formats)
+
+
 def experts(isa: str) -> None:
     moe = EXPERTS[1]
     spec = moe_spec(moe.router, moe.width, dim=56, layers=1, shared=moe.shared)
@@ -286,6 +323,7 @@ CASES: dict[str, Callable[[str], None]] = {
     **dict.fromkeys(("linear_groups", "pack_groups", "quantize", "embed_groups"), I4_OPS),
     **dict.fromkeys(("add_rows", "scale_rows"), SANDWICH),
     **dict.fromkeys(("latent_write", "latent_attend"), LATENT),
+    **dict.fromkeys(("embed_sum", "pool_rows"), functools.partial(encoders, "learned", "f32")),
     **dict.fromkeys(("route", "combine"), experts),
     **dict.fromkeys(
         ("row_max", "row_max_of", "mask_row", "exp_row", "measure", "collect", "count_before"), sampling
@@ -344,6 +382,18 @@ MORE = [
 @pytest.mark.parametrize(("name", "formats", "isa"), MORE)
 def test_buffers(name: str, formats: str, isa: str) -> None:
     ops(name, formats, isa)
+
+
+@pytest.mark.parametrize(
+    ("name", "formats", "isa"), pairwise(["learned", "window"], ["f32", "bf16", "f16", "i8-bf16"], ISAS)
+)
+def test_buffers_of_encoders(name: str, formats: str, isa: str) -> None:
+    encoders(name, formats, isa)
+
+
+@pytest.mark.parametrize("name", ["learned", "window"])
+def test_a_text_of_several_partitions(name: str) -> None:
+    encoders(name, "f32", ISAS[0], (1300, 40))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -435,7 +435,8 @@ def _layer_line(run: dict[str, Any]) -> str:
     mixer = _mixer_text(run["mixer"]) if run["mixer"] else "no mixer"
     mlp = _mlp_text(run["mlp"]) if run["mlp"] else "no feed-forward"
     order = {(True, False): "pre-norm", (True, True): "sandwich norms", (False, True): "post-norm"}
-    block = order[run["pre_norm"], run["post_norm"]] + (", parallel" if run["parallel"] else "")
+    block = "norms of sums" if run["sum_norm"] else order[run["pre_norm"], run["post_norm"]]
+    block += ", parallel" if run["parallel"] else ""
     return f"{mixer}; {mlp}; {block}"
 
 
@@ -446,7 +447,7 @@ def _mlp_text(mlp: dict[str, Any]) -> str:
 
     act = mlp["act"] if isinstance(mlp["act"], str) else ClampedSwiGLU(**mlp["act"])
     if "router" not in mlp:
-        return f"gated {act} MLP of {mlp['width']}"
+        return f"{'gated ' if mlp['gated'] else ''}{act} MLP of {mlp['width']}"
     shared = mlp["shared"] and MLP(**mlp["shared"])
     moe = MoE(**mlp | {"router": Router(**mlp["router"]), "shared": shared, "act": act})
     return f"gated {act} MLPs, {experts_text(moe)}"
@@ -466,6 +467,7 @@ def _mixer_text(att: dict[str, Any]) -> str:
             (att.get("qkv_bias"), ", q/k/v bias"),
             (att.get("softcap"), f", soft cap {att.get('softcap', 0):g}"),
             (att.get("sinks"), ", sinks"),
+            (not att.get("causal", True), ", both directions"),
         )
         if on
     )

@@ -228,6 +228,8 @@ def _text(report: VerifyReport, path: Path, model: Model | None) -> None:
     except RequestError as error:
         report.add("tokenizer", "warning", error.message)
         return
+    if model.facts.pooling is not None:
+        return  # it generates nothing: many of its tokenizers fold case, and none has to end a text
     if back.strip() != _PROBE.strip():
         report.add("tokenizer", "warning", "decoding the tokens of a text does not give the same text")
     _special_tokens(report, tokenizer.eos_token_id, model.facts)

@@ -14,11 +14,15 @@ _SLOWER = 2  # prompts in float16 relative to bfloat16 on AVX-512, which multipl
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
-    """The model as `resolve` needs it: stored number format, trained and longest possible context in tokens."""
+    """The model as `resolve` needs it: stored number format, trained and longest possible context in tokens.
+
+    `whole`: all tokens of a text must be in one step.
+    """
 
     dtype: str
     max_positions: int
     longest: int
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,9 @@ def resolve(asked: EngineConfig, model: ModelTraits, machine: MachineFacts) -> R
     if memory is None:
         memory = machine.resident_memory + int(DEFAULT_MEMORY_SHARE * machine.available_memory)
     batched = asked.limits.max_num_batched_tokens
-    if not asked.scheduler.enable_chunked_prefill and batched < length:
+    if model.whole:
+        batched = max(batched, length)
+    elif not asked.scheduler.enable_chunked_prefill and batched < length:
         # without chunks a prompt must fit into one step
         batched = length
         notices.append(

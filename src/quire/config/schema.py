@@ -28,6 +28,7 @@ _DTYPES = {
     "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32",
     "f32": "float32",
 }  # fmt: skip
+TASKS = ("auto", "generate", "embed", "classify", "score")
 ATTENTION_BACKENDS = {"native": "native", "torch": "eager"}  # of each executor
 
 
@@ -253,6 +254,19 @@ class LoadingOptions:
 class ExecutionOptions:
     """What computes."""
 
+    task: str = option(
+        "auto",
+        "what the model is for; embed: a vector for a text; classify: its labels; score: how well two texts go "
+        "together; auto: that of the checkpoint, which for one with a language model's head is generate",
+        choices=TASKS,
+        aliases={"embedding": "embed", "reward": "classify", "rerank": "score"},
+    )
+    pooling: str = option(
+        "auto",
+        "embed: which of the last hidden states are the vector: their mean, the first (cls) or the last; auto: as the "
+        "checkpoint says, else mean for encoders and last for decoders",
+        choices=("auto", "mean", "cls", "last"),
+    )
     seed: int = option(0, "seed of random weights and of requests without a seed", metavar="N")
     threads: int | None = option(
         None, "threads of the kernels (default: all usable cores)", metavar="N", count=True, most=1024

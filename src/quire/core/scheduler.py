@@ -199,15 +199,14 @@ class Scheduler:
             for seq in self._fetches.end(result.filled):
                 self._waiting.push(seq)
         failed, complete, rows, running = result.failed, result.complete, out.scheduled, Status.RUNNING
-        drafted = result.drafted
-        events = []
-        ended = False
+        drafted, pooled, events, ended = result.drafted, result.pooled, [], False
         for i, seq in enumerate(seqs):
             if seq.status is not running:
                 self.wasted_rows += 1
                 continue
-            if failed and i in failed:
-                events.append(self._fail(seq, failed[i]))
+            if (failed or pooled) and (i in failed or i in pooled):
+                ending = self._fail(seq, failed[i]) if i in failed else self._pooled(seq, rows[i], pooled[i])
+                events.append(ending)
                 ended = True
                 continue
             row, new, logprobs, prompt_logprobs = rows[i], result.token_ids[i], result.logprobs[i], None
@@ -247,6 +246,12 @@ class Scheduler:
         if ended:
             self._sweep()
         return events
+
+    def _pooled(self, seq: Sequence, row: ScheduledSeq, numbers: bytes) -> SeqEvent:
+        """End a sequence whose whole prompt has been computed and pooled."""
+        seq.computed = row.start + len(row.token_ids)
+        self._end(seq)
+        return final_event(seq, FinishReason.STOP, numbers)
 
     def _land(self, out: SchedulerOutput, result: StepOutput) -> list[Sequence]:
         """Take a step out of flight; returns the sequences of its rows. Raises as described at `update`."""

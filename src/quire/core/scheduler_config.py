@@ -9,7 +9,7 @@ from quire.core.capacity import most_tokens, peak_blocks
 from quire.core.policy import POLICIES
 from quire.core.soft_tokens import check_soft_tokens
 from quire.records import dataclass
-from quire.types import ContextLengthError, Request, RequestError, TokenIds, check_window
+from quire.types import NO_POOLING, ContextLengthError, Request, RequestError, TokenIds, check_window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class SchedulerConfig:
     soft_tokens             whether the model takes embeddings in place of ids
     enable_prefix_caching   keep computed blocks findable after their sequence ends
     enable_chunked_prefill  split prompts over steps; off: a prompt runs whole, in one step
+    pooling                 the model gives a row of numbers for a prompt, and no tokens
     policy                  "fcfs" or "priority"
     """
 
@@ -42,6 +43,7 @@ class SchedulerConfig:
     soft_tokens: bool = False
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
+    pooling: bool = False
     policy: str = "fcfs"
 
     def __post_init__(self) -> None:
@@ -77,6 +79,10 @@ class SchedulerConfig:
         prompt = request.prompt_token_ids
         _check_token_ids(prompt)
         length, max_tokens = len(prompt), request.params.max_tokens
+        if request.pooling != self.pooling:
+            raise RequestError("model", _OTHER_TASK[self.pooling])
+        if self.pooling:
+            return self._pooled_length(length)
         check_window(length, max_tokens, self.max_model_len)
         if request.soft_tokens:
             if not self.soft_tokens:
@@ -102,6 +108,19 @@ class SchedulerConfig:
             )
         return limit
 
+    def _pooled_length(self, length: int) -> int:
+        """The same for a request without output."""
+        holds = most_tokens(self.groups, self.num_blocks, self.block_size, self.max_model_len)
+        if length > min(holds, self.max_model_len):
+            which = "KV cache" if holds < self.max_model_len else "model's context (max_model_len)"
+            raise ContextLengthError(
+                "prompt_token_ids",
+                f"{length} tokens are over the {min(holds, self.max_model_len)} tokens of the {which}",
+            )
+        if not self.enable_chunked_prefill:
+            self._check_whole_prompt(length)
+        return length + 1
+
     def _check_whole_prompt(self, length: int) -> None:
         if length > self.max_num_batched_tokens:
             raise RequestError(
@@ -116,6 +135,12 @@ class SchedulerConfig:
                 f"{length} tokens in one step need {needs} of the KV cache's {self.num_blocks} blocks,"
                 " and chunked prefill is off",
             )
+
+
+_OTHER_TASK = {
+    False: NO_POOLING,
+    True: "this model gives vectors or scores for texts and generates none",
+}
 
 
 def _check_token_ids(prompt: object) -> None:

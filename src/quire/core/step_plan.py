@@ -83,10 +83,10 @@ def new_seq(seq: Sequence) -> NewSeq:
     )
 
 
-def final_event(seq: Sequence, reason: FinishReason) -> SeqEvent:
+def final_event(seq: Sequence, reason: FinishReason, pooled: bytes = b"") -> SeqEvent:
     """The last event of a sequence that ends without new tokens."""
     request_id, cached = seq.state.request.request_id, seq.state.cached_tokens
-    return SeqEvent(request_id, seq.sample_index, [], None, None, reason, cached_tokens=cached)
+    return SeqEvent(request_id, seq.sample_index, [], None, None, reason, cached_tokens=cached, pooled=pooled)
 
 
 def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) -> None:
@@ -96,7 +96,11 @@ def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) 
         raise ValueError(f"the result of step {out.step} does not have its {len(rows)} rows")
     if [not tokens for tokens in result.token_ids] != [not row.logits for row in rows]:
         for i, row in enumerate(rows):
-            if bool(result.token_ids[i]) != row.sample and i not in result.failed and i not in result.late:
+            if (
+                bool(result.token_ids[i]) != row.sample
+                and i not in {**result.failed, **result.pooled}
+                and i not in result.late
+            ):
                 raise ValueError(f"row {i} should {'' if row.sample else 'not '}have sampled a token")
     for i in [i for i, row in enumerate(rows) if row.prompt_logprobs]:
         made = result.prompt_logprobs[i]

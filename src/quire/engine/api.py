@@ -15,6 +15,7 @@ from quire.answers import AnswerPart
 from quire.logprobs import LogprobTable
 from quire.parameters import Structure
 from quire.records import dataclass
+from quire.spec.pooling_facts import PoolingFacts
 from quire.types import (
     ContextLengthError,
     FinishReason,
@@ -121,6 +122,24 @@ class Ask:
     prediction: str | Sequence[int] = ""
     reading: Reading | None = None
     divided: bool = True
+    pooling: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputAsk:
+    """A text, or with `second` a pair of texts; `name` is the field that it came in.
+
+    `prompt_name`: the prompt that is put before it; None for the model's default. `truncate`: keep so many tokens; None
+    refuses longer texts, -1 keeps what the model takes. `instruction`: what a decoder judges a pair by.
+    """
+
+    text: str
+    second: str | None = None
+    name: str = "input"
+    prompt_name: str | None = None
+    truncate: int | None = None
+    instruction: str | None = None
+    special: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +250,7 @@ class ModelCard:
     acceptance: str = "same"  # of drafts; under another one, answers depend on drafts and load
     cache_block: int = 0  # tokens of a block of the prefix cache, 0 without one
     template_variables: frozenset[str] = frozenset()  # that a request may set with chat_template_kwargs
+    pooling: PoolingFacts | None = None  # of a model that gives vectors or scores
 
 
 # Upper bounds of EngineStats.step_tokens, in tokens.
@@ -359,6 +379,10 @@ class Engine(Protocol):
         """Token ids of a text, computed off the event loop, however long it is. Raises RequestError over the limit of a
         prompt; `name` is the field that holds the text.
         """
+
+    async def encode_inputs(self, asks: Sequence[InputAsk]) -> list[list[int]]:
+        """Token ids of texts or pairs of texts for a model with pooling, computed off the event loop. Raises
+        RequestError for another model."""
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:
         """Token ids of a rendered conversation, computed off the event loop."""

@@ -51,7 +51,7 @@ class SyncEngine:
         complete, or when what `params.structured` asks for cannot be enforced.
         """
         params = ask.params
-        vocab = self.built.program.vocab
+        vocab = self.built.program.ids if ask.pooling and self.built.program.ids else self.built.program.vocab
         eos = self.built.model.facts.generation.eos_token_ids
         params.check_vocab(vocab, eos)
         prompt, predicted = ids or self.encode(ask)
@@ -70,6 +70,7 @@ class SyncEngine:
             namespace=ask.cache_salt,
             eos_token_ids=eos,
             prediction=TokenIds(predicted) if predicted else None,
+            pooling=ask.pooling,
         )
         work = forming(request, ask.reading, asked_part(params), divided=ask.divided)
         form = formed_now(work, lambda part: self.compile(part.ask))

@@ -33,6 +33,14 @@ from quire.util.progress import ByteProgress
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
+    from quire.llm.text_pooling import (
+        ClassificationOutput,
+        EmbeddingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        TextOrIds,
+        TextPooling,
+    )
     from quire.text.chat_renderer import ChatRenderer
     from quire.text.reading import AnswerFormat, Reading
     from quire.text.tokenizer import Tokenizer
@@ -253,6 +261,63 @@ class LLM:
         if params.thinking_token_budget is None or self._built.model.tokenizer is None:
             return None
         return self._answer_format().reading(None)
+
+    def embed(
+        self,
+        prompts: TextOrIds | Sequence[TextOrIds],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        progress: bool = True,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """The vector of each text, of a model with task embed; `outputs.embedding` has its numbers.
+
+        `dimensions` keeps the first numbers only. `normalize`: to length one; None as the checkpoint says.
+        `prompt_name`: the prompt of the checkpoint that is put before texts. `truncate_prompt_tokens` cuts longer
+        texts, -1 to what the model takes; without it they are refused.
+        """
+        return self._pooling(progress).embed(
+            prompt_list(prompts), dimensions, normalize, prompt_name, truncate_prompt_tokens
+        )
+
+    def classify(
+        self,
+        prompts: TextOrIds | Sequence[TextOrIds],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_activation: bool = True,
+        progress: bool = True,
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+        """The probabilities of a classifier's labels for each text; without `use_activation`, the logits."""
+        texts = prompt_list(prompts)
+        return self._pooling(progress).classify(texts, truncate_prompt_tokens, squash=use_activation)
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
+        use_activation: bool = True,
+        progress: bool = True,
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """How well each text of `text_2` goes with `text_1`, or with that in its place.
+
+        It is the score of a cross-encoder, or of a decoder that judges by `instruction`; of a model with task embed,
+        the cosine of their vectors.
+        """
+        first, second = ([text] if isinstance(text, str) else list(text) for text in (text_1, text_2))
+        return self._pooling(progress).score(
+            first, second, truncate_prompt_tokens, instruction, squash=use_activation
+        )
+
+    def _pooling(self, progress: bool) -> TextPooling:
+        from quire.llm.text_pooling import TextPooling
+
+        return TextPooling(self._built, lambda asks: self._whole(asks, progress=progress))
 
     def step_records(self) -> list[StepRecord]:
         """Records of the latest steps: contents and cost."""

@@ -40,13 +40,14 @@ from quire.spec.gguf_config_out import (
 from quire.spec.gguf_keys import Config
 from quire.spec.model import ModelSpec
 from quire.text.gguf_tokenizer_out import tokenizer_metadata
-from quire.types import CheckpointError
+from quire.types import CheckpointError, UnsupportedModelError
 
 BLOCK_BYTES = 32 * 2**20
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _NAMES = {stored: name for name, stored in _FLOATS.items()}
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-           "generation_config.json", "chat_template.jinja")  # fmt: skip
+           "generation_config.json", "chat_template.jinja", "modules.json", "1_Pooling/config.json",
+           "config_sentence_transformers.json", "sentence_bert_config.json")  # fmt: skip
 Progress = Callable[[int, int], None]
 
 
@@ -184,6 +185,7 @@ def _write_config(model: Model, config: Config, out: Path, dtype: str) -> None:
     if model.gguf is None:
         for name in _COPIED:
             if (model.folder / name).exists():
+                (out / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(model.folder / name, out / name)
     else:
         config["architectures"] = [model.facts.architecture]
@@ -208,6 +210,10 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
     config = json.loads((model.folder / "config.json").read_text())
     spec = model.facts.spec
     name = architecture_of(str(config.get("model_type")))
+    if spec.pooling is not None:
+        raise UnsupportedModelError(
+            f"{model.facts.architecture} has no head for text, and GGUF files of other models are not written"
+        )
     metadata = gguf_metadata(name, spec)
     rules = _check(model, source)
     source = rules.view(source)

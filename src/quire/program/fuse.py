@@ -17,7 +17,7 @@ from quire import _native
 from quire.program.op import Op, reads, writes
 from quire.program.ops.attention import Attend
 from quire.program.ops.linear import Linear
-from quire.program.ops.rows import GatedAct, Norm, Quantize
+from quire.program.ops.rows import Activate, GatedAct, Norm, Quantize
 from quire.program.program import Program
 from quire.program.tensors import Param
 
@@ -70,7 +70,7 @@ def _rounding(op: Op, quantize: Quantize) -> Op | None:
     match op:
         case Norm(out=out, x=x, first=0) if out == quantize.x != x:
             return replace(op, out=quantize.out)
-        case GatedAct(out=out) if out == quantize.x:
+        case GatedAct(out=out) | Activate(out=out) if out == quantize.x != reads(op)[0]:
             return replace(op, out=quantize.out)
         case Attend(out=out) if out == quantize.x:
             return replace(op, out=quantize.out, wide=out)

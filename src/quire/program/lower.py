@@ -10,16 +10,17 @@ from quire.core.cache_groups import Kept, kv_group, plan_groups
 from quire.program.formats import NumberFormats
 from quire.program.fuse import fuse
 from quire.program.lower_mlp import lower_mlp
+from quire.program.lower_pooling import lower_pooling
 from quire.program.lowering import Lowering
 from quire.program.mixers import Keeps, kind_of
 from quire.program.op import Op
 from quire.program.ops.collectives import AllReduce
 from quire.program.ops.linear import MAXIMA_COLS, Linear
-from quire.program.ops.rows import Add, Embed, GatherRows, Norm, Scale
+from quire.program.ops.rows import Add, Embed, EmbedSum, GatherRows, Norm, Scale
 from quire.program.program import Entry, Input, Output, Program
 from quire.program.ranks import RankPlan, Share
-from quire.program.tensors import KVLayer, Param, Part, StateLayer
-from quire.spec import MLP, LatentAttention, Layer, ModelSpec, MoE
+from quire.program.tensors import KVLayer, Part, StateLayer
+from quire.spec import MLP, AddedEmbedding, LatentAttention, Layer, ModelSpec, MoE
 from quire.spec.draft import Features
 from quire.types import UnsupportedModelError
 
@@ -53,23 +54,28 @@ def _program(to: Lowering, features: Features | None) -> Program:
     to.axes["hidden"] = Share(0, spec.dim, spec.dim)
     if not plan.fast:
         to.columns("hidden", "hidden_size", spec.dim)
-    if plan.is_last_stage or (spec.tied and plan.is_first_stage):
+    logits = spec.pooling is None
+    if logits and (plan.is_last_stage or (spec.tied and plan.is_first_stage)):
         name = spec.names.embed if spec.tied else spec.names.head
         to.weight("head", (Part(name, spec.vocab, spec.dim, "vocab"),))
     residual = to.buffer("residual", spec.dim, "f32")
     groups, kept = plan_cache(to)
     taken: list[Output] = []
     entry = _embed(to, residual) if plan.is_first_stage else None
+    head_ops: tuple[Op, ...] = ()
+    outputs: tuple[Output, ...]
     delta: str | None = None
     for index in to.layers:
         delta = _take(to, features, index, residual, delta, taken)
         delta = lower_layer(to, index, spec.layers[index], residual, delta)
     if plan.is_last_stage:
         delta = _take(to, features, len(spec.layers), residual, delta, taken)
-        head_ops = lower_head(to, residual, delta, "head")
-        outputs: tuple[Output, ...] = LOGITS
+        if spec.pooling is None:
+            head_ops, outputs = lower_head(to, residual, delta, "head"), LOGITS
+        else:
+            head_ops, outputs = lower_pooling(to, residual, delta, spec.pooling)
     else:
-        head_ops, outputs = (), (Output(residual, residual),)
+        outputs = (Output(residual, residual),)
         if delta is not None:
             to.body.append(Add(residual, delta, 1.0))
     return made_program(
@@ -78,6 +84,8 @@ def _program(to: Lowering, features: Features | None) -> Program:
         outputs=(*outputs, *taken),
         entry=entry,
         inputs=() if plan.is_first_stage else (Input(residual, residual),),
+        ids=spec.vocab * spec.added.segments if spec.added and spec.added.segments else 0,
+        whole=spec.whole,
     )  # fmt: skip
 
 
@@ -124,22 +132,43 @@ def _take(
     return delta
 
 
-def _embed(to: Lowering, residual: str) -> Entry:
+def _embed(to: Lowering, residual: str) -> Entry | None:
     """Append the look-up of tokens; returns where embeddings that are given enter.
 
     Ranks hold rows of the table; all but one leave zeros for a token.
     """
     spec, share, embed = to.spec, to.axes["vocab"], "head"
-    if not spec.tied:
-        embed = "embed"
-        part = to.mine(Part(spec.names.embed, spec.vocab, spec.dim, "vocab"))
-        to.params[embed] = Param(embed, "table", (part,), to.formats.weights)
+    if not spec.tied or spec.pooling is not None:
+        embed = to.table("embed", Part(spec.names.embed, spec.vocab, spec.dim, "vocab"))
+    if spec.added is not None:
+        _embed_sum(to, spec.added, embed, residual)
+        return None
     out = residual if share.whole else to.buffer("embedded", spec.dim, "f32")
     to.body.append(Embed(embed, out, share.start))
     if out != residual:
         to.body.append(AllReduce(out, residual, to.plan.tensor_parallel_size, "bits"))
     scale_embedding(to, residual)
+    _norm_embedding(to, residual)
     return Entry(residual, len(to.body))
+
+
+def _embed_sum(to: Lowering, added: AddedEmbedding, words: str, residual: str) -> None:
+    """Append the sum of the embeddings of token, position and segment. Nothing can be given in their place."""
+    names, dim = to.spec.names, to.spec.dim
+    positions = (
+        to.table("positions", Part(names.positions, added.positions, dim)) if added.positions else None
+    )
+    segments = to.table("segments", Part(names.segments, added.segments, dim)) if added.segments else None
+    to.body.append(EmbedSum(words, positions, segments, residual, added.first))
+    _norm_embedding(to, residual)
+
+
+def _norm_embedding(to: Lowering, x: str) -> None:
+    """Append the norm over embeddings, if there is one."""
+    if to.spec.embed_norm:
+        norm = to.spec.norm
+        weight, bias = to.norm_weights("embed_norm", to.spec.names.embed_norm, norm)
+        to.body.append(Norm(x, None, weight, norm.eps, x, norm.kind, bias))
 
 
 def scale_embedding(to: Lowering, x: str) -> None:
@@ -164,7 +193,7 @@ def lower_layer(
         return _feed_forward(to, index, layer, layer.mlp, residual, beside)
     hidden = taken or kind_of(index, layer.mixer).input(to, index, layer.mixer)
     if taken is None:
-        to.norm(names[0], index, residual, delta, hidden)
+        to.norm(names[0] if layer.mixer_norm else None, index, residual, delta, hidden)
     beside = _mlp_input(to, index, layer.mlp) if layer.mlp else hidden
     if layer.parallel and beside != hidden:  # the same values, rounded for weights of another format
         to.norm(names[0], index, residual, None, beside)
@@ -172,7 +201,11 @@ def lower_layer(
     branch = to.gathered(branch, "delta", to.spec.dim)
     if layer.post_norm:
         to.norm("attn_post_norm", index, branch, None, branch)
-    delta = _join(to, residual, branch)
+    if layer.sum_norm:
+        to.norm("attn_post_norm", index, residual, branch, residual)
+        delta = None
+    else:
+        delta = _join(to, residual, branch)
     if layer.mlp is None:
         return delta
     if not layer.parallel:
@@ -195,6 +228,9 @@ def _feed_forward(
     branch = to.gathered(branch, "delta", to.spec.dim)
     if layer.post_norm:
         to.norm("mlp_post_norm", index, branch, None, branch)
+    if layer.sum_norm:
+        to.norm("mlp_post_norm", index, residual, branch, residual)
+        return None
     return _join(to, residual, branch)
 
 
@@ -263,6 +299,8 @@ def plan_cache(to: Lowering) -> tuple[tuple[CacheGroup, ...], list[Keeps]]:
         raise UnsupportedModelError(
             "no layer keeps anything of earlier tokens: a model needs keys and values, or a state"
         )
+    if to.spec.encoder:
+        return _in_one_layer(to, kept)
     plan = plan_groups(
         [
             Kept(x.layer, x.window) if isinstance(x, KVLayer) else Kept(x.layer, state_bytes=x.bytes)
@@ -277,6 +315,13 @@ def plan_cache(to: Lowering) -> tuple[tuple[CacheGroup, ...], list[Keeps]]:
             members[group].append(each)
     to.kv_numbers = {x.layer: n for n, x in enumerate(x for x in placed if isinstance(x, KVLayer))}
     return tuple(map(_group_of, plan.groups, members)), placed
+
+
+def _in_one_layer(to: Lowering, kept: list[Keeps]) -> tuple[tuple[CacheGroup, ...], list[Keeps]]:
+    """The same where nothing is kept from one step to the next: all layers write the same blocks, in turn."""
+    placed = [replace(each, group=0, index_in_group=0) for each in kept]
+    to.kv_numbers = {each.layer: number for number, each in enumerate(placed)}
+    return (kv_group((0,), 0),), placed
 
 
 def _group_of(group: CacheGroup, members: list[Keeps]) -> CacheGroup:

@@ -44,7 +44,9 @@ def lower_attention(to: Lowering, index: int, att: Attention, hidden: str) -> st
     sinks = None
     if att.sinks:
         sinks = to.vector(f"{at}.sinks", (Part(names.sinks.format(i=index), att.heads, row_axis="heads"),))
-    to.body.append(Attend(qkv, mixed, shape, layer, att.scale, att.window, att.softcap, sinks))
+    to.body.append(
+        Attend(qkv, mixed, shape, layer, att.scale, att.window, att.softcap, sinks, causal=att.causal)
+    )
     source = names.o.format(i=index)
     to.branch(
         f"{at}.o", mixed, out, source, axis="heads", cols=columns.total, unit=att.head_dim, bias=att.out_bias

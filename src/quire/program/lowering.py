@@ -41,16 +41,18 @@ class Lowering:
             weight, bias = self.norm_weights(f"layers.{index}.{which}", name, norm)
         self.body.append(Norm(x, delta, weight, norm.eps, out, norm.kind, bias))
 
-    def norm_weights(self, at: str, name: str, norm: NormSpec) -> tuple[str, str | None]:
-        dim = self.spec.dim
+    def norm_weights(self, at: str, name: str, norm: NormSpec, dim: int = 0) -> tuple[str, str | None]:
+        dim = dim or self.spec.dim
         weight = self.vector(at, (Part(f"{name}.weight", dim, added=norm.added),))
         return weight, self.vector(f"{at}.bias", (Part(f"{name}.bias", dim),)) if norm.bias else None
 
     def linear(
         self, name: str, x: str, out: str, sources: tuple[str, ...], rows: tuple[int, ...], *,
-        axes: tuple[str, ...], bias: bool, col_axis: str = "", fused: str = "",
+        axes: tuple[str, ...], bias: bool, col_axis: str = "", fused: str = "", starts: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         """out = x @ weightᵀ, the weight stacked from the sources' rows, or from `fused`, which holds them all.
+
+        `starts`: where the rows of each begin in `fused`; without them they are in order.
 
         Where the number formats have one for `name`.0, `name`.1, … each source is in its own, and neighbours of one
         format are stacked.
@@ -60,8 +62,8 @@ class Lowering:
             cols = cols * self.axes[col_axis].total // self.axes[col_axis].count
         weights: list[Part] = []
         biases: list[Part] = []
-        for source, n, axis in zip(sources, rows, axes, strict=True):
-            at = first if fused else 0
+        for number, (source, n, axis) in enumerate(zip(sources, rows, axes, strict=True)):
+            at = (starts[number] if starts else first) if fused else 0
             weights.append(
                 Part(f"{fused or source}.weight", n, cols, axis, col_axis, at, (total, cols) if fused else ())
             )
@@ -147,6 +149,11 @@ class Lowering:
 
     def vector(self, name: str, parts: tuple[Part, ...], experts: int = 0) -> str:
         self.params[name] = Param(name, "vector", tuple(map(self.mine, parts)), "f32", experts=experts)
+        return name
+
+    def table(self, name: str, part: Part) -> str:
+        """Declare a table of embeddings."""
+        self.params[name] = Param(name, "table", (self.mine(part),), self.formats.weights)
         return name
 
     def weight(self, name: str, parts: tuple[Part, ...], experts: int = 0) -> str:

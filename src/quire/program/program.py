@@ -10,6 +10,8 @@ from quire.program.tensors import Buffer, KVLayer, Param, StateLayer
 from quire.records import dataclass
 from quire.spec import Rope
 
+POOLED = "pooled"  # the output of a model with pooling
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -54,7 +56,7 @@ class Program:
 
     `vocab` tokens have logits, and a row of logits has those of one position or of several, one after the other. `ids`:
     tokens that a step can take, when that is another number. `borrowed`: parameters that the executor of another
-    program holds for this one too.
+    program holds for this one too. `whole`: all tokens of a text are in one step.
     """
 
     params: tuple[Param, ...]
@@ -74,6 +76,7 @@ class Program:
     plan: RankPlan = RankPlan()
     ids: int = 0
     borrowed: tuple[Param, ...] = ()
+    whole: bool = False
 
     def __post_init__(self) -> None:
         floats = {buffer.name for buffer in self.buffers if buffer.dtype == "f32"}
@@ -87,6 +90,11 @@ class Program:
 
     def param(self, name: str) -> Param:
         return next(p for p in self.all_params if p.name == name)
+
+    @property
+    def pools(self) -> bool:
+        """Whether it gives a row of numbers for a text, and no logits."""
+        return any(output.name == POOLED for output in self.outputs)
 
     @property
     def all_params(self) -> tuple[Param, ...]:

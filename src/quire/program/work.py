@@ -121,9 +121,12 @@ class Work:
         stages = found.group.bit_length() - 1 if found.rotated else 0
         return (QUANTIZE_FLOPS + stages) * found.cols
 
-    def pairs(self, window: int) -> int:
+    def pairs(self, window: int, *, causal: bool = True) -> int:
         """(query, key) pairs of attention over all sequences; see visible_pairs."""
-        return sum(visible_pairs(row, window) for row in self.rows)
+        pairs = sum(visible_pairs(row, window) for row in self.rows)
+        if causal:
+            return pairs
+        return 2 * pairs - sum(row.query_len for row in self.rows)  # as many behind a query as before it
 
     def kv_read_bytes(self, layer: int, window: int) -> int:
         """Bytes of the keys and values that attention of a layer reads, each once a sequence."""

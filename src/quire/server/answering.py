@@ -18,6 +18,7 @@ from quire.server.generation import Answer, Deltas, EventsOf, HttpGeneration
 from quire.server.pieces import Pieces, gathered, portions, value
 from quire.server.request_memory import answer_costs
 from quire.server.requests import GenerationRequest
+from quire.types import RequestError
 
 ChunkOf = Callable[[int, StreamDelta], bytes]
 
@@ -34,6 +35,9 @@ def make_envelope(
     Two requests with the same request id are independent: the id only appears in the response.
     """
     model = context.model(body.model)
+    pooling = context.engine.card.pooling
+    if pooling is not None:
+        raise RequestError("model", f"this model is for the task {pooling.task}, and generates no text")
     exchange.details["model"] = model
     given = body.request_id
     if given is not None and not (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from quire.config.serving import ServingConfig
-from quire.server import chat, completions, status, tokens
+from quire.server import chat, completions, embeddings, scoring, status, tokens
 from quire.server.access import AccessControl
 from quire.server.batches import batch_routes
 from quire.server.context import ServerContext
@@ -27,6 +27,8 @@ ROUTES: tuple[HttpRoute, ...] = (
     *chat.ROUTES,
     *completions.ROUTES,
     *batch_routes.ROUTES,
+    *embeddings.ROUTES,
+    *scoring.ROUTES,
     *tokens.ROUTES,
     *status.ROUTES,
     *DIALECTS,

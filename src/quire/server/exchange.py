@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mutabl
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
+from quire.answers import Timings
 from quire.records import dataclass
 from quire.server import json_input
 from quire.server.errors import OPENAI_ERRORS, ApiError, ClientGoneError, Header
 from quire.server.pieces import gathered
 from quire.server.request_memory import MAX_RECORDED_BYTES, Held, RequestMemory
-from quire.types import Timings
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from quire.answers import AnswerPart, PartKind
+from quire.answers import AnswerPart, PartKind, Timings
 from quire.engine.api import GenerateAsk, Stream, StreamDelta
 from quire.logprobs import LogprobTable
 from quire.records import dataclass
@@ -17,7 +17,7 @@ from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
-from quire.types import FinishReason, RequestOutput, Timings
+from quire.types import FinishReason, RequestOutput
 
 Deltas = Sequence[tuple[int, StreamDelta]]
 # The events of parts of a choice; None for those that only a reader can deliver.

@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from quire import __version__
+from quire.answers import Timings
 from quire.records import dataclass
 from quire.server.errors import shorten
 from quire.server.exchange import Exchange
 from quire.server.logs import log
-from quire.types import Timings
 
 MAX_WAITING_SPANS = 4096
 BATCH = 512

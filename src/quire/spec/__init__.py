@@ -4,13 +4,16 @@ from quire.spec.facts import ModelFacts, read_model
 from quire.spec.generation_config import Generation
 from quire.spec.model import (
     MLP,
+    AddedEmbedding,
     Attention,
+    Dense,
     LatentAttention,
     Layer,
     Mixer,
     ModelSpec,
     MoE,
     NormSpec,
+    Pooling,
     QKNorm,
     Rope,
     Router,
@@ -19,7 +22,9 @@ from quire.spec.model import (
 
 __all__ = [
     "MLP",
+    "AddedEmbedding",
     "Attention",
+    "Dense",
     "Generation",
     "LatentAttention",
     "Layer",
@@ -28,6 +33,7 @@ __all__ = [
     "ModelFacts",
     "ModelSpec",
     "NormSpec",
+    "Pooling",
     "QKNorm",
     "Rope",
     "Router",

@@ -10,6 +10,7 @@ from quire.spec.config_reader import ConfigReader
 from quire.spec.families import read_spec
 from quire.spec.generation_config import Generation, read_generation
 from quire.spec.model import ModelSpec
+from quire.spec.pooling_facts import PoolingFacts, label_facts
 from quire.spec.quantization import Quantization, read_quantization
 from quire.types import CheckpointError
 from quire.util.strict_json import parse_json_object, read_json_object, read_small_file
@@ -30,7 +31,7 @@ class ModelFacts:
     `quantization` describes the format of quantized tensors, None if they are plain numbers. `longest` is the longest
     context that the position embedding supports; it exceeds `spec.max_positions` only for rope kinds whose longer
     contexts must be requested. `notices` are remarks for the log on ignored contents. `config_sha256` is that of the
-    bytes of config.json, in hex.
+    bytes of config.json, in hex. `pooling`: what a model is for that has pooling in place of logits.
     """
 
     spec: ModelSpec
@@ -40,6 +41,7 @@ class ModelFacts:
     longest: int
     notices: tuple[str, ...]
     config_sha256: str
+    pooling: PoolingFacts | None = None
 
 
 def read_model(folder: Path) -> ModelFacts:
@@ -75,6 +77,7 @@ def facts_of(config: ConfigReader, generation: ConfigReader | None, sha256: str)
         longest=max(spec.longest, spec.max_positions),
         notices=tuple(config.notices),
         config_sha256=sha256,
+        pooling=label_facts(config) if spec.pooling is not None else None,
     )
 
 

@@ -16,6 +16,7 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 NormKind = Literal["rms", "layer"]
 ScoreKind = Literal["softmax", "sigmoid"]
 GroupScore = Literal["max", "top2"]
+PoolKind = Literal["mean", "first", "last"]
 DTypeName = Literal["float32", "bfloat16", "float16"]
 
 
@@ -77,7 +78,8 @@ class Attention:
 
     `window` 0 is full attention; else position p attends to positions p-window+1 … p. `rope` None means no rotation.
     `softcap` above 0 bounds the scores to ±softcap by tanh. `sinks`: each head has a learned logit in the softmax
-    without a value. See program/ops.Attend.
+    without a value. Not `causal`, a position attends to those behind it too, up to p+window-1 with a window: an encoder
+    (1810.04805), whose texts are computed whole. See program/ops.Attend.
     """
 
     heads: int
@@ -91,6 +93,7 @@ class Attention:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    causal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +144,22 @@ class ClampedSwiGLU:
 
 
 # act(gate) * up with a plain activation; a gate with parameters is a dataclass.
-PlainActivation = Literal["silu", "gelu", "gelu_tanh"]
+PlainActivation = Literal["silu", "gelu", "gelu_tanh", "relu", "tanh"]
 Activation = PlainActivation | ClampedSwiGLU
 
 
 @dataclass(frozen=True, slots=True)
 class MLP:
-    """Gated feed-forward: down(act(gate(x)) * up(x))."""
+    """Feed-forward: down(act(gate(x)) * up(x)) (2002.05202), or down(act(up(x))) if it is not `gated`.
+
+    `down_bias`: the last linear has a bias, whether or not the others have.
+    """
 
     width: int
     act: Activation = "silu"
     bias: bool = False
+    gated: bool = True
+    down_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +211,8 @@ class Layer:
 
     A branch is post(f(pre(x))), and x += branch for each of the two. `pre_norm` and `post_norm` turn the norms on:
     pre-norm, post-norm or both (sandwich). `parallel`: both branches take the same pre-norm of the same x.
+    `sum_norm`: x = norm(x + f(x)) (1706.03762), with the names of post-norms. `mixer_norm` off: the mixer of a pre-norm
+    layer takes x itself.
     """
 
     mixer: Mixer | None
@@ -210,6 +220,8 @@ class Layer:
     pre_norm: bool = True
     post_norm: bool = False
     parallel: bool = False
+    sum_norm: bool = False
+    mixer_norm: bool = True
 
     @property
     def attention(self) -> Attention | LatentAttention:
@@ -249,13 +261,17 @@ class WeightNames:
     """Checkpoint tensor names; `{i}` is the layer number. A family can rename them.
 
     Linears and norms are named without `.weight` and `.bias`. `qkv` (and `gate_up`), if not empty, is one tensor with
-    the rows of q, k and v (of gate and up) in that order. A q or k norm with `{h}` in its name is one tensor per head.
+    the rows of q, k and v (of gate and up) in that order; `up_gate` has those of up first. A q or k norm with `{h}` in
+    its name is one tensor per head.
 
     Experts have one tensor each, `{e}` being the number of the expert; see also ModelSpec.stacks. The names from `q_a`
     on are those of latent attention; `q` is its query projection if queries have no latent.
     """
 
     embed: str = "model.embed_tokens.weight"
+    positions: str = ""
+    segments: str = ""
+    embed_norm: str = ""
     final_norm: str = "model.norm"
     head: str = "lm_head.weight"
     attn_norm: str = "model.layers.{i}.input_layernorm"
@@ -279,6 +295,7 @@ class WeightNames:
     gate: str = "model.layers.{i}.mlp.gate_proj"
     up: str = "model.layers.{i}.mlp.up_proj"
     gate_up: str = ""
+    up_gate: str = ""
     down: str = "model.layers.{i}.mlp.down_proj"
     router: str = "model.layers.{i}.mlp.gate"
     correction: str = "model.layers.{i}.mlp.gate.e_score_correction_bias"
@@ -292,15 +309,54 @@ class WeightNames:
 
 
 @dataclass(frozen=True, slots=True)
+class AddedEmbedding:
+    """Learned tables that are added to the embedding of a token (1810.04805): of `positions` rows, the first being that
+    of position -`first`, and of `segments` rows; 0 for none. A token of segment s has the id s · vocab + id.
+    """
+
+    positions: int = 0
+    first: int = 0
+    segments: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """act(x @ weightᵀ + bias), then a norm: a layer over a pooled row. `name` is that of its tensors.
+
+    `tokens`: the weight is these rows of the tensor `name`, which has `rows`.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = True
+    act: PlainActivation | None = None
+    norm: NormSpec | None = None
+    norm_name: str = ""
+    tokens: tuple[int, ...] = ()
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """What a text becomes in place of logits: the mean of its last hidden states, or that of its first or last token,
+    and then what `dense` makes of it."""
+
+    kind: PoolKind
+    dense: tuple[Dense, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only language model.
+    """A language model: a decoder, or an encoder, whose attention is not causal.
 
     `max_positions` is the default context in tokens, `longest` the longest that can be requested (0: the same). They
     differ if a longer context changes the answers to short texts (docs/decisions/0002). `norm` is that of the residual
     stream. `embed_scale` multiplies embeddings,
     `residual_scale` each branch before it is added, `logits_scale` the logits; `logits_cap` c then bounds them:
     c·tanh(logit / c), 0 is off. `mtp_layers`: layers for multi-token prediction that the checkpoint has behind the
-    others.
+    others. `pooling`: a model with one gives a row of numbers for a text, and no logits. `embed_norm`: a norm over
+    embeddings.
     """
 
     vocab: int
@@ -322,3 +378,16 @@ class ModelSpec:
     # Prefixes of tensor names in a checkpoint -> prefixes in `names`; the first match applies.
     prefixes: tuple[tuple[str, str], ...] = ()
     mtp_layers: int = 0
+    added: AddedEmbedding | None = None
+    embed_norm: bool = False
+    pooling: Pooling | None = None
+
+    @property
+    def encoder(self) -> bool:
+        """Whether a token attends to those behind it, so that a text can only be computed whole."""
+        return any(isinstance(x.mixer, Attention) and not x.mixer.causal for x in self.layers)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all tokens of a text must be in one step."""
+        return self.encoder or (self.pooling is not None and self.pooling.kind != "last")

@@ -81,7 +81,11 @@ class SparseTokenizer:
 
     # -- the library's interface -------------------------------------------------------------------
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> Ids | tokenizers.Encoding:
+    def encode(
+        self, text: str, pair: str | None = None, add_special_tokens: bool = True
+    ) -> Ids | tokenizers.Encoding:
+        if pair is not None:
+            return self._library().encode(text, pair, add_special_tokens=add_special_tokens)
         whole = self._whole.made
         if whole is None:
             found = self._encode_sparsely(text) if len(text) <= _MAX_CHARS else None

@@ -183,6 +183,23 @@ class Tokenizer:
             self._growth.check(text)
         return list(_encode(backend, text, add_special_tokens, max_tokens).ids)
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Token ids of two texts with the checkpoint's tokens between and around them, and the segment of each token.
+
+        Raises as `encode`.
+        """
+        self._check_readable()
+        for text in (first, second):
+            self._growth.check(text)
+        try:
+            encoding = self._backend.encode(first, second)
+        except TypeError:
+            raise RequestError("text", "contains a lone surrogate, which is not valid Unicode text") from None
+        except BaseException as error:
+            raise _readable(error) from None
+        assert not isinstance(encoding, Ids)  # a pair is for the whole tokenizer
+        return list(encoding.ids), list(encoding.type_ids)
+
     def encode_guarded(
         self, text: str, own: Sequence[tuple[int, int]], *, max_tokens: int | None = None
     ) -> list[int]:

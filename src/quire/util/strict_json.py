@@ -18,14 +18,26 @@ def parse_json_object(data: bytes, where: str) -> JsonObject:
     Raises CheckpointError naming `where` for anything else: invalid UTF-8 or JSON, an array at the top, a duplicate key
     at any level, nesting beyond the parser's stack, an integer with thousands of digits.
     """
-    try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise CheckpointError(f"{where}: not valid JSON: {detail}") from None
+    value = _parse(data, where)
     if not isinstance(value, dict):
         raise CheckpointError(f"{where}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def parse_json_objects(data: bytes, where: str) -> list[JsonObject]:
+    """Parse UTF-8 `data` as one JSON array of objects; raises as parse_json_object."""
+    value = _parse(data, where)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise CheckpointError(f"{where}: expected a JSON array of objects")
+    return value
+
+
+def _parse(data: bytes, where: str) -> object:
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise CheckpointError(f"{where}: not valid JSON: {detail}") from None
 
 
 def read_small_file(path: Path, max_bytes: int) -> bytes:

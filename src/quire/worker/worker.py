@@ -24,6 +24,7 @@ from quire.executor.base import (
     Outputs,
     Runnable,
     SampledRows,
+    Sampler,
     StepArrays,
 )
 from quire.executor.plans import PlanCounts, decode_sizes
@@ -51,7 +52,7 @@ class BlockStore(Protocol):
 
 
 @dataclass(slots=True)
-class _Forwarded:
+class Forwarded:
     """A step between its halves."""
 
     out: SchedulerOutput
@@ -81,11 +82,12 @@ class Worker:
         self.arrays = StepArrays(limits, len(executor.program.cache_groups))
         executor.bind(limits, self.arrays)
         executor.prepare(decode_sizes(limits.max_rows))
-        self._executor, self._sampler, self._limits = executor, executor.sampler(), limits
+        self._executor, self._limits = executor, limits
+        self._sampler = self._make_sampler(executor)
         self._slots = Slots(self.arrays, limits.max_rows)
         self._branches = StepBranches(self.arrays, limits)
         self._store, self._embeddings = store, embeddings
-        self._forwarded: _Forwarded | None = None
+        self._forwarded: Forwarded | None = None
         self._judging, self._proposals = judging, None
         if judging is not None and judging.acceptance == "rejection":
             self._proposals = Proposals(limits.max_logit_rows - limits.max_rows, executor.program.vocab)
@@ -94,6 +96,9 @@ class Worker:
         self._begun = 0.0  # seconds that the beginning of the step took
         self._likeliest: dict[int, list[int]] | None = None
         self._wide: F32 | None = None  # until a draft with other columns draws
+
+    def _make_sampler(self, executor: Runnable) -> Sampler:
+        return executor.sampler()
 
     @property
     def plans(self) -> PlanCounts:
@@ -141,7 +146,7 @@ class Worker:
         self._trees = {tree.row: tree for tree in step.trees}
         ran = time.perf_counter()
         self._branches.clear()
-        self._forwarded = _Forwarded(out, step, outputs, filled, prepared - started, ran - prepared)
+        self._forwarded = Forwarded(out, step, outputs, filled, prepared - started, ran - prepared)
 
     def sample(self, masks: Masks | None = None) -> StepOutput:
         """The result of the step that `forward` ran: row i belongs to out.scheduled[i].
@@ -251,7 +256,7 @@ class Worker:
                 self._store.put(move.digest, move.group, content)
         return filled
 
-    def _sample(self, step: _Forwarded, masks: Masks | None, result: StepOutput) -> None:
+    def _sample(self, step: Forwarded, masks: Masks | None, result: StepOutput) -> None:
         sampling, scheduled, slots = step.arrays.sampling, step.out.scheduled, self.arrays.slots
         rows = len(sampling)
         drafting = any(item.drafts for item in scheduled)
@@ -282,7 +287,7 @@ class Worker:
         self._sampler.commit(lines[kept], sampled.token_ids[kept])
 
     def _walk(
-        self, step: _Forwarded, lines: I32, positions: I32, bitmask: Bitmask | None, result: StepOutput
+        self, step: Forwarded, lines: I32, positions: I32, bitmask: Bitmask | None, result: StepOutput
     ) -> None:
         """Sample the first position of each row, and then, in all rows at once, the one behind a draft that was right.
 

@@ -30,9 +30,10 @@ from quire.engine.build.drafts import (
 )
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
+from quire.engine.build.tasks import check_pooling_options, for_task
 from quire.engine.core import EngineCore, Grammars
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
-from quire.executor.base import Executor
+from quire.executor.base import Executor, Limits
 from quire.executor.kinds import executor_kind, import_executor
 from quire.loader import (
     Checkpoint,
@@ -49,6 +50,7 @@ from quire.program.lower_draft import trimmed
 from quire.program.memory import param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
+from quire.spec import ModelSpec
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
 from quire.speculate.build import judging, make_speculation, max_draft_tokens
 from quire.types import CheckpointError, MemoryBudgetError
@@ -173,8 +175,11 @@ def choose(
 
     `weights`: the weights of the model, if they are already open. `features`: what a draft takes of it.
     """
+    model = for_task(model, asked)
     spec, asked = model.facts.spec, _agreed(model, asked)
-    config = resolve(asked, ModelTraits(spec.dtype, spec.max_positions, model.facts.longest), machine)
+    traits = ModelTraits(spec.dtype, spec.max_positions, model.facts.longest, whole=spec.whole)
+    config = resolve(asked, traits, machine)
+    check_pooling_options(spec, config)
     formats = _formats(config)
     program = lower(spec, formats, features=features)
     if asked.formats.quantization == "auto" and asked.loading.load_format != "random":
@@ -288,6 +293,7 @@ def build(
         )
         raise MemoryBudgetError(message)
     with startup.span("plan"):
+        model = for_task(model, asked)
         machine = machine_facts(asked.execution.executor)
         config, program, draft = choose_with_draft(model, asked, machine)
         kind = executor_kind(config)
@@ -306,13 +312,21 @@ def build(
                 raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
     with startup.span("bind"):
-        worker = Worker(executor, plan.limits, judging=judging(config))
-        scheduler = _scheduler(program, config, plan)
+        worker = _worker(model, executor, plan.limits, config)
+        scheduler = _scheduler(program, config, plan, model.facts.spec)
     grammars = partial(_grammars, later, program, config, plan)
     drafter = draft.drafter(plan.limits, made, program) if draft and made else None
     speculation = make_speculation(config, worker, executor, plan.limits, drafter)
     core = EngineCore(scheduler, worker, _gate(scheduler, config), grammars, speculation)
     return Built(later.model, config, program, plan, executor, core, weights, made)
+
+
+def _worker(model: Model, executor: Executor, limits: Limits, config: ResolvedConfig) -> Worker:
+    if model.facts.pooling is None:
+        return Worker(executor, limits, judging=judging(config))
+    from quire.worker.pooling_worker import PoolingWorker
+
+    return PoolingWorker(executor, limits)
 
 
 def _draft(
@@ -370,8 +384,8 @@ def _grammars(later: _LaterTokenizer, program: Program, config: ResolvedConfig, 
     )
 
 
-def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Scheduler:
-    asked = config.asked
+def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan, spec: ModelSpec) -> Scheduler:
+    asked, whole, pooling = config.asked, spec.whole, spec.pooling is not None
     kind = Scheduler if asked.scheduler.batching == "continuous" else WholeBatchScheduler
     return kind(
         SchedulerConfig(
@@ -382,8 +396,9 @@ def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Sc
             max_model_len=plan.limits.max_len,
             max_draft_tokens=max_draft_tokens(config, program.cache_groups),
             groups=program.cache_groups,
-            enable_prefix_caching=asked.cache.enable_prefix_caching,
-            enable_chunked_prefill=asked.scheduler.enable_chunked_prefill,
+            enable_prefix_caching=asked.cache.enable_prefix_caching and not whole,
+            enable_chunked_prefill=asked.scheduler.enable_chunked_prefill and not whole,
+            pooling=pooling,
             policy=asked.scheduler.scheduling_policy,
         ),
         random.Random(asked.execution.seed),

@@ -143,7 +143,7 @@ def _plan(
         "steps": STEP_GROWTH + config.threads * THREAD_GROWTH + limits.max_tokens * LOGPROB_BYTES,
         **held,
         **computing,
-        "sampler": kind.sampler_bytes(program, limits),
+        "sampler": 0 if program.pools else kind.sampler_bytes(program, limits),
         "drafts": proposer_bytes(config, length, program.vocab)
         + (draft.kept_bytes(limits, program.vocab) if draft else 0),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
@@ -154,20 +154,22 @@ def _plan(
     block_bytes = kv_bytes + overhead
     groups, chunk = program.cache_groups, config.max_num_batched_tokens
     at_speed = least_blocks(groups, length, chunk, asked.cache.block_size)
-    least = (
-        least_blocks(groups, length, 1, asked.cache.block_size)
-        if asked.scheduler.enable_chunked_prefill
-        else at_speed
-    )
+    whole = not asked.scheduler.enable_chunked_prefill or program.whole
+    least = at_speed if whole else least_blocks(groups, length, 1, asked.cache.block_size)
     rest = config.memory - sum(fixed.values())
-    fixed["grammars"], fixed["compiler"], grammars = _grammar_parts(
-        rest, held["grammars"], program.vocab, limits, config
-    )
+    grammars = 0
+    if not program.pools:
+        fixed["grammars"], fixed["compiler"], grammars = _grammar_parts(
+            rest, held["grammars"], program.vocab, limits, config
+        )
     rest -= fixed["grammars"] + fixed["compiler"]
     fixed[REQUESTS] = asked.limits.request_memory or max(
         MIN_REQUESTS, min(rest // REQUEST_SHARE, MAX_REQUESTS)
     )
-    blocks = _blocks(config, rest - fixed[REQUESTS], block_bytes, 2 * at_speed * config.max_num_seqs)
+    enough = 2 * at_speed * config.max_num_seqs
+    blocks = _blocks(config, rest - fixed[REQUESTS], block_bytes, enough)
+    if program.whole:  # a text has blocks for a step alone; each but the last one is full
+        blocks = min(blocks, chunk // asked.cache.block_size + config.max_num_seqs)
     parts = {**fixed, "kv": blocks * kv_bytes, "blocks": blocks * (block_bytes - kv_bytes)}
     return MemoryPlan(config.memory, parts, replace(limits, num_blocks=blocks), block_bytes, grammars), least
 

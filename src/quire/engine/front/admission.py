@@ -55,7 +55,7 @@ class Admission:
                 "priorities need --scheduling-policy priority; this server runs requests in order of arrival",
             )
         highest = max(request.prompt_token_ids)
-        if highest >= facts.vocab:
+        if highest >= (facts.ids or facts.vocab):
             raise RequestError(
                 "prompt_token_ids", f"{highest} is not a token id below the vocabulary size {facts.vocab}"
             )

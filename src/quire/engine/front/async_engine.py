@@ -23,15 +23,18 @@ from quire.engine.api import (
     EngineStats,
     EngineUnavailableError,
     GenerateAsk,
+    InputAsk,
     ModelCard,
     Stream,
     require_ready,
 )
 from quire.engine.build.opening import Model, find_model, gguf_files, kept_files, open_model
+from quire.engine.build.tasks import for_task
 from quire.engine.front.admission import Admission
 from quire.engine.front.card import model_card
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
+from quire.engine.front.pool_inputs import PoolInputs
 from quire.engine.front.stream import LiveRequest, LiveStream, SinkPath
 from quire.engine.front.suspects import SuspectLane
 from quire.engine.front.text_service import TextService
@@ -56,7 +59,7 @@ from quire.engine.host.spawn import Spawned
 from quire.parameters import Structure
 from quire.text.chat_renderer import ChatAsk, read_template
 from quire.text.token_bytes import TokenBytes
-from quire.types import QuireError, RequestError
+from quire.types import NO_POOLING, QuireError, RequestError
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
@@ -111,6 +114,7 @@ class AsyncEngine:
         self._wasted = 0
         self._drained: asyncio.Event | None = None
         self._vocabulary: TokenBytes | None = None  # once a request has needed it
+        self._inputs: PoolInputs | None = None  # of a model with pooling
         self._lane = SuspectLane()
         self._grammars = GrammarService()
 
@@ -179,7 +183,9 @@ class AsyncEngine:
             raise
         ready, (model, text) = client.facts, opened
         assert ready is not None
-        text.limit(ready.scheduler.max_model_len)
+        text.limit(_window(ready))
+        if model.facts.pooling is not None:
+            self._inputs = PoolInputs(model.facts, model.tokenizer, ready.scheduler.max_model_len)
         name = next(iter(self.serving.served_model_name), self._name)
         self._card = model_card(name, model, ready, text, self._config.speculation.acceptance())
         self._startup.add(ready.startup)
@@ -233,6 +239,11 @@ class AsyncEngine:
         return await self._texts().encode(
             text, add_special_tokens=add_special_tokens, parse_special=parse_special, name=name
         )
+
+    async def encode_inputs(self, asks: Sequence[InputAsk]) -> list[list[int]]:
+        if self._inputs is None:
+            raise RequestError("model", NO_POOLING)
+        return await self._texts().encode_inputs(self._inputs, asks)
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:
         return await self._texts().encode_chat(ask)
@@ -406,7 +417,7 @@ class AsyncEngine:
         self._grammars.planned = facts.memory_parts["compiler"]
         self._send_vocabulary()
         if self._text is not None:
-            self._text.limit(facts.scheduler.max_model_len)
+            self._text.limit(_window(facts))
         if self._card is not None:  # started again, perhaps with less memory than the first time
             self._card = replace(self._card, max_model_len=facts.scheduler.max_model_len)
 
@@ -444,9 +455,15 @@ class AsyncEngine:
             "tool_call_parser": self.serving.tool_call_parser,
             "reasoning_parser": self.serving.reasoning_parser,
         }
+        model = for_task(model, self._config)
         return model, TextService(model.tokenizer, template, **names)
 
     def _texts(self) -> TextService:
         if self._text is None:
             raise EngineUnavailableError("the engine is loading")
         return self._text
+
+
+def _window(facts: Ready) -> int:
+    """Tokens of a prompt and one of output; a model with pooling has none."""
+    return facts.scheduler.max_model_len + facts.scheduler.pooling

@@ -28,4 +28,5 @@ def model_card(name: str, model: Model, ready: Ready, text: TextService, accepta
         acceptance=acceptance,
         cache_block=ready.scheduler.block_size * ready.scheduler.enable_prefix_caching,
         template_variables=text.template_variables,
+        pooling=facts.pooling,
     )

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quire.answers import AnswerPart, PartKind, Usage
+from quire.answers import AnswerPart, PartKind, Timings, Usage
 from quire.engine.api import StreamDelta
 from quire.logprobs import LogprobTable
 from quire.records import dataclass
@@ -23,7 +23,6 @@ from quire.types import (
     RequestError,
     RequestOutput,
     SeqEvent,
-    Timings,
 )
 
 if TYPE_CHECKING:
@@ -109,6 +108,8 @@ class OutputBuilder:
             logprobs = logprobs[: len(kept)]
         if output.logprobs is not None and logprobs:
             output.logprobs.extend(logprobs)
+        if event.pooled:
+            self.output.pooled = event.pooled
         reason = event.finish_reason
         output.stop_reason = event.stop_token_id
         if sample.text is not None and sample.text.matched is not None:

@@ -105,6 +105,7 @@ class LiveRequest:
             note.finish_reason,
             note.stop_token_id,
             self.cached_tokens,
+            pooled=note.pooled,
         )
 
     def rows(self) -> dict[int, SinkPath]:

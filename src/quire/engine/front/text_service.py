@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
+from quire.engine.api import InputAsk
+from quire.engine.front.pool_inputs import PoolInputs
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
 from quire.text.reading import AnswerFormat, Reading
 from quire.text.token_bytes import TokenBytes
@@ -19,6 +21,7 @@ from quire.util.threads import full_pool
 # unless it is one long run of a single character.
 CHARS_PER_TOKEN = 16
 LONG_TEXT = 32_768  # characters; longer texts queue among themselves
+TEXTS_AT_ONCE = 16  # of a request with many
 _KNOWN_PIECES = 2**13
 
 T = TypeVar("T")
@@ -98,6 +101,18 @@ class TextService:
             len(text),
             lambda: tokenizer.encode(text, add_special_tokens, parse_special, max_tokens=limit),
         )
+
+    async def encode_inputs(self, inputs: PoolInputs, asks: Sequence[InputAsk]) -> list[list[int]]:
+        """Token ids of texts, or pairs of texts, for a model with pooling; some at a time, between others' texts."""
+        found: list[list[int]] = []
+        for first in range(0, len(asks), TEXTS_AT_ONCE):
+            some = asks[first : first + TEXTS_AT_ONCE]
+            sizes = [len(ask.text) + len(ask.second or "") for ask in some]
+            for ask, size in zip(some, sizes, strict=True):
+                if ask.truncate is None:
+                    self._check_chars(ask.name, size)
+            found += await self._run(some[0].name, sum(sizes), partial(_encode_all, inputs, some))
+        return found
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:
         """Token ids of a rendered conversation."""
@@ -185,3 +200,7 @@ def _size(ask: ChatAsk) -> int:
             if size > LONG_TEXT:
                 return size
     return size
+
+
+def _encode_all(inputs: PoolInputs, asks: Sequence[InputAsk]) -> list[list[int]]:
+    return [inputs.encode(ask) for ask in asks]

@@ -194,4 +194,5 @@ def _note(row: int, event: SeqEvent, *, fresh: bool) -> Note:
         stop_token_id=event.stop_token_id,
         logprobs=pack_logprobs(event.logprobs),
         prompt_logprobs=pack_logprobs(event.prompt_logprobs),
+        pooled=event.pooled,
     )

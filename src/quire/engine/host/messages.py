@@ -118,6 +118,7 @@ class Ready(_Message, frozen=True, tag=2):
     memory_lines: tuple[str, ...]
     memory_areas: tuple[tuple[str, int, int], ...] = ()  # name, address, bytes: in the engine process
     startup: tuple[Span, ...] = ()
+    ids: int = 0  # token ids that a prompt may have, when that is not `vocab`
 
 
 class Fatal(_Message, frozen=True, tag=3):
@@ -145,6 +146,7 @@ class Note(_Message, frozen=True):
     stop_token_id: int | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    pooled: bytes = b""
 
 
 class StepReport(_Message, frozen=True, tag=4):

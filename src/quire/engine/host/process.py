@@ -82,6 +82,7 @@ def _ready(built: Built, startup: Startup) -> Ready:
         memory_lines=tuple(built.plan.lines()),
         memory_areas=tuple(built.areas()),
         startup=startup.spans,
+        ids=built.program.ids,
     )
 
 

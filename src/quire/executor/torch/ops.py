@@ -23,8 +23,19 @@ from quire.executor.torch.tiles import QUERY_TILE, WEIGHT_TILE
 from quire.executor.torch.weights import greatest, quantize_rows
 from quire.program.ops.attention import Attend, HeadShape, LatentAttend, LatentShape, LatentWrite, RopeWrite
 from quire.program.ops.linear import MAXIMA_COLS, HeadLinear, Linear
-from quire.program.ops.rows import Add, Embed, GatedAct, GatherRows, Norm, Quantize, Scale
-from quire.spec.model import Activation, ClampedSwiGLU, NormKind, PlainActivation
+from quire.program.ops.rows import (
+    Activate,
+    Add,
+    Embed,
+    EmbedSum,
+    GatedAct,
+    GatherRows,
+    Norm,
+    PoolRows,
+    Quantize,
+    Scale,
+)
+from quire.spec.model import Activation, ClampedSwiGLU, NormKind, PlainActivation, PoolKind
 
 
 def embed(token_ids: Tensor, table: Tensor, first: int, out: Tensor) -> None:
@@ -37,6 +48,27 @@ def embed(token_ids: Tensor, table: Tensor, first: int, out: Tensor) -> None:
 @defines(Embed)
 def _embed(on: Operands, op: Embed) -> None:
     embed(on.step.token_ids, on.weights[op.table], op.first, on.buffer(op.out))
+
+
+def embed_sum(
+    token_ids: Tensor,
+    places: Tensor,
+    words: Tensor,
+    positions: Tensor | None,
+    segments: Tensor | None,
+    out: Tensor,
+) -> None:
+    """out [T, C] = words [V, C] at token_ids [T] modulo V + positions at places [T] + segments at token_ids / V."""
+    rows = words[token_ids % len(words)].float()
+    if segments is not None:
+        rows = rows + segments[token_ids // len(words)]
+    out.copy_(rows if positions is None else rows + positions[places])
+
+
+@defines(EmbedSum)
+def _embed_sum(on: Operands, op: EmbedSum) -> None:
+    tables = on.weights[op.words], on.weights.get(op.positions), on.weights.get(op.segments)
+    embed_sum(on.step.token_ids, on.step.positions + op.first, *tables, on.buffer(op.out))
 
 
 def norm(
@@ -164,7 +196,8 @@ def attend(
 ) -> None:  # fmt: skip
     """out [T, H·D] = softmax(scores) v over the visible positions of each token's sequence; sinks [H] as `Attend`.
 
-    The query at position p sees positions p - window + 1 … p, or 0 … p when window is 0.
+    The query at position p sees positions p - window + 1 … p, or 0 … p when window is 0; those behind it too if the op
+    is not causal.
     """
     q, _, _ = split_heads(qkv, op.shape)
     for row in rows:
@@ -172,9 +205,12 @@ def attend(
             tokens = slice(start, min(start + QUERY_TILE, row.stop))
             at = positions[tokens]
             first = max(0, int(at.min()) - op.window + 1) if op.window else 0
-            seen = torch.arange(first, int(at.max()) + 1, device=at.device)
+            last = int(at.max() if op.causal else positions[row.stop - 1])
+            seen = torch.arange(first, last + 1, device=at.device)
             ahead = at[:, None] - seen[None, :]
-            visible = (ahead >= 0) & (ahead < op.window) if op.window else ahead >= 0
+            visible = ahead >= 0 if op.causal else torch.ones_like(ahead, dtype=torch.bool)
+            if op.window:
+                visible &= ahead.abs() < op.window
             keys, values = cache.at(row.blocks, seen)
             out[tokens] = attention(op, q[tokens], keys, values, visible=visible, sinks=sinks).flatten(1)
 
@@ -293,6 +329,24 @@ def _gated_act(on: Operands, op: GatedAct) -> None:
         gated_act(on.buffer(op.gate_up), op.act, out)
 
 
+@defines(Activate)
+def _activate(on: Operands, op: Activate) -> None:
+    with on.rounding(op.out) as out:
+        out.copy_(activate(on.buffer(op.x).float(), op.act))
+
+
+def pool_rows(x: Tensor, rows: Sequence[CacheRow], wanted: Tensor, kind: PoolKind, out: Tensor) -> None:
+    """out [N, C] = the mean of x [T, C], or its first row, over the row of the step that has the token wanted[n]."""
+    for n, token in enumerate(wanted.tolist()):
+        row = next(row for row in rows if row.start <= token < row.stop)
+        out[n] = x[row.start : row.stop].mean(0) if kind == "mean" else x[row.start]
+
+
+@defines(PoolRows)
+def _pool_rows(on: Operands, op: PoolRows) -> None:
+    pool_rows(on.buffer(op.x), on.step.rows[0], on.logit_rows, op.kind, on.buffer(op.out))
+
+
 def gather_rows(x: Tensor, delta: Tensor | None, rows: Tensor, out: Tensor) -> None:
     """out [N, C] = x [T, C] at rows [N] (+ delta at rows)."""
     out.copy_(x[rows] if delta is None else x[rows] + delta[rows])
@@ -340,7 +394,7 @@ def split_heads(qkv: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def activate(x: Tensor, act: PlainActivation) -> Tensor:
-    """SiLU (1702.03118), or GELU (1606.08415) exact or with the tanh approximation."""
+    """SiLU (1702.03118), GELU (1606.08415) exact or with the tanh approximation, ReLU or tanh."""
     match act:
         case "silu":
             return functional.silu(x)
@@ -348,3 +402,7 @@ def activate(x: Tensor, act: PlainActivation) -> Tensor:
             return functional.gelu(x)
         case "gelu_tanh":
             return functional.gelu(x, approximate="tanh")
+        case "relu":
+            return functional.relu(x)
+        case "tanh":
+            return torch.tanh(x)

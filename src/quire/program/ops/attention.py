@@ -70,14 +70,16 @@ class RopeWrite(Op):
 
 @dataclass(frozen=True, slots=True)
 class Attend(Op):
-    """Causal attention of the rotated queries in `qkv` over the paged cache of `layer`.
+    """Attention of the rotated queries in `qkv` over the paged cache of `layer`.
 
-    out[t, h] = Σ softmax(s) v over positions max(0, p-window+1) … p, with s = scale · q·k. `softcap` c above 0
-    bounds the scores: s becomes c · tanh(s / c) (Gemma 2, arXiv 2408.00118). `sinks` names a vector [heads] of
-    logits: exp(sinks[h]) is added to the denominator of head h's softmax, and to nothing else (gpt-oss, arXiv
-    2508.10925). The KV axis is cut at fixed absolute positions, so a query's bits depend on neither batch nor
-    chunk. Scores and sums are float32; an executor may round queries and probabilities to the cache's dtype
-    before it multiplies, as the native one does.
+    out[t, h] = Σ softmax(s) v over positions max(0, p-window+1) … p, with s = scale · q·k. Not `causal`, the positions
+    go on to min(p+window-1, the last) of a row that has its whole text in the step. Window 0 bounds neither side.
+
+    `softcap` c above 0 bounds the scores: s becomes c · tanh(s / c) (Gemma 2, arXiv 2408.00118). `sinks` names a vector
+    [heads] of logits: exp(sinks[h]) is added to the denominator of head h's softmax, and to nothing else (gpt-oss,
+    arXiv 2508.10925). The KV axis is cut at fixed absolute positions, so a query's bits depend on neither batch nor
+    chunk. Scores and sums are float32; an executor may round queries and probabilities to the cache's dtype before it
+    multiplies, as the native one does.
 
     `wide` is where the float32 rows of an i8 `out` are put together: heads of one row may be several threads'.
     """
@@ -91,12 +93,14 @@ class Attend(Op):
     softcap: float = 0.0
     sinks: Weight | None = None
     wide: Write | None = None
+    causal: bool = True
     reads_cache: ClassVar[bool] = True
 
     def cost(self, work: Work, n: int) -> Cost:
         q_cols = self.shape.q_cols
         return Cost(
-            flops=4 * q_cols * work.pairs(self.window) + n * work.rounding_flops(self.out),
+            flops=4 * q_cols * work.pairs(self.window, causal=self.causal)
+            + n * work.rounding_flops(self.out),
             activation_bytes=n * (work.row_bytes(self.qkv, q_cols) + work.row_bytes(self.out)),
             kv_read_bytes=work.kv_read_bytes(self.layer, self.window),
         )

@@ -9,7 +9,7 @@ from quire.program.op import Change, Op, Read, Role, RowScratch, Scratch, Weight
 from quire.program.tensors import Buffer
 from quire.program.work import EXP_FLOPS, ID_BYTES, NORM_FLOPS, Cost, Work
 from quire.records import dataclass
-from quire.spec.model import Activation, NormKind, PlainActivation
+from quire.spec.model import Activation, NormKind, PlainActivation, PoolKind
 
 ChangeWithDelta = Annotated[str, Role(reads=True, writes="delta")]
 WriteFromFirst = Annotated[str, Role(reads="first", writes=True)]
@@ -30,6 +30,24 @@ class Embed(Op):
     def cost(self, work: Work, n: int) -> Cost:
         table = work.weight_row_bytes(work.params[self.table])
         return Cost(weight_bytes=n * table, activation_bytes=n * (work.row_bytes(self.out) + ID_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedSum(Op):
+    """out[t] = words[id % V] + segments[id // V] + positions[first + position of t] (arXiv 1810.04805), for the V rows
+    of `words`; without the tables that are None."""
+
+    words: Weight
+    positions: Weight | None
+    segments: Weight | None
+    out: Write
+    first: int = 0
+
+    def cost(self, work: Work, n: int) -> Cost:
+        tables = [work.params[name] for name in (self.words, self.positions, self.segments) if name]
+        read = sum(work.weight_row_bytes(table) for table in tables)
+        flops = (len(tables) - 1) * work.buffers[self.out].cols
+        return Cost(n * flops, n * read, n * (work.row_bytes(self.out) + 2 * ID_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +154,41 @@ class GatedAct(Op):
 
     def scratch(self, buffer: Callable[[str], Buffer]) -> tuple[Scratch, ...]:
         return rounded_row(buffer(self.out))
+
+
+@dataclass(frozen=True, slots=True)
+class Activate(Op):
+    """out = act(x), rounded to out's dtype; out may be x."""
+
+    x: Read
+    out: Write
+    act: PlainActivation
+
+    def cost(self, work: Work, n: int) -> Cost:
+        flops = EXP_FLOPS * work.buffers[self.out].cols + work.rounding_flops(self.out)
+        return Cost(n * flops, activation_bytes=n * work.rows_bytes(self.x, self.out))
+
+    def scratch(self, buffer: Callable[[str], Buffer]) -> tuple[Scratch, ...]:
+        return rounded_row(buffer(self.out))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRows(Op):
+    """out[n] = the mean of x over the tokens of a row of the step, added in rising order, or x of its first token.
+
+    It is the row that has the token rows[n]; see GatherRows. The row has its whole text in the step.
+    """
+
+    x: Read
+    out: Write
+    kind: PoolKind
+
+    def cost(self, work: Work, n: int) -> Cost:
+        tokens = sum(row.query_len for row in work.rows) if self.kind == "mean" else n
+        return Cost(
+            tokens * work.buffers[self.x].cols,
+            activation_bytes=tokens * work.row_bytes(self.x) + n * (work.row_bytes(self.out) + ID_BYTES),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,18 @@ from importlib import import_module
 from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader, show
 from quire.spec.families.common import GEMMA_READS, refuse_foreign_keys
+from quire.spec.headless import headless
 from quire.spec.model import ModelSpec
 from quire.types import UnsupportedModelError
+
+_DECODER, _HEADLESS = "ForCausalLM", ("Model", "ForSequenceClassification")
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """A family: its names in checkpoints, and its reader, as "module.function" in this folder.
+
+    A decoder may also be saved without its head, as …Model, or as …ForSequenceClassification.
 
     `reads`: keys of rare features that this reader implements; see refuse_foreign_keys.
     """
@@ -27,11 +32,21 @@ class Family:
     reader: str
     reads: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of architectures that the family reads."""
+        stems = [name.removesuffix(_DECODER) for name in self.architectures if name.endswith(_DECODER)]
+        return (*self.architectures, *(f"{stem}{end}" for stem in stems for end in _HEADLESS))
+
     def read(self, config: ConfigReader) -> ModelSpec:
         """The spec of a config. A model needs one family, so the others are not imported."""
         module, function = self.reader.split(".")
         spec: ModelSpec = getattr(import_module(f"{__name__}.{module}"), function)(config)
         return spec
+
+
+def _encoders(stem: str) -> tuple[str, ...]:
+    return f"{stem}Model", f"{stem}ForMaskedLM", f"{stem}ForSequenceClassification"
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -69,6 +84,13 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen2_moe", ("Qwen2MoeForCausalLM",), "qwen_moe.qwen2_moe"),
     Family("qwen3_moe", ("Qwen3MoeForCausalLM",), "qwen_moe.qwen3_moe"),
     Family("gpt_oss", ("GptOssForCausalLM",), "gpt_oss.gpt_oss"),
+    Family("bert", _encoders("Bert"), "bert.bert"),
+    Family("roberta", _encoders("Roberta"), "bert.roberta"),
+    Family("xlm-roberta", _encoders("XLMRoberta"), "bert.roberta"),
+    Family("distilbert", _encoders("DistilBert"), "bert.distilbert"),
+    Family("modernbert", _encoders("ModernBert"), "bert.modernbert"),
+    Family("nomic_bert", _encoders("NomicBert"), "bert.nomic_bert"),
+    Family("gte", _encoders("Gte"), "bert.gte"),
 )
 
 
@@ -80,7 +102,7 @@ def find_family(config: ConfigReader) -> tuple[Family, str]:
     model_type = config.string("model_type", None)
     architectures = config.strings("architectures") or ()
     if model_type is None:
-        family = next((f for f in FAMILIES if set(f.architectures) & set(architectures)), None)
+        family = next((f for f in FAMILIES if set(f.names) & set(architectures)), None)
         if family is None:
             key = "architectures" if architectures else "model_type"
             raise config.unsupported(key, f"supported model types are {_supported()}")
@@ -90,7 +112,7 @@ def find_family(config: ConfigReader) -> tuple[Family, str]:
             raise config.unsupported("model_type", f"supported model types are {_supported()}")
     if not architectures:
         return family, family.architectures[0]
-    known = [name for name in architectures if name in family.architectures]
+    known = [name for name in architectures if name in family.names]
     if not known:
         expected = " or ".join(family.architectures)
         raise UnsupportedModelError(
@@ -104,7 +126,8 @@ def read_spec(config: ConfigReader) -> tuple[ModelSpec, str]:
     """ModelSpec and architecture name of a parsed config.json."""
     family, architecture = find_family(config)
     refuse_foreign_keys(config, family.reads)
-    return family.read(config), architecture
+    spec = family.read(config)
+    return (spec if spec.pooling else headless(spec, architecture, config)), architecture
 
 
 def _supported() -> str:

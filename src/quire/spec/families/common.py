@@ -34,6 +34,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
 }
 _DTYPES: dict[str, DTypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 _LAYER_TYPES = {"full_attention": False, "attention": False, "sliding_attention": True}
@@ -160,7 +161,7 @@ def decoder(
         max_positions=max_positions,
         longest=longest,
         tied=config.boolean("tie_word_embeddings", defaults.tied),
-        dtype=_dtype(config),
+        dtype=read_dtype(config),
         ignored=_IGNORED_TENSORS,
     )
 
@@ -250,12 +251,13 @@ def read_activation(config: ConfigReader, defaults: Defaults) -> Activation:
     return _ACTIVATIONS[name]
 
 
-def _dtype(config: ConfigReader) -> DTypeName:
+def read_dtype(config: ConfigReader, missing: DTypeName = "bfloat16") -> DTypeName:
+    """The number format of the checkpoint; `missing` if the config does not say."""
     key = "dtype" if config.has("dtype") else "torch_dtype"
     name = config.string(key, None)
     if name is None:
-        config.notices.append(f"{config.where}: neither dtype nor torch_dtype is set: bfloat16 is assumed")
-        return "bfloat16"
+        config.notices.append(f"{config.where}: neither dtype nor torch_dtype is set: {missing} is assumed")
+        return missing
     if name not in _DTYPES:
         raise config.unsupported(key, f"weights may be {', '.join(_DTYPES)}")
     return _DTYPES[name]
