@@ -9,7 +9,8 @@ from typing import IO
 from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Exchange
 
-_MAX_PARTS, _MAX_HEADER_BYTES, _MAX_FIELD_BYTES = 16, 2048, 1024
+_MAX_PARTS, _MAX_FIELD_BYTES = 16, 1024
+_MAX_HEADERS, _MAX_HEADER_BYTES = 8, 1024  # of a part
 _MAX_NAME_CHARS = 255
 # What a client sends wrong is answered, not logged.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
@@ -48,8 +49,10 @@ class Upload:
             "on_part_begin": self._begin, "on_part_data": self._data, "on_part_end": self._end,
             "on_header_field": self._take_header, "on_header_value": self._take_value,
             "on_header_end": self._end_header, "on_headers_finished": self._end_headers, "on_end": self._finish,
-        })  # fmt: skip
-        most = limit + _MAX_PARTS * (_MAX_HEADER_BYTES + _MAX_FIELD_BYTES)  # the file with what is around it
+        }, max_header_count=_MAX_HEADERS, max_header_size=_MAX_HEADER_BYTES)  # fmt: skip
+        most = limit + _MAX_PARTS * (
+            _MAX_HEADERS * _MAX_HEADER_BYTES + _MAX_FIELD_BYTES
+        )  # the file with what is around it
         try:
             with self._path.open("xb") as self._file:
                 async for piece in exchange.chunks(most, seconds):
@@ -78,17 +81,9 @@ class Upload:
 
     def _take_header(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
-        self._check_header()
 
     def _take_value(self, data: bytes, start: int, end: int) -> None:
         self._value += data[start:end]
-        self._check_header()
-
-    def _check_header(self) -> None:
-        if len(self._header) + len(self._value) > _MAX_HEADER_BYTES:
-            raise bad_request(
-                None, f"a header of a part is over {_MAX_HEADER_BYTES} bytes", "invalid_multipart"
-            )
 
     def _end_header(self) -> None:
         if self._header.lower() == b"content-disposition":
