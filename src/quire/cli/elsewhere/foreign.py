@@ -93,6 +93,16 @@ def as_switch(option: str, text: str) -> Settings:
     return [(option, None)]
 
 
+def embedding(option: str, _: str) -> Settings:
+    """A switch for vectors."""
+    return [(option, "embed")]
+
+
+def reranking(option: str, _: str) -> Settings:
+    """A switch for scores of pairs."""
+    return [(option, "score")]
+
+
 def in_blocks(option: str, text: str) -> Settings:
     """Tokens as KV blocks of the default size."""
     return [(option, str(-(-int(text) // _KV_BLOCK)))]

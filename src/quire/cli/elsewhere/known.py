@@ -16,6 +16,7 @@ from quire.cli.elsewhere.foreign import (
     address,
     always,
     called,
+    embedding,
     from_json_list,
     guessed_tokens,
     in_blocks,
@@ -24,6 +25,7 @@ from quire.cli.elsewhere.foreign import (
     listed,
     needs,
     only,
+    reranking,
     switched,
 )
 
@@ -42,7 +44,8 @@ _GRAMMAR = "requests set their own grammar; quire generate and quire chat have -
 _REQUEST = "requests set their own parameters, and the checkpoint's generation_config.json the defaults"
 _LENGTH = "requests set max_tokens themselves; quire generate has --max-tokens"
 _MEDIA = "images and other media are not accepted, and no URL is ever fetched"
-_TEXT = "the server generates text only"
+_TASK = "--task embed, classify or score says what a model is for"
+_POOLED = "--pooling says which hidden states are the vector"
 _CACHE = "the KV cache stays in the engine, and its blocks in main memory"
 _CPU = "the native kernels run on the CPU"
 _GRAPHS = "steps are never captured as graphs"
@@ -245,9 +248,11 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--limit-mm-per-prompt --mm-processor-kwargs --image-max-tokens --image-min-tokens", (VLLM, LLAMA), _MEDIA),
     always("--no-mmproj --no-mmproj-auto --language-model-only", (LLAMA, VLLM), _MEDIA),
     needs("--enable-multimodal", _S, _MEDIA, arity=""),
-    only("--runner --task", _V, "auto generate", _TEXT, essential=True),
-    needs("--embedding --embeddings --rerank --reranking --is-embedding", (LLAMA, SGLANG), _TEXT, arity=""),
-    needs("--pooling --pooler-config --override-pooler-config --convert", (LLAMA, VLLM), _TEXT),
+    only("--runner", _V, "auto generate", _TASK, essential=True),
+    called("--convert", _V, "--task", done=("auto", "none")),
+    called("--embedding --embeddings --is-embedding", (LLAMA, SGLANG), "--task", arity="", convert=embedding),
+    called("--rerank --reranking", _L, "--task", arity="", convert=reranking),
+    needs("--pooler-config --override-pooler-config", _V, _POOLED),
     needs("--models-dir --models-preset", _L, _ONE_MODEL),
     only("--models-max", _L, "1", _ONE_MODEL),
     # ---- speculation
