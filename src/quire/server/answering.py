@@ -159,7 +159,7 @@ class AnswerStream:
         exchange, context = self._exchange, self._context
         return answer_costs(
             asks, context.engine.card.max_model_len, unread=context.config.reader_tokens,
-            held_back=exchange.holds_back or self._form.kept, recorded=exchange.recorded is not None,
+            held_back=exchange.holds_back, recorded=exchange.recorded is not None, kept=self._form.kept,
             logprobs=self._logprobs,
         )  # fmt: skip
 

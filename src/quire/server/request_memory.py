@@ -49,6 +49,7 @@ ECHO_TOKEN = 6 * TOKEN_TEXT  # of the text of a prompt: wide characters, and in 
 UNREAD_TOKEN = 4 * TOKEN_TEXT + ENGINE_TOKEN  # of a stream whose client is slow
 CANDIDATE = 14  # id and logprob, in tables with room to grow
 EVENT = 2 * (512 + 6 * TOKEN_TEXT)  # an event of a stream, in pieces and whole
+REPEATED = 6  # a text that is held, and repeated in the last events and in what is stored
 CANDIDATE_TEXT = 2 * 6 * TOKEN_TEXT  # a candidate in an event
 MAX_RECORDED_BYTES = 2**20  # of an answer kept for its Idempotency-Key
 NAMED_TOKEN = 48  # of allowed_token_ids and similar fields, while held as Python numbers
@@ -338,13 +339,14 @@ def answer_costs(
     unread: int | None,
     held_back: bool,
     recorded: bool,
+    kept: bool = False,
     logprobs: str = "logprobs",
 ) -> dict[str, int]:
     """Upper bound of the bytes that the answers to these prompts can hold, by the field that asks for them.
 
     `unread`: for a stream, how many tokens of a sample its client may leave unread; None for a complete answer.
-    `held_back`: a stream to HTTP/1.0, sent as a whole. `recorded`: kept for its Idempotency-Key. `logprobs` is the name
-    of the field that asks for logprobs.
+    `held_back`: a stream to HTTP/1.0, sent as a whole. `recorded`: kept for its Idempotency-Key. `kept`: its text is
+    repeated at the end. `logprobs` is the name of the field that asks for logprobs.
     """
     params = asks[0].request.params
     lengths = [len(ask.request.prompt_token_ids) for ask in asks]
@@ -362,6 +364,7 @@ def answer_costs(
     else:
         late = params.n * sum(min(unread + 1, length) for length in longest)
         text, of_logprobs = late * UNREAD_TOKEN, late * candidates
+    text += kept * REPEATED * generated * TOKEN_TEXT
     scored = sum(map(params.scored_tokens, lengths))
     return {
         "max_tokens": generated * (TOKEN + ENGINE_TOKEN) + text,

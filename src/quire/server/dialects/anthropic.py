@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from quire.engine.api import GenerateAsk
 from quire.server.answering import AnswerStream, StreamForm, answer_whole
-from quire.server.chat import PreparedChat, chat_ask, prepare_chat
+from quire.server.chat import chat_ask, prepare_chat
 from quire.server.context import ServerContext
 from quire.server.dialects.anthropic_answers import MessageHead, MessageStream, message_pieces
 from quire.server.dialects.anthropic_types import (
@@ -59,17 +60,22 @@ async def messages(context: ServerContext, exchange: Exchange, read: Body[Messag
     with renamed(_NAMES):
         asked = _chat_request(context, body)
         body.messages = []
-        prepared: PreparedChat = await prepare_chat(context, exchange, Body(read.size, asked), head.id)
-    if body.stream:
-        events = MessageStream(head)
-        form = StreamForm(
-            events.chunk_of, events.last, events.first,
-            around=events.around if prepared.ask.reading is None else None, direct=events.direct,
-        )  # fmt: skip
-        await AnswerStream(context, exchange, form).write([prepared.ask])
-    else:
-        made = partial(message_pieces, head)
-        await answer_whole(context, exchange, [prepared.ask], made, answers=BlockAnswer)
+        prepared = await prepare_chat(context, exchange, Body(read.size, asked), head.id)
+        await _answer(context, exchange, prepared.ask, head, stream=bool(body.stream))
+
+
+async def _answer(
+    context: ServerContext, exchange: Exchange, ask: GenerateAsk, head: MessageHead, *, stream: bool
+) -> None:
+    if not stream:
+        await answer_whole(context, exchange, [ask], partial(message_pieces, head), answers=BlockAnswer)
+        return
+    events = MessageStream(head)
+    form = StreamForm(
+        events.chunk_of, events.last, events.first, around=events.around if ask.reading is None else None,
+        direct=events.direct,
+    )  # fmt: skip
+    await AnswerStream(context, exchange, form).write([ask])
 
 
 async def count_tokens(context: ServerContext, _: Exchange, read: Body[CountRequest]) -> TokenCount:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from quire import __version__
+from quire.engine.api import GenerateAsk
 from quire.server.answering import AnswerStream, StreamForm, answer_whole
 from quire.server.chat import prepare_chat
 from quire.server.context import ServerContext
@@ -126,15 +127,21 @@ async def _answer(
         asked = ChatCompletionRequest(**fields, **_sampling(options), format=body.format)
         name = f"ollama-{uuid.uuid4().hex}"
         found = await prepare_chat(context, exchange, Body(read.size, asked), name, window=window, raw=raw)
-    if body.stream is False:
-        await answer_whole(context, exchange, [found.ask], partial(answer_pieces, head))
+        await _write(context, exchange, found.ask, head, stream=body.stream is not False)
+
+
+async def _write(
+    context: ServerContext, exchange: Exchange, ask: GenerateAsk, head: AnswerHead, *, stream: bool
+) -> None:
+    if not stream:
+        await answer_whole(context, exchange, [ask], partial(answer_pieces, head))
         return
     lines = OllamaStream(head)
     form = StreamForm(
-        lines.chunk_of, lines.last, around=lines.around if found.ask.reading is None else None,
-        direct=lines.direct, media=LINES,
+        lines.chunk_of, lines.last, around=lines.around if ask.reading is None else None, direct=lines.direct,
+        media=LINES,
     )  # fmt: skip
-    await AnswerStream(context, exchange, form).write([found.ask])
+    await AnswerStream(context, exchange, form).write([ask])
 
 
 def _sampling(options: OllamaOptions) -> dict[str, Any]:

@@ -80,19 +80,24 @@ async def create(context: ServerContext, exchange: Exchange, read: Body[Response
         raise bad_request("stream", "stream: not supported with background", "unsupported_parameter")
     if body.background and body.store is False:
         raise bad_request("store", "store: must be true with background")
-    found = await _prepare(context, exchange, read)
-    if body.background:
-        return await _start(context, exchange, found)
-    if not body.stream:
-        await _answer_whole(context, exchange, found)
-        return None
+    with renamed(_NAMES):
+        found = await _prepare(context, exchange, read)
+        if body.background:
+            return await _start(context, exchange, found)
+        if body.stream:
+            await _stream(context, exchange, found)
+        else:
+            await _answer_whole(context, exchange, found)
+    return None
+
+
+async def _stream(context: ServerContext, exchange: Exchange, found: _Prepared) -> None:
     events = ResponseStream(found.body, context.engine.card.cache_block)
     form = StreamForm(
         events.chunk_of, events.last, events.first, direct=events.direct, kept=True,
         ended=lambda: _keep(context, found),
     )  # fmt: skip
     await AnswerStream(context, exchange, form).write([found.ask])
-    return None
 
 
 async def _prepare(context: ServerContext, exchange: Exchange, read: Body[ResponsesRequest]) -> _Prepared:
@@ -103,10 +108,9 @@ async def _prepare(context: ServerContext, exchange: Exchange, read: Body[Respon
     before = await _before(context, exchange, body.previous_response_id)
     own = msgspec.json.encode(items)
     response = _begun(body, model)
-    with renamed(_NAMES):
-        asked = _chat_request(context, body, chat_messages([*before, *items], body.instructions))
-        body.input = ""
-        found = await prepare_chat(context, exchange, Body(read.size, asked), response.id)
+    asked = _chat_request(context, body, chat_messages([*before, *items], body.instructions))
+    body.input = ""
+    found = await prepare_chat(context, exchange, Body(read.size, asked), response.id)
     params = found.ask.request.params
     response.temperature, response.top_p = params.temperature, params.top_p
     return _Prepared(found.ask, response, own, response.store, exchange.tenant)
@@ -205,9 +209,8 @@ async def _generate(context: ServerContext, exchange: Exchange, found: _Prepared
     """Generate the whole response, and keep it."""
     costs = answer_costs(
         [found.ask], context.engine.card.max_model_len, unread=None, held_back=False,
-        recorded=exchange.recorded is not None,
+        recorded=exchange.recorded is not None, kept=True,
     )  # fmt: skip
-    costs["max_tokens"] *= 2  # the response once more, as JSON
     async with HttpGeneration(context, exchange, [found.ask], costs) as run:
         await run.finish(BlockAnswer)
     (answer,) = run.answers
