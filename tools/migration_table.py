@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from quire.cli.elsewhere.foreign import LLAMA, OLLAMA, SGLANG, TGI, VLLM, ForeignOption
+from quire.cli.elsewhere.foreign import LCPP, OLM, SGLANG, TGI, VLLM, ForeignOption
 from quire.cli.elsewhere.known import ROWS
 
 PAGE = Path(__file__).parents[1] / "docs" / "migrating.md"
@@ -24,7 +24,7 @@ def _meaning(row: ForeignOption) -> str:
 
 
 def _tables() -> Iterator[str]:
-    for server in (VLLM, SGLANG, LLAMA, TGI, OLLAMA):
+    for server in (VLLM, SGLANG, LCPP, TGI, OLM):
         rows = [row for row in ROWS if server in row.servers]
         lines = (
             f"| {', '.join(f'`{name}`' for name in row.names)} | {_meaning(row).replace('|', chr(92) + '|')} |"

@@ -8,7 +8,15 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import field
 
-from quire.cli.elsewhere.foreign import LLAMA, OLLAMA, SGLANG, TGI, VLLM, ForeignOption, ForeignOptionError
+from quire.cli.elsewhere.foreign import (
+    LCPP,
+    OLM,
+    SGLANG,
+    TGI,
+    VLLM,
+    ForeignOption,
+    ForeignOptionError,
+)
 from quire.cli.elsewhere.lookup import rows_of
 from quire.cli.parser import Several
 from quire.records import dataclass
@@ -19,13 +27,13 @@ _COMMANDS = {
     "-m vllm.entrypoints.openai.api_server": VLLM,
     "-m sglang.launch_server": SGLANG,
     "sglang serve": SGLANG,
-    "llama-server": LLAMA,
+    "llama-server": LCPP,
     "text-generation-launcher": TGI,
-    "ollama serve": OLLAMA,
+    "ollama serve": OLM,
 }
 _ADDRESSES = {
-    VLLM: ("0.0.0.0", "8000"), SGLANG: ("127.0.0.1", "30000"), LLAMA: ("127.0.0.1", "8080"),
-    TGI: ("0.0.0.0", "3000"), OLLAMA: ("127.0.0.1", "11434"),
+    VLLM: ("0.0.0.0", "8000"), SGLANG: ("127.0.0.1", "30000"), LCPP: ("127.0.0.1", "8080"),
+    TGI: ("0.0.0.0", "3000"), OLM: ("127.0.0.1", "11434"),
 }  # fmt: skip
 _OWN_ADDRESS = ("127.0.0.1", "8000")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -71,7 +79,7 @@ def equivalent(
         raise ValueError(f"from_command: {error}") from None
     variables, server, rest = _parted([word for word in words if word != "\n"])
     made = _Translation(server, parser)
-    if server == OLLAMA:
+    if server == OLM:
         variables = {n: v for n, v in environment.items() if n.startswith("OLLAMA_")} | variables
     made.take_variables(variables)
     made.take_options(rest)
@@ -221,7 +229,7 @@ class _Translation:
         """The command, listening where the other server does."""
         made = self._made
         if not made.model and "--config" not in made.options:
-            what = "loads the models that requests name" if self._server == OLLAMA else "has a default model"
+            what = "loads the models that requests name" if self._server == OLM else "has a default model"
             made.lost.append(f"no model: {self._server} {what}; put one in place of MODEL")
         if "--uds" not in made.options:
             for option, own, theirs in zip(

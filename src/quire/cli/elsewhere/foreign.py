@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from quire.records import dataclass
 from quire.types import QuireError
 
-VLLM, SGLANG, LLAMA, TGI, OLLAMA = "vLLM", "SGLang", "llama-server", "TGI", "Ollama"
+VLLM, SGLANG, LCPP, TGI, OLM = "vLLM", "SGLang", "llama-server", "TGI", "Ollama"
 # Options of Quire with their values; None for a switch.
 Settings = list[tuple[str, str | None]]
 _KV_BLOCK = 16  # tokens, the default of --block-size

@@ -7,8 +7,8 @@ values as in Quire need no row. Options that only tune what Quire does not have 
 from __future__ import annotations
 
 from quire.cli.elsewhere.foreign import (
-    LLAMA,
-    OLLAMA,
+    LCPP,
+    OLM,
     SGLANG,
     TGI,
     VLLM,
@@ -29,9 +29,9 @@ from quire.cli.elsewhere.foreign import (
     switched,
 )
 
-_V, _S, _L, _T, _O = (VLLM,), (SGLANG,), (LLAMA,), (TGI,), (OLLAMA,)
+_V, _S, _L, _T, _O = (VLLM,), (SGLANG,), (LCPP,), (TGI,), (OLM,)
 _VS, _VST = (VLLM, SGLANG), (VLLM, SGLANG, TGI)
-_ALL = (VLLM, SGLANG, LLAMA, TGI)
+_ALL = (VLLM, SGLANG, LCPP, TGI)
 
 _ONE_PROCESS = "a model runs in one process, which uses all cores (--threads)"
 _REPLICAS = "start several servers behind a load balancer"
@@ -80,7 +80,7 @@ ROWS: tuple[ForeignOption, ...] = (
     called("--hf-repo -hfr", _L, "--model"),
     needs("--hf-file -hff", _L, "append it to the model's name: organisation/name:file.gguf"),
     needs("--model-url -mu --docker-repo -dr", _L, "download the file, and pass its path as the model"),
-    lacks("--hf-token -hft", (VLLM, LLAMA), _HUB.format("HF_TOKEN"), arity="?"),
+    lacks("--hf-token -hft", (VLLM, LCPP), _HUB.format("HF_TOKEN"), arity="?"),
     lacks("--download-dir --huggingface-hub-cache --weights-cache-override", _VST, _HUB.format("HF_HUB_CACHE")),
     lacks("--offline", _L, _HUB.format("HF_HUB_OFFLINE=1"), arity=""),
     needs("--revision --code-revision --tokenizer-revision", _VST, _REVISION),
@@ -103,7 +103,7 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--mlock --no-mmap --mmap --direct-io -dio --repack -nr --no-repack", _L, _MAPPED, arity=""),
     lacks("--load-mode -lm --lazy-mode -lzm", _L, _MAPPED),
     lacks("--model-loader-extra-config", _VS, "safetensors and GGUF files are read directly"),
-    always("--warmup --no-warmup --skip-server-warmup", (LLAMA, SGLANG), "the first request is as fast as the next"),
+    always("--warmup --no-warmup --skip-server-warmup", (LCPP, SGLANG), "the first request is as fast as the next"),
     # ---- context, memory, how much runs at once
     called("--ctx-size", _L, "--max-model-len", done=("0",), why="there -np slots may share it, here it is of each"),
     called("-c", _L, "--max-model-len", done=("0",), why="there -np slots may share it, here it is of each"),
@@ -206,13 +206,13 @@ ROWS: tuple[ForeignOption, ...] = (
     only("--chat-template-content-format", _V, "auto", "the format is detected from the template"),
     always("--jinja", _L, "templates are always rendered"),
     needs("--no-jinja", _L, "templates are always rendered", arity=""),
-    needs("--default-chat-template-kwargs --chat-template-kwargs", (VLLM, LLAMA),
+    needs("--default-chat-template-kwargs --chat-template-kwargs", (VLLM, LCPP),
           "requests set chat_template_kwargs; or change the default in the template (--chat-template)"),
     only("--response-role", _V, "assistant", "answers always have the role assistant"),
     always("--enable-auto-tool-choice", _V, "the model may call tools whenever a request has some"),
     needs("--tool-parser-plugin", _V, _FORMATS.format("tool calls")),
     needs("--reasoning-parser-plugin", _V, _FORMATS.format("reasoning")),
-    needs("--tool-server --mcp-servers-config --mcp-servers-json", (VLLM, LLAMA),
+    needs("--tool-server --mcp-servers-config --mcp-servers-json", (VLLM, LCPP),
           "the server runs no tools; quire chat and the Python API run MCP servers"),
     needs("--tools --tools-runtime", _L, "the server runs no tools; clients do"),
     only("--reasoning-format", _L, "auto deepseek", "reasoning is in reasoning_content; --reasoning-parser names it"),
@@ -241,16 +241,16 @@ ROWS: tuple[ForeignOption, ...] = (
     # ---- adapters, media, other tasks
     needs("--enable-lora", _VS, _ADAPTERS, arity=""),
     needs("--lora-modules --lora-paths", _VS, _ADAPTERS, arity="+"),
-    needs("--lora --lora-scaled --lora-adapters --control-vector --control-vector-scaled", (LLAMA, TGI), _ADAPTERS),
+    needs("--lora --lora-scaled --lora-adapters --control-vector --control-vector-scaled", (LCPP, TGI), _ADAPTERS),
     lacks("--max-loras --max-lora-rank --max-cpu-loras --max-loras-per-batch", _VS, _ADAPTERS),
     needs("--mmproj -mm --mmproj-url -mmu --media-path --allowed-media-domains --allowed-local-media-path",
-          (LLAMA, VLLM), _MEDIA),
-    lacks("--limit-mm-per-prompt --mm-processor-kwargs --image-max-tokens --image-min-tokens", (VLLM, LLAMA), _MEDIA),
-    always("--no-mmproj --no-mmproj-auto --language-model-only", (LLAMA, VLLM), _MEDIA),
+          (LCPP, VLLM), _MEDIA),
+    lacks("--limit-mm-per-prompt --mm-processor-kwargs --image-max-tokens --image-min-tokens", (VLLM, LCPP), _MEDIA),
+    always("--no-mmproj --no-mmproj-auto --language-model-only", (LCPP, VLLM), _MEDIA),
     needs("--enable-multimodal", _S, _MEDIA, arity=""),
     only("--runner", _V, "auto generate", _TASK, essential=True),
     called("--convert", _V, "--task", done=("auto", "none")),
-    called("--embedding --embeddings --is-embedding", (LLAMA, SGLANG), "--task", arity="", convert=embedding),
+    called("--embedding --embeddings --is-embedding", (LCPP, SGLANG), "--task", arity="", convert=embedding),
     called("--rerank --reranking", _L, "--task", arity="", convert=reranking),
     needs("--pooler-config --override-pooler-config", _V, _POOLED),
     needs("--models-dir --models-preset", _L, _ONE_MODEL),
@@ -265,7 +265,7 @@ ROWS: tuple[ForeignOption, ...] = (
     called("--speculate", _T, "--speculative-config", convert=guessed_tokens, done=("0",)),
     lacks("--draft-max --draft-min --draft --draft-n --draft-p-min --spec-draft-n-max --spec-draft-n-min "
           "--speculative-num-steps --speculative-eagle-topk --speculative-num-draft-tokens --gpu-layers-draft -ngld "
-          "--ctx-size-draft -cd --cache-type-k-draft -ctkd --cache-type-v-draft -ctvd", (LLAMA, SGLANG), _SETTINGS),
+          "--ctx-size-draft -cd --cache-type-k-draft -ctkd --cache-type-v-draft -ctvd", (LCPP, SGLANG), _SETTINGS),
     # ---- address and access
     called("--hostname", _T, "--host"),
     called("--api-keys", _V, "--api-key"),
@@ -279,13 +279,13 @@ ROWS: tuple[ForeignOption, ...] = (
     called("--cors-allow-origin", _T, "--allowed-origins"),
     called("--cors-origins", _L, "--allowed-origins", convert=listed),
     lacks("--allow-credentials", _V, "keys are sent in a header, never in cookies", arity=""),
-    lacks("--allowed-methods --cors-methods", (VLLM, LLAMA), "only the methods of the routes are allowed"),
-    lacks("--allowed-headers --cors-headers", (VLLM, LLAMA), "a listed origin may send any header"),
-    needs("--root-path --fastapi-root-path --api-prefix", (VLLM, SGLANG, LLAMA),
+    lacks("--allowed-methods --cors-methods", (VLLM, LCPP), "only the methods of the routes are allowed"),
+    lacks("--allowed-headers --cors-headers", (VLLM, LCPP), "a listed origin may send any header"),
+    needs("--root-path --fastapi-root-path --api-prefix", (VLLM, SGLANG, LCPP),
           "remove the prefix in a proxy in front of the server"),
     needs("--middleware", _V, "the server loads no external code"),
     lacks("--admin-api-key", _S, "there are no routes for administration"),
-    always("--no-webui --no-ui --disable-fastapi-docs", (LLAMA, VLLM), "there are no pages for browsers"),
+    always("--no-webui --no-ui --disable-fastapi-docs", (LCPP, VLLM), "there are no pages for browsers"),
     lacks("--webui --ui", _L, "there are no pages for browsers", arity=""),
     lacks("--path --webui-config --ui-config", _L, "there are no pages for browsers"),
     lacks("--props --slots", _L, _ROUTES, arity=""),
@@ -301,7 +301,7 @@ ROWS: tuple[ForeignOption, ...] = (
     # ---- logs and metrics
     always("--enable-prompt-tokens-details --enable-cache-report", _VS, _CACHED),
     always("--enable-per-request-metrics", _V, "a request turns them on with `timings`"),
-    always("--enable-metrics --metrics", (SGLANG, LLAMA), "/metrics is always available"),
+    always("--enable-metrics --metrics", (SGLANG, LCPP), "/metrics is always available"),
     always("--disable-log-stats", _V, "statistics are at /metrics, not in the log"),
     always("--disable-log-requests --no-enable-log-requests --disable-uvicorn-access-log", _V, _LOGGED),
     switched("--enable-log-requests --log-requests", _VS, "--access-log"),
@@ -321,7 +321,7 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--log-prefix --log-timestamps --no-log-timestamps --perf --no-perf", _L, "--log-format sets the form",
           arity=""),
     # ---- environment variables
-    called("VLLM_API_KEY LLAMA_API_KEY", (VLLM, LLAMA), "--api-key", convert=listed),
+    called("VLLM_API_KEY LLAMA_API_KEY", (VLLM, LCPP), "--api-key", convert=listed),
     called("OLLAMA_HOST", _O, "--host", convert=address),
     called("OLLAMA_CONTEXT_LENGTH", _O, "--max-model-len", done=("0",)),
     called("OLLAMA_NUM_PARALLEL", _O, "--max-num-seqs", done=("0",)),
@@ -337,5 +337,5 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("OLLAMA_LOAD_TIMEOUT", _O, "a server waits for its model to load"),
     lacks("OLLAMA_MULTIUSER_CACHE", _O, "prefixes are always shared in a tree of tokens"),
     lacks("OLLAMA_SCHED_SPREAD OLLAMA_GPU_OVERHEAD OLLAMA_LLM_LIBRARY OLLAMA_INTEL_GPU OLLAMA_VULKAN", _O, _CPU),
-    lacks("CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES", (*_ALL, OLLAMA), _CPU),
+    lacks("CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES", (*_ALL, OLM), _CPU),
 )  # fmt: skip
