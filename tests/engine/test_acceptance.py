@@ -13,6 +13,7 @@ from helpers.tokenizers import Folder
 from quire import LLM, SamplingParams
 from quire.executor.base import Judging
 from quire.speculate.allotment import Allotment
+from quire.speculate.proposer import Room
 from quire.worker.worker import Worker
 
 COMMON: dict[str, Any] = {"max_model_len": LENGTH, "progress": False, "dtype": "float32"}
@@ -25,7 +26,9 @@ def _two_drafts_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Allotment,
         "share",
-        lambda self, rows, offers: {seq_id: min(2, offer.length) for seq_id, offer in offers.items()},
+        lambda self, rows, offers: {
+            seq_id: Room(min(2, offer.length), min(2, offer.length)) for seq_id, offer in offers.items()
+        },
     )
 
 

@@ -103,11 +103,14 @@ def test_an_answer_that_is_cancelled_in_a_tree_leaves_nothing(
     checkpoint: Folder, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, trees = checkpoint("smollm3"), tree_rows(monkeypatch)
-    with LLM(folder, speculative_config=config, **COMMON) as llm:
+    with LLM(folder, **COMMON) as llm:
+        plain = llm.generate([PROMPT], ASKED)
+    scripted(monkeypatch, PROMPT + plain[0].outputs[0].token_ids)
+    with LLM(folder, speculative_config=config | {"top_k": 2}, **COMMON) as llm:
         core = llm._built.core
         for name in ("a", "b"):
             core.add(Request(request_id=name, prompt_token_ids=TokenIds(PROMPT), params=ASKED, stepwise=True))
-        while True:
+        while core.has_work():
             before = len(trees)
             out = core.scheduler.schedule()
             result = core._execute(out)
@@ -115,6 +118,7 @@ def test_an_answer_that_is_cancelled_in_a_tree_leaves_nothing(
                 break
             core.scheduler.update(out, result)
             core.scheduler.audit()
+        assert core.has_work()
         core.abort("a")  # in the step of its tree
         core.scheduler.update(out, result)
         core.abort("b")

@@ -117,18 +117,6 @@ def forced(draft: Chain, features: Features | None, target: Path, text: list[int
     return [[-1, -1, *each.tolist()] for each in found]
 
 
-def likeliest(tokens: list[int], parents: tuple[int, ...] | None) -> list[int]:
-    """The chain of the first drafts behind each other: those that the draft finds likeliest."""
-    if parents is None:
-        return tokens
-    chain = []
-    at = 0
-    while at in parents:
-        at = parents.index(at) + 1
-        chain.append(tokens[at - 1])
-    return chain
-
-
 @pytest.fixture
 def drafted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
     """The drafts of each row that ran, and how many tokens were known before them."""
@@ -142,7 +130,7 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
         for row in out.scheduled:
             if row.drafts:
                 known = len(row.token_ids) - row.drafts
-                found.append((row.start + known, likeliest(row.token_ids[known:], row.parents)))
+                found.append((row.start + known, row.token_ids[known:]))
 
     monkeypatch.setattr(Speculation, "fill", noted)
     return found
@@ -187,7 +175,12 @@ def test_what_is_trained_is_what_drafts(
     )
     assert after > before + (0.01 if method == "medusa" else 0.1)
     draft, features = reloaded(method, tmp_path / "draft", target)
-    config: Any = {"method": method, "model": str(tmp_path / "draft"), "num_speculative_tokens": 3}
+    config: Any = {
+        "method": method,
+        "model": str(tmp_path / "draft"),
+        "num_speculative_tokens": 3,
+        "top_k": 1,
+    }
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
     compared = right = 0
     with LLM(target, speculative_config=config, dtype="float32", max_model_len=128, progress=False) as llm:
@@ -203,7 +196,7 @@ def test_what_is_trained_is_what_drafts(
                     if made != then:
                         break
                     right += 1
-        assert sum(r.accepted for r in llm.step_records()) >= right
+        assert sum(r.accepted for r in llm.step_records()) == right
     assert compared > 30
     assert right > 0
 

@@ -51,7 +51,7 @@ class Combined:
         self._by_method.update(found)
         for seq_id, offer in found.items():
             grade = self._predictions.GRADES + offer.grade
-            offers[seq_id] = Offer(offer.length, grade, offer.behind, offer.depth)
+            offers[seq_id] = Offer(offer.length, grade, *offer[2:])
         return offers
 
     def propose(self, rooms: Mapping[int, Room]) -> Mapping[int, list[int] | DraftTree]:
