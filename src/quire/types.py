@@ -558,10 +558,8 @@ class CompletionOutput:
 
 @records.dataclass(slots=True, repr=False)
 class RequestOutput:
-    """The samples of a request, with prompt, usage and timings; `dropped` are keywords of its schema not enforced.
-
-    `pooled` are the float32 numbers that a model with pooling gave for the prompt.
-    """
+    """The samples of a request, with prompt, usage and timings; `dropped` are keywords of its schema not enforced, and
+    `pooled` the float32 numbers that a model with pooling gave for the prompt."""
 
     request_id: str
     prompt: str | None

@@ -170,10 +170,20 @@ def test_answers_under_a_schema_are_valid(server: LiveServer) -> None:
     assert all(is_person(json.loads(choice["message"]["content"])) for choice in choices)
 
 
-def test_what_the_server_lacks_is_refused_by_name(server: LiveServer) -> None:
-    """Remove a line when its feature lands, and test the model through it."""
-    for path in ("/api/chat", "/api/generate", "/v1/responses", "/v1/embeddings"):
-        server.post(path, {}).error(404, "not_found")
+def test_the_apis_of_others(server: LiveServer, said: dict[str, str]) -> None:
+    """The same text in Anthropic's, Ollama's and OpenAI's newer form; vectors are not what the model is for."""
+    text, expected = next(iter(said.items()))
+    length = GREEDY.max_tokens
+    message = server.post(
+        "/v1/messages", {"messages": asks(text), "max_tokens": length, "temperature": 0}
+    ).json
+    assert message["content"] == [{"type": "text", "text": expected}]
+    options = {"temperature": 0, "num_predict": length}
+    told = server.post("/api/chat", {"messages": asks(text), "stream": False, "options": options}).json
+    assert told["message"]["content"] == expected
+    answer = server.post("/v1/responses", {"input": text, "max_output_tokens": length, "temperature": 0}).json
+    assert answer["output"][-1]["content"][0]["text"] == expected
+    assert "embed" in server.post("/v1/embeddings", {"input": text}).error(400)
 
 
 # ---- Python

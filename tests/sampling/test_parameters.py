@@ -68,14 +68,16 @@ def test_the_page_is_made_from_the_table() -> None:
 
 
 def test_a_number_is_known_to_six_source_files_at_most() -> None:
-    """docs/architecture.md says which."""
+    """docs/architecture.md says which. Beside these, the bodies of an API that lists its fields have their names."""
     for name in ("min_p", "top_p"):
         word = re.compile(rf"\b{name}\b")
         files = [
             path
             for room in ("src/quire", "csrc")
             for path in (ROOT / room).rglob("*")
-            if path.suffix in {".py", ".pyi", ".h", ".cpp"} and word.search(path.read_text())
+            if path.suffix in {".py", ".pyi", ".h", ".cpp"}
+            and path.parent.name != "dialects"
+            and word.search(path.read_text())
         ]
         assert len(files) <= 6, files
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from quire._native import scan_json
 from quire.server.errors import ApiError, bad_request, shorten
 
 MAX_DEPTH = 64
@@ -59,6 +58,8 @@ def check_structure(body: bytes) -> set[str]:
 
     Keys are compared with their escapes resolved. Malformed text may pass: the decode refuses it.
     """
+    from quire._native import scan_json  # with the first body: a server starts without the kernels
+
     keys, refused, key = scan_json(body, MAX_DEPTH, MAX_PARTS, MAX_VALUES)
     if refused:
         raise _invalid(refused if key is None else f"the key {shorten(key, 100)!r} {refused}")

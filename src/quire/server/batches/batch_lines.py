@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
-import numpy as np
 
 from quire.records import dataclass
 from quire.server.batches.inner_request import InnerAnswer
 from quire.util.files import open_regular
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_CUSTOM_ID_CHARS = 512
 # Bytes of a line. Inputs are read outside of the memory for requests, with a few lines in memory at once.
@@ -201,6 +203,8 @@ class InputOrder:
 
 def order_of(path: Path, longest: int) -> InputOrder:
     """Read an input once. Raises OSError."""
+    import numpy as np  # with the first batch: a server starts without it
+
     keys, offsets, numbers = bytearray(), [], []
     seen: set[bytes] = set()
     repeated: set[int] = set()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qs
 
 import msgspec
 
-from quire.server.batches.batch_service import BatchService
 from quire.server.batches.batch_states import BatchBody, Metadata
 from quire.server.batches.file_store import MAX_FILES, FileBody, storage_error
 from quire.server.batches.upload import Upload
@@ -19,6 +18,9 @@ from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Body, Exchange
 from quire.server.routes import Act, HttpRoute, Post
 from quire.util.files import open_regular
+
+if TYPE_CHECKING:
+    from quire.server.batches.batch_service import BatchService
 
 _FILES, _BATCHES = "/v1/files/", "/v1/batches/"
 _WINDOW = re.compile(r"(\d{1,3})([hd])", re.ASCII)
