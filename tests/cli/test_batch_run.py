@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from helpers.memory import memory_for
 from quire.cli.main import main
 from quire.server.batches.batch_lines import order_of
 
-OPTIONS = ["--threads", "1", "--max-model-len", "200", "--memory", "700MiB", "--quiet", "--json"]
+OPTIONS = ["--threads", "1", "--max-model-len", "200", "--quiet", "--json"]
 
 
 def request(custom_id: str, prompt: str, **fields: Any) -> str:
@@ -32,6 +33,8 @@ def run(folder: Path, where: Path, capsys: pytest.CaptureFixture[str]) -> tuple[
         "-o",
         str(where / "out.jsonl"),
         *OPTIONS,
+        "--memory",
+        str(memory_for(2**29)),
     ]
     status = main(words)
     out = capsys.readouterr().out

@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.memory import memory_for
 from helpers.pooling_folders import pooling_folder, word_tokenizer, write_sentence_files
 from helpers.tokenizers import save_whole
 from quire import LLM
 from quire.types import ContextLengthError, RequestError, UnsupportedModelError
 
 TEXTS = ["hello, world", "a", "the quick brown fox", "jumps over it", "b c d e f g"] * 3
-OPTIONS: dict[str, Any] = {"memory": "1GiB", "threads": 2, "progress": False, "weight_cache": "off"}
+
+
+def common() -> dict[str, Any]:
+    """Options of every engine here."""
+    return {"memory": memory_for(2**29), "threads": 2, "progress": False, "weight_cache": "off"}
 
 
 def quiet(llm: LLM, texts: list[str], **options: Any) -> np.ndarray:
@@ -34,7 +39,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Any]]:
         prompts={"query": "find: ", "plain": ""},
         length=48,
     )
-    with LLM(folder, max_num_batched_tokens=64, **OPTIONS) as llm:
+    with LLM(folder, max_num_batched_tokens=64, **common()) as llm:
         yield llm, theirs
 
 
@@ -124,7 +129,7 @@ def test_labels_and_pairs_are_those_of_transformers(name: str, tmp_path: Path) -
         (folder / "config.json").write_text(
             json.dumps({**config, "id2label": {"0": "A", "1": "B", "2": "C"}})
         )
-        with LLM(folder, **OPTIONS) as llm:
+        with LLM(folder, **common()) as llm:
             plain = word_tokenizer().encode("a b").ids
             (found,) = llm.classify([plain], progress=False)
             with torch.inference_mode():
@@ -132,7 +137,7 @@ def test_labels_and_pairs_are_those_of_transformers(name: str, tmp_path: Path) -
             assert found.outputs.probs == pytest.approx(wanted.tolist(), abs=1e-5)
             assert found.outputs.label == "ABC"[int(wanted.argmax())]
         return
-    with LLM(folder, **OPTIONS) as llm:
+    with LLM(folder, **common()) as llm:
         found = llm.score([one for one, _ in pairs], [other for _, other in pairs], progress=False)
         assert [out.outputs.score for out in found] == pytest.approx(
             [float(x.sigmoid()) for x in logits], abs=1e-5
@@ -150,7 +155,7 @@ def test_a_pair_has_two_segments(tmp_path: Path) -> None:
         wanted = theirs(
             torch.tensor([encoding.ids]), token_type_ids=torch.tensor([encoding.type_ids])
         ).logits[0]
-    with LLM(folder, **OPTIONS) as llm:
+    with LLM(folder, **common()) as llm:
         (raw,) = llm.score("a b", "c d", use_activation=False, progress=False)
         assert raw.outputs.score == pytest.approx(float(wanted), abs=2e-5)
         (cut,) = llm.score("a b", "c " * 70, truncate_prompt_tokens=10, progress=False)
@@ -163,13 +168,16 @@ def test_a_pair_has_two_segments(tmp_path: Path) -> None:
 def test_a_decoder_embeds_in_chunks_and_with_a_cached_prefix(tmp_path: Path) -> None:
     folder = save_whole("qwen3", tmp_path)
     text = "a text of more than two chunks, that is, of more tokens than a step of this engine takes at once"
-    with LLM(folder, task="embed", max_num_batched_tokens=16, max_num_seqs=4, **OPTIONS) as small:
+    with LLM(folder, task="embed", max_num_batched_tokens=16, max_num_seqs=4, **common()) as small:
         first, again = quiet(small, [text])[0], quiet(small, [text, text + " and more"])
-    with LLM(folder, task="embed", pooling="last", max_num_batched_tokens=256, **OPTIONS) as large:
+    with LLM(folder, task="embed", pooling="last", max_num_batched_tokens=256, **common()) as large:
         whole = quiet(large, [text, text + " and more"])
     assert np.array_equal(first, whole[0])
     assert np.array_equal(again, whole)
-    with LLM(folder, **OPTIONS) as llm, pytest.raises(RequestError, match="model: this model generates text"):
+    with (
+        LLM(folder, **common()) as llm,
+        pytest.raises(RequestError, match="model: this model generates text"),
+    ):
         llm.embed("a")
 
 
@@ -184,7 +192,7 @@ def test_a_decoder_judges_by_two_tokens(tmp_path: Path) -> None:
     vocabulary |= {"yes": a, "no": b}
     (folder / "tokenizer.json").write_text(json.dumps(state))
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with LLM(folder, task="score", max_model_len=None, **OPTIONS) as llm:
+    with LLM(folder, task="score", max_model_len=None, **common()) as llm:
         (found,) = llm.score("q", "d", instruction="i", truncate_prompt_tokens=250, progress=False)
         with torch.inference_mode():
             logits = theirs(torch.tensor([found.prompt_token_ids])).logits[0, -1]
@@ -202,10 +210,10 @@ def test_folders_and_tasks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({"speculate": "ngram"}, "speculate: a model with pooling generates no tokens"),
     ):
         with pytest.raises(ValueError, match=message):
-            LLM(folder, **options, **OPTIONS)
+            LLM(folder, **options, **common())
     write_sentence_files(folder, mode="max_tokens")
     with pytest.raises(UnsupportedModelError, match="pooling by pooling_mode_max_tokens is not implemented"):
-        LLM(folder, **OPTIONS)
+        LLM(folder, **common())
 
 
 def test_a_decoder_saved_without_head_and_prefix_is_read_with_its_folder(tmp_path: Path) -> None:
@@ -213,7 +221,7 @@ def test_a_decoder_saved_without_head_and_prefix_is_read_with_its_folder(tmp_pat
     folder, theirs = pooling_folder("qwen3", tmp_path, mode="lasttoken")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3ForCausalLM"]}))
-    with LLM(folder, **OPTIONS) as llm:
+    with LLM(folder, **common()) as llm:
         (found,) = llm.embed("hello, world", progress=False)
     wanted = torch.nn.functional.normalize(hidden(theirs, "hello, world")[-1], dim=0)
     assert np.abs(np.array(found.outputs.embedding) - wanted.numpy()).max() < 1e-5

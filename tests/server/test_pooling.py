@@ -13,21 +13,21 @@ import openai
 import pytest
 
 from helpers.encoders import TinyEncoder
+from helpers.memory import memory_for
 from helpers.pooling_folders import pooling_folder
 from helpers.server import LiveServer, serving
 
-ENGINE: dict[str, Any] = {
-    "max_model_len": 48,
-    "memory": 2**29,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 96,
-}
+
+def engine() -> dict[str, Any]:
+    """Options of the server's engine."""
+    memory = memory_for(2**29)
+    return {"max_model_len": 48, "memory": memory, "max_num_seqs": 8, "max_num_batched_tokens": 96}
 
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder, _ = pooling_folder("bert", tmp_path_factory.mktemp("vectors"), prompts={"query": "find: "})
-    with serving(folder, ENGINE, served_model_name=("tiny",)) as live:
+    with serving(folder, engine(), served_model_name=("tiny",)) as live:
         yield live
 
 
@@ -35,7 +35,7 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 def labels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     model = TinyEncoder("bert-score", "BertForSequenceClassification", "BertConfig", {"num_labels": 1})
     folder: Path = pooling_folder(model, tmp_path_factory.mktemp("labels"))[0]
-    with serving(folder, ENGINE, served_model_name=("tiny",)) as live:
+    with serving(folder, engine(), served_model_name=("tiny",)) as live:
         yield live
 
 
