@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers.server import LiveServer, request_bytes, serving, stream_text
+from helpers.speculating import costs_without_a_clock
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _drafts_run_by_no_clock() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        costs_without_a_clock(patch)
+        yield
 
 
 def test_chat_shape(server: LiveServer) -> None:
