@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
+
+from tools.marked_tables import replaced
 
 from quire.program.formats import WeightFormat
 from quire.quant.ggml import PACKED, READ_TYPES, TYPES_BY_ID
@@ -51,17 +51,10 @@ def tables() -> dict[str, str]:
     }
 
 
-def _replaced(table: str, match: re.Match[str]) -> str:
-    return f"{match[1]}{table}\n{match[2]}"
-
-
 def render(page: str) -> str:
     """Insert every table into the page."""
     for name, table in tables().items():
-        place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        page, found = place.subn(partial(_replaced, table), page)
-        if found != 1:
-            raise ValueError(f"{PAGE.name}: {found} markers for the table {name}, expected one")
+        page = replaced(page, name, f"{table}\n")
     return page
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from tools.marked_tables import replaced
 
 from quire.cli.elsewhere.foreign import LCPP, OLM, SGLANG, TGI, VLLM, ForeignOption
 from quire.cli.elsewhere.known import ROWS
 
 PAGE = Path(__file__).parents[1] / "docs" / "migrating.md"
-_PLACE = re.compile(r"(<!-- options -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def _meaning(row: ForeignOption) -> str:
@@ -35,11 +35,7 @@ def _tables() -> Iterator[str]:
 
 def render(page: str) -> str:
     """The page with its current tables."""
-    table = "\n".join(_tables())
-    page, found = _PLACE.subn(lambda match: f"{match[1]}{table}{match[2]}", page)
-    if found != 1:
-        raise ValueError(f"{PAGE.name}: {found} markers for the options, expected one")
-    return page
+    return replaced(page, "options", "\n".join(_tables()))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.marked_tables import replaced
+
 from quire.cli.main import command_parser
 
 PAGE = Path(__file__).parents[1] / "docs" / "server.md"
-_PLACE = re.compile(r"(<!-- options -->\n).*?(<!-- end -->)", re.DOTALL)
 _DEFAULT = re.compile(r" \(default: (.*)\)$")
 
 
@@ -38,11 +39,7 @@ def _tables() -> Iterator[str]:
 
 def render(page: str) -> str:
     """The page with its current options."""
-    table = "\n".join(_tables())
-    page, found = _PLACE.subn(lambda match: f"{match[1]}{table}{match[2]}", page)
-    if found != 1:
-        raise ValueError(f"{PAGE.name}: {found} markers for the options, expected one")
-    return page
+    return replaced(page, "options", "\n".join(_tables()))
 
 
 if __name__ == "__main__":

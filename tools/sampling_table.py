@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
+
+from tools.marked_tables import replaced
 
 from quire.parameters import Parameter, Structure
 from quire.types import PARAMETERS
 
 PAGE = Path(__file__).parents[1] / "docs" / "sampling.md"
-_PLACE = re.compile(r"(<!-- parameters -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def _row(name: str, known: Parameter) -> str:
@@ -27,10 +27,7 @@ def render(page: str) -> str:
     """The page with the current parameters."""
     rows = "\n".join(_row(name, known) for name, known in PARAMETERS.items())
     head = "| parameter | default | values | what it does | called elsewhere |\n|---|---|---|---|---|\n"
-    page, found = _PLACE.subn(lambda match: f"{match[1]}{head}{rows}\n{match[2]}", page)
-    if found != 1:
-        raise ValueError(f"{PAGE.name}: {found} markers for the parameters, expected one")
-    return page
+    return replaced(page, "parameters", f"{head}{rows}\n")
 
 
 if __name__ == "__main__":

@@ -98,7 +98,8 @@ def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) 
         for i, row in enumerate(rows):
             if (
                 bool(result.token_ids[i]) != row.sample
-                and i not in {**result.failed, **result.pooled}
+                and i not in result.failed
+                and i not in result.pooled
                 and i not in result.late
             ):
                 raise ValueError(f"row {i} should {'' if row.sample else 'not '}have sampled a token")

@@ -161,11 +161,7 @@ class Exchange:
                 late = loop.call_later(seconds, lambda: deadline.reschedule(loop.time() + GRACE_SECONDS))
                 more = True
                 while more:
-                    message = await self._receive()
-                    if "quire.refused" in self.scope:  # what arrived is not a body
-                        raise self.scope["quire.refused"]
-                    if message["type"] == "http.disconnect":
-                        raise ClientGoneError("hung up before the body was complete")
+                    message = await self._body_part()
                     body += message.get("body", b"")
                     self.bytes_in = len(body)
                     if self.bytes_in > limit:
@@ -180,6 +176,14 @@ class Exchange:
                 late.cancel()
         return bytes(body)
 
+    async def _body_part(self) -> MutableMapping[str, Any]:
+        message = await self._receive()
+        if "quire.refused" in self.scope:  # what arrived is not a body
+            raise self.scope["quire.refused"]
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError("hung up before the body was complete")
+        return message
+
     async def chunks(self, limit: int, seconds: float) -> AsyncIterator[bytes]:
         """The body in pieces, each of which is forgotten when the next one is asked for. Raises ApiError 413, or 408 if
         no piece arrives for `seconds`.
@@ -188,7 +192,7 @@ class Exchange:
         while more:
             try:
                 async with asyncio.timeout(seconds):
-                    message = await self._receive()
+                    message = await self._body_part()
             except TimeoutError:
                 raise ApiError(
                     408,
@@ -196,10 +200,6 @@ class Exchange:
                     code="request_timeout",
                     close=True,
                 ) from None
-            if "quire.refused" in self.scope:
-                raise self.scope["quire.refused"]
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError("hung up before the body was complete")
             piece, more = message.get("body", b""), message.get("more_body", False)
             self.bytes_in += len(piece)
             if self.bytes_in > limit:

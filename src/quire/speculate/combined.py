@@ -14,26 +14,21 @@ class Combined:
     the method come after those of predictions."""
 
     def __init__(self, predictions: PredictionProposer, method: Proposer) -> None:
-        self._predictions, self._method = predictions, method
+        self._predictions, self.method = predictions, method
         self._features = method if isinstance(method, FeatureProposer) else None
         self._by_method: set[int] = set()  # sequences with an offer of the method
         self.GRADES = predictions.GRADES + method.GRADES
         self.MOST_SECONDS = max(predictions.MOST_SECONDS, method.MOST_SECONDS)
         self.passes = method.passes
 
-    @property
-    def method(self) -> Proposer:
-        """That of the server."""
-        return self._method
-
     def start(self, new: NewSeq) -> None:
         self._predictions.start(new)
-        self._method.start(new)
+        self.method.start(new)
 
     def stop(self, seq_id: int) -> None:
         self._by_method.discard(seq_id)
         self._predictions.stop(seq_id)
-        self._method.stop(seq_id)
+        self.method.stop(seq_id)
 
     def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
         if self._features is not None:
@@ -41,12 +36,12 @@ class Combined:
 
     def extend(self, seq_id: int, tokens: list[int]) -> None:
         self._predictions.extend(seq_id, tokens)
-        self._method.extend(seq_id, tokens)
+        self.method.extend(seq_id, tokens)
 
     def look(self, seq_ids: Iterable[int], most: int) -> dict[int, Offer]:
         offers = self._predictions.look(seq_ids, most)
         rest = [seq_id for seq_id in seq_ids if seq_id not in offers or not offers[seq_id].grade]
-        found = self._method.look(rest, most)
+        found = self.method.look(rest, most)
         self._by_method.difference_update(seq_ids)
         self._by_method.update(found)
         for seq_id, offer in found.items():
@@ -57,4 +52,4 @@ class Combined:
     def propose(self, rooms: Mapping[int, Room]) -> Mapping[int, list[int] | DraftTree]:
         method = {seq_id: room for seq_id, room in rooms.items() if seq_id in self._by_method}
         made = self._predictions.propose({s: room for s, room in rooms.items() if s not in method})
-        return {**made, **self._method.propose(method)} if method else made
+        return {**made, **self.method.propose(method)} if method else made

@@ -54,7 +54,7 @@ class DraftModelProposer:
     def __init__(
         self, passes: DraftPasses, line: Callable[[int], int], cache: DraftCache | None, longest: int
     ) -> None:
-        self._passes, self._line, self._cache, self._longest = passes, line, cache, longest
+        self._passes, self.line, self._cache, self._longest = passes, line, cache, longest
         self.passes: PassCosts | None = passes.costs
         self._texts: dict[int, _Text] = {}
         self._answer = FIRST_ANSWER  # mean length
@@ -68,16 +68,12 @@ class DraftModelProposer:
     def draw(self, draw: Draw) -> None:
         self._passes.draw = draw
 
-    def line(self, seq_id: int) -> int:
-        """The line of a running sequence, which `draw` gets."""
-        return self._line(seq_id)
-
     def start(self, new: NewSeq) -> None:
         if new.soft_tokens:
             return  # the draft knows ids only
         most = 2**31 if new.params.max_tokens is None else new.params.max_tokens
         self._texts[new.seq_id] = _Text(
-            self._line(new.seq_id), list(new.token_ids), new.prompt_len, most, 0, [], []
+            self.line(new.seq_id), list(new.token_ids), new.prompt_len, most, 0, [], []
         )
 
     def stop(self, seq_id: int) -> None:

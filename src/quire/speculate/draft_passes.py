@@ -41,17 +41,9 @@ class DraftPasses:
         self, run: Run, arrays: StepArrays, draw: Draw, growth: TreeGrowth, *, vocab: int, max_tokens: int,
         costs: PassCosts, ahead: int = 1, ids: I32 | None = None,
     ) -> None:  # fmt: skip
-        self._run, self._arrays, self._draw, self._ahead, self._ids = run, arrays, draw, ahead, ids
+        self._run, self._arrays, self._ahead, self._ids = run, arrays, ahead, ids
+        self.draw = draw  # another may take its place between two passes
         self._vocab, self.max_tokens, self.costs, self.growth = vocab, max_tokens, costs, growth
-
-    @property
-    def draw(self) -> Draw:
-        """What draws the drafts; another may take its place between two passes."""
-        return self._draw
-
-    @draw.setter
-    def draw(self, draw: Draw) -> None:
-        self._draw = draw
 
     def run(self, pieces: Sequence[PassRow]) -> list[DraftPlace]:
         """One pass; what it says of the next tokens, in order of the pieces that draw."""
@@ -73,6 +65,6 @@ class DraftPasses:
         if drawn:
             positions = arrays.positions[arrays.logit_rows[:drawn]] + self._ahead
             lines = np.array([piece.line for piece in pieces if piece.draws], np.int32)
-            places = self.growth.places(self._draw(outputs, lines, positions, self._ids, self.growth.width))
+            places = self.growth.places(self.draw(outputs, lines, positions, self._ids, self.growth.width))
         self.costs.observe(end, time.perf_counter() - started)
         return places

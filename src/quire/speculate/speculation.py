@@ -53,7 +53,7 @@ class Speculation:
         predicted: int = 0,
         everyone: bool = True,
     ) -> None:
-        self._proposer, self._vocab, self._depth = proposer, vocab, depth
+        self.proposer, self._vocab, self._depth = proposer, vocab, depth
         # Found once: to ask whether an object has a protocol takes longer than a step's drafts.
         self._features = proposer if isinstance(proposer, FeatureProposer) else None
         self._predicted, self._everyone = predicted, everyone
@@ -67,11 +67,6 @@ class Speculation:
         self.chosen = [0] * (most + 1)  # rows by their drafts
         self.seconds_won = 0.0  # by steps with drafts, as far as the costs of others are known
         self._spent = 0.0  # seconds for the drafts of a step
-
-    @property
-    def proposer(self) -> Proposer:
-        """What proposes the drafts."""
-        return self._proposer
 
     def fill(self, out: SchedulerOutput) -> None:
         """Make the drafts of a step that is about to run; rows for which there are none lose them."""
@@ -148,12 +143,12 @@ class Speculation:
 
     def _propose(self, rooms: Mapping[int, Room]) -> Mapping[int, list[int] | DraftTree]:
         started = _now()
-        made = self._try(rooms, lambda: self._proposer.propose(rooms))
+        made = self._try(rooms, lambda: self.proposer.propose(rooms))
         return {} if made is None or self._is_slow(rooms, started) else made
 
     def _is_slow(self, seq_ids: Iterable[int], started: tuple[float, float]) -> bool:
         """Whether the proposer computed for too long. Time in which others had the processor does not count."""
-        most, (wall, computing) = self._proposer.MOST_SECONDS, _now()
+        most, (wall, computing) = self.proposer.MOST_SECONDS, _now()
         self._spent += wall - started[0]
         if computing - started[1] <= most:
             return False
@@ -211,19 +206,19 @@ class Speculation:
 
     def _looked(self, places: Mapping[int, int], result: StepOutput) -> dict[int, Offer]:
         for seq_id, i in places.items():
-            self._proposer.extend(seq_id, result.token_ids[i])
-        return self._proposer.look(places, self._depth)
+            self.proposer.extend(seq_id, result.token_ids[i])
+        return self.proposer.look(places, self._depth)
 
     def _start(self, new: NewSeq) -> None:
         self._following.add(new.seq_id)
         self._allotment.start(new.seq_id)
-        self._try([new.seq_id], lambda: self._proposer.start(new))
+        self._try([new.seq_id], lambda: self.proposer.start(new))
 
     def _forget(self, seq_id: int) -> None:
         self._following.discard(seq_id)
         self._offers.pop(seq_id, None)
         self._allotment.stop(seq_id)
-        self._try((), lambda: self._proposer.stop(seq_id))
+        self._try((), lambda: self.proposer.stop(seq_id))
 
     def _fault(self, seq_ids: Iterable[int], why: str) -> None:
         """Count a fault of each sequence, which goes on without drafts; without any, of the proposer."""
