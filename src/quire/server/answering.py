@@ -39,16 +39,20 @@ def make_envelope(
     if pooling is not None:
         raise RequestError("model", f"this model is for the task {pooling.task}, and generates no text")
     exchange.details["model"] = model
-    given = body.request_id
+    name = answer_id(prefix, body.request_id)
+    kind = "text_completion" if prefix == "cmpl" else _CHAT_KINDS[bool(body.stream)]
+    return Envelope(name, kind, int(time.time()), model, context.fingerprint())
+
+
+def answer_id(prefix: str, given: str | None) -> str:
+    """The id of an answer. Raises ApiError for an id that cannot be part of it."""
     if given is not None and not (
         given.isascii() and given.isprintable() and 0 < len(given) <= MAX_REQUEST_ID_CHARS
     ):
         raise bad_request(
             "request_id", f"request_id: must be 1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters"
         )
-    name = f"{prefix}-{given or uuid.uuid4().hex}"
-    kind = "text_completion" if prefix == "cmpl" else _CHAT_KINDS[bool(body.stream)]
-    return Envelope(name, kind, int(time.time()), model, context.fingerprint())
+    return f"{prefix}-{given or uuid.uuid4().hex}"
 
 
 def envelope_fields(envelope: Envelope) -> list[tuple[str, Pieces]]:

@@ -11,13 +11,13 @@ import msgspec
 from msgspec import Meta
 
 from quire.engine.front.pool_inputs import probabilities, vector
+from quire.server.answering import answer_id
 from quire.server.context import ServerContext
 from quire.server.exchange import Body, Exchange, HangUpWatch, off_loop
 from quire.server.pooled import (
     CHARACTERS,
     PoolingRequest,
     PoolingUsage,
-    answer_id,
     embed_texts,
     encode_inputs,
     pooling_of,

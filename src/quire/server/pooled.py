@@ -18,6 +18,7 @@ from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Exchange
 from quire.server.request_memory import CHOICE, ENGINE_TOKEN, PROMPT
 from quire.server.requests import Prompt
+from quire.server.sampling import priority_of
 from quire.spec.pooling_facts import PoolingFacts
 from quire.types import (
     NO_POOLING,
@@ -84,13 +85,6 @@ def pooling_of(context: ServerContext, *tasks: str) -> PoolingFacts:
     return about
 
 
-def answer_id(prefix: str, given: str | None) -> str:
-    """The id of an answer. Raises ApiError for an id that cannot be part of it."""
-    if given is not None and not (given.isascii() and given.isprintable() and 0 < len(given) <= 128):
-        raise bad_request("request_id", "request_id: must be 1 to 128 printable ASCII characters")
-    return f"{prefix}-{given or uuid.uuid4().hex}"
-
-
 def split_input(given: Prompt, name: str = "input") -> list[str | list[int]]:
     """A text or token ids, or a list of either, as a list. Raises ApiError."""
     if isinstance(given, str):
@@ -139,9 +133,7 @@ async def run_pooled(
 
     What is left is cancelled when one of them fails, or the caller.
     """
-    priority = body.priority or 0
-    if not -(2**31) <= priority < 2**31:
-        raise bad_request("priority", f"priority: {priority} is not a 32-bit integer")
+    priority = priority_of(exchange, body.priority)
     asks = [_ask(context, exchange, ids, priority, number) for number, ids in enumerate(prompts)]
     exchange.held.give(context.memory.work)
     about = pooling_of(context)

@@ -130,6 +130,14 @@ async def predicted(context: ServerContext, body: GenerationRequest) -> TokenIds
     return TokenIds(await context.engine.encode(text, add_special_tokens=False, name="prediction"))
 
 
+def priority_of(exchange: Exchange, given: int | None) -> int:
+    """The priority of a request: below all others for one in the background. Raises ApiError."""
+    priority = given or 0
+    if not -(2**31) <= priority < 2**31:
+        raise bad_request("priority", f"priority: {priority} is not a 32-bit integer")
+    return BACKGROUND if exchange.background else priority
+
+
 def make_ask(
     context: ServerContext,
     exchange: Exchange,
@@ -148,15 +156,12 @@ def make_ask(
             f"prompt_logprobs: {entries} entries for {scored} prompt tokens are over the limit of "
             f"{MAX_PROMPT_LOGPROB_ENTRIES}",
         )
-    priority = body.priority or 0
-    if not -(2**31) <= priority < 2**31:
-        raise bad_request("priority", f"priority: {priority} is not a 32-bit integer")
     request = Request(
         request_id=request_id,
         prompt_token_ids=prompt,
         params=params,
         arrival=time.monotonic(),
-        priority=BACKGROUND if exchange.background else priority,
+        priority=priority_of(exchange, body.priority),
         namespace=body.cache_salt or "",
         tenant=exchange.tenant if context.config.prefix_cache_sharing == "key" else "",
         eos_token_ids=context.engine.card.eos_token_ids,

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from quire.engine.api import InputAsk
 from quire.engine.front.pool_inputs import probabilities, score, similarity, vector
+from quire.server.answering import answer_id
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange
@@ -20,7 +21,6 @@ from quire.server.pooled import (
     PoolingRequest,
     PoolingUsage,
     TextOrTexts,
-    answer_id,
     check_count,
     encode_inputs,
     pooling_of,
