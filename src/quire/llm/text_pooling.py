@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from quire.engine.api import Ask, InputAsk
 from quire.engine.build.assemble import Built
 from quire.engine.front.pool_inputs import (
+    POOLING_PARAMS,
     PoolInputs,
     check_dimensions,
     check_ids,
@@ -18,12 +19,11 @@ from quire.engine.front.pool_inputs import (
     vector,
 )
 from quire.records import dataclass
-from quire.types import NO_POOLING, RequestError, RequestOutput, SamplingParams
+from quire.types import NO_POOLING, RequestError, RequestOutput
 
 T = TypeVar("T")
 TextOrIds = str | Sequence[int]
 Run = Callable[[list[Ask]], list[RequestOutput]]
-POOLING_PARAMS = SamplingParams(max_tokens=1)  # nothing is sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.engine.api import GenerateAsk, InputAsk, OverloadedError, Stream
-from quire.engine.front.pool_inputs import check_dimensions, check_ids, vector
+from quire.engine.front.pool_inputs import POOLING_PARAMS, check_dimensions, check_ids, vector
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Exchange
@@ -26,7 +26,6 @@ from quire.types import (
     Request,
     RequestError,
     RequestOutput,
-    SamplingParams,
     TokenIds,
 )
 
@@ -37,7 +36,6 @@ MAX_INPUTS = 2048  # texts, or pairs of texts, of a request: OpenAI's limit
 AHEAD = 128  # texts of a request that the engine has at a time
 NUMBER_BYTES = 64  # of an answer: a number in arrays, in lists, and as text
 CHARACTERS = 24  # of a number as text, at most
-POOLING_PARAMS = SamplingParams(max_tokens=1)  # nothing is sampled
 
 Texts = Annotated[list[str], Meta(max_length=MAX_INPUTS)]
 TextOrTexts = str | Texts

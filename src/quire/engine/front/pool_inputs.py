@@ -12,7 +12,7 @@ from quire.engine.api import InputAsk
 from quire.spec.facts import ModelFacts
 from quire.spec.pooling_facts import PoolingFacts
 from quire.text.tokenizer import Tokenizer
-from quire.types import ContextLengthError, RequestError
+from quire.types import ContextLengthError, RequestError, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +27,8 @@ _JUDGE = (
 )
 _ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+POOLING_PARAMS = SamplingParams(max_tokens=1)  # nothing is sampled
 
 
 class PoolInputs:
