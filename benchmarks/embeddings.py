@@ -32,7 +32,7 @@ import numpy as np
 # name: words of a text, from … to
 WORKLOADS = {"sentences": (6, 24), "paragraphs": (60, 160), "mixed": (2, 160)}
 BATCH = 32
-QUIRE = {"quire float32": {"dtype": "float32"}, "quire bfloat16": {"dtype": "bfloat16"},
+QUIRE: dict[str, dict[str, Any]] = {"quire float32": {"dtype": "float32"}, "quire bfloat16": {"dtype": "bfloat16"},
          "quire int8": {"dtype": "bfloat16", "quantization": "int8"}}  # fmt: skip
 PEERS = ("sentence-transformers", "sentence-transformers bfloat16", "onnxruntime", "openvino")
 Encode = Callable[[Sequence[str]], np.ndarray]
@@ -63,7 +63,7 @@ def quire(folder: str, name: str, threads: int) -> Encode:
     )
 
     def encode(texts: Sequence[str]) -> np.ndarray:
-        found = llm.embed(list(texts), progress=False)
+        found = llm.embed(list(texts), use_tqdm=False)
         return np.array([out.outputs.embedding for out in found], np.float32)
 
     return encode

@@ -50,7 +50,7 @@ def child(folder: str, weights: str, packed: str, threads: int | None) -> None:
             prompts = [[rng.randrange(3, 250) for _ in range(length)] for _ in range(count)]
             params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
             start = time.perf_counter()
-            llm.generate(prompts, params, progress=False)
+            llm.generate(prompts, params, use_tqdm=False)
             print(time.perf_counter() - start, flush=True)
 
 

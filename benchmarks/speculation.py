@@ -245,7 +245,7 @@ def structures(runs: Runs, args: argparse.Namespace) -> None:
     def unit() -> list[dict[str, Any]]:
         return [
             structure(name, rows, most)
-            for name in ("known", "ngram")
+            for name in ("known", "ngram", "wrong")
             for rows, most in ((1, 16), (8, 8), (32, 2))
         ]
 
@@ -253,18 +253,20 @@ def structures(runs: Runs, args: argparse.Namespace) -> None:
 
 
 def structure(name: str, rows: int, most: int, steps: int = 300) -> dict[str, Any]:
-    """Python's part of steps of so many rows, each with up to `most` drafts of which four in five are right."""
+    """Python's part of steps of so many rows, each with up to `most` drafts of which four in five are right. Those of
+    "wrong" never are, and steps are short: what is left is the cost of looking where there is nothing.
+    """
     rng, vocab, length = random.Random(0), 50_000, 32 + (most + 1) * (steps + 2)
     prompts = [[rng.randrange(vocab) for _ in range(16)] for _ in range(rows)]
     # prompt lookup finds what it needs in texts of a few different parts
     parts = [[rng.randrange(vocab) for _ in range(24)] for _ in range(8)]
     outputs = [[token for _ in range(length // 24 + 1) for token in rng.choice(parts)] for _ in prompts]
     lookup = NgramProposer(3, 32)
-    drafts = KnownDrafts(0.8, vocab)
+    drafts = KnownDrafts(0.0 if name == "wrong" else 0.8, vocab)
     for prompt, output in zip(prompts, outputs, strict=True):
         drafts.record(prompt, output)
     speculation = Speculation(
-        drafts if name == "known" else lookup, vocab=vocab, max_rows=rows, most=64, depth=most
+        lookup if name == "ngram" else drafts, vocab=vocab, max_rows=rows, most=64, depth=most
     )
     starts, counts, took = [16] * rows, [0] * rows, dict.fromkeys(("fill", "accept", "advance"), 0.0)
     new = [
@@ -291,9 +293,10 @@ def structure(name: str, rows: int, most: int, steps: int = 300) -> dict[str, An
         ready = time.perf_counter()
         accept(sampling, wanted, sampled, result)
         accepted = time.perf_counter()
-        # the cost of a step that hides all drafts
-        result.seconds = {"forward": 1.0}
-        speculation.advance(out, result)
+        # the cost of a step that hides all drafts, or of one of a small model
+        seconds = 3e-4 * (1 + 0.1 * out.num_tokens) if name == "wrong" else 1.0
+        result.seconds = {"forward": seconds}
+        speculation.advance(out, result, seconds)
         advanced = time.perf_counter()
         for i, tokens in enumerate(result.token_ids):
             starts[i] += len(tokens)

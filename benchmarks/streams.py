@@ -6,6 +6,7 @@ python benchmarks/streams.py --bare              the real engine, and a constant
 python benchmarks/streams.py --answers read      random weights; answers are read in parts (text, reasoning, calls)
 python benchmarks/streams.py --answers thinking  the same, and all of them are reasoning
 python benchmarks/streams.py --api anthropic     another API in place of OpenAI's chat
+python benchmarks/streams.py --server hypercorn  another server in place of Quire's own, both over HTTP/1.1
 
 Clients run in a process of their own. CPU time is this process's, user and system, from the first request to the last
 byte, so a request's own cost is in it. Much of it is waiting for memory: whatever else runs on the machine between
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import http.client
 import itertools
@@ -31,7 +33,7 @@ import resource
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,13 @@ APIS: dict[str, tuple[str, Callable[[int], dict[str, Any]], bytes]] = {
     ),
     "anthropic": ("/v1/messages", lambda n: {"messages": _SAID, "max_tokens": n}, b'"delta":'),
     "ollama": ("/api/chat", lambda n: {"messages": _SAID, "options": {"num_predict": n}}, b'"done":false'),
+    "llama-server": ("/completion", lambda n: {"prompt": "Hi", "n_predict": n}, b'"stop":false'),
+    "tgi": (
+        "/generate_stream",
+        lambda n: {"inputs": "Hi", "parameters": {"max_new_tokens": n}},
+        b'"token":',
+    ),
+    "sglang": ("/generate", lambda n: {"text": "Hi", "sampling_params": {"max_new_tokens": n}}, b'"text":'),
 }
 
 
@@ -238,6 +247,40 @@ async def one_round(port: int, args: argparse.Namespace, *, health: bool) -> str
     )
 
 
+@contextlib.asynccontextmanager
+async def served(server: HttpServer, sock: socket.socket, name: str) -> AsyncIterator[int]:
+    """The port on which a server of this name runs the application."""
+    app: Any = server._server.config.app
+    port: int = sock.getsockname()[1]
+    if name == "quire":
+        await server.start(sock)
+        yield port
+        await server.stop()
+        return
+    ending = asyncio.Event()
+    if name == "hypercorn":
+        from hypercorn.asyncio import serve
+        from hypercorn.config import Config
+
+        config = Config()
+        config.bind = [f"fd://{sock.detach()}"]
+        running = asyncio.create_task(serve(app, config, shutdown_trigger=ending.wait))
+    else:
+        from granian.constants import Interfaces
+        from granian.server.embed import Server
+
+        sock.close()
+        granian = Server(app, address="127.0.0.1", port=port, interface=Interfaces.ASGI)
+        running = asyncio.create_task(granian.serve())
+        await asyncio.sleep(1.0)
+    yield port
+    if name == "hypercorn":
+        ending.set()
+    else:
+        granian.stop()
+    await running
+
+
 async def measure(args: argparse.Namespace, model: str) -> None:
     config = ServingConfig(port=0)
     weights = "auto" if args.model else "random"
@@ -247,15 +290,14 @@ async def measure(args: argparse.Namespace, model: str) -> None:
     if isinstance(engine, Bare):
         server._server.config.app = bare(engine, args.tokens)  # before it is loaded
     sock: socket.socket = bind(config)
-    await server.start(sock)
-    await engine.start()
-    gc.freeze()  # as `quire serve` does
-    for number in range(args.rounds + 2):  # the first warms up
-        told = await one_round(sock.getsockname()[1], args, health=number > args.rounds)
-        if number:
-            print(told, flush=True)
-    await engine.stop(0.0)
-    await server.stop()
+    async with served(server, sock, args.server) as port:
+        await engine.start()
+        gc.freeze()  # as `quire serve` does
+        for number in range(args.rounds + 2):  # the first warms up
+            told = await one_round(port, args, health=number > args.rounds)
+            if number:
+                print(told, flush=True)
+        await engine.stop(0.0)
     if not args.bare:
         print(f"of it detokenization: {detokenizing(model, 20_000) * 1e6:.2f} µs a token")
 
@@ -275,6 +317,7 @@ def main() -> None:
         default="chat",
         help="what the clients speak; others than chat end where a checkpoint ends",
     )
+    parser.add_argument("--server", choices=("quire", "hypercorn", "granian"), default="quire")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)

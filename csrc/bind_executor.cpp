@@ -34,6 +34,7 @@ void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>
   step.slots = at<int32_t>(arrays.at(3));
   step.logit_rows = at<int32_t>(arrays.at(4));
   step.mirrors = at<int32_t>(arrays.at(5));
+  step.adapters = at<int32_t>(arrays.at(6));
   for (uintptr_t table : block_tables) step.block_tables.push_back(at<int32_t>(table));
   e.bind(limits, step, arena_bytes, block_bytes, kv_dtype);
 }
@@ -128,6 +129,22 @@ void bind_building(nb::class_<Executor>& c) {
       .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a, "kv_dtype"_a);
 }
 
+void bind_adapters(nb::class_<Executor>& c) {
+  c.def(
+       "add_adapted",
+       [](Executor& e, const std::string& name, int cols, int rank, const std::vector<int>& rows) {
+         e.adapters().declare(name, cols, rank, rows);
+       },
+       "name"_a, "cols"_a, "rank"_a, "rows"_a, "A linear that adapters may change, with the rows of its parts.")
+      .def(
+          "put_adapter",
+          [](Executor& e, int slot, const std::string& name, int part, uintptr_t a, uintptr_t b, int rank) {
+            e.adapters().put(slot, name, part, at<float>(a), at<float>(b), rank);
+          },
+          nogil(), "slot"_a, "name"_a, "part"_a, "a"_a, "b"_a, "rank"_a)
+      .def("clear_adapter", [](Executor& e, int slot) { e.adapters().clear(slot); }, "slot"_a);
+}
+
 void bind_running(nb::class_<Executor>& c) {
   c.def("run", &Executor::run, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a)
       .def("run_head", &Executor::run_head, nogil(), "logit_rows"_a)
@@ -150,6 +167,7 @@ void bind_running(nb::class_<Executor>& c) {
           "name"_a)
       .def_prop_ro("weight_bytes", [](const Executor& e) { return e.weights().arena().bytes(); })
       .def_prop_ro("kv_bytes", &Executor::kv_bytes)
+      .def_prop_ro("adapter_bytes", [](const Executor& e) { return e.adapters().memory().bytes(); })
       .def_prop_ro("kv_warmed", &Executor::kv_warmed, "Bytes of the cache whose pages are in memory ahead of use.")
       .def_prop_ro("activation_bytes", &Executor::activation_bytes)
       .def_prop_ro("table_bytes", &Executor::table_bytes)
@@ -170,14 +188,21 @@ void bind_executor(nb::module_& m) {
       .def_rw("num_blocks", &quire::Limits::num_blocks)
       .def_rw("block_size", &quire::Limits::block_size)
       .def_rw("branches", &quire::Limits::branches)
-      .def_rw("branch_blocks", &quire::Limits::branch_blocks);
+      .def_rw("branch_blocks", &quire::Limits::branch_blocks)
+      .def_rw("max_loras", &quire::Limits::max_loras);
 
   nb::class_<quire::Group>(m, "Group");
   nb::class_<quire::LocalGroup, quire::Group>(m, "LocalGroup", "Ranks in threads of this process.")
       .def(nb::init<int>(), "size"_a)
       .def("leave", &quire::LocalGroup::leave, "End the wait of all other ranks: this one will not come.");
 
+  m.def(
+      "adapted_bytes",
+      [](int cols, int rank, const std::vector<int>& rows) { return quire::LowRank::of(cols, rank, rows).bytes(); },
+      "cols"_a, "rank"_a, "rows"_a, "Bytes of a linear in a slot for adapters.");
+
   nb::class_<Executor> executor(m, "Executor");
   bind_building(executor);
+  bind_adapters(executor);
   bind_running(executor);
 }

@@ -39,6 +39,7 @@ void bind_numbers(nb::module_& m) {
   m.attr("MAX_TOP_K") = quire::kMaxTopK;
   m.attr("PACK_LAYOUT") = quire::kPackLayout;
   m.attr("PANEL_ROWS") = quire::kPanel;
+  m.attr("RANK_LANES") = quire::kRankLanes;
   m.attr("SUPER_GROUPS") = GroupFormat::kSuper;
   m.attr("TILE_TOKENS") = quire::kTile;
 }

@@ -130,6 +130,11 @@ class BoundSampler {
     return nb::make_tuple(p.chosen, p.rank, ids, values);
   }
 
+  double surprise(int slot) const {
+    require(slot >= 0 && slot < sampler_.max_slots() && sampler_.used(slot), "slot: is not in use");
+    return sampler_.surprise(slot);
+  }
+
   nb::object logprobs(int row) const {
     require(row >= 0 && row < sampler_.max_rows(), "row: out of range");
     return to_tuple(sampler_.logprobs()[row]);
@@ -209,7 +214,13 @@ void bind_slot_params(nb::module_& m) {
       .def_rw("stop_ids", &SlotParams::stop_ids)
       .def_rw("bias_ids", &SlotParams::bias_ids)
       .def_rw("bias_values", &SlotParams::bias_values)
-      .def_prop_ro("penalized", &SlotParams::penalized);
+      .def_rw("bad_tokens", &SlotParams::bad_tokens)
+      .def_rw("bad_ends", &SlotParams::bad_ends)
+      .def_rw("breakers", &SlotParams::breakers)
+      .def_rw("ordered", &SlotParams::ordered)
+      .def_rw("order", &SlotParams::order)
+      .def_rw("surprise", &SlotParams::surprise)
+      .def_prop_ro("needs_tokens", &SlotParams::needs_tokens);
 }
 
 void bind_judging(nb::module_& m) {
@@ -276,6 +287,7 @@ void bind_sampler(nb::module_& m) {
            "chances"_a.noconvert().none() = nb::none())
       .def("commit", &BoundSampler::commit, "slots"_a.noconvert(), "tokens"_a.noconvert())
       .def("logprobs", &BoundSampler::logprobs, "row"_a)
+      .def("surprise", &BoundSampler::surprise, "slot"_a)
       .def("score", &BoundSampler::score, "logits"_a.noconvert(), "target_token_ids"_a.noconvert(), "count"_a,
            "maxima"_a.noconvert().none())
       .def(

@@ -45,6 +45,7 @@ size_t Context::plan_step() {
     for (int t = step.query_start[b], end = step.query_start[b + 1]; t < end; t = pieces.back().end)
       pieces.push_back({b, t, std::min(end, t + kTile - step.positions[t] % kTile)});
   plan_mirrors();
+  adapters.plan_step(rows, step.query_start, step.slots, step.adapters);
   attention.plan_step(rows, step.query_start, step.positions);
   int highest = -1;  // block that the step writes
   for (const TilePiece& piece : pieces) {

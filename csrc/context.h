@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "adapter_pool.h"
 #include "arena.h"
 #include "attention.h"
 #include "expert_plan.h"
@@ -23,6 +24,7 @@ namespace quire {
 struct Limits {
   int max_tokens = 0, max_rows = 0, max_logit_rows = 0, max_len = 0, num_blocks = 0, block_size = 0;
   int branches = 0, branch_blocks = 0;  // rows and blocks beyond these, for trees of drafts
+  int max_loras = 0;                    // slots for adapters
   int lines() const { return max_rows + branches; }
   int blocks() const { return num_blocks + branch_blocks; }
   int blocks_per_row() const { return (max_len + block_size - 1) / block_size; }
@@ -35,6 +37,7 @@ struct StepPointers {
   const int32_t* query_start = nullptr;
   const int32_t* slots = nullptr;
   const int32_t* logit_rows = nullptr;
+  const int32_t* adapters = nullptr;  // slot of the adapter of each line, -1 for none
   // [n, 4]: tokens [begin, end) of a row are written to `line` too, whose row goes up to position stop - 1. An entry that
   // ends at 0 is none.
   const int32_t* mirrors = nullptr;
@@ -84,11 +87,12 @@ struct TilePiece {
 
 struct Context {
   Context(const Kernels& kernels, ThreadPool& pool)
-      : kernels(kernels), threads(pool.threads()), weights(kernels, pool) {}
+      : kernels(kernels), threads(pool.threads()), weights(kernels, pool), adapters(kernels) {}
 
   const Kernels& kernels;
   const int threads;
   Weights weights;
+  AdapterPool adapters;
   std::deque<Buffer> buffers;  // addresses stay
   std::unordered_map<std::string, const Buffer*> buffer_names;
   std::deque<Rope> ropes;

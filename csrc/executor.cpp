@@ -54,6 +54,7 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   c.attention.allocate(c.threads, limits.max_tokens, limits.max_len);
   c.rounded.allocate(c.threads);
   c.experts.allocate(limits.max_tokens);
+  c.adapters.allocate(limits.max_loras, limits.max_tokens);
   c.pieces.reserve(limits.max_tokens);
   c.mirrors.reserve(static_cast<size_t>(limits.branches) * limits.block_size);
   const Op* next = nullptr;
@@ -101,6 +102,7 @@ std::vector<std::tuple<std::string, uintptr_t, size_t>> Executor::arenas() const
   };
   add("weights", weights().arena());
   add("kv", context_.kv);
+  add("adapters", context_.adapters.memory());
   for (const Arena* part : activation_arenas()) add("activations", *part);
   return found;
 }
@@ -175,14 +177,26 @@ void Executor::run_ops(size_t begin, size_t end) {
   if (context_.apart.load()) throw std::runtime_error("ranks came apart: one left, or runs another step or program");
 }
 
+// Deals the tasks of the first op from `op` on that has some; returns its number, or `end`. Threads do not meet for ops
+// without tasks.
+size_t Executor::deal_from(size_t op, size_t end) {
+  for (; op < end; ++op)
+    if (const int tasks = ops_[op]->tasks()) {
+      tasks_.deal(tasks);
+      break;
+    }
+  return op;
+}
+
 void Executor::step(size_t begin, size_t end, int thread) {
   Stopwatch watch(profile_.get(), thread);
-  for (size_t i = begin; i < end; ++i) {
+  for (size_t i = begin; i < end;) {
     Op& op = *ops_[i];
     for (int t = tasks_.claim(thread); t >= 0; t = tasks_.claim(thread)) op.run(t, thread);
     watch.worked(i);
-    if (i + 1 < end) pool_.barrier(thread, [&] { tasks_.deal(ops_[i + 1]->tasks()); });
+    if (i + 1 < end) pool_.barrier(thread, [&] { next_ = deal_from(i + 1, end); });
     watch.met(i);
+    i = i + 1 < end ? next_ : end;
   }
 }
 

@@ -25,6 +25,8 @@ class Executor {
   const Weights& weights() const { return context_.weights; }
   void add_rope(const float* cos, const float* sin, int max_len, int half, bool interleaved);
   void add_buffer(const std::string& name, const Buffer& buffer);
+  AdapterPool& adapters() { return context_.adapters; }
+  const AdapterPool& adapters() const { return context_.adapters; }
   void add_kv_layer(const KVLayer& layer) { context_.kv_layers.push_back(layer); }
   void add_op(const std::string& kind, const FieldMap& fields);
   // Later ops are over rows that want logits.
@@ -63,6 +65,7 @@ class Executor {
   void set_step(int tokens, int rows, int logit_rows);
   void run_ops(size_t begin, size_t end);
   void step(size_t begin, size_t end, int thread);
+  size_t deal_from(size_t op, size_t end);
 
   const Kernels& kernels_;
   const ThreadOwner<ThreadPool> pool_owner_;
@@ -72,6 +75,7 @@ class Executor {
   size_t head_begin_ = 0;
   ThreadOwner<PageWarmer> kv_pages_;  // after the arena: it ends first
   Tasks tasks_;                       // of the op that runs
+  size_t next_ = 0;                   // the op after it; set while all threads wait
   std::unique_ptr<Profile> profile_;
   int stop_after_ = -1;
 };

@@ -64,6 +64,12 @@ const Param* Fields::optional_vector(const std::string& name) {
   return std::holds_alternative<std::monostate>(value(name)) ? nullptr : &vector(name);
 }
 
+const LowRank& Fields::low_rank(const std::string& name) { return context_.adapters.at(text(name)); }
+
+const LowRank* Fields::optional_low_rank(const std::string& name) {
+  return std::holds_alternative<std::monostate>(value(name)) ? nullptr : &low_rank(name);
+}
+
 const KVLayer& Fields::kv_layer(const std::string& name) {
   const int layer = integer(name);
   if (layer < 0 || layer >= static_cast<int>(context_.kv_layers.size())) refuse(name, "no such layer");

@@ -28,6 +28,8 @@ class Fields {
   const Param& weight(const std::string& name);            // packed, or a table
   const Param& vector(const std::string& name);
   const Param* optional_vector(const std::string& name);
+  const LowRank& low_rank(const std::string& name);
+  const LowRank* optional_low_rank(const std::string& name);
   const KVLayer& kv_layer(const std::string& name);
   const Rope* optional_rope(const std::string& name);
 

@@ -100,6 +100,35 @@ struct LinearTask {
       nullptr;  // weights that the thread reads after these panels, or null: what to prefetch at their end
 };
 
+// Lanes of a vector of ranks, or of output columns, of an adapter.
+constexpr int kRankLanes = 16;
+
+// y[t] = A x[t] for sixteen ranks and some tokens. A is bfloat16 [rank/16][k][16]: a[r, i] at (r/16*k + i)*16 + r%16.
+struct ShrinkTask {
+  const void* x;  // [tokens, k] of x_dtype, float32 or bfloat16
+  DType x_dtype;
+  size_t ldx;
+  const int32_t* tokens;  // rows of x and y
+  int count;
+  const uint16_t* a;  // the sixteen ranks
+  float* y;           // the first of sixteen columns of token 0
+  size_t ldy;
+  int k;
+};
+
+// y[t] += B x[t] for some tokens and columns. B is bfloat16 [n/16][ldb][16]: b[c, r] at (c/16*ldb + r)*16 + c%16.
+struct ExpandTask {
+  const float* x;  // [tokens, rank]
+  size_t ldx;
+  const int32_t* tokens;  // rows of x; the row of y is that less first_token
+  int count, first_token;
+  const uint16_t* b;
+  size_t ldb;
+  float* y;  // column col_begin of the first row
+  size_t ldy;
+  int rank, col_begin, col_end;
+};
+
 struct PackTask {
   const void* src;  // [rows, k] row-major, `src_dtype`
   DType src_dtype;
@@ -327,6 +356,8 @@ struct ScaleTask;
   X(linear_bf16, void, const LinearTask&)                                                                         \
   X(linear_f16, void, const LinearTask&)                                                                          \
   X(linear_groups, void, const LinearTask&)                                                                       \
+  X(shrink, void, const ShrinkTask&)                                                                              \
+  X(expand, void, const ExpandTask&)                                                                              \
   X(pack_f32, void, const PackTask&)                                                                              \
   X(pack_bf16, void, const PackTask&)                                                                             \
   X(pack_f16, void, const PackTask&)                                                                              \

@@ -26,7 +26,7 @@ inline Philox4 philox4x32(Philox4 c, uint32_t key0, uint32_t key1) {
 }
 
 // What numbers are for: those for different purposes at one place are independent.
-enum class Draw : uint32_t { token = 0, span = 1, accept = 2, residual = 3 };
+enum class Draw : uint32_t { token = 0, span = 1, accept = 2, residual = 3, xtc = 4 };
 
 // Where a token is drawn: for which request and sample of it, and at which position in the sequence.
 struct Place {

@@ -132,6 +132,17 @@ const float* RowSampler::distribution(const View& row, float max, const Sampling
   return share;
 }
 
+Cut RowSampler::cut(const View& row, float max, const SamplingParams& params) {
+  View left = row;
+  return truncation(row, max, params, 1.0f, &left);
+}
+
+const float* RowSampler::weigh(const View& row, float max, double* total) {
+  k_.exp_row({row.x, row.n, max, 1.0f, row.block_max, weights_.data(), nullptr});
+  *total = sum_of(0, row.n, [&](int i) { return weights_[i]; });
+  return weights_.data();
+}
+
 double RowSampler::log_sum_exp(const View& row, float max) {
   k_.exp_row({row.x, row.n, max, 1.0f, row.block_max, nullptr, block_sum_.data()});
   double sum = 0;

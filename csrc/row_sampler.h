@@ -44,8 +44,11 @@ class RowSampler {
   View scan(const float* x, const float* maxima, RowMax* top);
   View rescan(const float* x, RowMax* top);
 
+  int vocab() const { return vocab_; }
   // Where a changed copy of a row is made, [vocab].
   float* edited() { return edited_.data(); }
+  // Room for [vocab] numbers, which any function may change.
+  int32_t* scratch() { return ids_.data(); }
 
   // The first token whose logit is `max`.
   int32_t argmax(const View& row, float max) const;
@@ -63,6 +66,12 @@ class RowSampler {
   // The probabilities [vocab] that `draw` draws by; the temperature is above 0. `entropy`, in nats, if it is wanted.
   // Without `out` they are valid until the next call of any function.
   const float* distribution(const View& row, float max, const SamplingParams& params, float* out, double* entropy);
+
+  // What the truncations leave of a row at temperature 1.
+  Cut cut(const View& row, float max, const SamplingParams& params);
+
+  // e^(x - max) of a row, valid until the next call of another function, and their sum.
+  const float* weigh(const View& row, float max, double* total);
 
   // ln of the sum of e^x.
   double log_sum_exp(const View& row, float max);

@@ -22,6 +22,9 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
   refuse("row " + std::to_string(row) + ": slot " + std::to_string(slot) + " " + what);
 }
 
+// Tokens by which what a slot keeps of its sequence grows.
+constexpr size_t kPastStep = 1024;
+
 size_t mask_words(int vocab) { return (static_cast<size_t>(vocab) + 31) / 32; }
 
 void check_ids(const char* name, const int32_t* ids, size_t n, int vocab) {
@@ -73,7 +76,9 @@ void Sampler::add(int index, const SlotParams& params, const int32_t* tokens, si
   check_ids("banned_token_ids", params.banned, vocab_);
   check_ids("stop_ids", params.stop_ids, vocab_);
   check_ids("logit_bias", params.bias_ids, vocab_);
-  if (params.penalized()) check_ids("token_ids", tokens, num_tokens, vocab_);
+  check_ids("bad_words", params.bad_tokens, vocab_);
+  check_ids("dry_sequence_breakers", params.breakers, vocab_);
+  if (params.needs_tokens()) check_ids("token_ids", tokens, num_tokens, vocab_);
 
   auto slot = std::make_unique<Slot>();
   slot->params = params;
@@ -85,14 +90,26 @@ void Sampler::add(int index, const SlotParams& params, const int32_t* tokens, si
     slot->params.banned = std::vector<int32_t>();
   }
   slot->params.allowed = std::vector<int32_t>();  // now in the mask
-  if (params.penalized())
+  if (params.counts())
     for (size_t i = 0; i < num_tokens; ++i) {
       if (static_cast<int>(i) < params.prompt_len)
         slot->counts.see(tokens[i]);
       else
         slot->counts.add(tokens[i]);
     }
+  if (params.looks_back()) slot->past.assign(tokens, tokens + num_tokens);
+  if (params.chained()) slot->chain = chain_steps(params, params.ordered ? &params.order : nullptr);
+  slot->surprise = slot->next_surprise = params.surprise;
   slots_[index] = std::move(slot);
+}
+
+void Sampler::Slot::take(int32_t token) {
+  if (params.counts()) counts.add(token);
+  if (params.looks_back()) {
+    if (past.size() == past.capacity()) past.reserve(past.size() + kPastStep);
+    past.push_back(token);
+  }
+  surprise = next_surprise;
 }
 
 void Sampler::drop(int slot) {
@@ -110,6 +127,8 @@ void Sampler::check(const SampleTask& task) {
   for (int i = 0; i < task.rows; ++i) {
     const int slot = task.slots[i];
     if (slot < 0 || slot >= max_slots() || !slots_[slot]) refuse_row(i, slot, "is not in use");
+    if (task.drafts && task.drafts[i] >= 0 && slots_[slot]->params.mirostat)
+      refuse_row(i, slot, "has a draft, and mirostat, which needs each token before the next");
     if (task.drafts && task.drafts[i] >= vocab_)
       refuse_row(i, slot, "has a draft " + std::to_string(task.drafts[i]) + " outside the vocabulary");
     if (i && task.drafts && task.drafts[i - 1] >= 0) {
@@ -154,8 +173,7 @@ void Sampler::commit(const int32_t* slots, const int32_t* tokens, size_t count) 
     if (slots[i] < 0 || slots[i] >= max_slots() || !slots_[slots[i]])
       refuse_row(static_cast<int>(i), slots[i], "is not in use");
   check_ids("tokens", tokens, count, vocab_);
-  for (size_t i = 0; i < count; ++i)
-    if (slots_[slots[i]]->params.penalized()) slots_[slots[i]]->counts.add(tokens[i]);
+  for (size_t i = 0; i < count; ++i) slots_[slots[i]]->take(tokens[i]);
 }
 
 void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
@@ -180,27 +198,65 @@ void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
   const float* x = edit(task, row, rows);
   if (x != raw) view = rows.rescan(x, &max);
   if (max.max == -kInfinity) return finish(RowStatus::nothing_left, -1);
+  Mirostat mirostat;
+  const SamplingParams* how = &p;
+  static const SamplingParams kPlain;
+  if (p.chained()) {
+    mirostat = run_chain(task, row, rows, &view, &max.max);
+    how = &kPlain;
+  }
 
   int32_t token;
   if (task.guess_count) {
-    guess(task, row, view, max.max, rows);
+    guess(task, row, view, max.max, *how, rows);
     token = task.guesses[guesses];
-  } else if (p.temperature == 0.0) {
+  } else if (how->temperature == 0.0) {
     token = rows.argmax(view, max.max);
   } else {
-    token = judge(task, row, view, max.max, rows);
+    token = judge(task, row, view, max.max, *how, rows);
   }
-  if (task.distributions && p.temperature != 0.0)
-    rows.distribution(view, max.max, p, task.distributions + offset(row), nullptr);
+  if (task.distributions && how->temperature != 0.0)
+    rows.distribution(view, max.max, *how, task.distributions + offset(row), nullptr);
+  if (p.mirostat && !task.guess_count) slot.next_surprise = next_surprise(mirostat, p, view.x[token], max.max);
   if (p.logprobs >= 0) fill_logprobs(raw_view, raw_max.max, token, p.logprobs, rows, &logprobs_[row]);
-  if (p.penalized() && !task.drafts) slot.counts.add(token);
+  if (!task.drafts) slot.take(token);
   finish(RowStatus::ok, token);
 }
 
-// The draft if it is accepted without being the sample; else the sample, or what takes its place.
-int32_t Sampler::judge(const SampleTask& task, int row, const View& view, float max, RowSampler& rows) const {
+Place Sampler::place_of(const SampleTask& task, int row) const {
   const SlotParams& p = slots_[task.slots[row]]->params;
-  const Place place{p.seed, p.sample_index, static_cast<uint32_t>(task.positions[row])};
+  return {p.seed, p.sample_index, static_cast<uint32_t>(task.positions[row])};
+}
+
+PastTokens Sampler::past_of(const SampleTask& task, int row) const {
+  const Slot& slot = *slots_[task.slots[row]];
+  int drafts = 0;  // of this slot in the rows before
+  while (task.drafts && drafts < row && task.drafts[row - drafts - 1] >= 0) ++drafts;
+  return {slot.past, slot.params.prompt_len, drafts ? task.drafts + row - drafts : nullptr, drafts};
+}
+
+Mirostat Sampler::run_chain(const SampleTask& task, int row, RowSampler& rows, View* view, float* max) const {
+  const Slot& slot = *slots_[task.slots[row]];
+  Mirostat mirostat{slot.surprise, 0};
+  SamplerChain chain(rows, slot.params, place_of(task, row), &mirostat);
+  for (ChainStep step : slot.chain) {
+    if (step == ChainStep::penalties) {
+      penalize(slot, past_of(task, row), rows);
+    } else if (step == ChainStep::dry) {
+      if (slot.params.dry())
+        penalize_repetitions(past_of(task, row), slot.params, slot.params.breakers, rows.scratch(), rows.edited());
+    } else {
+      chain.run(step);
+    }
+  }
+  *view = chain.view(max);
+  return mirostat;
+}
+
+// The draft if it is accepted without being the sample; else the sample, or what takes its place.
+int32_t Sampler::judge(const SampleTask& task, int row, const View& view, float max, const SamplingParams& p,
+                       RowSampler& rows) const {
+  const Place place = place_of(task, row);
   const Judging& judging = task.judging;
   const int32_t draft = task.drafts ? task.drafts[row] : -1;
   if (judging.acceptance == Acceptance::same || draft < 0) return rows.draw(view, max, p, place);
@@ -214,8 +270,8 @@ int32_t Sampler::judge(const SampleTask& task, int row, const View& view, float 
   return is_typical(share, entropy, draft, judging.epsilon) ? draft : rows.draw(view, max, p, place);
 }
 
-void Sampler::guess(const SampleTask& task, int row, const View& view, float max, RowSampler& rows) const {
-  const SlotParams& p = slots_[task.slots[row]]->params;
+void Sampler::guess(const SampleTask& task, int row, const View& view, float max, const SamplingParams& p,
+                    RowSampler& rows) const {
   const int count = task.guess_count;
   int32_t* tokens = task.guesses + static_cast<size_t>(row) * static_cast<size_t>(count);
   float* chances = task.chances + static_cast<size_t>(row) * static_cast<size_t>(count);
@@ -226,8 +282,7 @@ void Sampler::guess(const SampleTask& task, int row, const View& view, float max
     return;
   }
   Leader leaders[SampleTask::kMostGuesses];
-  const Place place{p.seed, p.sample_index, static_cast<uint32_t>(task.positions[row])};
-  const int found = rows.race(view, max, p, place, count, leaders);
+  const int found = rows.race(view, max, p, place_of(task, row), count, leaders);
   double sum = 0;
   for (int i = 0; i < found; ++i) {
     tokens[i] = leaders[i].token;
@@ -246,7 +301,8 @@ const float* Sampler::edit(const SampleTask& task, int row, RowSampler& rows) co
   const bool masked = task.masks && task.lines[row] >= 0;
   const uint32_t* bitmask = masked ? task.masks + static_cast<size_t>(task.lines[row]) * mask_words(vocab_) : nullptr;
   const bool hold_stops = task.positions[row] - p.prompt_len < p.min_tokens && !p.stop_ids.empty();
-  if (!bitmask && slot.mask.empty() && p.banned.empty() && !hold_stops && p.bias_ids.empty() && !p.penalized())
+  if (!bitmask && slot.mask.empty() && p.banned.empty() && !hold_stops && p.bias_ids.empty() && !p.penalized() &&
+      !p.chained() && !p.looks_back())
     return x;
   float* y = rows.edited();
   if (!slot.mask.empty()) {
@@ -264,30 +320,34 @@ const float* Sampler::edit(const SampleTask& task, int row, RowSampler& rows) co
     float& logit = y[p.bias_ids[i]];
     logit = change(logit, logit + p.bias_values[i]);
   }
-  if (p.penalized()) {
-    int drafts = 0;  // of this slot in the rows before
-    while (task.drafts && drafts < row && task.drafts[row - drafts - 1] >= 0) ++drafts;
-    penalize(slot, drafts ? task.drafts + row - drafts : nullptr, drafts, y);
-  }
+  if (!p.bad_ends.empty()) ban_sequences(past_of(task, row), p.bad_tokens, p.bad_ends, y);
+  if (p.chained()) return y;  // which has the rest
+  penalize(slot, past_of(task, row), rows);
+  if (p.dry()) penalize_repetitions(past_of(task, row), p, p.breakers, rows.scratch(), y);
   return y;
 }
 
 // Repetition penalty: Keskar et al., CTRL, 2019 (arXiv:1909.05858), over prompt and output. Frequency and presence:
-// OpenAI's API reference, over the output. `drafts` are outputs too.
-void Sampler::penalize(const Slot& slot, const int32_t* drafts, int count, float* x) const {
-  const float repetition = static_cast<float>(slot.params.repetition_penalty);
-  const float frequency = static_cast<float>(slot.params.frequency_penalty);
-  const float presence = static_cast<float>(slot.params.presence_penalty);
+// OpenAI's API reference, over the output. Drafts are outputs too.
+void Sampler::penalize(const Slot& slot, const PastTokens& past, RowSampler& rows) const {
+  const SlotParams& p = slot.params;
+  if (!p.penalized()) return;
+  float* x = rows.edited();
+  const float repetition = static_cast<float>(p.repetition_penalty);
+  const float frequency = static_cast<float>(p.frequency_penalty);
+  const float presence = static_cast<float>(p.presence_penalty);
   auto penalize_token = [&](int32_t token, uint32_t outputs) {
-    outputs += static_cast<uint32_t>(std::count(drafts, drafts + count, token));
     float y = x[token];
     y = change(y, y > 0 ? y / repetition : y * repetition);
     if (outputs) y = y - frequency * static_cast<float>(outputs) - presence;
     x[token] = change(x[token], y);
   };
-  slot.counts.each(penalize_token);
-  for (int i = 0; i < count; ++i)
-    if (!slot.counts.has(drafts[i]) && std::count(drafts, drafts + i, drafts[i]) == 0) penalize_token(drafts[i], 0);
+  if (!p.counts()) return each_of_window(past, past.last(p.repeat_last_n), rows.scratch(), penalize_token);
+  const int32_t *drafts = past.drafts(), *end = drafts + past.draft_count();
+  auto drafted = [&](int32_t token) { return static_cast<uint32_t>(std::count(drafts, end, token)); };
+  slot.counts.each([&](int32_t token, uint32_t outputs) { penalize_token(token, outputs + drafted(token)); });
+  for (const int32_t* draft = drafts; draft != end; ++draft)
+    if (!slot.counts.has(*draft) && std::count(drafts, draft, *draft) == 0) penalize_token(*draft, drafted(*draft));
 }
 
 // ---- log-probabilities ----------------------------------------------------------------------------------------------
@@ -328,17 +388,23 @@ size_t Sampler::memory() const {
   for (const auto& slot : slots_) {
     if (!slot) continue;
     const SlotParams& p = slot->params;
-    bytes += sizeof(Slot) + capacity_bytes(slot->mask) + slot->counts.bytes() + capacity_bytes(p.allowed) +
-             capacity_bytes(p.banned) + capacity_bytes(p.stop_ids) + capacity_bytes(p.bias_ids) +
-             capacity_bytes(p.bias_values);
+    bytes += sizeof(Slot) + capacity_bytes(slot->mask) + slot->counts.bytes() + capacity_bytes(slot->past) +
+             capacity_bytes(slot->chain) + capacity_bytes(p.allowed) + capacity_bytes(p.banned) +
+             capacity_bytes(p.stop_ids) + capacity_bytes(p.bias_ids) + capacity_bytes(p.bias_values) +
+             capacity_bytes(p.bad_tokens) + capacity_bytes(p.bad_ends) + capacity_bytes(p.breakers) +
+             capacity_bytes(p.order);
   }
   return bytes;
 }
 
 size_t Sampler::bound(const SamplerSizes& sizes, int threads, int max_len, int named) {
   const auto [vocab, max_slots, max_rows, max_logprobs] = sizes;
-  const size_t slot = sizeof(Slot) + mask_words(vocab) * 4 + static_cast<size_t>(named) * 8 +
-                      TokenCounts::bound(static_cast<size_t>(std::min(max_len, vocab)));
+  // With a copy of it while it grows. A slot has one of its past and counts.
+  const size_t past = 2 * (static_cast<size_t>(max_len) + kPastStep) * sizeof(int32_t);
+  const size_t chain = 4 * kMostSteps * sizeof(ChainStep);  // with the order that was asked for, while vectors grow
+  const size_t counts = TokenCounts::bound(static_cast<size_t>(std::min(max_len, vocab)));
+  const size_t slot = sizeof(Slot) + mask_words(vocab) * 4 + static_cast<size_t>(named) * 8 + chain +
+                      std::max(past, counts);
   const size_t per_slot = slot + sizeof(slots_[0]) + sizeof(seen_[0]);
   const size_t per_row = sizeof(tokens_[0]) + sizeof(status_[0]) + sizeof(logprobs_[0]) +
                          static_cast<size_t>(max_logprobs) * (sizeof(int32_t) + sizeof(float));

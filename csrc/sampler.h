@@ -2,9 +2,10 @@
 //
 // Order of operations on a row of raw logits:
 //   1. a row with NaN or +inf fails; log-probabilities are taken here
-//   2. allowed tokens, grammar mask, banned tokens, min_tokens, logit bias
-//   3. repetition penalty, frequency penalty, presence penalty
+//   2. allowed tokens, grammar mask, banned tokens, min_tokens, logit bias, banned sequences
+//   3. repetition penalty, frequency penalty, presence penalty, DRY
 //   4. temperature 0: argmax. Otherwise temperature, top-k, top-p, min-p and a draw
+// A slot with other steps, or another order, has 3 and 4 in a chain (sampler_chain.h) and a draw from what it leaves.
 //
 // A row's result depends on its logits, its slot's state, its position and nothing else.
 #pragma once
@@ -16,8 +17,10 @@
 #include <vector>
 
 #include "kernels.h"
+#include "past_tokens.h"
 #include "pool.h"
 #include "row_sampler.h"
+#include "sampler_chain.h"
 #include "sampling_params.h"
 #include "token_counts.h"
 
@@ -32,6 +35,18 @@ struct SlotParams : SamplingParams {
   bool restricted = false;  // only `allowed` may be sampled
   std::vector<int32_t> allowed, banned, stop_ids, bias_ids;
   std::vector<float> bias_values;
+  std::vector<int32_t> bad_tokens, bad_ends;  // sequences that must not come out, see ban_sequences
+  std::vector<int32_t> breakers;              // of DRY, rising
+  bool ordered = false;                       // `order` has the steps of the chain, see ChainStep
+  std::vector<int32_t> order;
+  double surprise = 0;  // mirostat's mu
+
+  // Whether the order of the tokens so far matters, or only which they are.
+  bool looks_back() const { return dry() || (penalized() && repeat_last_n > 0) || !bad_ends.empty(); }
+  bool counts() const { return penalized() && !looks_back(); }
+  bool needs_tokens() const { return counts() || looks_back(); }
+  // Whether steps 3 and 4 are a chain.
+  bool chained() const { return ordered || beyond_truncation(); }
 };
 
 enum class Acceptance { same, rejection, typical };
@@ -105,7 +120,7 @@ class Sampler {
   // Throws std::invalid_argument.
   Sampler(const SamplerSizes& sizes, const Kernels& kernels, ThreadPool* pool);
 
-  // Takes a slot for a sequence. `tokens` are its prompt and its outputs so far, looked at only by penalties.
+  // Takes a slot for a sequence. `tokens` are its prompt and its outputs so far, looked at if it needs_tokens().
   // Throws std::invalid_argument when the slot is taken or a token id is outside the vocabulary.
   void add(int slot, const SlotParams& params, const int32_t* tokens, size_t num_tokens);
   // Throws std::invalid_argument when the slot is free.
@@ -126,6 +141,9 @@ class Sampler {
   int max_logprobs() const { return max_logprobs_; }
   int max_slots() const { return static_cast<int>(slots_.size()); }
   int max_rows() const { return static_cast<int>(tokens_.size()); }
+  bool used(int slot) const { return slots_[slot] != nullptr; }
+  // Mirostat's mu after what was sampled and, of rows with drafts, committed. The slot is in use.
+  double surprise(int slot) const { return slots_[slot]->surprise; }
   bool wants_logprobs(int slot) const { return slots_[slot] && slots_[slot]->params.logprobs >= 0; }
   const std::vector<int32_t>& tokens() const { return tokens_; }
   const std::vector<int32_t>& status() const { return status_; }
@@ -140,19 +158,31 @@ class Sampler {
   struct Slot {
     SlotParams params;           // `allowed` and `banned` are empty once they are in the mask
     std::vector<uint32_t> mask;  // bit set: may be sampled; empty when all may
-    TokenCounts counts;          // only when penalized
+    TokenCounts counts;          // only if it counts()
+    std::vector<int32_t> past;   // only if it looks_back()
+    std::vector<ChainStep> chain;
+    double surprise, next_surprise;  // mirostat's mu, and what it will be once the sampled token is committed
+
+    void take(int32_t token);
   };
 
   void check(const SampleTask& task);
   size_t offset(int row) const { return static_cast<size_t>(row) * static_cast<size_t>(vocab_); }
   const float* maxima_of_row(const float* maxima, int row) const;
   void sample_row(const SampleTask& task, int row, RowSampler& rows);
-  int32_t judge(const SampleTask& task, int row, const View& view, float max, RowSampler& rows) const;
+  // The row after the chain of its slot, in place of `view`, and its maximum.
+  Mirostat run_chain(const SampleTask& task, int row, RowSampler& rows, View* view, float* max) const;
+  // `how`: what the row is drawn by.
+  int32_t judge(const SampleTask& task, int row, const View& view, float max, const SamplingParams& how,
+                RowSampler& rows) const;
   // The likeliest samples of a row if its logits were somewhat other ones, and for each a number in [0, 1] that rises
   // with how sure it is: with temperature 0 its probability, else its share of the speeds of those that are named.
-  void guess(const SampleTask& task, int row, const View& view, float max, RowSampler& rows) const;
+  void guess(const SampleTask& task, int row, const View& view, float max, const SamplingParams& how,
+             RowSampler& rows) const;
   const float* edit(const SampleTask& task, int row, RowSampler& rows) const;
-  void penalize(const Slot& slot, const int32_t* drafts, int count, float* x) const;
+  Place place_of(const SampleTask& task, int row) const;
+  PastTokens past_of(const SampleTask& task, int row) const;
+  void penalize(const Slot& slot, const PastTokens& past, RowSampler& rows) const;
   void fill_logprobs(const View& row, float max, int32_t token, int count, RowSampler& rows, Logprobs* out) const;
   template <class F>
   void for_rows(int rows, F f);

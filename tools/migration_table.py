@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tools.marked_tables import replaced
 
-from quire.cli.elsewhere.foreign import LCPP, OLM, SGLANG, TGI, VLLM, ForeignOption
-from quire.cli.elsewhere.known import ROWS
+from quire.config.elsewhere.foreign import LCPP, OLM, SGLANG, TGI, VLLM, ForeignOption
+from quire.config.elsewhere.known import ROWS
 
 PAGE = Path(__file__).parents[1] / "docs" / "migrating.md"
 

@@ -48,8 +48,8 @@ _ENCODERS = """
 ## Encoders
 
 BERT, RoBERTa and XLM-RoBERTa, DistilBERT, ModernBERT, Nomic Embed and GTE give
-[vectors, scores and labels](embeddings.md) and keep no cache. Each is tested against transformers alone and
-in mixed batches, in float32 to about 1e-5.
+[vectors, scores and labels](embeddings.md) and keep no cache. Each is tested against transformers (`new`: against its
+published definition) alone and in mixed batches, in float32 to about 1e-5.
 
 """
 _ENCODER_HEAD = (

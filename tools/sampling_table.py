@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tools.marked_tables import replaced
@@ -19,6 +20,8 @@ def _row(name: str, known: Parameter) -> str:
     if known.kind in {float, int}:
         values += known.range
     default = "" if known.default in (None, (), {}) else str(known.default).lower()
+    if known.default and isinstance(known.default, tuple):
+        default = " ".join(f"`{json.dumps(text)}`" for text in known.default)
     names = ", ".join(f"`{called}` ({source})" for source, called in known.names.items() if called != name)
     return f"| `{name}` | {default} | {values} | {known.help} | {names} |"
 

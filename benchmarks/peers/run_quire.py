@@ -28,7 +28,7 @@ def main() -> None:
             return [time.perf_counter() for _ in llm.stream(prompt, params(count))]
 
         def batch(self, prompts: list[list[int]], count: int) -> int:
-            outputs = llm.generate(prompts, params(count), progress=False)
+            outputs = llm.generate(prompts, params(count), use_tqdm=False)
             return sum(output.usage.completion_tokens for output in outputs)
 
     with llm:

@@ -1,4 +1,5 @@
 #include "activation.h"
+#include "expansion.h"
 #include "maxima.h"
 #include "multiply.h"
 #include "op.h"
@@ -12,7 +13,7 @@ static_assert(kPanel % kMaximaCols == 0);
 struct Linear final : Op {
   Linear(Fields& f, Context& c)
       : Op(c), x(f.buffer("x")), weight(f.weight("weight")), bias(f.optional_vector("bias")), out(f.buffer("out")),
-        first(f.integer("first")), count(f.integer("rows")), maxima(f, out, kernels()),
+        first(f.integer("first")), count(f.integer("rows")), maxima(f, out, kernels()), expansion(f, c),
         multiply(linear_kernel(kernels(), weight)), act(Activation::optional(f)) {
     f.require(count >= 0 && count <= weight.rows && (!count || (!act && !bias)),
               "the rows that are computed must be some of a weight without a bias");
@@ -26,6 +27,8 @@ struct Linear final : Op {
               "out must have the columns that are filled");
     f.require(!act || (weight.rows % (2 * kPanel) == 0 && !first && out.cols == cols),
               "gate and up must be whole panels, and out as wide as one");
+    f.require(!expansion || (!out.logits && out.per == 1 && first + count <= expansion.columns()),
+              "an adapted linear must have a row for each token, and its columns");
     f.require(!maxima || (!act && !first && out.cols == count), "maxima are of a linear that fills its rows");
   }
 
@@ -80,7 +83,9 @@ struct Linear final : Op {
     t.ldy = static_cast<size_t>(out.cols);
     t.y = out.f32_row(begin) + first;
     multiply(t);
-    maxima.leave(begin, t.rows, t.panel_begin * kPanel, std::min(count, t.panel_end * kPanel));
+    const int from = t.panel_begin * kPanel, to = std::min(count, t.panel_end * kPanel);
+    expansion.add(begin, end, t.y + from, t.ldy, first + from, first + to);
+    maxima.leave(begin, t.rows, from, to);
   }
 
   // Panels of gate and then those of up, as many as a piece of memory on the stack takes, which the L2 cache holds; and
@@ -102,6 +107,10 @@ struct Linear final : Op {
       const int count = std::min(most, last - begin), width = count * kPanel;
       product(begin, count, sums, w + (panels + begin) * panel_bytes);
       product(panels + begin, count, sums + width, begin + count < last ? w + (begin + count) * panel_bytes : after);
+      const auto expand = [&](int panel, float* y) {
+        expansion.add(row, row + t.rows, y, static_cast<size_t>(2 * width), panel * kPanel, panel * kPanel + width);
+      };
+      expand(begin, sums), expand(panels + begin, sums + width);
       const size_t at = static_cast<size_t>(row) * out.cols + static_cast<size_t>(begin) * kPanel;
       kernels().gated_act(act->task(sums, out.data() + at * dtype_bytes(out.dtype), out.dtype, t.rows, width,
                                     static_cast<size_t>(out.cols)));
@@ -114,6 +123,7 @@ struct Linear final : Op {
   const Buffer& out;
   int first, count;  // count: rows of the weight that are computed
   Maxima maxima;
+  Expansion expansion;
   LinearKernel multiply;
   std::optional<Activation> act;  // with one the weight is [gate | up]
   int panels;                     // of gate, with `act`

@@ -97,11 +97,26 @@ class Usage:
             self.rejected_prediction_tokens += drafts.drafted - drafts.accepted
 
 
+class PromptProgress(NamedTuple):
+    """How far a prompt of `total` tokens is computed, `seconds` after that began: `processed` tokens, of which `cached`
+    came from the prefix cache.
+    """
+
+    total: int
+    cached: int
+    processed: int
+    seconds: float
+
+
 @records.dataclass(slots=True)
 class Timings:
-    """Times in the life of a request, in monotonic seconds: arrival, first scheduled, first token, finished."""
+    """Times in the life of a request, in monotonic seconds: arrival, first scheduled, first token, finished.
+
+    `text` are the seconds that it took to make text, parts and events of its tokens; they are counted for traces only.
+    """
 
     arrival: float = 0.0
     scheduled: float = 0.0
     first_token: float = 0.0
     finished: float = 0.0
+    text: float = 0.0

@@ -1,4 +1,4 @@
-"""Groups of layers that keep something of earlier tokens: plain data, as in types."""
+"""Groups of layers that keep something of earlier tokens, and copies of their blocks: plain data, as in types."""
 
 from __future__ import annotations
 
@@ -49,3 +49,18 @@ class StateGroup(CacheGroup):
     layers: tuple[int, ...]
     bytes: int
     window: ClassVar[int] = 2
+
+
+@records.dataclass(frozen=True, slots=True)
+class Move:
+    """A copy of the content of a KV block from or to storage outside of the executor (see core.tier.Tier).
+
+    `digest` and `group` identify the content: the KV of a cache group for a block of tokens after a certain prefix. A
+    block being filled belongs to the move until StepOutput.filled names it. A block copied out may be reused
+    afterwards.
+    """
+
+    block: int
+    digest: bytes
+    group: int
+    fill: bool

@@ -8,16 +8,36 @@ and the table in docs/sampling.md all come from there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
 from quire.records import dataclass
 
 MAX_INTEGER = 2**31 - 1
+MAX_NAME_CHARS = 64
 # Files and APIs with other names for parameters. Those of a GGUF file follow "general.sampling.".
-NameSource = Literal["generation_config", "GGUF", "llama-server", "Ollama", "TGI"]
+NameSource = Literal["generation_config", "GGUF", "llama-server", "Ollama", "SGLang", "TGI"]
 Names = Mapping[NameSource, str]
 _NONE: Names = {}
+_APIS: tuple[NameSource, ...] = ("llama-server", "Ollama", "SGLang")
+
+
+def called(name: str, *files: NameSource) -> dict[NameSource, str]:
+    """One name in the APIs of several servers, and in files."""
+    return dict.fromkeys((*_APIS, *files), name)
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """The tokens of the texts in a request's parameters.
+
+    `bad_words` are sequences of which none is completed, `breakers` tokens that end a repetition (DRY), and `biases`
+    the tokens of texts in logit_bias: a token may occur several times, and its biases add up.
+    """
+
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    breakers: tuple[int, ...] = ()
+    biases: tuple[tuple[int, float], ...] = ()
 
 
 class Structure:
@@ -101,6 +121,40 @@ def _field(parameter: Parameter) -> Any:
     if parameter.kind is dict:
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=parameter.default, metadata=metadata)
+
+
+def ids_refusal(ids: Sequence[int]) -> str | None:
+    """What is wrong with the first invalid token id; there may be very many valid ones, so these are not walked."""
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31):
+        return None
+    wrong = (token for token in ids if not is_integer(token) or not 0 <= token < 2**31)
+    return next((f"{token!r} is not a token id" for token in wrong), None)
+
+
+def texts_refusal(texts: Sequence[str], most: int, chars: int, what: str) -> str | None:
+    """What is wrong with a list of up to `most` texts of up to `chars` characters; `what` is the name of one."""
+    if isinstance(texts, str):
+        return f"{texts[:50]!r} is not a list of strings"
+    if len(texts) > most:
+        return f"{len(texts)} strings exceed the limit of {most}"
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            return f"every {what} must be a non-empty string"
+        if len(text) > chars:
+            return f"a {what} of {len(text)} characters is over {chars}"
+    return None
+
+
+def choices_refusal(names: Sequence[str], known: Sequence[str], what: str) -> str | None:
+    """What is wrong with a list of some of the `known` names, none of them twice; `what` is the name of one."""
+    if (refusal := texts_refusal(names, len(known), MAX_NAME_CHARS, what)) is not None:
+        return refusal
+    for i, name in enumerate(names):
+        if name not in known:
+            return f"{name!r} is not one of {', '.join(known)}"
+        if name in names[:i]:
+            return f"{name} occurs twice"
+    return None
 
 
 def is_integer(value: object) -> TypeGuard[int]:

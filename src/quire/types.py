@@ -9,18 +9,24 @@ import enum
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, fields
-from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from quire import records
-from quire.answers import AnswerRegions, RowDrafts, Timings, ToolCall, Usage
-from quire.logprobs import LogprobTable, PositionLogprobs
+from quire.answers import AnswerRegions, RowDrafts
+from quire.beams import Beams
+from quire.cache_kinds import Move
+from quire.draft_paths import agreement
+from quire.logprobs import LogprobTable
 from quire.parameters import (
     MAX_INTEGER,
     NameSource,
     Parameter,
     Structure,
+    TextTokens,
+    called,
+    choices_refusal,
+    ids_refusal,
     integer,
     is_integer,
     is_number,
@@ -28,16 +34,21 @@ from quire.parameters import (
     several,
     structure,
     switch,
+    texts_refusal,
 )
 
 NO_POOLING = "this model generates text; to embed texts with it, start it with --task embed"
 MAX_LOGPROBS = 64
-_SHOWN_CHARS = 80  # the longest text shown in a repr, in characters
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 4096
 MAX_SAMPLES = 128
-# Limit of the tokens in logit_bias, banned_token_ids and stop_token_ids together.
+# Limit of the tokens in logit_bias, banned_token_ids and stop_token_ids together, and of those of texts.
 MAX_NAMED_TOKENS = 4096
+MAX_BAD_WORDS = 256
+MAX_BREAKERS = 64
+MAX_NAMED_TEXT_CHARS = 256  # of a bad word, a sequence breaker, or a text in logit_bias
+# Steps of sampling by llama.cpp's names; csrc/sampler_chain.h has them in this order.
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 # Limit of allowed_token_ids before the vocabulary is known.
 MAX_ALLOWED_TOKENS = 2**20
 
@@ -67,25 +78,6 @@ class ContextLengthError(RequestError):
     """A prompt, or the tokens to generate after it, exceed the context."""
 
 
-def check_window(
-    prompt: int,
-    max_tokens: int | None,
-    window: int,
-    name: str = "prompt_token_ids",
-    asked: str = "max_tokens",
-) -> None:
-    """Raise ContextLengthError when a prompt of `prompt` tokens and the tokens to generate exceed a context.
-
-    `max_tokens` None stands for the rest of the context. `name` and `asked` are the fields as the caller names them.
-    """
-    context = f"the model's context of {window} tokens (max_model_len)"
-    if prompt >= window:
-        raise ContextLengthError(name, f"{prompt} tokens leave no room for an output token in {context}")
-    if max_tokens is not None and prompt + max_tokens > window:
-        total = f"{prompt} prompt tokens and {max_tokens} to generate are {prompt + max_tokens}"
-        raise ContextLengthError(asked, f"{total}, over {context}")
-
-
 class CheckpointError(QuireError):
     """A checkpoint file is missing, malformed, or disagrees with its config."""
 
@@ -107,6 +99,7 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"  # numerical failure
     NO_TOKEN = "no_token"  # the model gives probability 0 to every token that the request allows
     GRAMMAR_DEAD_END = "grammar_dead_end"  # no token continues the output as the grammar wants it
+    CONTENT_FILTER = "content_filter"  # the operator's hook ended it
     GRAMMAR_LIMIT = "grammar_limit"  # the grammar took more time or memory than a request may
 
 
@@ -125,38 +118,101 @@ class SamplingParams:
 
     temperature: float = number(
         1.0, "0 is greedy", 0, 1e4, "T",
-        names={"generation_config": "temperature", "GGUF": "temp", "Ollama": "temperature"},
+        names=called("temperature", "generation_config") | {"GGUF": "temp"},
     )  # fmt: skip
     top_k: int = integer(
         0, "sample from the K most likely tokens; 0 and -1 are off", -1, MAX_INTEGER, "K",
-        names={"generation_config": "top_k", "GGUF": "top_k", "Ollama": "top_k"},
+        names=called("top_k", "generation_config", "GGUF"),
     )  # fmt: skip
     top_p: float = number(
         1.0, "sample from the smallest set with probability P", 0, 1, "P", above=True,
-        names={"generation_config": "top_p", "GGUF": "top_p", "Ollama": "top_p"},
+        names=called("top_p", "generation_config", "GGUF"),
     )  # fmt: skip
     min_p: float = number(
         0.0, "drop tokens below P times the most likely one", 0, 1, "P",
-        names={"generation_config": "min_p", "GGUF": "min_p", "Ollama": "min_p"},
+        names=called("min_p", "generation_config", "GGUF"),
     )  # fmt: skip
+    typical_p: float = number(
+        1.0, "sample from the tokens of typical surprise that have probability P together", 0, 1, "P", above=True,
+        names={"generation_config": "typical_p", "Ollama": "typical_p"},
+    )  # fmt: skip
+    top_n_sigma: float = number(
+        -1.0, "keep logits within N standard deviations of the greatest; 0 and below are off", -1, 1e3, "N"
+    )
+    xtc_probability: float = number(
+        0.0,
+        "how often the most likely tokens are excluded (XTC)",
+        0,
+        1,
+        "P",
+        names={"GGUF": "xtc_probability"},
+    )
+    xtc_threshold: float = number(
+        0.1, "XTC excludes all but the last of the tokens from this probability on", 0, 1, "P",
+        names={"GGUF": "xtc_threshold"},
+    )  # fmt: skip
+    min_keep: int = integer(0, "top_p, min_p, typical_p and XTC leave at least N tokens", 0, MAX_INTEGER, "N")
+    dynatemp_range: float = number(
+        0.0, "the temperature goes with the entropy, from T - R to T + R; 0 is off", 0, 1e4, "R"
+    )
+    dynatemp_exponent: float = number(1.0, "exponent of the entropy for dynatemp_range", 0, 100, "E")
+    mirostat: int = integer(
+        0, "version 1 or 2 keeps the surprise of tokens near mirostat_tau, in place of truncation; 0 is off", 0, 2, "V",
+        names={"GGUF": "mirostat", "Ollama": "mirostat"},
+    )  # fmt: skip
+    mirostat_tau: float = number(
+        5.0, "surprise that mirostat aims at, in bits", 0, 100, "T",
+        names={"GGUF": "mirostat_tau", "Ollama": "mirostat_tau"},
+    )  # fmt: skip
+    mirostat_eta: float = number(
+        0.1,
+        "learning rate of mirostat",
+        0,
+        100,
+        "R",
+        names={"GGUF": "mirostat_eta", "Ollama": "mirostat_eta"},
+    )
+    samplers: Sequence[str] | None = several(
+        None, "the steps of sampling in their order, by llama.cpp's names", len(SAMPLERS)
+    )
     repetition_penalty: float = number(
         1.0, "divide the logits of tokens already seen; 1 is off", 0, 1e3, "R", above=True,
         names={"generation_config": "repetition_penalty", "GGUF": "penalty_repeat", "llama-server": "repeat_penalty",
-               "Ollama": "repeat_penalty"},
+               "Ollama": "repeat_penalty", "SGLang": "repetition_penalty"},
     )  # fmt: skip
     frequency_penalty: float = number(
-        0.0, "subtract F for each time a token was generated", -100, 100, "F", names={"Ollama": "frequency_penalty"}
+        0.0, "subtract F for each time a token was generated", -100, 100, "F", names=called("frequency_penalty")
     )  # fmt: skip
     presence_penalty: float = number(
-        0.0, "subtract F from every token generated before", -100, 100, "F", names={"Ollama": "presence_penalty"}
+        0.0, "subtract F from every token generated before", -100, 100, "F", names=called("presence_penalty")
     )  # fmt: skip
-    logit_bias: Mapping[int, float] = several({}, "token id to bias in [-100, 100]", MAX_NAMED_TOKENS)
+    repeat_last_n: int = integer(
+        -1, "penalties look at the last N tokens of prompt and output; -1 is all, 0 is off", -1, MAX_INTEGER, "N",
+        names={"GGUF": "penalty_last_n", "Ollama": "repeat_last_n"},
+    )  # fmt: skip
+    dry_multiplier: float = number(
+        0.0, "penalty of tokens that go on with a repetition (DRY); 0 is off", 0, 100, "F"
+    )
+    dry_base: float = number(1.75, "DRY multiplies its penalty by B for each repeated token", 1, 10, "B")
+    dry_allowed_length: int = integer(
+        2, "DRY does not penalize shorter repetitions than N tokens", 0, 50, "N"
+    )
+    dry_penalty_last_n: int = integer(
+        -1, "DRY looks at the last N tokens of prompt and output; -1 is all, 0 is off", -1, MAX_INTEGER, "N"
+    )
+    dry_sequence_breakers: Sequence[str] = several(
+        ("\n", ":", '"', "*"), "texts whose last token ends a repetition (DRY)", MAX_BREAKERS
+    )
+    bad_words: Sequence[str] = several((), "texts whose tokens never come one after the other", MAX_BAD_WORDS)
+    logit_bias: Mapping[int | str, float] = several(
+        {}, "token id, or a text for each of its tokens, to bias in [-100, 100]", MAX_NAMED_TOKENS
+    )
     allowed_token_ids: Sequence[int] | None = several(None, "sample only these tokens", MAX_ALLOWED_TOKENS)
     banned_token_ids: Sequence[int] = several((), "never sample these tokens", MAX_NAMED_TOKENS)
     max_tokens: int | None = integer(
         None, "largest number of tokens to generate", 1, MAX_INTEGER,
         names={"generation_config": "max_new_tokens", "llama-server": "n_predict", "Ollama": "num_predict",
-               "TGI": "max_new_tokens"},
+               "SGLang": "max_new_tokens", "TGI": "max_new_tokens"},
     )  # fmt: skip
     min_tokens: int = integer(0, "do not end before N tokens", 0, MAX_INTEGER, "N")
     stop: Sequence[str] = several((), "end at any of these texts", MAX_STOP_STRINGS)
@@ -167,7 +223,7 @@ class SamplingParams:
     n: int = integer(1, "samples of each prompt", 1, MAX_SAMPLES, "N")
     seed: int | None = integer(
         None, "seed of the sampling; equal seeds give equal samples whatever else runs", -(2**63), 2**64 - 1, "N",
-        names={"Ollama": "seed"},
+        names={"llama-server": "seed", "Ollama": "seed", "SGLang": "sampling_seed"},
     )  # fmt: skip
     logprobs: int | None = integer(
         None, "report the N most likely tokens at every position", 0, MAX_LOGPROBS, "N"
@@ -194,7 +250,7 @@ class SamplingParams:
         if self.structured is not None and not isinstance(self.structured, Structure):
             raise RequestError("structured", f"{type(self.structured).__name__} is not a StructuredOutput")
         self._check_named_tokens()
-        _stop_strings(self.stop)
+        self._check_texts()
 
     def _check_named_tokens(self) -> None:
         """Check lengths before contents, so that refusing a long list costs nothing."""
@@ -204,24 +260,42 @@ class SamplingParams:
                 "logit_bias", f"{named} tokens in logit_bias, banned_token_ids and stop_token_ids exceed the "
                 f"limit of {MAX_NAMED_TOKENS}",
             )  # fmt: skip
-        _token_ids("banned_token_ids", self.banned_token_ids)
-        _token_ids("stop_token_ids", self.stop_token_ids)
+        for name in ("banned_token_ids", "stop_token_ids"):
+            _refuse(name, ids_refusal(getattr(self, name)))
         allowed, banned = self.allowed_token_ids, self.banned_token_ids
         if allowed is not None:
             if len(allowed) > MAX_ALLOWED_TOKENS:
                 raise RequestError(
                     "allowed_token_ids", f"{len(allowed)} tokens exceed the limit of {MAX_ALLOWED_TOKENS}"
                 )  # fmt: skip
-            _token_ids("allowed_token_ids", allowed)
+            _refuse("allowed_token_ids", ids_refusal(allowed))
             if not allowed or (banned and not set(allowed).difference(banned)):
                 raise RequestError(
                     "allowed_token_ids", "no token can be sampled: all allowed tokens are banned"
                 )
+        texts = [token for token in self.logit_bias if isinstance(token, str)]
+        _refuse("logit_bias", texts_refusal(texts, MAX_BAD_WORDS, MAX_NAMED_TEXT_CHARS, "text"))
         for token, bias in self.logit_bias.items():
-            if not is_integer(token) or token < 0:
+            if not isinstance(token, str) and (not is_integer(token) or token < 0):
                 raise RequestError("logit_bias", f"token id {token!r} is not a non-negative integer")
             if not is_number(bias) or not -100.0 <= bias <= 100.0:
                 raise RequestError("logit_bias", f"bias {bias!r} of token {token} is not in [-100, 100]")
+
+    def _check_texts(self) -> None:
+        _refuse("stop", texts_refusal(self.stop, MAX_STOP_STRINGS, MAX_STOP_STRING_CHARS, "stop string"))
+        _refuse("bad_words", texts_refusal(self.bad_words, MAX_BAD_WORDS, MAX_NAMED_TEXT_CHARS, "bad word"))
+        breakers = texts_refusal(self.dry_sequence_breakers, MAX_BREAKERS, MAX_NAMED_TEXT_CHARS, "breaker")
+        _refuse("dry_sequence_breakers", breakers)
+        if self.samplers is not None:
+            _refuse("samplers", choices_refusal(self.samplers, SAMPLERS, "sampler"))
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether tokens of texts are needed: TextTokens in the request."""
+        biased = any(isinstance(token, str) for token in self.logit_bias)
+        return (
+            bool(self.bad_words) or biased or (self.dry_multiplier > 0 and bool(self.dry_sequence_breakers))
+        )
 
     def scored_tokens(self, prompt_len: int) -> int:
         """How many tokens at the end of a prompt get logprobs. The first token of a prompt has none."""
@@ -232,7 +306,7 @@ class SamplingParams:
     def check_vocab(self, vocab_size: int, eos_token_ids: Collection[int]) -> None:
         """Raise RequestError for a token id that is not below `vocab_size`, or if no token could be sampled."""
         named: dict[str, Collection[int]] = {
-            "logit_bias": self.logit_bias,
+            "logit_bias": [token for token in self.logit_bias if not isinstance(token, str)],
             "allowed_token_ids": self.allowed_token_ids or (),
             "banned_token_ids": self.banned_token_ids,
             "stop_token_ids": self.stop_token_ids,
@@ -259,6 +333,11 @@ class SamplingParams:
                 "min_tokens",
                 f"{self.min_tokens} tokens must come before the end, but {names} no other token",
             )
+
+
+def _refuse(name: str, refusal: str | None) -> None:
+    if refusal is not None:
+        raise RequestError(name, refusal)
 
 
 PARAMETERS: Mapping[str, Parameter] = {f.name: f.metadata["parameter"] for f in fields(SamplingParams)}
@@ -324,14 +403,17 @@ class Request:
 
     `arrival` is a monotonic time in seconds; `priority` lower runs earlier (vLLM's convention); that of
     background work is core.policy.BACKGROUND, under every policy.
-    `tenant` and, within a tenant, `namespace` separate prefix caches (API key; cache salt, later the
-    adapter): equal prompts of different ones never share blocks. Each tenant has its part of the blocks.
+    `tenant` and, within a tenant, `namespace` and `adapter` separate prefix caches (API key; cache salt): equal
+    prompts of different ones never share blocks. Each tenant has its part of the blocks.
+    `adapter` is the digest of the adapter's version that computes it, "" for the model alone.
     `soft_tokens` are in order and do not overlap.
     `grammar` is enforced on the output of every sample. Such a request is `stepwise`.
     `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
     in flight it is in one of them only.
-    `prediction` is what the answer may turn out to be: drafts for it.
+    `prediction` is what the answer may turn out to be: drafts for it. Without `speculate` there are no drafts at all.
+    `beams`: the answer is found by beam search (see core.beam_search).
     `pooling`: a row of numbers is wanted for the prompt, and no token.
+    `texts` are there if `params.has_texts`.
     """
 
     request_id: str
@@ -347,7 +429,11 @@ class Request:
     grammar: Grammar | None = None
     regions: AnswerRegions | None = None
     prediction: TokenIds | None = None
+    speculate: bool = True
+    beams: Beams | None = None
     pooling: bool = False
+    texts: TextTokens | None = None
+    adapter: str = ""
 
 
 @records.dataclass(slots=True)
@@ -357,8 +443,9 @@ class NewSeq:
     `token_ids` is prompt and output so far; `prompt_len` says where the prompt ends. `blocks` holds, per
     cache group, the block ids it starts with (prefix hits); later ids come in ScheduledSeq.new_blocks.
     `stop_ids` are all ids that end it (eos and stop ids): what min_tokens holds back. `request_id` is for
-    records only. `soft_tokens` are the request's: a row takes those at its positions. So are `grammar`, `prediction`
-    and `origin`, its tenant and namespace: texts of another one must not show in its speed.
+    records only. `soft_tokens` are the request's: a row takes those at its positions. So are `grammar`, `prediction`,
+    `speculate`, `adapter` and `origin`, its tenant and namespace: texts of another one must not show in its speed.
+    `surprise` is what StepOutput.surprises had for it last.
     """
 
     seq_id: int
@@ -374,7 +461,11 @@ class NewSeq:
     grammar: Grammar | None = None
     regions: AnswerRegions | None = None
     prediction: TokenIds | None = None
+    speculate: bool = True
     origin: tuple[str, str] = ("", "")
+    texts: TextTokens | None = None
+    surprise: float | None = None
+    adapter: str = ""
 
 
 @records.dataclass(slots=True)
@@ -437,34 +528,6 @@ class ScheduledSeq:
         return found
 
 
-def agreement(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common: of a chain of drafts, how many are right."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
-
-
-def draft_depths(parents: Sequence[int]) -> list[int]:
-    """The depth of each draft of a tree, behind that of the last known token, which is 0."""
-    found = [0]
-    for parent in parents:
-        found.append(found[parent] + 1)
-    return found
-
-
-@records.dataclass(frozen=True, slots=True)
-class Move:
-    """A copy of the content of a KV block from or to storage outside of the executor (see core.tier.Tier).
-
-    `digest` and `group` identify the content: the KV of a cache group for a block of tokens after a certain prefix. A
-    block being filled belongs to the move until StepOutput.filled names it. A block copied out may be reused
-    afterwards.
-    """
-
-    block: int
-    digest: bytes
-    group: int
-    fill: bool
-
-
 @records.dataclass(slots=True)
 class SchedulerOutput:
     """What to run in one step. Row i of every step array is scheduled[i]; nothing sorts them.
@@ -502,7 +565,7 @@ class StepOutput:
 
     `late` are rows that sampled nothing, as their masks were not ready: their last token runs again. `complete` are
     rows whose sequence ends with the accepted tokens, because its grammar allows nothing after them. `pooled` has the
-    float32 numbers of rows that are pooled: their sequences end.
+    float32 numbers of rows that are pooled: their sequences end. `surprises` has mirostat's mu of rows that have one.
     """
 
     token_ids: list[list[int]]
@@ -517,6 +580,7 @@ class StepOutput:
     late: set[int] = field(default_factory=set)
     complete: set[int] = field(default_factory=set)
     pooled: dict[int, bytes] = field(default_factory=dict)
+    surprises: dict[int, float] = field(default_factory=dict)
 
 
 @records.dataclass(slots=True)
@@ -533,67 +597,3 @@ class SeqEvent:
     cached_tokens: int = 0
     drafts: RowDrafts | None = None
     pooled: bytes = b""
-
-
-@records.dataclass(slots=True, repr=False)
-class CompletionOutput:
-    """One sample of a request, running or finished. `text` is without reasoning and calls where these are read."""
-
-    index: int
-    text: str
-    token_ids: list[int] | array[int]
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    logprobs: LogprobTable | None = None
-    reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
-
-    def __repr__(self) -> str:
-        """One line, however long the sample is: shown by notebooks."""
-        text = self.text if len(self.text) <= _SHOWN_CHARS else f"{self.text[: _SHOWN_CHARS - 1]}…"
-        state = "unfinished" if self.finish_reason is None else str(self.finish_reason)
-        names = "".join(f" {call.name}()," for call in self.tool_calls)
-        return f"CompletionOutput({self.index}, {text!r},{names} {len(self.token_ids)} tokens, {state})"
-
-
-@records.dataclass(slots=True, repr=False)
-class RequestOutput:
-    """The samples of a request, with prompt, usage and timings; `dropped` are keywords of its schema not enforced, and
-    `pooled` the float32 numbers that a model with pooling gave for the prompt."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
-    usage: Usage = field(default_factory=Usage)
-    timings: Timings = field(default_factory=Timings)
-    finished: bool = False
-    dropped: tuple[str, ...] = ()
-    pooled: bytes = b""
-
-    def __repr__(self) -> str:
-        samples = "".join(f"\n  {output!r}," for output in self.outputs)
-        asked, cached = self.usage.prompt_tokens, self.usage.cached_tokens
-        return f"RequestOutput({self.request_id!r}, {asked} prompt tokens, {cached} cached, [{samples}\n])"
-
-
-def _token_ids(name: str, ids: Sequence[int]) -> None:
-    """Raise RequestError for the first invalid token id; there may be very many valid ones, so these are not walked."""
-    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31):
-        return
-    for token in ids:
-        if not is_integer(token) or not 0 <= token < 2**31:
-            raise RequestError(name, f"{token!r} is not a token id")
-
-
-def _stop_strings(stop: Sequence[str]) -> None:
-    if len(stop) > MAX_STOP_STRINGS:
-        raise RequestError("stop", f"{len(stop)} strings exceed the limit of {MAX_STOP_STRINGS}")
-    for text in stop:
-        if not isinstance(text, str) or not text:
-            raise RequestError("stop", "every stop string must be a non-empty string")
-        if len(text) > MAX_STOP_STRING_CHARS:
-            raise RequestError(
-                "stop", f"a stop string of {len(text)} characters is over {MAX_STOP_STRING_CHARS}"
-            )

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.elsewhere.lookup import explain
 from quire.cli.main import main
+from quire.config.elsewhere.lookup import explain
 from quire.text.tokenizer import Tokenizer
 
 FIXED = ("--max-tokens", "40", "--seed", "3", "--quiet")

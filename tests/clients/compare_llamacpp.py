@@ -64,7 +64,7 @@ def quire_tokens(path: Path, prompt: list[int], count: int) -> list[int]:
         "max_model_len": min(CONTEXT, open_model(path).facts.longest),
     }
     with LLM(path, progress=False, **options) as llm:
-        (output,) = llm.generate([prompt], params, progress=False)
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
     return list(output.outputs[0].token_ids)
 
 

@@ -18,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from helpers.pooling_folders import pooling_folder
 from helpers.scripted import Script
 from helpers.server import LiveServer, served_folder, serving
 from quire.loader import DEFAULT_MODEL, resolve_model
@@ -27,6 +29,13 @@ HERE = Path(__file__).parent
 KEY = "secret"
 # 504 is the right answer to a deadline that has passed, 503 to a request during a start.
 ALLOWED_FAILURES = {"503", "504"}
+ENCODER = "encoder"  # in place of a checkpoint: a tiny model of vectors
+# The first request: of a text, one that starts the process that compiles grammars.
+WARM_TEXT = (
+    "/v1/completions",
+    {"prompt": "warm", "max_tokens": 1, "structured_outputs": {"choice": ["a", "b"]}},
+)
+WARM_VECTOR = ("/v1/embeddings", {"model": "tiny", "input": "a"})
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -37,18 +46,31 @@ def main() -> int:
     )
     parser.add_argument("client", choices=sorted(clients))
     parser.add_argument("--environment", type=Path, required=True, help="where the client is installed")
-    parser.add_argument("--model", help="a checkpoint (default: a tiny one, made for this)")
+    parser.add_argument("--model", help="a checkpoint, or encoder (default: a tiny one, made for this)")
     args, rest = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        folder = resolve_model(args.model) if args.model else served_folder(Path(name) / "tiny")
+        folder = _checkpoint(args.model, Path(name) / "tiny")
         if args.model == DEFAULT_MODEL:
             stack.enter_context(two_calls(folder).played())
-        options = {} if args.client == "schemathesis" else {"api_key": (KEY,)}
-        engine = {"max_model_len": 1024, "dtype": "float32"}  # lm_eval compares with transformers in float32
+        options: dict[str, Any] = {} if args.client == "schemathesis" else {"api_key": (KEY,)}
+        if args.client == "triton":
+            options["grpc_port"] = 0
+        length = 48 if args.model == ENCODER else 1024
+        engine = {
+            "max_model_len": length,
+            "dtype": "float32",
+        }  # lm_eval compares with transformers in float32
         server = stack.enter_context(serving(folder, engine, served_model_name=("tiny",), **options))
-        return _run(
-            server, [*_command(clients[args.client], args.environment), server.url, str(folder), *rest]
-        )
+        if server.http.grpc is not None:
+            rest = [str(server.http.grpc.port), *rest]
+        command = [*_command(clients[args.client], args.environment), server.url, str(folder), *rest]
+        return _run(server, command, WARM_VECTOR if args.model == ENCODER else WARM_TEXT)
+
+
+def _checkpoint(model: str | None, folder: Path) -> Path:
+    if model == ENCODER:
+        return pooling_folder("bert", folder)[0]
+    return resolve_model(model) if model else served_folder(folder)
 
 
 def two_calls(folder: Path) -> Script:
@@ -70,15 +92,15 @@ def _command(client: Path, environment: Path) -> list[str]:
     return ["node", shutil.copy(client, environment)]  # modules are found from where the script lies
 
 
-def _run(server: LiveServer, command: list[str]) -> int:
+def _run(server: LiveServer, command: list[str], warm: tuple[str, dict[str, Any]]) -> int:
     key = {"authorization": f"Bearer {KEY}"}
-    assert server.post("/tokenize", {"prompt": "warm"}, key).status == 200
+    assert server.post(*warm, key).status == 200
     before = len(os.listdir("/proc/self/fd"))
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, env=clean | OFFLINE | {"OPENAI_API_KEY": KEY}, check=False)
     server.wait(server.idle)
     server.wait(lambda: len(os.listdir("/proc/self/fd")) <= before)
-    assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, key).status == 200
+    assert server.post(*warm, key).status == 200
     statuses = {labels[2] for labels in server.http.context.metrics.http}
     failures = {status for status in statuses if status >= "500"} - ALLOWED_FAILURES
     print(f"{Path(command[1]).name}: exit status {done.returncode}, answers {sorted(statuses)}")

@@ -26,11 +26,17 @@ CLIENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "pydantic_ai": (("pydantic-ai-slim[openai]",), DEFAULT_MODEL),
     "langchain": (("langchain-openai",), ""),
     "langchain_agents": (("langchain", "langchain-openai"), DEFAULT_MODEL),
+    "haystack": (("haystack-ai",), DEFAULT_MODEL),
+    "llama_index": (("llama-index-core", "llama-index-llms-openai-like"), DEFAULT_MODEL),
+    "openai_agents": (("openai-agents",), DEFAULT_MODEL),
+    "smolagents": (("smolagents[openai]",), DEFAULT_MODEL),
+    "embedders": (("haystack-ai", "langchain-openai", "llama-index-embeddings-openai-like"), "encoder"),
     "litellm": (("litellm",), ""),
     "ollama": (("ollama",), DEFAULT_MODEL),
     "openai_node": (("openai", "zod"), DEFAULT_MODEL),
     "anthropic_node": (("@anthropic-ai/sdk",), DEFAULT_MODEL),
     "ollama_node": (("ollama",), DEFAULT_MODEL),
+    "triton": (("tritonclient[grpc]",), ""),
     "vercel": (("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"), DEFAULT_MODEL),
 }
 PATHS = {"PYTHONPATH": os.pathsep.join(str(HERE.parents[1] / part) for part in ("src", "tests"))}

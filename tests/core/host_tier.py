@@ -8,7 +8,7 @@ import random
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
-from quire.types import Move
+from quire.cache_kinds import Move
 
 Cell = tuple[int, int]  # cache group, hash of the prefix that was written
 Name = tuple[bytes, int]  # digest, cache group

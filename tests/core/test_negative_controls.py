@@ -9,7 +9,7 @@ from functools import partialmethod
 
 import pytest
 
-from quire.cache_kinds import FullGroup, SlidingGroup, StateGroup
+from quire.cache_kinds import FullGroup, Move, SlidingGroup, StateGroup
 from quire.core import fetching, prefix_cache, scheduler, sequence_blocks
 from quire.core import live_requests as requests
 from quire.core import tier as tier_module
@@ -22,7 +22,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
 from quire.core.soft_tokens import Marks
 from quire.core.step_plan import StepPlan
-from quire.types import Move, ScheduledSeq, SchedulerOutput, SeqEvent, StepOutput
+from quire.types import ScheduledSeq, SchedulerOutput, SeqEvent, StepOutput
 
 from .driver import Driver
 from .host_tier import HostTier

@@ -33,19 +33,19 @@ MAX_WEIGHTS = 16_000_000  # bytes of the model's weights
 MAX_MODEL = 17_000_000  # bytes of its folder
 MAX_EXTRAS = 4_000_000  # bytes of the draft and the adapters together
 
-# What the first minute of a demonstration needs, from handwritten.txt. Those marked fail with the present model.
-MUST = {
-    "user: hi": True,
-    "user: HELLO": False,
-    "user: thanks": False,
-    "user: what is ttft": False,
-    "user: 100 - 37": False,
-    "user: capital of france": False,
-    "tools: set_alarm\nuser: book me a flight to Madrid": False,
-    "user: Give me JSON with the keys name and age: Maria is 31 years old.": False,
-    "raw: hi": False,
-    "raw: Once upon a time": True,
-}
+# What the first minute of a demonstration needs, from handwritten.txt.
+MUST = (
+    "user: hi",
+    "user: HELLO",
+    "user: thanks",
+    "user: what is ttft",
+    "user: 100 - 37",
+    "user: capital of france",
+    "tools: set_alarm\nuser: book me a flight to Madrid",
+    "user: Give me JSON with the keys name and age: Maria is 31 years old.",
+    "raw: hi",
+    "raw: Once upon a time",
+)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_the_draft_agrees_with_the_model(llm: LLM) -> None:
 
 def test_adapters_change_the_answers() -> None:
     folders = shipped_adapters()
-    assert sorted(folders) == sorted(STYLES)
+    assert sorted(folders) == sorted(f"{DEFAULT_MODEL}:{style}" for style in STYLES)
     folder = resolve_model(DEFAULT_MODEL)
     tokenizer = load_tokenizer(folder)
     ids = torch.tensor(
@@ -144,15 +144,7 @@ def test_adapters_change_the_answers() -> None:
         assert (logits(adapter) - plain).abs().max() > 0.5
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(
-            text, marks=() if answered else pytest.mark.xfail(strict=True, reason="the present model")
-        )
-        for text, answered in MUST.items()
-    ],
-)
+@pytest.mark.parametrize("text", MUST)
 def test_must_answers(text: str, llm: LLM) -> None:
     """Sensible as far as checks can tell."""
     (item,) = (item for item in handwritten.load() if item.text == text)

@@ -39,7 +39,7 @@ def test_a_sequence_of_the_full_length_runs_in_the_least_blocks(model: tuple[Pat
     for blocks in (least, 1024):
         with LLM(folder, num_kv_blocks=blocks, **COMMON) as llm:
             assert llm.built.plan.limits.num_blocks == blocks
-            (output,) = llm.generate([prompt], asked, progress=False)
+            (output,) = llm.generate([prompt], asked, use_tqdm=False)
             tokens.append(output.outputs[0].token_ids)
             assert llm.built.core.scheduler.num_preemptions == 0
     assert len(tokens[0]) == 100
@@ -54,7 +54,7 @@ def test_one_block_fewer_is_refused(model: tuple[Path, int]) -> None:
         scheduler, asked = llm.built.core.scheduler, SamplingParams(max_tokens=LENGTH - 100)
         scheduler.config = replace(scheduler.config, num_blocks=least - 1)
         with pytest.raises(RequestError, match="exceed the KV cache"):
-            llm.generate([[3] * 100], asked, progress=False)
+            llm.generate([[3] * 100], asked, use_tqdm=False)
 
 
 def test_a_whole_prompt_needs_blocks_for_all_of_it(model: tuple[Path, int]) -> None:

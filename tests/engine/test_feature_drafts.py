@@ -21,6 +21,7 @@ from helpers.tokenizers import Folder
 from quire import LLM, SamplingParams
 from quire.program.memory import weight_bytes
 from quire.speculate.allotment import Allotment
+from quire.speculate.draft_modules import ModuleDraftProposer
 from quire.speculate.feature_drafts import FeatureDraftProposer
 from quire.speculate.medusa import MedusaProposer
 from quire.speculate.proposer import DraftTree, Room
@@ -28,6 +29,7 @@ from quire.speculate.step_costs import PassCosts
 from quire.types import CheckpointError, NewSeq, UnsupportedModelError
 
 TARGETS = {"eagle": "smollm3", "eagle3": "smollm3", "mtp": "deepseek3", "medusa": "smollm3"}
+MODULES = {"mtp, one module": 1, "mtp, three modules": 3}
 WRITERS = {"eagle": drafts.write_eagle, "eagle3": drafts.write_eagle3, "medusa": drafts.write_medusa}
 
 
@@ -38,7 +40,7 @@ class Case:
     method: str
     target: Path
     draft: Path
-    layer: Any = None
+    layers: list[Any] = field(default_factory=list)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -57,7 +59,7 @@ class Case:
         self, model: Any, weights: drafts.Weights, tokens: torch.Tensor, features: torch.Tensor
     ) -> Passed:
         if self.method == "mtp":
-            return drafts.mtp(self.layer, model, weights, tokens, features)
+            return drafts.mtp(self.layers[0], model, weights, tokens, features)
         definition = {"eagle": drafts.eagle, "eagle3": drafts.eagle3}[self.method]
         return definition(weights, model.state_dict(), tokens, features)
 
@@ -68,6 +70,8 @@ class Case:
         if self.method == "medusa":
             logits = drafts.medusa(weights, model.state_dict(), features[-1:])[0]
             return logits[:count].argmax(-1).tolist()
+        if len(self.layers) > 1:
+            return self.modules(model, weights, text, features, count)
         ids = weights["t2d"].nonzero().flatten() if self.method == "eagle3" else torch.arange(VOCAB)
         found: list[int] = []
         for _ in range(count):
@@ -79,18 +83,32 @@ class Case:
             features = torch.cat([features, made.hidden[-1:]])
         return found
 
+    def modules(
+        self, model: Any, weights: drafts.Weights, text: list[int], rows: torch.Tensor, count: int
+    ) -> list[int]:
+        """Each module takes the rows of the one before, and tokens one further ahead, of which the last are drafts."""
+        found: list[int] = []
+        for module, layer in enumerate(self.layers[:count]):
+            going = torch.tensor([*text, *found][1 + module :])
+            made = drafts.mtp(layer, model, weights, going, rows, module)
+            found.append(int(made.logits[-1].argmax()))
+            rows = made.hidden
+        return found
 
-@pytest.fixture(params=TARGETS)
+
+@pytest.fixture(params=[*(method for method in TARGETS if method != "mtp"), *MODULES])
 def case(request: pytest.FixtureRequest, checkpoint: Folder, tmp_path: Path) -> Case:
-    method, source = request.param, checkpoint(TARGETS[request.param])
+    method = request.param.partition(",")[0]
+    source = checkpoint(TARGETS[method])
     if method != "mtp":
         return Case(method, source, WRITERS[method](tmp_path / "draft"))
     target = tmp_path / "target"
-    layer = drafts.write_mtp(target, load_reference(source, torch.float32), source)
+    reference = load_reference(source, torch.float32)
+    layers = drafts.write_mtp(target, reference, source, MODULES[request.param])
     for file in source.iterdir():
         if not (target / file.name).exists():
             (target / file.name).write_bytes(file.read_bytes())
-    return Case(method, target, target, layer)
+    return Case(method, target, target, layers)
 
 
 @dataclass
@@ -133,6 +151,7 @@ COMMON: dict[str, Any] = {"max_model_len": 96, "progress": False, "dtype": "floa
 @pytest.mark.parametrize("top_k", [1, 3])
 def test_drafts_are_those_of_the_paper(case: Case, monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
     """After prompts whole and in chunks, and after drafts of which some were right."""
+    costs_without_a_clock(monkeypatch)
     common = COMMON | {"max_num_batched_tokens": 24}
     with LLM(case.target, **common) as llm:
         plain = llm.generate(PROMPTS, PARAMS)
@@ -140,6 +159,8 @@ def test_drafts_are_those_of_the_paper(case: Case, monkeypatch: pytest.MonkeyPat
         {tuple(p): [*p, *o.outputs[0].token_ids] for p, o in zip(PROMPTS, plain, strict=True)}
     )
     kind: Any = MedusaProposer if case.method == "medusa" else FeatureDraftProposer
+    if len(case.layers) > 1:
+        kind = ModuleDraftProposer
     start, extend, propose = kind.start, kind.extend, kind.propose
     texts: dict[int, list[int]] = {}
 

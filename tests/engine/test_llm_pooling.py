@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from helpers.encoders import TinyEncoder
 from helpers.memory import memory_for
 from helpers.pooling_folders import pooling_folder, word_tokenizer, write_sentence_files
 from helpers.tokenizers import save_whole
-from quire import LLM
-from quire.types import ContextLengthError, RequestError, UnsupportedModelError
+from quire import LLM, AsyncLLM
+from quire.types import CheckpointError, ContextLengthError, RequestError, UnsupportedModelError
 
 TEXTS = ["hello, world", "a", "the quick brown fox", "jumps over it", "b c d e f g"] * 3
 
@@ -26,7 +29,7 @@ def common() -> dict[str, Any]:
 
 
 def quiet(llm: LLM, texts: list[str], **options: Any) -> np.ndarray:
-    found = llm.embed(texts, progress=False, **options)
+    found = llm.embed(texts, use_tqdm=False, **options)
     return np.array([out.outputs.embedding for out in found], np.float32)
 
 
@@ -61,6 +64,38 @@ def test_a_vector_has_the_same_bits_alone_and_among_others(bert: tuple[LLM, Any]
     assert all(np.array_equal(quiet(llm, [text])[0], row) for text, row in zip(TEXTS, together, strict=True))
 
 
+def test_answers_of_async_llm_are_those_of_llm(bert: tuple[LLM, Any], tmp_path: Path) -> None:
+    llm, _ = bert
+    options = {name: value for name, value in common().items() if name != "progress"}
+    ids = [2, 7, 8, 3]
+    scorer, _ = pooling_folder(
+        TinyEncoder("score", "BertForSequenceClassification", "BertConfig", {"num_labels": 1}),
+        tmp_path / "score",
+    )
+    with LLM(scorer, **common()) as judge:
+        scores, labels = judge.score("a b", ["c", "d e"]), judge.classify(["a b"], use_activation=False)
+
+    async def run() -> None:
+        async with AsyncLLM(llm.built.model.folder, max_num_batched_tokens=64, **options) as other:
+            found, some = await asyncio.gather(
+                other.embed([*TEXTS, ids], prompt_name="query", dimensions=9),
+                other.score("a b", ["c", "d e"]),
+            )
+            assert found == llm.embed([*TEXTS, ids], prompt_name="query", dimensions=9)
+            assert some == llm.score("a b", ["c", "d e"])
+            with pytest.raises(RequestError, match=r"prompts: 128 is not a token id"):
+                await other.embed([[128]])
+            with pytest.raises(RequestError, match="model: this model is for the task embed, not classify"):
+                await other.classify("a")
+            with pytest.raises(RequestError, match="truncate_prompt_tokens cuts"):
+                await other.embed("a " * 60)
+        async with AsyncLLM(scorer, **options) as other:
+            assert await other.score("a b", ["c", "d e"]) == scores
+            assert await other.classify("a b", use_activation=False) == labels
+
+    asyncio.run(run())
+
+
 def test_a_shorter_vector_is_the_beginning_of_the_whole_one(bert: tuple[LLM, Any]) -> None:
     llm, _ = bert
     whole, short = quiet(llm, TEXTS[:3]), quiet(llm, TEXTS[:3], dimensions=8)
@@ -85,8 +120,8 @@ def test_the_length_is_that_of_the_folder_and_longer_texts_are_cut_only_when_ask
     llm, _ = bert
     with pytest.raises(ContextLengthError, match="52 tokens are over the limit of 48 tokens for a text"):
         llm.embed("a " * 50)
-    (cut,) = llm.embed("a " * 50, truncate_prompt_tokens=-1, progress=False)
-    assert cut.prompt_token_ids == llm.embed("a " * 46, progress=False)[0].prompt_token_ids
+    (cut,) = llm.embed("a " * 50, truncate_prompt_tokens=-1, use_tqdm=False)
+    assert cut.prompt_token_ids == llm.embed("a " * 46, use_tqdm=False)[0].prompt_token_ids
 
 
 @pytest.mark.parametrize(
@@ -109,7 +144,7 @@ def test_what_cannot_be_done_is_refused(bert: tuple[LLM, Any], call: Any, messag
 def test_the_score_of_vectors_is_their_cosine(bert: tuple[LLM, Any]) -> None:
     llm, _ = bert
     one, other, last = quiet(llm, ["a b", "c", "d e"])
-    scores = [out.outputs.score for out in llm.score("a b", ["c", "d e"], progress=False)]
+    scores = [out.outputs.score for out in llm.score("a b", ["c", "d e"], use_tqdm=False)]
     assert scores == pytest.approx([float(one @ other), float(one @ last)], abs=1e-6)
 
 
@@ -131,21 +166,20 @@ def test_labels_and_pairs_are_those_of_transformers(name: str, tmp_path: Path) -
         )
         with LLM(folder, **common()) as llm:
             plain = word_tokenizer().encode("a b").ids
-            (found,) = llm.classify([plain], progress=False)
+            (found,) = llm.classify([plain], use_tqdm=False)
             with torch.inference_mode():
                 wanted = theirs(torch.tensor([plain])).logits[0].softmax(-1)
             assert found.outputs.probs == pytest.approx(wanted.tolist(), abs=1e-5)
             assert found.outputs.label == "ABC"[int(wanted.argmax())]
         return
     with LLM(folder, **common()) as llm:
-        found = llm.score([one for one, _ in pairs], [other for _, other in pairs], progress=False)
+        found = llm.score([one for one, _ in pairs], [other for _, other in pairs], use_tqdm=False)
         assert [out.outputs.score for out in found] == pytest.approx(
             [float(x.sigmoid()) for x in logits], abs=1e-5
         )
 
 
 def test_a_pair_has_two_segments(tmp_path: Path) -> None:
-    from helpers.encoders import TinyEncoder
 
     model = TinyEncoder("bert-score", "BertForSequenceClassification", "BertConfig", {"num_labels": 1})
     folder, theirs = pooling_folder(model, tmp_path)
@@ -156,9 +190,9 @@ def test_a_pair_has_two_segments(tmp_path: Path) -> None:
             torch.tensor([encoding.ids]), token_type_ids=torch.tensor([encoding.type_ids])
         ).logits[0]
     with LLM(folder, **common()) as llm:
-        (raw,) = llm.score("a b", "c d", use_activation=False, progress=False)
+        (raw,) = llm.score("a b", "c d", use_activation=False, use_tqdm=False)
         assert raw.outputs.score == pytest.approx(float(wanted), abs=2e-5)
-        (cut,) = llm.score("a b", "c " * 70, truncate_prompt_tokens=10, progress=False)
+        (cut,) = llm.score("a b", "c " * 70, truncate_prompt_tokens=10, use_tqdm=False)
         assert len(cut.prompt_token_ids) == 10
         assert [token // 128 for token in cut.prompt_token_ids] == [0] * 4 + [1] * 6
         with pytest.raises(RequestError, match="truncate_prompt_tokens: 4 tokens leave no room"):
@@ -193,12 +227,72 @@ def test_a_decoder_judges_by_two_tokens(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(state))
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with LLM(folder, task="score", max_model_len=None, **common()) as llm:
-        (found,) = llm.score("q", "d", instruction="i", truncate_prompt_tokens=250, progress=False)
+        (found,) = llm.score("q", "d", instruction="i", truncate_prompt_tokens=250, use_tqdm=False)
         with torch.inference_mode():
             logits = theirs(torch.tensor([found.prompt_token_ids])).logits[0, -1]
         assert found.outputs.score == pytest.approx(
             float(torch.stack((logits[b], logits[a])).softmax(-1)[1]), abs=1e-5
         )
+
+
+def add_modules(folder: Path, *modules: tuple[str, dict[str, Any], dict[str, torch.Tensor]]) -> None:
+    """Put layers of sentence-transformers between pooling and norm: kind, config, tensors."""
+    listed = json.loads((folder / "modules.json").read_text())
+    for number, (kind, config, tensors) in enumerate(modules, 2):
+        path = folder / f"{number}_{kind}"
+        path.mkdir(exist_ok=True)
+        (path / "config.json").write_text(json.dumps(config))
+        if tensors:
+            save_file(tensors, path / "model.safetensors")
+        entry = {"idx": number, "path": path.name, "type": f"sentence_transformers.models.{kind}"}
+        listed.insert(number, entry)
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
+def dense(inputs: int, outputs: int, act: str = "torch.nn.modules.activation.Tanh") -> dict[str, Any]:
+    return {"in_features": inputs, "out_features": outputs, "bias": True, "activation_function": act}
+
+
+def test_layers_behind_the_pooling(tmp_path: Path) -> None:
+    """Dense and LayerNorm of sentence-transformers, as LaBSE, sentence-t5 and distiluse have them."""
+    folder, theirs = pooling_folder("bert", tmp_path, mode="mean_tokens")
+    torch.manual_seed(3)
+    first, second, norm = torch.nn.Linear(48, 32), torch.nn.Linear(32, 20, bias=False), torch.nn.LayerNorm(32)
+    norm.weight.data, norm.bias.data = torch.rand(32) + 0.5, torch.randn(32)
+    add_modules(
+        folder,
+        ("Dense", dense(48, 32), {f"linear.{name}": value for name, value in first.state_dict().items()}),
+        ("LayerNorm", {"dimension": 32}, {f"norm.{name}": value for name, value in norm.state_dict().items()}),
+        ("Dense", dense(32, 20, "torch.nn.modules.linear.Identity") | {"bias": False},
+         {"linear.weight": second.weight.data}),
+    )  # fmt: skip
+    with LLM(folder, **common()) as llm, torch.inference_mode():
+        for text, found in zip(TEXTS, quiet(llm, TEXTS), strict=True):
+            row = second(norm(torch.tanh(first(hidden(theirs, text).mean(0)))))
+            assert np.abs(found - torch.nn.functional.normalize(row, dim=0).numpy()).max() < 1e-5
+        with pytest.raises(RequestError, match=r"dimensions: 21 is not in \[1, 20\]"):
+            llm.embed("a", dimensions=21)
+
+
+@pytest.mark.parametrize(
+    ("modules", "error", "message"),
+    [
+        ([("Dense", dense(40, 8), {})], CheckpointError, "2_Dense/config.json: in_features: 40 is not 48"),
+        ([("Dense", dense(48, 8, "torch.nn.ELU"), {})], UnsupportedModelError, "2_Dense/config.json: activation_funct"),
+        ([("Dense", dense(48, 8), {})], CheckpointError, "2_Dense: .*safetensors"),
+        ([("Dropout", {}, {})], UnsupportedModelError, "implemented modules are Transformer, Pooling, Dense"),
+        ([("Normalize", {}, {}), ("LayerNorm", {}, {})], UnsupportedModelError, "Normalize must be the last"),
+        ([("Dense", dense(48, 8) | {"module_input_name": "token_embeddings"}, {})], UnsupportedModelError,
+         "layers over vectors of texts"),
+    ],
+)  # fmt: skip
+def test_layers_that_do_not_fit_are_refused(
+    modules: list[Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    folder, _ = pooling_folder("bert", tmp_path, mode="mean_tokens")
+    add_modules(folder, *modules)
+    with pytest.raises(error, match=message):
+        LLM(folder, **common())
 
 
 def test_folders_and_tasks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -222,6 +316,6 @@ def test_a_decoder_saved_without_head_and_prefix_is_read_with_its_folder(tmp_pat
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3ForCausalLM"]}))
     with LLM(folder, **common()) as llm:
-        (found,) = llm.embed("hello, world", progress=False)
+        (found,) = llm.embed("hello, world", use_tqdm=False)
     wanted = torch.nn.functional.normalize(hidden(theirs, "hello, world")[-1], dim=0)
     assert np.abs(np.array(found.outputs.embedding) - wanted.numpy()).max() < 1e-5

@@ -17,7 +17,8 @@ import pytest
 
 from helpers.tokenizers import Folder
 from quire import LLM, SamplingParams
-from quire.types import ContextLengthError, QuireError, RequestError, RequestOutput
+from quire.outputs import RequestOutput
+from quire.types import ContextLengthError, QuireError, RequestError
 from quire.util.turns import Turns
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -153,7 +154,7 @@ import os, sys
 from quire import LLM
 from quire.types import QuireError
 llm = LLM(sys.argv[1], progress=False, max_model_len=200)
-llm.generate([[5, 6, 7]], progress=False)
+llm.generate([[5, 6, 7]], use_tqdm=False)
 child = os.fork()
 if child == 0:
     try:
@@ -198,7 +199,7 @@ def test_a_forked_child_is_refused_and_ends(checkpoint: Folder) -> None:
         (lambda llm: llm.stream(["a", "b"]), "prompt: a stream takes one prompt, not 2"),
         (lambda llm: llm.generate("x", 0.7), "params: must be SamplingParams or a list .*, not float"),
         (lambda llm: llm.generate("x", [GREEDY] * 2), "params: got 2 for 1 prompts"),
-        (lambda llm: llm.generate("x", priorities=[1]), "priorities: .*scheduling_policy"),
+        (lambda llm: llm.generate("x", priority=[1]), "priority: .*scheduling_policy"),
         (lambda llm: llm.generate("x", cache_salt=3), "cache_salt: must be a string, not int"),
         (lambda llm: llm.chat("Hi"), "messages: must be a list of messages or of conversations, not str"),
         (lambda llm: llm.chat([5]), "messages: item 0 must be a message or a list of messages, not int"),

@@ -48,10 +48,10 @@ params = SamplingParams(max_tokens=4, repetition_penalty=1.2, presence_penalty=0
                         ignore_eos=True,
                         logit_bias={token: 1.0 for token in range(4000)})
 core = llm.built.executor.core
-llm.generate([[5 + i] * 60 for i in range(64)], params, progress=False)
-llm.generate([[5 + i] * 500 for i in range(4)], SamplingParams(max_tokens=1, prompt_logprobs=64), progress=False)
+llm.generate([[5 + i] * 60 for i in range(64)], params, use_tqdm=False)
+llm.generate([[5 + i] * 500 for i in range(4)], SamplingParams(max_tokens=1, prompt_logprobs=64), use_tqdm=False)
 while core.kv_warmed < core.kv_bytes:
-    llm.generate([[5] * 60], params, progress=False)
+    llm.generate([[5] * 60], params, use_tqdm=False)
     time.sleep(0.1)
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({"parts": llm.built.plan.parts, "peak": int(peak.split()[1]) * 1024}))

@@ -471,3 +471,46 @@ def test_requests_that_drain_too_long_are_ended(endless: Path) -> None:
                 await collect(stream)
 
     run(work())
+
+
+def test_a_reader_who_asks_for_it_is_told_how_far_the_prompt_is(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deltas without text after each step of the prompt, then one with the first tokens; nobody else gets any."""
+    reports: list[tuple[int, int, int]] = []
+    stepped = AsyncEngine.stepped
+
+    def seen(engine: AsyncEngine, step: StepReport) -> None:
+        reports.extend(step.unpack_prompts())
+        stepped(engine, step)
+
+    monkeypatch.setattr(AsyncEngine, "stepped", seen)
+
+    async def work() -> None:
+        async with running(tiny, **SMALL) as engine:
+            params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, n=2)
+            prompt = [i % 90 + 3 for i in range(100)]
+            silent = [delta.progress async for delta in engine.generate(ask("silent", prompt, params))]
+            assert silent
+            assert not any(silent)
+            reports.clear()
+            told = [d async for d in engine.generate(ask("told", prompt[::-1], params, progress=True))]
+            assert [computed for _, computed, _ in reports] == [24, 48, 72, 96]
+            assert not any(cached for _, _, cached in reports)
+            steps = [(d.index, d.progress, d.token_ids) for d in told if d.progress is not None]
+            processed = [progress.processed for _, progress, _ in steps]  # unread ones are merged
+            assert processed == sorted(set(processed) & {24, 48, 72, 96, 100})
+            assert processed[-1] == 100
+            assert all(progress[:2] == (100, 0) and not index for index, progress, _ in steps)
+            assert [bool(ids) for _, _, ids in steps] == [False] * (len(steps) - 1) + [True]
+            seconds = [progress.seconds for _, progress, _ in steps]
+            assert seconds[0] > 0
+            assert seconds == sorted(seconds)
+            again = [
+                d.progress async for d in engine.generate(ask("again", prompt[::-1], params, progress=True))
+            ]
+            first = next(progress for progress in again if progress is not None)
+            assert first.cached >= 64
+            assert first.processed > first.cached
+
+    run(work())

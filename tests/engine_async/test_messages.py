@@ -19,6 +19,7 @@ from quire.engine.host.messages import (
     Abort,
     AddRequest,
     AskRecords,
+    ClearCache,
     Command,
     Fatal,
     Finish,
@@ -49,14 +50,16 @@ from quire.engine.host.messages import (
     unpack_logprobs,
 )
 from quire.logprobs import LogprobTable, TokenLogprob
+from quire.parameters import TextTokens
 from quire.text.token_bytes import TokenBytes
 from quire.types import FinishReason, Grammar, Request, SamplingParams, SoftSpan, TokenIds
 from quire.util.startup_spans import Span
 
 PARAMS = SamplingParams(
-    temperature=0.0, stop=["a", "é"], logit_bias={3: -1.5, 4: 2.0}, seed=2**64 - 1, allowed_token_ids=[1, 2],
+    temperature=0.0, stop=["a", "é"], logit_bias={3: -1.5, 4: 2.0, "a": 1.0}, seed=2**64 - 1, allowed_token_ids=[1, 2],
     max_tokens=7, logprobs=3, n=4,
 )  # fmt: skip
+TEXTS = TextTokens(((1, 2), (3,)), (4,), ((5, 1.0),))
 LOGPROBS = LogprobTable.of(
     [[TokenLogprob(5, -0.25, 1)], [TokenLogprob(2**31 - 1, -1e-30, 128), TokenLogprob(0, -9.5, 1)]]
 )
@@ -76,6 +79,7 @@ COMMANDS: list[Command] = [
             soft_tokens=(SoftSpan(0, 1, bytes(32)),),
             grammar=Grammar('start: "é"', bytes(32)),
             prediction=TokenIds([5, 6]),
+            texts=TEXTS,
         ),
     ),
     Abort(1),
@@ -83,6 +87,7 @@ COMMANDS: list[Command] = [
     Vocabulary(TokenBytes(b"ab", b"\1\0\0\0\2\0\0\0")),
     Ping(3),
     AskRecords(4),
+    ClearCache(),
     Stop(),
 ]
 GROUPS = FullGroup((0, 2)), SlidingGroup((1,), 8), StateGroup((3,), 640)
@@ -92,7 +97,8 @@ REPORTS: list[Report] = [
           9, {"kv": 4}, ("line",), (("kv", 2**46, 8),), (Span("engine", "weights", 1.0, 2.5),)),
     Fatal("CheckpointError", "why"),
     StepReport(1, 2.0, 3.0, 4, 5, 6, 7, 8, pack_handles([9]), pack_handles([2**60]), pack_ids([1]), b"",
-         pack_ids([0, 3, 1, 1]), (Note(0, 16, FinishReason.STOP, 2, pack_logprobs(LOGPROBS)),)),
+         pack_ids([0, 3, 1, 1]), (Note(0, 16, FinishReason.STOP, 2, pack_logprobs(LOGPROBS)),),
+         pack_handles([9, 2**40, 16])),
     Refused(1, "prompt", "no"),
     Pong(2),
     Stats(EngineStats(1, 2, 3, 4, 5, 16, step_phase_seconds={"forward": 0.5}, step_tokens=(1, 2), resident_bytes=14)),
@@ -118,7 +124,8 @@ def test_parameters_mean_the_same_on_the_other_side() -> None:
     (add,) = (command_decoder().decode(body) for body in FrameReader().feed(bytes(frame(COMMANDS[1]))))
     assert isinstance(add, AddRequest)
     params = add.request.params
-    assert params.logit_bias == {3: -1.5, 4: 2.0}
+    assert params.logit_bias == {3: -1.5, 4: 2.0, "a": 1.0}
+    assert add.request.texts == TEXTS
     assert (params.seed, list(params.stop), params.n) == (2**64 - 1, ["a", "é"], 4)
     assert isinstance(add.request.prompt_token_ids, TokenIds)
     assert add.request.prompt_token_ids.tolist() == [0, 2**31 - 1]

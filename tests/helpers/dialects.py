@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,13 @@ from typing import Any
 from helpers.scripted import Script
 from quire.engine.api import StreamDelta
 from quire.engine.front.output import OutputBuilder
+from quire.outputs import RequestOutput
 from quire.server.generation import Answer
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
 from quire.text.reading import AnswerFormat, Reading
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools import read_tools
-from quire.types import FinishReason, Request, RequestOutput, SamplingParams, SeqEvent, TokenIds
+from quire.types import FinishReason, Request, SamplingParams, SeqEvent, TokenIds
 
 PARIS = '{"city": "Paris, \\"Île\\""}'
 ONE = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
@@ -197,6 +199,45 @@ def fold_response(found: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]
     assert items == last["output"]
     assert names[-1] == f"response.{last['status']}"
     return dict(last)
+
+
+def fold_completion(data: bytes) -> dict[str, Any]:
+    """The answer that llama-server's events add up to, as its clients add them."""
+    *events, last = [json.loads(line[6:]) for line in data.decode().split("\n\n")[:-1]]
+    assert last["stop"]
+    for event in events:
+        assert not event["stop"]
+        last["content"] += event["content"]
+        last["tokens"] += event["tokens"]
+    assert last["tokens_predicted"] == len(last["tokens"])
+    return dict(last)
+
+
+def fold_generated(data: bytes) -> dict[str, Any]:
+    """The answer at the end of SGLang's events, each of which continues the one before."""
+    *lines, end = data.decode().split("\n\n")[:-1]
+    assert end == "data: [DONE]"
+    events = [json.loads(line[6:]) for line in lines]
+    for before, event in itertools.pairwise(events):
+        assert event["text"].startswith(before["text"])
+        assert event["output_ids"][: len(before["output_ids"])] == before["output_ids"]
+        assert before["meta_info"]["finish_reason"] is None
+    return dict(events[-1])
+
+
+def fold_tokens(data: bytes) -> dict[str, Any]:
+    """The answer that TGI's events add up to; one with a token that has neither text nor logprob is only an end."""
+    found = [json.loads(event.removeprefix("data:")) for event in data.decode().split("\n\n")[:-1]]
+    assert [event["index"] for event in found] == list(range(1, len(found) + 1))
+    assert all(event["generated_text"] is event["details"] is None for event in found[:-1])
+    last = found[-1]
+    tokens = [event["token"] for event in found if event["token"]["text"] or not event["token"]["special"]]
+    details = last["details"] | {"prefill": [], "tokens": tokens}
+    assert details.pop("input_length") > 0
+    tops = [event["top_tokens"] for event in found if "top_tokens" in event]
+    if tops:
+        details["top_tokens"] = tops
+    return {"generated_text": last["generated_text"], "details": details}
 
 
 Check = Callable[[list[StreamDelta], SaidRun], tuple[Any, Any]]

@@ -36,8 +36,8 @@ class Passed:
     hidden: Tensor
 
 
-def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(7)
+def random_weights(shapes: Mapping[str, tuple[int, ...]], seed: int = 7) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
     found = {}
     for name, shape in shapes.items():
         noise = torch.randn(shape, generator=generator)
@@ -169,31 +169,33 @@ def medusa(w: Weights, target: Weights, features: Tensor, heads: int = 3, layers
 Definition = Callable[[Weights, Weights, Tensor, Tensor], Passed]
 
 
-def write_mtp(folder: Path, reference: Any, source: Path) -> Any:
-    """The checkpoint `source` of `reference`, a transformers model, with a layer for multi-token prediction as
-    deepseek-ai/DeepSeek-V3 and zai-org/GLM-4.5 have it. Returns the layer of transformers in it."""
-    at = len(reference.model.layers)
-    layer = type(reference.model.layers[-1])(reference.config, at).float().eval()
-    shapes = {name: tuple(t.shape) for name, t in layer.state_dict().items()}
-    own = f"model.layers.{at}"
-    shapes |= {"eh_proj.weight": (DIM, 2 * DIM)} | {f"{n}.weight": (DIM,) for n in _MTP_NORMS}
-    weights = {f"{own}.{name}": t for name, t in random_weights(shapes).items()}
-    layer.load_state_dict({n: weights[f"{own}.{n}"] for n in layer.state_dict()})
+def write_mtp(folder: Path, reference: Any, source: Path, modules: int = 1) -> list[Any]:
+    """The checkpoint `source` of `reference`, a transformers model, with layers for multi-token prediction as
+    deepseek-ai/DeepSeek-V3 and zai-org/GLM-4.5 have one. Returns the layers of transformers in them."""
     stored = load_file(source / "model.safetensors")
-    weights |= {f"{own}.embed_tokens.weight": stored["model.embed_tokens.weight"].clone()}
-    weights |= {f"{own}.shared_head.head.weight": stored["lm_head.weight"].clone()}
-    config = json.loads((source / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
-    _write(folder, config, stored | weights)
-    return layer
+    weights, layers = dict(stored), []
+    for at in range(len(reference.model.layers), len(reference.model.layers) + modules):
+        layer = type(reference.model.layers[-1])(reference.config, at).float().eval()
+        shapes = {name: tuple(t.shape) for name, t in layer.state_dict().items()}
+        own = f"model.layers.{at}"
+        shapes |= {"eh_proj.weight": (DIM, 2 * DIM)} | {f"{n}.weight": (DIM,) for n in _MTP_NORMS}
+        weights |= {f"{own}.{name}": t for name, t in random_weights(shapes, seed=at).items()}
+        layer.load_state_dict({n: weights[f"{own}.{n}"] for n in layer.state_dict()})
+        weights[f"{own}.embed_tokens.weight"] = stored["model.embed_tokens.weight"].clone()
+        weights[f"{own}.shared_head.head.weight"] = stored["lm_head.weight"].clone()
+        layers.append(layer)
+    config = json.loads((source / "config.json").read_text()) | {"num_nextn_predict_layers": modules}
+    _write(folder, config, weights)
+    return layers
 
 
 _MTP_NORMS = ("enorm", "hnorm", "shared_head.norm")
 
 
-def mtp(layer: Any, reference: Any, w: Weights, tokens: Tensor, features: Tensor) -> Passed:
+def mtp(layer: Any, reference: Any, w: Weights, tokens: Tensor, features: Tensor, module: int = 0) -> Passed:
     """2412.19437, section 2.2: the normed embedding of the next token and the normed row become one; a layer of the
-    model's own kind; a norm, and the head."""
-    at, eps = len(reference.model.layers), reference.config.rms_norm_eps
+    model's own kind; a norm, and the head. Module k: of the token 1 + k behind, and the row of the module before."""
+    at, eps = len(reference.model.layers) + module, reference.config.rms_norm_eps
 
     def normed(name: str, x: Tensor) -> Tensor:
         return (

@@ -38,7 +38,7 @@ MARKERS = (
     "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
     "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call|>", "<|/tool_call|>",
     "<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>",
-    "<|END_RESPONSE|>",
+    "<|END_RESPONSE|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>",
 )  # fmt: skip
 
 
@@ -74,10 +74,10 @@ class Script:
         """Engines in this process follow the script, without grammars; steps without scripted rows are as ever."""
         ordinary = EngineCore._execute
 
-        def execute(core: Any, out: SchedulerOutput) -> StepOutput:
+        def execute(core: Any, out: SchedulerOutput, start: float) -> StepOutput:
             self._begin(out)
             if self._rest.keys().isdisjoint(row.seq_id for row in out.scheduled):
-                return ordinary(core, out)
+                return ordinary(core, out, start)
             core._worker.begin(out)
             core._worker.forward(out)
             masks = {row.seq_id: self._masks(row.seq_id, int(row.logits)) for row in out.scheduled}

@@ -72,8 +72,14 @@ async def hits(llm: AsyncLLM) -> None:
 
 
 async def streams(llm: AsyncLLM) -> None:
-    s = ProgramState(llm, temperature=0, max_tokens=12)
-    s += "Once upon a time" + gen("a", regex="[a-z ]{5,9}") + " And" + gen("b")
+    s = ProgramState(llm, temperature=0)
+    # Long: what is made before the reader's turn comes in one piece.
+    s += (
+        "Once upon a time"
+        + gen("a", regex="[a-z ]{5,9}")
+        + " And"
+        + gen("b", max_tokens=400, ignore_eos=True)
+    )
     pieces = [piece async for piece in s.stream("b")]
     assert len(pieces) > 1
     await s

@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 
 from quire.loader import resolve_model
-from quire.loader.hub import ALLOWED, IGNORED
+from quire.store.hub_listing import ALLOWED, IGNORED
 from quire.types import CheckpointError
 
 

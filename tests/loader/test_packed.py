@@ -283,7 +283,7 @@ STARTER = """
 import json, sys
 from quire import LLM
 with LLM(sys.argv[1], progress=False, max_model_len=64, threads=1) as llm:
-    out = llm.generate([[5, 6, 7]], progress=False)[0]
+    out = llm.generate([[5, 6, 7]], use_tqdm=False)[0]
     print(json.dumps([llm.built.weights.source, out.outputs[0].token_ids, llm.notices]))
 """
 

@@ -71,7 +71,7 @@ def quantized(plain: Path, out: Path, kind: str, *, head: str = "F32", last_v: s
 def logprobs(path: Path, **options: Any) -> list[float]:
     params = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=0, ignore_eos=True)
     with LLM(path, progress=False, kv_cache_dtype="float32", **options) as llm:
-        (output,) = llm.generate([random_tokens(3)], params, progress=False)
+        (output,) = llm.generate([random_tokens(3)], params, use_tqdm=False)
     assert output.prompt_logprobs is not None
     return [position[0].logprob for position in output.prompt_logprobs if position]
 

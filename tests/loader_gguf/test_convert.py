@@ -86,7 +86,7 @@ def test_there_and_back_of_families(tmp_path: Path, name: str) -> None:
     found = []
     for of in ("a.gguf", "back"):
         with LLM(tmp_path / of, progress=False) as llm:
-            (output,) = llm.generate([tokens], params, progress=False)
+            (output,) = llm.generate([tokens], params, use_tqdm=False)
             found.append((output.outputs[0].token_ids, output.outputs[0].logprobs))
     assert found[0] == found[1]
 

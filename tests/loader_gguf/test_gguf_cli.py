@@ -74,7 +74,7 @@ def test_an_end_token_outside_the_vocabulary_is_left_out(path: Path, tmp_path: P
         assert "eos_token_id: [4000] is outside the vocabulary of 128 tokens: ignored" in " ".join(
             llm.notices
         )
-        assert llm.generate("Hi", SamplingParams(max_tokens=1), progress=False)[0].finished
+        assert llm.generate("Hi", SamplingParams(max_tokens=1), use_tqdm=False)[0].finished
 
 
 def test_token_ids_need_no_way_to_cut_words(
@@ -96,7 +96,7 @@ def test_a_header_is_parsed_once(path: Path, monkeypatch: pytest.MonkeyPatch) ->
         gguf, "parse_header", lambda data, where: (parsed.append(where), parse(data, where))[1]
     )
     with LLM(path, progress=False) as llm:
-        llm.generate(["Hi"], SamplingParams(max_tokens=1), progress=False)
+        llm.generate(["Hi"], SamplingParams(max_tokens=1), use_tqdm=False)
     assert parsed == [path.name]
 
 

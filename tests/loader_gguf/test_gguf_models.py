@@ -144,7 +144,7 @@ def test_the_same_tokens(made, name: str) -> None:
     found = []
     for model in (folder, path):
         with LLM(model, progress=False) as llm:
-            (output,) = llm.generate([random_tokens(1)], params, progress=False)
+            (output,) = llm.generate([random_tokens(1)], params, use_tqdm=False)
             found.append((output.outputs[0].token_ids, output.outputs[0].logprobs))
     assert found[0] == found[1]
 

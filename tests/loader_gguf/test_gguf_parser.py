@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from helpers.gguf_files import raw, string, tensor_info, type_id, write_arrays
 from quire.loader.gguf_file import GGUFArray, GGUFFile, parse_header
-from quire.loader.gguf_names import shards, single_gguf
 from quire.loader.gguf_source import GGUFFiles
+from quire.store.gguf_names import shards, single_gguf
 from quire.types import CheckpointError, QuireError, UnsupportedModelError
 
 F32 = type_id("F32")

@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, trainers
 
 from quire.text.gguf_tokenizer import gguf_outline, gguf_tokenizer
+from quire.text.infill import fill_in_the_middle
 from quire.text.pretokenizers import WORDS
 from quire.text.tokenizer_files import check_regex
 from quire.types import CheckpointError, RequestError, UnsupportedModelError
@@ -110,6 +111,19 @@ def test_byte_level_ids_and_text(name: str) -> None:
     assert found.encode("a") == begins + source.encode("a").ids
     assert found.chat_templates == {"default": "{{ messages }}"}
     assert found.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize(
+    "names", [("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle")], ids=lambda names: names[0]
+)
+def test_tokens_that_fill_in_the_middle_are_named_by_keys(names: tuple[str, ...]) -> None:
+    source, metadata = byte_level("gpt-2", WORDS["gpt-2"])
+    own = [source.token_to_id(token) for token in ("<s>", "<|im_end|>", "<think>")]
+    keys = {f"tokenizer.ggml.{name}_token_id": number for name, number in zip(names, own, strict=True)}
+    found = gguf_tokenizer({**metadata, **keys}, "x.gguf")
+    assert found is not None
+    texts = [source.encode(text).ids for text in ("the", "fox")]
+    assert fill_in_the_middle(found, "the", "fox") == [own[0], *texts[0], own[1], *texts[1], own[2]]
 
 
 LINE = "It's 12345 'The CamelCase x0000;\n\n  你好abc é!\n"

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from helpers.attention import Latent, Shape, random_tokens
 from helpers.group_codes import codes_of
+from helpers.low_rank import slot_parts
 from helpers.pairs import pairwise
-from helpers.specs import EXPERTS, I8, moe_spec
+from helpers.specs import EXPERTS, I8, decoder_spec, moe_spec
 from helpers.stepper import Stepper, StepSize, compare_buffers
 from quire import _native
 from quire.executor.base import F32, Executor, Limits
@@ -233,6 +234,19 @@ def encoders(name: str, formats: str, isa: str, lengths: tuple[int, ...] = (45, 
     agree(native, reference, stepper.fill({stepper.add(text): len(text) for text in texts}), formats)
 
 
+def low_rank(isa: str) -> None:
+    """A linear of three parts and one with an activation inside, for rows that all have an adapter."""
+    program = lower(decoder_spec(VOCAB, 64, 128, (2, 1, 20), [0]), FORMATS["f32"], lora_rank=16)
+    native, reference, stepper = pair(program, isa, limits=replace(LIMITS, max_loras=1))
+    for executor in (native, reference):
+        for name, part, a, b in slot_parts(program, 1, 16):
+            executor.put_adapter(0, name, part, a, b)
+    sequence = start(stepper)[0]
+    stepper.arrays.adapters[:] = 0
+    for count in (33, 1):
+        agree(native, reference, stepper.fill({sequence: count}), "f32")
+
+
 def experts(isa: str) -> None:
     moe = EXPERTS[1]
     spec = moe_spec(moe.router, moe.width, dim=56, layers=1, shared=moe.shared)
@@ -325,6 +339,7 @@ CASES: dict[str, Callable[[str], None]] = {
     **dict.fromkeys(("latent_write", "latent_attend"), LATENT),
     **dict.fromkeys(("embed_sum", "pool_rows"), functools.partial(encoders, "learned", "f32")),
     **dict.fromkeys(("route", "combine"), experts),
+    **dict.fromkeys(("shrink", "expand"), low_rank),
     **dict.fromkeys(
         ("row_max", "row_max_of", "mask_row", "exp_row", "measure", "collect", "count_before"), sampling
     ),

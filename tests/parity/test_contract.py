@@ -250,7 +250,7 @@ class TestEveryExecutor:
     def test_memory_names_the_parts(self, formats: NumberFormats, backend: Backend) -> None:
         executor, _ = ready(backend.make, formats)
         memory, program = executor.memory(), executor.program
-        assert set(memory) == {"weights", "kv", "activations", "tables"}
+        assert set(memory) == {"weights", "kv", "activations", "tables", "adapters"}
         assert 0 <= memory["kv"] - 6 * kv_block_bytes(program, 16) < 4096  # whole pages
         assert memory["tables"] == rope_table_bytes(program, 40)
         assert memory["activations"] >= plan_arena(program, 32, 4).total

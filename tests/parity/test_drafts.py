@@ -26,7 +26,7 @@ from quire.loader import Checkpoint, LoadRules, load
 from quire.loader.draft_checkpoint import draft_file, draft_ids, draft_rules
 from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.program.lower_draft import lower_draft, lower_medusa, trimmed
+from quire.program.lower_draft import lower_draft, lower_medusa, module_count, trimmed
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
 from quire.spec.draft_config import mtp_draft, read_draft
 from quire.spec.facts import read_model
@@ -74,6 +74,9 @@ class Driver:
         executor.bind(LIMITS, self.stepper.arrays)
         self.number = self.stepper.add(random_tokens(0))
         self.done = 0
+        program = executor.program
+        several = module_count(program) > 1
+        self.modules = [*(x.first_op for x in program.inputs), len(program.body)] if several else []
 
     def step(self, count: int, rows: Rows, name: str = "features") -> drafts.Passed:
         size = self.stepper.fill({self.number: count})
@@ -84,10 +87,14 @@ class Driver:
             self.stepper.arrays.logit_rows[0] = token
             if token:
                 made = self.executor.run_head(1)
-            else:
+            elif not self.modules:
                 made = self.executor.run(size.num_tokens, 1, 1, given.first_op)
+            else:
+                end = min(begin for begin in self.modules if begin > given.first_op)
+                self.executor.run_range(size.num_tokens, 1, 1, given.first_op, end)
+                made = self.executor.run_head(1)
             logits.append(torch.tensor(made["logits"]))
-            hidden.append(torch.tensor(made["hidden"]))
+            hidden.append(torch.tensor(made["hidden"][token if self.modules else 0])[None])
         return drafts.Passed(torch.cat(logits), torch.cat(hidden))
 
     def steps(self, steps: Steps, rows: Rows) -> drafts.Passed:
@@ -161,13 +168,33 @@ def test_an_mtp_layer_computes_what_its_paper_says(
 ) -> None:
     """From the checkpoint of the model, which loads as before."""
     reference = golden(tiny_model(model))
-    layer = drafts.write_mtp(tmp_path / "model", reference.model, reference.folder)
+    (layer,) = drafts.write_mtp(tmp_path / "model", reference.model, reference.folder)
     folder = tmp_path / "model"
     spec = mtp_draft(read_model(folder).spec)
     driver = Driver(beside(target_executor(backend, folder), spec, folder))
     tokens, features = torch.tensor(random_tokens(0)), torch.tensor(random_features(drafts.DIM))
     wanted = drafts.mtp(layer, reference.model, drafts.tensors(folder), tokens, features)
     close(driver.steps(STEPS[steps], features.numpy()), wanted, backend.tolerance)
+
+
+@every_backend
+def test_each_mtp_module_computes_with_its_own_weights(
+    backend: Backend, golden: MakeGolden, tmp_path: Path
+) -> None:
+    reference = golden(tiny_model("deepseek3"))
+    layers = drafts.write_mtp(tmp_path / "model", reference.model, reference.folder, 2)
+    folder = tmp_path / "model"
+    target = target_executor(backend, folder)
+    spec = mtp_draft(read_model(folder).spec)
+    tokens, features = torch.tensor(random_tokens(0)), torch.tensor(random_features(drafts.DIM))
+    weights = drafts.tensors(folder)
+    for module, (layer, name) in enumerate(zip(layers, ("features", "hidden.1"), strict=True)):
+        found = Driver(beside(target, spec, folder)).step(LENGTH, features.numpy(), name)
+        close(
+            found,
+            drafts.mtp(layer, reference.model, weights, tokens, features, module),
+            backend.tolerance,
+        )
 
 
 def test_ids_of_a_draft_vocabulary(golden: MakeGolden, tmp_path: Path) -> None:

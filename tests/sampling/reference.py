@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from quire import _native
 from quire.executor.sampler import HostSampler
 from quire.logprobs import TokenLogprob
+from quire.parameters import TextTokens
 from quire.types import NewSeq, SamplingParams
 
 EPSILON = 2e-6
@@ -31,6 +32,7 @@ def new_seq(
     seed: int = 1,
     sample_index: int = 0,
     stop_ids: Sequence[int] = (),
+    texts: TextTokens | None = None,
 ) -> NewSeq:
     """A sequence whose prompt is all of `tokens` unless prompt_len says less."""
     return NewSeq(
@@ -42,6 +44,7 @@ def new_seq(
         seed=seed,
         blocks=(),
         stop_ids=tuple(stop_ids),
+        texts=texts,
     )
 
 

@@ -13,7 +13,15 @@ from quire.types import SamplingParams
 from .reference import ints, new_seq, penalties
 
 VOCAB = 20
-params = penalties(logprobs=st.sampled_from([None, 2]))
+params = penalties(
+    logprobs=st.sampled_from([None, 2]),
+    repeat_last_n=st.sampled_from([-1, -1, 0, 3]),
+    dry_multiplier=st.sampled_from([0.0, 0.8]),
+    dry_allowed_length=st.integers(0, 2),
+    dry_penalty_last_n=st.sampled_from([-1, 0, 6]),
+    top_n_sigma=st.sampled_from([-1.0, 1.0]),
+    samplers=st.sampled_from([None, None, ("dry", "top_k", "temperature", "penalties")]),
+)
 
 
 @settings(max_examples=100)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,18 @@ from quire.types import NewSeq, SamplingParams
 from .reference import as_rows, ints, new_seq, sample_one
 
 SIZE = 2600
+
+
+RARER: list[dict[str, Any]] = [
+    {},
+    {},
+    {"typical_p": 0.8, "min_keep": 2},
+    {"mirostat": 1},
+    {"mirostat": 2, "mirostat_tau": 2.0},
+    {"xtc_probability": 0.5, "xtc_threshold": 0.01, "dry_multiplier": 1.0, "dry_allowed_length": 0},
+    {"samplers": ("top_k", "penalties", "typ_p"), "repeat_last_n": 3, "top_n_sigma": 2.0},
+    {"dynatemp_range": 0.5, "top_n_sigma": 2.0},
+]
 
 
 @st.composite
@@ -31,6 +45,7 @@ def sequences(draw: st.DrawFn) -> tuple[NewSeq, int]:
         allowed_token_ids=draw(st.sampled_from([None, list(range(0, SIZE, 3))])),
         banned_token_ids=draw(st.sampled_from([(), (0, 1, 2)])),
         logprobs=draw(st.sampled_from([None, 3])),
+        **draw(st.sampled_from(RARER)),
     )
     tokens = draw(st.lists(st.integers(0, SIZE - 1), max_size=12))
     seq = new_seq(params, tokens, len(tokens) // 2, seed=draw(st.integers(0, 2**64 - 1)))

@@ -113,7 +113,15 @@ CHAT_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
     (16, "seed text", chat(seed="a"), "invalid_type", "seed"),
     (17, "bias of no token", chat(logit_bias={str(VOCAB): 1}), "invalid_value", "logit_bias"),
     (17, "bias 1e9", chat(logit_bias={"3": 1e9}), "invalid_value", "logit_bias"),
-    (17, "bias of a word", chat(logit_bias={"word": 1}), "invalid_value", "logit_bias"),
+    (17, "bias of no text", chat(logit_bias={"": 1}), "invalid_value", "logit_bias"),
+    (17, "bias of a long text", chat(logit_bias={"a" * 300: 1}), "invalid_value", "logit_bias"),
+    (17, "bad words of many tokens", chat(bad_words=["é" * 250] * 64), "invalid_value", "bad_words"),
+    (17, "an empty bad word", chat(bad_words=[""]), "invalid_value", "bad_words"),
+    (17, "a bad word without tokens", chat(bad_words=["  "]), "invalid_value", "bad_words"),
+    (17, "an unknown sampler", chat(samplers=["top_k", "infill"]), "invalid_value", "samplers"),
+    (17, "a sampler twice", chat(samplers=["top_k", "top_k"]), "invalid_value", "samplers"),
+    (17, "an empty breaker", chat(dry_sequence_breakers=[""]), "invalid_value", "dry_sequence_breakers"),
+    (17, "mirostat 3", chat(mirostat=3), "invalid_value", "mirostat"),
     (17, "bias of a token twice", chat(logit_bias={"3": 1, "03": 1}), "invalid_value", "logit_bias"),
     (17, "200,000 biases", chat(logit_bias=dict.fromkeys(map(str, range(200_000)), 1)), "invalid_value", "logit_bias"),
     (18, "presence_penalty", chat(presence_penalty=1e30), "invalid_value", "presence_penalty"),
@@ -200,7 +208,7 @@ COMPLETION_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
     (11, "best_of", complete(best_of=10**6), "invalid_value", "best_of"),
     (12, "logprobs 10^6", complete(logprobs=10**6), "invalid_value", "logprobs"),
     (12, "logprobs true", complete(logprobs=True), "invalid_type", "logprobs"),
-    (0, "suffix", complete(suffix="end"), "unsupported_parameter", "suffix"),
+    (0, "suffix", complete(suffix="end"), "invalid_value", "suffix"),
     (20, "empty prompt", complete(prompt=""), "invalid_value", "prompt"),
     (20, "empty list", complete(prompt=[]), "invalid_value", "prompt"),
     (20, "list of an empty list", complete(prompt=[[]]), "invalid_value", "prompt"),
@@ -475,7 +483,7 @@ def test_every_field_that_others_have_is_known(folder: Path) -> None:
 def test_parameters_with_other_names_elsewhere_are_not_dropped(server: LiveServer) -> None:
     for name, value in (
         ("n_predict", 3),
-        ("typical_p", 0.5),
+        ("watermark", True),
         ("repeat_penalty", 1.1),
         ("options", {"num_predict": 3}),
         ("system", "Be brief."),
@@ -485,7 +493,6 @@ def test_parameters_with_other_names_elsewhere_are_not_dropped(server: LiveServe
         ("store", True),
         ("cache_prompt", False),
         ("timings_per_token", True),
-        ("return_progress", True),
         ("moderation", {"model": "m"}),
     ):
         server.chat(max_tokens=1, **{name: value}).error(400, "unsupported_parameter", name)

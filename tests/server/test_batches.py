@@ -15,7 +15,7 @@ from helpers.server import ENDLESS, PATIENT, LiveServer, Reply, serving
 from quire.server.batches.batch_lines import answered, resume_output
 from quire.server.batches.batch_states import BatchStates
 from quire.server.batches.file_store import FilesDirError, FileStore
-from quire.server.batches.inner_request import InnerAnswer
+from quire.server.inner_request import InnerAnswer
 
 KEYS = ("first-key", "second-key")
 BOUNDARY = "b0und"

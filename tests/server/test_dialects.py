@@ -15,19 +15,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.dialects import SAYS, Check, SaidRun, Speaker, events, fold_lines, fold_message, fold_response
+from helpers.dialects import (
+    SAYS,
+    Check,
+    SaidRun,
+    Speaker,
+    events,
+    fold_completion,
+    fold_generated,
+    fold_lines,
+    fold_message,
+    fold_response,
+    fold_tokens,
+)
 from helpers.scripted import Script, scripted_folder
 from helpers.server import serving
 from quire.config.serving import APIS, ServingConfig
 from quire.engine.api import StreamDelta
 from quire.server.app import open_routes
+from quire.server.dialects import llama_server_answers, sglang_answers, tgi_answers
 from quire.server.dialects.anthropic_answers import MessageHead, MessageStream, message_pieces
 from quire.server.dialects.blocks import BlockAnswer
 from quire.server.dialects.ollama_answers import AnswerHead, OllamaStream, answer_pieces
 from quire.server.dialects.responses_answers import ResponseStream, complete
 from quire.server.dialects.responses_types import ResponseBody
 from quire.server.generation import Answer
-from quire.types import FinishReason
+from quire.types import FinishReason, TokenIds
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +97,73 @@ def responses(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
     return streamed, made
 
 
+def completion(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
+    """llama-server's completion from its events, and whole."""
+    head = llama_server_answers.LlamaServerHead(
+        model="tiny", settings={"n_predict": -1}, prompts=["hi"], texts=cast(Any, None), tokens=True
+    )
+    stream, answer = llama_server_answers.LlamaServerStream(head, [1], 1), Answer()
+    data = b""
+    for delta in deltas:
+        answer.add(delta)
+        data += stream.chunk_of(0, delta)
+    run.answers = [answer]
+    whole = json.loads(b"".join(llama_server_answers.answer_pieces(head, cast(Any, run))))
+    streamed = fold_completion(data + stream.last(cast(Any, run)))
+    assert streamed.pop("timings").keys() == whole.pop("timings").keys()
+    return streamed, whole
+
+
+def generated(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
+    """SGLang's answer from its events, and whole."""
+    head = sglang_answers.SglangHead(["a"], [TokenIds([5])])
+    stream, answer = sglang_answers.SglangStream(head), Answer()
+    stream.begun(cast(Any, run))
+    data = b""
+    for delta in deltas:
+        answer.add(delta)
+        data += stream.chunk_of(0, delta)
+    run.answers = [answer]
+    whole = json.loads(b"".join(sglang_answers.answer_pieces(head, cast(Any, run))))
+    return fold_generated(data + stream.last(cast(Any, run))), whole
+
+
+class Bytes:
+    """A vocabulary of bytes; what is above is special."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b"<special>"
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id > 255
+
+
+def tokens(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
+    """TGI's answer from its events, and whole."""
+    head = tgi_answers.TgiHead(engine=Bytes(), prompt=TokenIds([5]), inputs="In: ", seed=7, details=True)
+    stream, answer = tgi_answers.TgiStream(head), Answer()
+    data = b""
+    for delta in deltas:
+        answer.add(delta)
+        data += stream.chunk_of(0, delta)
+    run.answers = [answer]
+    run.outputs[0].usage.prompt_tokens = 1
+    whole = json.loads(b"".join(tgi_answers.answer_pieces(head, cast(Any, run))))
+    return fold_tokens(data + stream.last(cast(Any, run))), whole
+
+
 CHECKS: dict[str, Check] = {
     "anthropic": anthropic, "responses": responses,
     "ollama-chat": ollama, "ollama-generate": partial(ollama, chat=False),
+    "llama-server": completion, "sglang": generated, "tgi": tokens,
 }  # fmt: skip
-WITHOUT_TOOLS = {"ollama-generate"}
+# What of an answer is read; not listed: calls too.
+READ = {
+    "ollama-generate": ["reasoning", "nothing"],
+    "llama-server": ["nothing"],
+    "sglang": ["nothing"],
+    "tgi": ["nothing"],
+}
 ENDS: list[tuple[FinishReason, str | None]] = [
     (FinishReason.STOP, None), (FinishReason.STOP, "###"), (FinishReason.LENGTH, None),
 ]  # fmt: skip
@@ -107,7 +182,7 @@ def test_any_chunking_gives_the_same_answer(speaker: Speaker, api: str, data: st
     if data.draw(st.booleans()):  # cut anywhere, as by max_tokens
         text = text[: data.draw(st.integers(0, len(text)))]
     reason, stop = data.draw(st.sampled_from(ENDS))
-    read = data.draw(st.sampled_from(["calls", "reasoning", "nothing"][api in WITHOUT_TOOLS :]))
+    read = data.draw(st.sampled_from(READ.get(api, ["calls", "reasoning", "nothing"])))
     sizes = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=9))
     cut: Iterator[int] = itertools.cycle(sizes)
     found, run = speaker.deltas(text, cut, read=read, reason=reason, stop=stop)

@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from quire.cli.elsewhere.known import ROWS
 from quire.cli.main import command_parser, main
+from quire.config.elsewhere.known import ROWS
 
 COMMANDS = [
     (
@@ -52,7 +52,7 @@ def test_a_command_becomes_its_equivalent(
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("vllm serve org/m --enable-lora", "--enable-lora: is not supported: adapters"),
+        ("vllm serve org/m --lora-modules a=b", "--lora-modules a=b: is not supported: adapters"),
         ("vllm serve org/m --no-such 3", "--no-such: no option that is known here"),
         ("vllm serve org/m --dtype fp4", "--dtype fp4: invalid choice"),
         (

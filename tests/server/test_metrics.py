@@ -32,6 +32,14 @@ VLLM_OLDER = {
     "vllm:gpu_prefix_cache_queries": "counter", "vllm:gpu_prefix_cache_hits": "counter",
 }  # fmt: skip
 
+TGI = {
+    "tgi_request_count": "unknown", "tgi_request_success": "unknown", "tgi_queue_size": "gauge",
+    "tgi_batch_current_size": "gauge", "tgi_request_duration": "histogram", "tgi_request_queue_duration": "histogram",
+    "tgi_request_inference_duration": "histogram", "tgi_request_mean_time_per_token_duration": "histogram",
+    "tgi_request_input_length": "histogram", "tgi_request_generated_tokens": "histogram",
+    "tgi_request_max_new_tokens": "histogram",
+}  # fmt: skip
+
 
 def families(server: LiveServer) -> dict[str, str]:
     return {
@@ -54,11 +62,13 @@ def test_names_and_types(server: LiveServer) -> None:
                  "process_cpu_seconds", "process_open_fds", "process_start_time_seconds"):  # fmt: skip
         assert name in found
     assert {name: found.get(name) for name in VLLM_OLDER} == VLLM_OLDER
+    assert {name: found.get(name) for name in TGI} == TGI
     assert f'version="{__version__}"' in server.get("/metrics").text
 
 
 def test_counts(server: LiveServer) -> None:
-    names = ("quire_generation_tokens_total", "quire_inter_token_latency_seconds_count", "quire_prompt_tokens_total",
+    names = ("tgi_request_count", "tgi_request_mean_time_per_token_duration_count", "tgi_request_generated_tokens_sum",
+             "quire_generation_tokens_total", "quire_inter_token_latency_seconds_count", "quire_prompt_tokens_total",
              "vllm:time_to_first_token_seconds_count", "vllm:request_success_total")  # fmt: skip
     before = {name: server.metric(name) for name in names}
     prompt = server.chat("count me", max_tokens=80, ignore_eos=True, n=2).json["usage"]["prompt_tokens"]
@@ -69,6 +79,7 @@ def test_counts(server: LiveServer) -> None:
         after["vllm:time_to_first_token_seconds_count"] - before["vllm:time_to_first_token_seconds_count"]
         == 1
     )
+    assert [after[name] - before[name] for name in names[:3]] == [1, 1, 160]
     assert after["vllm:request_success_total"] - before["vllm:request_success_total"] == 2
     gaps = (
         after["quire_inter_token_latency_seconds_count"] - before["quire_inter_token_latency_seconds_count"]

@@ -158,8 +158,9 @@ def test_the_model_is_loaded(server: LiveServer) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": "other"}, "model: 'other'"),
     ({"options": {"num_gpu": 1}}, "num_gpu"),
-    ({"options": {"mirostat": 2}}, "options.mirostat: not supported"),
-    ({"options": {"repeat_last_n": 64}}, "options.repeat_last_n: not supported, unless it is -1"),
+    ({"options": {"mirostat": 3}}, "options.mirostat: 3 is not an integer in [0, 2]"),
+    ({"options": {"repeat_last_n": -2}}, "options.repeat_last_n: "),
+    ({"options": {"tfs_z": 0.5}}, "options.tfs_z: not supported, unless it is 1"),
     ({"options": {"temperature": -1}}, "options.temperature: "),
     ({"options": {"top_p": 0}}, "options.top_p: "),
     ({"options": {"num_predict": 0}}, "options.num_predict: "),
@@ -180,7 +181,7 @@ def test_wrong_fields_are_named(server: LiveServer, fields: dict[str, Any], text
 
 
 def test_values_that_ask_for_what_happens_anyway(server: LiveServer) -> None:
-    same = {"repeat_last_n": -1, "mirostat": 0, "typical_p": 1, "tfs_z": 1, "penalize_newline": True,
+    same = {"repeat_last_n": 64, "mirostat": 2, "typical_p": 1, "tfs_z": 1, "penalize_newline": True,
             "num_keep": 4, "num_predict": -1, "num_ctx": None}  # fmt: skip
     fields = {
         "truncate": False,
@@ -191,3 +192,30 @@ def test_values_that_ask_for_what_happens_anyway(server: LiveServer) -> None:
         "suffix": "",
     }
     assert generate(server, options=same, **fields).status == 200
+
+
+def test_show(server: LiveServer) -> None:
+    for body in ({"model": "tiny"}, {"name": "tiny:latest", "verbose": True}):
+        found = server.post("/api/show", body).json
+        assert found["capabilities"] == ["completion", "tools", "thinking"]
+        architecture = found["details"]["family"]
+        assert found["model_info"]["general.architecture"] == architecture
+        assert found["model_info"][f"{architecture}.context_length"] == 2048
+        assert "messages" in found["template"]
+        assert datetime.fromisoformat(found["modified_at"])
+    error(server.post("/api/show", {"model": "other"}), 404, "model: ")
+    error(server.post("/api/show", {"model": "tiny", "system": "x"}), 400, "system: ")
+
+
+def test_models_are_not_managed(server: LiveServer) -> None:
+    for path in ("/api/pull", "/api/push", "/api/create", "/api/copy"):
+        error(
+            server.post(path, {"model": "tiny"}),
+            400,
+            f"{path}: the served model is chosen when the server starts",
+        )
+    error(server.request("DELETE", "/api/delete", b'{"model": "tiny"}'), 400, "the served model is chosen")
+
+
+def test_a_model_that_generates_has_no_vectors(server: LiveServer) -> None:
+    error(server.post("/api/embed", {"input": "a"}), 400, "model: ")

@@ -12,11 +12,11 @@ import pytest
 from tools import migration_table, options_table
 
 from quire.cli.config_file import read_config
-from quire.cli.elsewhere.known import ROWS
-from quire.cli.elsewhere.lookup import explain, rows_of
 from quire.cli.main import command_parser
 from quire.cli.parser import Parser
 from quire.cli.serve import add_arguments, settings
+from quire.config.elsewhere.known import ROWS
+from quire.config.elsewhere.lookup import explain, rows_of
 from quire.config.schema import OPTIONS
 from quire.config.serving import ServingConfig
 
@@ -130,7 +130,7 @@ def test_options_of_other_servers_are_translated(
         ("-ctk q4_0", "'q4_0' is not supported, only f32, f16, bf16, q8_0"),
         ("--max-running-requests x", "is --max-num-seqs here: 'x' is not a whole number"),
         ("--schedule-policy lpm", "'lpm' is not supported, only fcfs"),
-        ("--enable-lora", "--enable-lora: is not supported: adapters"),
+        ("--lora-modules a=b", "--lora-modules a=b: is not supported: adapters"),
         ("--slo x", "unrecognized argument: --slo"),
     ],
 )

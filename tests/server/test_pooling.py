@@ -166,3 +166,35 @@ def test_labels_have_names_and_probabilities(labels: LiveServer) -> None:
     logits = labels.post("/pooling", {"input": ["a b", "c"]}).json["data"]
     for item, logit in zip(body["data"], logits, strict=True):
         assert item["probs"][0] == pytest.approx(1 / (1 + np.exp(-logit["data"][0])), abs=1e-6)
+
+
+def test_ollamas_forms(vectors: LiveServer) -> None:
+    """Examples of its documentation; nothing is cut unless the client asks for it."""
+    found = vectors.post(
+        "/api/embed", {"model": "tiny:latest", "input": ["a b", "c"], "options": {"num_ctx": None}}
+    ).json
+    assert found.keys() == {"model", "embeddings", "total_duration", "load_duration", "prompt_eval_count"}
+    assert (found["model"], found["prompt_eval_count"], found["load_duration"]) == ("tiny:latest", 7, 0)
+    assert found["total_duration"] > 0
+    ours = numbers(vectors, input=["a b", "c"], normalize=True)
+    assert np.array_equal(np.array(found["embeddings"], np.float32), ours)
+    (short,) = vectors.post("/api/embed", {"input": "a b", "dimensions": 4}).json["embeddings"]
+    assert len(short) == 4
+    older = vectors.post("/api/embeddings", {"model": "tiny", "prompt": "a b"}).json
+    assert np.array_equal(
+        np.array([older["embedding"]], np.float32), numbers(vectors, input="a b", normalize=False)
+    )
+    assert vectors.post("/api/embed", {"input": ""}).json["embeddings"] == []
+    assert vectors.post("/api/embed", {"input": "a " * 100, "truncate": True}).json["prompt_eval_count"] == 48
+    for path, body, text in (
+        ("/api/embed", {"input": "a " * 100}, "input"),
+        ("/api/embed", {"input": "a " * 100, "truncate": False}, "input"),
+        ("/api/embeddings", {"prompt": "a " * 100}, "prompt: "),
+        ("/api/embed", {"input": "a", "dimensions": 0}, "dimensions"),
+        ("/api/embed", {"input": "a", "options": {"temperature": 1}}, "options.temperature: "),
+        ("/api/embed", {"input": "a", "keep_alive": 0}, "keep_alive: "),
+    ):
+        reply = vectors.post(path, body)
+        assert (reply.status, reply.json.keys()) == (400, {"error"}), body
+        assert text in reply.json["error"]
+    assert vectors.post("/api/show", {"model": "tiny"}).json["capabilities"] == ["embedding"]

@@ -85,6 +85,6 @@ def test_an_endpoint_is_known_to_its_own_file() -> None:
     """The other one that adding it touches is app.py, with the file's routes; docs/architecture.md says so."""
     server = Path(app.__file__).parent
     (route,) = (route for route in tokens.ROUTES if route.path == "/detokenize")
-    names = re.compile(rf"\bdetokenize\b|{route.request.__name__}|{route.response.__name__}")
+    names = re.compile(rf"/detokenize\b|{route.request.__name__}|{route.response.__name__}")
     assert [path.name for path in server.glob("*.py") if names.search(path.read_text())] == ["tokens.py"]
     assert set(tokens.ROUTES) < set(app.ROUTES)

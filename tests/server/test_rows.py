@@ -48,7 +48,7 @@ ROWS: dict[int, tuple[str, ...]] = {
     41: ("bad_input::test_chat",),  # addresses of images
     42: ("bad_input::test_chat",),  # prompt_embeds
     44: ("connections::test_keys", "connections::test_every_key_is_compared"),
-    45: ("connections::test_there_is_no_route_for_administrators",),
+    45: ("connections::test_routes_for_administrators_are_off_by_default",),
     46: ("connections::test_host_and_origin", "connections::test_listed_hosts_and_origins"),
     47: ("connections::test_malformed_requests",),  # headers
     48: ("connections::test_slow_headers_and_bodies_are_ended",

@@ -23,11 +23,12 @@ from quire.engine.api import (
     StreamDelta,
     TextSink,
 )
+from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.app import App
 from quire.server.context import ServerContext
 from quire.server.metrics import ServerMetrics
 from quire.text.chat_renderer import ChatAsk
-from quire.types import CheckpointError, CompletionOutput, FinishReason, QuireError, RequestOutput
+from quire.types import CheckpointError, FinishReason, QuireError
 
 CARD = ModelCard("stand-in", "None", 100, 50, "0" * 64, None, 0)
 
@@ -52,6 +53,8 @@ class StandInStream:
         self.output.finished = True
 
     def deliver_to(self, sinks: Sequence[TextSink]) -> None: ...
+
+    def nudge(self) -> None: ...
 
     def cancel(self) -> None:
         self.cancelled = True

@@ -6,6 +6,8 @@ import http.server
 import json
 import queue
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from helpers.pooling_folders import pooling_folder
 from helpers.server import GUARD, serving
 from quire.server import tracing
 from quire.server.tracing import Tracer, parse_traceparent
@@ -49,29 +52,81 @@ def spans(batch: Any) -> list[Any]:
     return resource["scopeSpans"][0]["spans"]
 
 
+def attributes(span: Any) -> dict[str, Any]:
+    return {a["key"]: next(iter(a["value"].values())) for a in span["attributes"]}
+
+
 def test_spans_of_generations(folder: Path, collector: tuple[str, queue.Queue[Any]]) -> None:
     url, seen = collector
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "ignore_eos": True}
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 5,
+        "ignore_eos": True,
+        "stop": "\0\0",
+    }
+    caller = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=1"}
     with serving(folder, otlp_traces_endpoint=url, served_model_name=("tiny",)) as live:
-        live.post("/v1/chat/completions", body, {"traceparent": f"00-{TRACE}-{SPAN}-01"})
+        live.post("/v1/chat/completions", body, caller)
         live.post("/v1/chat/completions", body, {"traceparent": f"00-{TRACE}-{SPAN}-00"})  # not sampled
+        live.post("/v1/chat/completions", body | {"stream": True, "n": 2})
         live.get("/health")
         live.complete("x", temperature=-1)
     found = []
     while not seen.empty():
         found += spans(seen.get())
-    chat, refused = found
+    chat, *stages = found[:8]
     assert (chat["traceId"], chat["parentSpanId"], chat["name"]) == (TRACE, SPAN, "chat tiny")
-    values = {a["key"]: next(iter(a["value"].values())) for a in chat["attributes"]}
-    assert values["gen_ai.usage.output_tokens"] == "5"
+    assert chat["traceState"] == "vendor=1"
+    values = attributes(chat)
+    assert values["gen_ai.usage.output_tokens"] == values["gen_ai.request.max_tokens"] == "5"
     assert values["http.response.status_code"] == "200"
-    names = [event["name"] for event in chat["events"]]
-    assert names == ["quire.queued", "quire.scheduled", "quire.first_token", "quire.last_token"]
-    times = [int(chat["startTimeUnixNano"]), *(int(e["timeUnixNano"]) for e in chat["events"])]
-    assert [*times, int(chat["endTimeUnixNano"])] == sorted([*times, int(chat["endTimeUnixNano"])])
+    assert values["gen_ai.request.temperature"] == 1.0
+    for name, wanted in (("request.stop_sequences", "\0\0"), ("response.finish_reasons", "length")):
+        assert values[f"gen_ai.{name}"] == {"values": [{"stringValue": wanted}]}
     assert chat["status"] == {}
+    check_stages(chat, stages)
+    streamed, *stages = found[8:16]
+    assert attributes(streamed)["gen_ai.request.choice.count"] == "2"
+    check_stages(streamed, stages)
+    (refused,) = found[16:]
     assert refused["status"] == {"code": 2, "message": "invalid_value"}
     assert "parentSpanId" not in refused
+    assert "traceState" not in refused
+
+
+def check_stages(whole: Any, stages: list[Any]) -> None:
+    """They are under the span of the request, and each begins where the one before it ends."""
+    names = ["receive", "tokenize", "queue", "prefill", "decode", "respond", "detokenize"]
+    assert [span["name"] for span in stages] == names
+    for span in stages:
+        assert (span["traceId"], span["parentSpanId"]) == (whole["traceId"], whole["spanId"])
+    *parts, beside = stages
+    times = [int(span[end]) for span in parts for end in ("startTimeUnixNano", "endTimeUnixNano")]
+    assert times[0] == int(whole["startTimeUnixNano"])
+    assert times[-1] == int(whole["endTimeUnixNano"])
+    assert times == sorted(times)
+    assert times[1:-1:2] == times[2::2]
+    assert (beside["startTimeUnixNano"], beside["endTimeUnixNano"]) == (
+        parts[4]["startTimeUnixNano"], parts[4]["endTimeUnixNano"],
+    )  # fmt: skip
+    taken = int(beside["endTimeUnixNano"]) - int(beside["startTimeUnixNano"])
+    assert 0 < attributes(beside)["quire.detokenize.seconds"] <= taken / 1e9 + 1.0
+
+
+def test_spans_of_embeddings(tmp_path: Path, collector: tuple[str, queue.Queue[Any]]) -> None:
+    url, seen = collector
+    folder, _ = pooling_folder("bert", tmp_path)
+    with serving(folder, engine={"max_model_len": 48}, otlp_traces_endpoint=url) as live:
+        assert live.post("/v1/embeddings", {"input": ["a b", "c"]}).status == 200
+    whole, *stages = spans(seen.get())
+    assert attributes(whole)["gen_ai.operation.name"] == "embeddings"
+    assert attributes(whole)["gen_ai.usage.input_tokens"] == "7"
+    assert [span["name"] for span in stages] == ["receive", "tokenize", "queue", "prefill", "respond"]
+
+
+def test_nothing_is_imported_without_a_collector() -> None:
+    code = "import quire.server.run, sys; sys.exit('quire.server.tracing' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +163,7 @@ def test_a_collector_that_answers_garbage() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         tracer = Tracer(f"http://127.0.0.1:{listening.getsockname()[1]}")
         for answer in (*garbage, good):
-            tracer._spans.put({})
+            tracer._spans.put([{}])
             connection, _ = listening.accept()
             with connection:
                 assert connection.recv(2**16).startswith(b"POST /v1/traces")

@@ -28,7 +28,7 @@ PREDICTION = list(range(10, 90))
 
 
 class Steps:
-    """Steps of one sequence whose answer is given; a step takes a millisecond and a tenth of one for each token."""
+    """Steps of one sequence whose answer is given; a step takes a second and a tenth of one for each token."""
 
     def __init__(self, prediction: list[int] | None, *, everyone: bool = False) -> None:
         proposer = PredictionProposer()
@@ -55,10 +55,10 @@ class Steps:
         while right < len(drafts) and drafts[right] == tokens[right]:
             right += 1
         result = StepOutput(
-            [tokens[: right + 1]], [None], [None], seconds={"forward": 1e-3 + 1e-4 * len(row.token_ids)}
+            [tokens[: right + 1]], [None], [None], seconds={"forward": 1 + 0.1 * len(row.token_ids)}
         )
         self.place += right + 1
-        self.speculation.advance(out, result)
+        self.speculation.advance(out, result, sum(result.seconds.values()))
         self._drafts = len(result.drafts.get(0, []))
         return result
 
@@ -74,8 +74,8 @@ def test_right_drafts_win_time() -> None:
     assert taken - 3 <= counted.rows < taken  # but for steps that show what one without drafts costs
     assert sum(count * rows for count, rows in enumerate(counted.chosen)) == counted.drafted
     assert sum(counted.accepted) == counted.drafted == steps.place - taken
-    plain = 1.1e-3 * steps.place
-    ran = 1e-3 * taken + 1e-4 * (taken + counted.drafted)
+    plain = 1.1 * steps.place
+    ran = taken + 0.1 * (taken + counted.drafted)
     assert counted.seconds_won == pytest.approx(plain - ran, rel=0.05)
 
 

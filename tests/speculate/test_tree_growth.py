@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.executor.base import Guesses
-from quire.speculate.proposer import DraftTree, Room
+from quire.speculate.proposer import DraftTree, Offer, Room
 from quire.speculate.tree_growth import DraftPlace, TreeGrowth
 
 
@@ -80,4 +80,4 @@ def test_chains_have_one_token_in_each_place() -> None:
     root = place(growth, [5], [0.1])
     root.below[0] = place(growth, [6], [0.1])
     assert growth.drafts(root, 8) == [5, 6]
-    assert growth.offer(8, 2.0) == (8, 0, 2.0, 0, (), False)
+    assert growth.offer(8, 2.0) == Offer(8, 0, 2.0)

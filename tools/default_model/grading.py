@@ -99,7 +99,7 @@ def _sentences(data: dict[str, Any], answer: str) -> bool:
 
 def _list(data: dict[str, Any], answer: str) -> bool:
     if data["form"] == "commas":
-        items = answer.split(", ")
+        items = answer.rpartition(": ")[2].removesuffix(".").split(", ")
     else:
         lines = answer.split("\n")
         starts = [f"{n}. " if data["form"] == "numbers" else "- " for n in range(1, len(lines) + 1)]

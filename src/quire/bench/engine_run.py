@@ -30,11 +30,12 @@ from quire.engine.core import EngineCore, StepExecutor
 from quire.engine.sync_engine import SyncEngine
 from quire.executor.base import Inspectable
 from quire.executor.plans import PlanCounts
+from quire.outputs import RequestOutput
 from quire.program.cost import Row, step_cost
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.speculate.speculation import Speculation
-from quire.types import RequestOutput, SamplingParams, ScheduledSeq, SchedulerOutput, StepOutput
+from quire.types import SamplingParams, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.util.progress import ByteProgress
 from quire.worker.worker import Masks
 

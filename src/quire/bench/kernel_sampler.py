@@ -29,6 +29,9 @@ WAYS: dict[str, SamplingParams] = {
     "top-k, top-p, penalties": SamplingParams(
         temperature=0.8, top_k=50, top_p=0.95, repetition_penalty=1.1, presence_penalty=0.5
     ),
+    "typical 0.95": SamplingParams(temperature=1.0, typical_p=0.95),
+    "mirostat 2": SamplingParams(temperature=1.0, mirostat=2),
+    "XTC, DRY": SamplingParams(temperature=1.0, min_p=0.02, xtc_probability=0.5, dry_multiplier=0.8),
     "greedy, 5 logprobs": SamplingParams(temperature=0, logprobs=5),
 }
 

@@ -126,6 +126,7 @@ class FixedAllotment:
     def __init__(self, counts: Iterable[int]) -> None:
         self._counts = iter(counts)
         self.costs = StepCosts(1)
+        self.declined = False
 
     def start(self, seq_id: int) -> None:
         """All sequences are alike."""
@@ -137,6 +138,12 @@ class FixedAllotment:
         """Nothing is learned."""
 
     def observe_step(self, *_: Any) -> None:
+        """Nothing is learned."""
+
+    def observe_extra(self, *_: Any) -> None:
+        """Nothing is learned."""
+
+    def skipped(self, _: int) -> None:
         """Nothing is learned."""
 
     def share(self, _: int, offers: Mapping[int, Offer]) -> dict[int, Room]:

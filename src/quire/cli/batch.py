@@ -91,8 +91,8 @@ async def _run(
     from quire.server.batches.batch_endpoints import batch_endpoints
     from quire.server.batches.batch_lines import MAX_LINE
     from quire.server.batches.batch_run import BatchRun
-    from quire.server.batches.inner_request import InnerAnswer, ask_inner
     from quire.server.context import ServerContext
+    from quire.server.inner_request import InnerAnswer, ask_inner
     from quire.server.metrics import ServerMetrics
 
     serving = ServingConfig(

@@ -24,7 +24,8 @@ from quire.cli.options import (
 )
 from quire.cli.prompt import COMMANDS, LEAVE, ChatInput
 from quire.cli.tools import ChatTools, chat_tools
-from quire.types import CompletionOutput, ContextLengthError, RequestError, SamplingParams
+from quire.outputs import CompletionOutput
+from quire.types import ContextLengthError, RequestError, SamplingParams
 from quire.util.printable import printable_lines
 
 if TYPE_CHECKING:

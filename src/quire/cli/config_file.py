@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from quire.cli.elsewhere.foreign import ForeignOptionError
-from quire.cli.elsewhere.lookup import explain, translate
 from quire.cli.options import value_type
 from quire.cli.parser import nearest, switch
+from quire.config.elsewhere.foreign import ForeignOptionError
+from quire.config.elsewhere.lookup import explain, translate
 from quire.config.schema import OPTIONS
 from quire.config.serving import ServingConfig
 from quire.types import CheckpointError

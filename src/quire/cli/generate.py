@@ -24,7 +24,8 @@ from quire.cli.options import (
     text_of,
 )
 from quire.logprobs import PositionLogprobs, TokenLogprob
-from quire.types import FinishReason, RequestError, RequestOutput
+from quire.outputs import RequestOutput
+from quire.types import FinishReason, RequestError
 from quire.util.standard_error import say
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         prompt = _rendered(llm, args, asked) if args.chat else asked
         params = sampling_params(args, llm.default_params(), structured)
         if args.json:
-            (output,) = llm.generate([prompt], params, prediction=predicted, progress=False)
+            (output,) = llm.generate([prompt], params, prediction=predicted, use_tqdm=False)
             found = {**to_json(output, _piece_of(llm)), "startup": llm.startup}
             json.dump(found, sys.stdout, ensure_ascii=False)
             print()
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
             print()
             output = stream.output
         else:
-            (output,) = llm.generate([prompt], params, prediction=predicted, progress=False)
+            (output,) = llm.generate([prompt], params, prediction=predicted, use_tqdm=False)
             for sample in output.outputs:
                 print(sample.text if params.n == 1 else f"[{sample.index}] {sample.text}")
             for line in _tables(output, _piece_of(llm)):

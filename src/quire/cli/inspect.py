@@ -1,4 +1,4 @@
-"""Show a model without loading its weights: spec, ops, bytes, and the cost of a step."""
+"""Show a model without loading its weights: spec, ops, bytes, and the cost of a step; or an adapter."""
 
 from __future__ import annotations
 
@@ -62,22 +62,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from quire.engine.build.opening import open_model
+    from quire.cli.inspect_adapter import adapter_named, inspect_adapter
 
-    model, asked = (
-        open_model(named_model(args.model, quiet=args.quiet), tokenizer=args.quality),
-        engine_config(args),
-    )
-    report = describe(model, asked, args)
-    found = quality.report(model, asked, args)
-    if found is not None:
-        report["quality"] = found
+    name = named_model(args.model, quiet=args.quiet)
+    adapter = adapter_named(name)
+    if adapter is not None:
+        return inspect_adapter(adapter, as_json=args.json)
+    report = describe_named(name, args)
     if args.json:
         json.dump(report, sys.stdout)
         print()
     else:
-        print("\n".join(map(printable, _lines(report, all_ops=args.ops))))
+        print("\n".join(map(printable, report_lines(report, all_ops=args.ops))))
     return 0
+
+
+def describe_named(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """`describe` a model, with what else the command line asks for."""
+    from quire.engine.build.opening import open_model
+
+    model, asked = open_model(name, tokenizer=args.quality), engine_config(args)
+    report = describe(model, asked, args)
+    found = quality.report(model, asked, args)
+    if found is not None:
+        report["quality"] = found
+    return report
 
 
 def describe(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[str, Any]:
@@ -340,7 +349,7 @@ def _step(program: Program, rows: list[Row], machine: Machine | None) -> dict[st
     return result
 
 
-def _lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
+def report_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     from quire.text.regions.detect import facts_text
 
     spec = report["spec"]

@@ -22,16 +22,22 @@ COMMANDS = {
     "serve": ("quire.cli.serve", "serve the OpenAI API over HTTP"),
     "generate": ("quire.cli.generate", "generate from a prompt"),
     "chat": ("quire.cli.chat", "chat with a model"),
+    "run": ("quire.cli.run", "chat with a model by its name, fetching it if it is not here"),
+    "pull": ("quire.cli.pull", "fetch a model from a hub into the store"),
+    "list": ("quire.cli.list_models", "list the models on this machine"),
+    "show": ("quire.cli.show", "show a model's source, files and contents"),
+    "rm": ("quire.cli.rm", "remove models from the store"),
     "batch": ("quire.cli.batch", "run a file of requests in OpenAI's batch format"),
     "convert": ("quire.cli.convert", "convert a model to safetensors or GGUF, or to another number format"),
     "inspect": ("quire.cli.inspect", "show what a model contains, costs and computes"),
+    "tokenize": ("quire.cli.tokenize", "show the tokens of a text, or the text of tokens"),
     "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, mismatched parts"),
     "train-draft": ("quire.cli.train_draft", "train a draft for speculative decoding"),
     "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),
     "completions": ("quire.cli.completions", "print a completion script for a shell"),
 }
 # The result file of a benchmark contains its command line, which must therefore be complete.
-READ_ENVIRONMENT = ("serve", "generate", "chat", "convert", "inspect", "verify")
+READ_ENVIRONMENT = ("serve", "generate", "chat", "run", "convert", "inspect", "verify")
 _ENVIRONMENT = (
     "Each option has an environment variable: QUIRE_MAX_MODEL_LEN is the default of --max-model-len."
 )

@@ -14,7 +14,7 @@ from typing import Any
 from quire.cli.parser import Several, take_foreign_options
 from quire.config.schema import OPTIONS, SUBJECTS, EngineConfig
 from quire.parameters import Structure
-from quire.types import PARAMETERS, CheckpointError, RequestError, SamplingParams
+from quire.types import PARAMETERS, SAMPLERS, CheckpointError, RequestError, SamplingParams
 from quire.util.sizes import format_size, parse_size
 
 # Options of one letter or two, as llama.cpp writes them.
@@ -188,6 +188,10 @@ def size(text: str) -> int:
 _SAMPLING = {name: known for name, known in PARAMETERS.items() if known.metavar}
 
 
+# Options that may be repeated -> parameters.
+_TEXT_LISTS = {"--bad-word": "bad_words", "--dry-sequence-breaker": "dry_sequence_breakers"}
+
+
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Options for the fields of SamplingParams."""
     group = parser.add_argument_group("sampling (defaults: what the checkpoint recommends)")
@@ -208,6 +212,20 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ID",
         help="end at this token; may be repeated",
+    )
+    for option, name in _TEXT_LISTS.items():
+        group.add_argument(
+            option,
+            action=Several,
+            default=[],
+            metavar="TEXT",
+            help=f"{PARAMETERS[name].help}; may be repeated",
+        )
+    group.add_argument(
+        "--samplers",
+        default=None,
+        metavar="A;B;…",
+        help=f"{PARAMETERS['samplers'].help}: {';'.join(SAMPLERS)}",
     )
     group.add_argument("--ignore-eos", action="store_true", help="do not end at the end-of-sequence token")
     group.add_argument("--keep-special-tokens", action="store_true", help="show special tokens in the text")
@@ -321,6 +339,10 @@ def sampling_params(
 ) -> SamplingParams:
     """The checkpoint's defaults with what was asked on the command line."""
     values: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
+    texts = {name: getattr(args, option[2:].replace("-", "_")) for option, name in _TEXT_LISTS.items()}
+    values |= {name: tuple(given) for name, given in texts.items() if given}
+    if args.samplers is not None:
+        values["samplers"] = tuple(name for name in args.samplers.split(";") if name)
     return dataclasses.replace(
         defaults,
         **values,

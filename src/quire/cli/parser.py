@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from quire.cli.elsewhere.foreign import ForeignOptionError
+from quire.config.elsewhere.foreign import ForeignOptionError
 from quire.config.env import OPTION_PREFIX, option_variables
 from quire.config.shipped import shipped_models
 
@@ -184,7 +184,7 @@ def _may_be_model(text: str) -> bool:
 
 
 def _unknown(word: str, known: list[str]) -> str:
-    from quire.cli.elsewhere.lookup import explain
+    from quire.config.elsewhere.lookup import explain
 
     flag = word.partition("=")[0]
     reason = explain(flag)
@@ -212,7 +212,7 @@ class _Foreign(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, found: argparse.Namespace, value: Any, flag: str | None = None
     ) -> None:
-        from quire.cli.elsewhere.lookup import translate
+        from quire.config.elsewhere.lookup import translate
 
         given = value if isinstance(value, list) else [value]
         for one in given or [None]:
@@ -262,7 +262,7 @@ def _add_foreign_options(parser: argparse.ArgumentParser, words: Iterable[str]) 
     strange = {name for word in words if (name := word.partition("=")[0]).startswith("-") and name not in own}
     if not strange:
         return
-    from quire.cli.elsewhere.lookup import rows_of
+    from quire.config.elsewhere.lookup import rows_of
 
     for name in sorted(strange):
         if rows := rows_of(name):

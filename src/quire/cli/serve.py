@@ -15,7 +15,7 @@ from quire.cli.options import add_config_options, add_model_argument, named_mode
 from quire.cli.parser import Parser, take_foreign_options
 from quire.config.schema import OPTIONS, EngineConfig
 from quire.config.serving import ServingConfig
-from quire.util.platform import available_memory
+from quire.util.platform import memory_share
 
 if TYPE_CHECKING:
     from quire.engine.host.spawn import Spawned
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_equivalent(command: str) -> int:
     """Print the command of Quire that does what another one does; 1 if something essential cannot be had."""
-    from quire.cli.elsewhere.command_line import equivalent
+    from quire.cli.from_command import equivalent
 
     parser = Parser(prog="quire serve")
     add_arguments(parser)
@@ -100,9 +100,7 @@ def settings(
         options |= found
     share = options.pop("gpu_memory_utilization", None)
     if share is not None:
-        if not 0 < share <= 1:
-            raise ValueError(f"gpu_memory_utilization: {share:g} is not in (0, 1]")
-        options["memory"] = int(share * available_memory())
+        options["memory"] = memory_share(share)
     model = named_model(options.pop("model", None), quiet=options.get("quiet", False))
     chosen: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
     return (
@@ -124,7 +122,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     import uvloop
 
     from quire.engine.front.async_engine import AsyncEngine
-    from quire.server.access import read_keys
+    from quire.server.admin import check_all_keys
     from quire.server.dialects.response_store import prepare_file
     from quire.server.logs import ServerLog
     from quire.server.run import address, bind, serve
@@ -133,7 +131,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
 
     gc.freeze()  # the collector skips modules from now on
     gc.enable()
-    read_keys(serving)  # the start fails here if a key file cannot be read
+    check_all_keys(serving)  # the start fails here if a key file cannot be read
     if serving.response_store is not None:
         prepare_file(serving.response_store)
     sock = bind(serving)

@@ -71,13 +71,13 @@ class VerifyReport:
 def run(args: argparse.Namespace) -> int:
     """Run the checks; exit status 1 if one failed, else 0, also with warnings."""
     from quire.loader import resolve_model
-    from quire.loader.gguf_names import shards
+    from quire.store.gguf_names import shards
 
     path = resolve_model(args.model)
     before = _read_digests(Path(args.digests)) if args.digests else None
     report = VerifyReport(str(path))
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else shards(path)
-    weights = [file for file in files if file.suffix in _WEIGHTS]
+    weights = [file for file in files if file.suffix in _WEIGHTS or path.is_file()]
     if args.no_weights:
         files = [file for file in files if file not in weights]
         before = before and {

@@ -10,6 +10,8 @@ from pathlib import Path
 VARIABLES = {
     "QUIRE_ISA": "force an instruction set of the kernels: baseline, avx2 or avx512",
     "QUIRE_CACHE_DIR": "cache folder for packed weights and tokenizers (default: XDG_CACHE_HOME/quire)",
+    "QUIRE_STORE": "folder of pulled models (default: XDG_DATA_HOME/quire/models)",
+    "QUIRE_STORE_LIMIT": "most bytes of that folder, such as 50GiB, where --store-limit is not given",
 }
 # The others are options of commands: QUIRE_MAX_MODEL_LEN is --max-model-len.
 OPTION_PREFIX = "QUIRE_"
@@ -42,7 +44,24 @@ def cache_folder() -> Path | None:
     chosen = os.environ.get("QUIRE_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME", "")
+    base = _base_folder("XDG_CACHE_HOME", "~/.cache")
+    return base and base / "quire"
+
+
+def store_folder() -> Path | None:
+    """The folder of pulled models: QUIRE_STORE, or quire/models/ in the user's data folder (XDG).
+
+    None if neither is set and the user has no home.
+    """
+    chosen = os.environ.get("QUIRE_STORE")
+    if chosen:
+        return Path(chosen).absolute()
+    base = _base_folder("XDG_DATA_HOME", "~/.local/share")
+    return base and base / "quire" / "models"
+
+
+def _base_folder(variable: str, usual: str) -> Path | None:
+    base = os.environ.get(variable, "")
     if not os.path.isabs(base):  # the XDG specification ignores relative paths
-        base = os.path.expanduser("~/.cache")
-    return Path(base, "quire") if os.path.isabs(base) else None
+        base = os.path.expanduser(usual)
+    return Path(base) if os.path.isabs(base) else None

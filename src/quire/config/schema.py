@@ -300,6 +300,37 @@ class ExecutionOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterOptions:
+    """Adapters of low rank (LoRA), many of which are computed in one step."""
+
+    enable_lora: bool = option(False, "take adapters of low rank (LoRA)")
+    max_loras: int = option(
+        4,
+        "adapters that can run at once; others wait for a slot. Slots for --max-lora-rank are part of --memory",
+        metavar="N",
+        count=True,
+        most=1024,
+    )
+    max_lora_rank: int = option(16, "largest rank of an adapter", metavar="N", count=True, most=256)
+    max_cpu_loras: int | None = option(
+        None,
+        "adapters whose weights stay in memory as they were read (default: none; they are read from their files again, "
+        "which the page cache holds)",
+        metavar="N",
+        count=True,
+        most=2**16,
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def slots(self) -> int:
+        """Slots for adapters; 0 without any."""
+        return self.max_loras if self.enable_lora else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationOptions:
     """Drafts: guesses at the next tokens, which one step checks together."""
 
@@ -379,6 +410,7 @@ class EngineConfig:
     loading: LoadingOptions = _group("loading", LoadingOptions)
     execution: ExecutionOptions = _group("execution", ExecutionOptions)
     speculation: SpeculationOptions = _group("speculation", SpeculationOptions)
+    adapters: AdapterOptions = _group("adapters", AdapterOptions)
 
     def __init__(self, **options: Any) -> None:
         unknown = options.keys() - OPTIONS.keys()

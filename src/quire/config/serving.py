@@ -7,8 +7,9 @@ from dataclasses import fields
 from quire.config.schema import option
 from quire.records import dataclass
 
-_NOT_NEGATIVE = ("shutdown_timeout", "hang_timeout", "engine_restarts")
+_NOT_NEGATIVE = ("shutdown_timeout", "hang_timeout", "engine_restarts", "sse_ping_interval")
 _POSITIVE = (
+    "output_hook_ms",
     "max_num_queued_reqs",
     "max_num_queued_tokens",
     "response_store_size",
@@ -21,6 +22,7 @@ _POSITIVE = (
     "header_timeout",
     "body_timeout",
     "keep_alive_timeout",
+    "websocket_idle_timeout",
     "max_file_size",
     "files_size",
     "files_expiry",
@@ -30,6 +32,9 @@ APIS = {
     "openai": "OpenAI's and vLLM's",
     "anthropic": "Anthropic's Messages",
     "ollama": "Ollama's",
+    "llama-server": "llama-server's",
+    "sglang": "SGLang's",
+    "tgi": "TGI's",
 }
 # Sections of the options: first field -> title.
 SUBJECTS = {
@@ -55,6 +60,10 @@ class ServingConfig:
 
     host: str = option("127.0.0.1", "address to listen on", metavar="ADDRESS")
     port: int = option(8000, "TCP port to listen on; 0 picks a free one", metavar="N")
+    grpc_port: int | None = option(
+        None, "TCP port of KServe's protocol over gRPC on the same address; 0 picks a free one (default: off)",
+        metavar="N",
+    )  # fmt: skip
     uds: str | None = option(
         None, "listen on this Unix socket instead of an address and port", metavar="PATH"
     )
@@ -63,6 +72,15 @@ class ServingConfig:
     )
     api_key_file: str | None = option(
         None, "file of keys, one per line; unlike --api-key, not visible in the process list", metavar="FILE"
+    )
+    admin_api_key: tuple[str, ...] = option(
+        (),
+        "keys of administrators, which open the routes that show or change the server's state (default: these routes "
+        "are off)",
+        metavar="KEY",
+    )
+    admin_api_key_file: str | None = option(
+        None, "file of administrators' keys, one per line", metavar="FILE"
     )
     prefix_cache_sharing: str = option(
         "key",
@@ -101,6 +119,22 @@ class ServingConfig:
     enable_force_include_usage: bool = option(
         False, "end every stream with usage, as with stream_options.include_usage"
     )
+    output_hook: str | None = option(
+        None,
+        "function of the Python path that sees, and may change or end, the text of every answer (default: none)",
+        metavar="MODULE:FUNCTION",
+    )
+    output_hook_ms: float = option(
+        50.0, "time limit in milliseconds for a call of the output hook", metavar="MS"
+    )
+    output_hook_failure: str = option(
+        "stop",
+        "an answer whose output hook fails or is late; stop: ends; pass: goes on without the hook",
+        choices=("stop", "pass"),
+    )
+    sse_ping_interval: float = option(
+        15.0, "seconds without text after which a stream has a ping; 0: never", metavar="S"
+    )
     response_store: str | None = option(
         None, "keep stored responses of /v1/responses in this SQLite file (default: until the server stops)",
         metavar="FILE",
@@ -120,6 +154,9 @@ class ServingConfig:
     )
     body_timeout: float = option(60.0, "time limit in seconds for the body of a request", metavar="S")
     keep_alive_timeout: float = option(30.0, "seconds that an idle connection stays open", metavar="S")
+    websocket_idle_timeout: float = option(
+        600.0, "seconds that a WebSocket stays open without a message or a response", metavar="S"
+    )
     reader_tokens: int = option(
         4096, "generated tokens that a client may leave unread before its request ends", metavar="N"
     )
@@ -156,8 +193,13 @@ class ServingConfig:
     )
     access_log: bool = option(False, "log a line for every request")
     quiet: bool = option(False, "write only errors to standard error")
+    profile_dir: str | None = option(
+        None, "folder of profiles, which /start_profile begins (default: off)", metavar="DIR"
+    )
     otlp_traces_endpoint: str | None = option(
-        None, "send one OpenTelemetry span per request to this collector (default: off)", metavar="URL"
+        None,
+        "send OpenTelemetry spans of requests and their stages to this collector (default: off)",
+        metavar="URL",
     )
 
     def __post_init__(self) -> None:
@@ -172,16 +214,24 @@ class ServingConfig:
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is below 0")
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port: {self.port} is not in [0, 65535]")
+        for name in ("port", "grpc_port"):
+            if not 0 <= (getattr(self, name) or 0) <= 65535:
+                raise ValueError(f"{name}: {getattr(self, name)} is not in [0, 65535]")
+        if self.grpc_port is not None and "openai" not in self.api:
+            raise ValueError("grpc_port: needs openai in api, whose completions it is made of")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("ssl_keyfile and ssl_certfile: set both or neither")
         if self.quiet and self.access_log:
             raise ValueError("quiet and access_log: cannot be combined; set only one")
-        if any(not key.strip() or not key.isascii() or not key.isprintable() for key in self.api_key):
-            raise ValueError("api_key: a key must be printable ASCII, and not empty or blank")
-        if any(key != key.strip() for key in self.api_key):
-            raise ValueError("api_key: a key begins or ends with a space, which no client can send")
+        for name in ("api_key", "admin_api_key"):
+            _check_keys(name, getattr(self, name))
+
+
+def _check_keys(name: str, keys: tuple[str, ...]) -> None:
+    if any(not key.strip() or not key.isascii() or not key.isprintable() for key in keys):
+        raise ValueError(f"{name}: a key must be printable ASCII, and not empty or blank")
+    if any(key != key.strip() for key in keys):
+        raise ValueError(f"{name}: a key begins or ends with a space, which no client can send")
 
 
 def _names(api: tuple[str, ...]) -> tuple[str, ...]:

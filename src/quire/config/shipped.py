@@ -6,6 +6,7 @@ from pathlib import Path
 
 DEFAULT_MODEL = "quire-mini"
 _FOLDER = Path(__file__).parent.parent / "models"
+_ADAPTERS = "-adapters"  # a model's adapters are in the folder beside it
 
 
 def shipped_models() -> dict[str, Path]:
@@ -13,7 +14,8 @@ def shipped_models() -> dict[str, Path]:
     return {config.parent.name: config.parent for config in sorted(_FOLDER.glob("*/config.json"))}
 
 
-def shipped_adapters(model: str = DEFAULT_MODEL) -> dict[str, Path]:
-    """Name -> folder, in PEFT's format, of every LoRA adapter of a bundled model."""
-    found = sorted((_FOLDER / f"{model}-adapters").glob("*/adapter_config.json"))
-    return {config.parent.name: config.parent for config in found}
+def shipped_adapters() -> dict[str, Path]:
+    """Name, as quire-mini:pirate, -> folder in PEFT's format of every LoRA adapter of a bundled model."""
+    found = sorted(_FOLDER.glob(f"*{_ADAPTERS}/*/adapter_config.json"))
+    folders = [config.parent for config in found]
+    return {f"{path.parent.name.removesuffix(_ADAPTERS)}:{path.name}": path for path in folders}

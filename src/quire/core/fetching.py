@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 
-from quire.cache_kinds import CacheGroup
+from quire.cache_kinds import CacheGroup, Move
 from quire.core.capacity import first_live_block
 from quire.core.prefix_cache import TOKEN_BYTES, BlockNode, Hit, Holder, PrefixCache, PrefixCaches
 from quire.core.sequence import Sequence, Status
 from quire.core.soft_tokens import block_keys
 from quire.core.tier import Tier, chain, root_digest
 from quire.records import dataclass
-from quire.types import NO_BLOCK, Move
+from quire.types import NO_BLOCK
 
 
 @dataclass(slots=True, eq=False)

@@ -100,7 +100,8 @@ class Requests:
 
     def _make_state(self, request: Request) -> RequestState:
         if self._config.enable_prefix_caching:
-            return RequestState(request, request.tenant, "shared:" + request.namespace, NEVER)
+            kept = f"adapter:{request.adapter}:" if request.adapter else "shared:"
+            return RequestState(request, request.tenant, kept + request.namespace, NEVER)
         if request.params.n == 1:
             return RequestState(request, "", None, 0)
         # Its samples still share the prompt, in a namespace that ends with the request.

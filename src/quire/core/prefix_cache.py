@@ -34,14 +34,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from quire.cache_kinds import CacheGroup
+from quire.cache_kinds import CacheGroup, Move
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.capacity import first_live_block
 from quire.core.radix import Node, RadixTree
 from quire.core.soft_tokens import NO_MARKS, Marks
 from quire.core.tier import Tier, chain, root_digest
 from quire.records import dataclass
-from quire.types import NO_BLOCK, Move
+from quire.types import NO_BLOCK
 
 TOKEN_BYTES = 4
 BlockNode = Node[list[int]]

@@ -86,7 +86,7 @@ class Scheduler:
         # Shared by every row that needs no block: readers never change a row.
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
         self._none_ahead: dict[Sequence, ScheduledSeq] = {}
-        self._plain = config.steps_in_flight == 1 and not config.max_draft_tokens
+        self._drafts_wait = False  # of some sequence, or in rows in flight
 
     @property
     def num_running(self) -> int:
@@ -178,7 +178,7 @@ class Scheduler:
         if not step.preempted:
             self._admit_waiting(step)
         self.step_counts = step.counts(self.config.max_num_batched_tokens)
-        if self.config.max_draft_tokens:
+        if self._drafts_wait:
             self._add_drafts(step)
         self._step += 1
         if step.rows:
@@ -254,7 +254,8 @@ class Scheduler:
         return final_event(seq, FinishReason.STOP, numbers)
 
     def _land(self, out: SchedulerOutput, result: StepOutput) -> list[Sequence]:
-        """Take a step out of flight; returns the sequences of its rows. Raises as described at `update`."""
+        """Take a step out of flight; returns the sequences of its rows, which keep what their next start at a worker
+        needs. Raises as described at `update`."""
         if self._fetches is not None:
             self._fetches.check(result.filled)
         if not out.scheduled:
@@ -264,12 +265,25 @@ class Scheduler:
             raise ValueError(f"step {out.step} is not the oldest one in flight")
         seqs = flights[0].seqs
         check_result(out, seqs, result)
-        if not self._plain:
-            if self.config.steps_in_flight > 1:
-                check_stepwise(seqs, result)
+        if self.config.steps_in_flight > 1:
+            check_stepwise(seqs, result)
+        if self._drafts_wait or result.drafts:
             take_drafts(out, seqs, result)
+            self._drafts_wait = len(flights) > 1 or any(seq.drafts for seq in self._running)
         flights.popleft()
+        for i, surprise in result.surprises.items():
+            seqs[i].surprise = surprise
         return seqs
+
+    def partial_prompts(self) -> list[tuple[str, int, int]]:
+        """Running requests whose prompt is not complete: the id, how many of its tokens are computed, and how many of
+        these were found in the cache.
+        """
+        return [
+            (seq.state.request.request_id, seq.computed, seq.state.cached_tokens)
+            for seq in self._running
+            if seq.computed < seq.prompt_len
+        ]
 
     def clear_prefix_cache(self) -> None:
         """Remove every cached block that no running sequence holds."""

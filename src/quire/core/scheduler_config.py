@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 
 from quire.cache_kinds import CacheGroup, FullGroup, StateGroup
+from quire.context_window import check_window
 from quire.core.capacity import most_tokens, peak_blocks
 from quire.core.policy import POLICIES
 from quire.core.soft_tokens import check_soft_tokens
 from quire.records import dataclass
-from quire.types import NO_POOLING, ContextLengthError, Request, RequestError, TokenIds, check_window
+from quire.types import NO_POOLING, ContextLengthError, Request, RequestError, TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,7 @@ class Sequence:
         "state",
         "status",
         "stop_ids",
+        "surprise",
         "table",
         "tokens",
         "wake",
@@ -139,6 +140,7 @@ class Sequence:
         self.wake = NEVER
         self.on_worker = False
         self.preemptions = 0
+        self.surprise: float | None = None  # mirostat's mu, which outlives a preemption
 
     def key(self, start: int = 0, stop: int | None = None) -> bytes:
         """Tokens start … stop-1 as a prefix-cache key, without the marks of their blocks."""

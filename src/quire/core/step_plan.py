@@ -79,7 +79,11 @@ def new_seq(seq: Sequence) -> NewSeq:
         grammar=request.grammar,
         regions=request.regions,
         prediction=request.prediction,
+        speculate=request.speculate,
         origin=(request.tenant, request.namespace),
+        texts=request.texts,
+        surprise=seq.surprise,
+        adapter=request.adapter,
     )
 
 

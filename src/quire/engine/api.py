@@ -11,9 +11,11 @@ from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.answers import AnswerPart
+from quire.answers import AnswerPart, PromptProgress
+from quire.beams import Beams
 from quire.logprobs import LogprobTable
-from quire.parameters import Structure
+from quire.outputs import RequestOutput
+from quire.parameters import Structure, TextTokens
 from quire.records import dataclass
 from quire.spec.pooling_facts import PoolingFacts
 from quire.types import (
@@ -23,13 +25,13 @@ from quire.types import (
     QuireError,
     Request,
     RequestError,
-    RequestOutput,
     SamplingParams,
 )
 
 if TYPE_CHECKING:
     # imports the template engine, which the engine process does without
     from quire.text.chat_renderer import ChatAsk
+    from quire.text.infill import InfillAsk, InfillPrompt
     from quire.text.reading import Reading
     from quire.text.tools import ToolUse
 
@@ -97,6 +99,7 @@ class GenerateAsk:
     `reading` divides the answer into its text, reasoning and calls.
     Without `keep_output` the text and logprobs of the samples are only in the deltas: `output` stays small, its token
     ids are arrays of int32, and it has no copy of the prompt.
+    With `progress` there is a delta of the first sample after each step that computes some of the prompt.
     """
 
     request: Request
@@ -106,13 +109,15 @@ class GenerateAsk:
     queue_deadline: float | None = None
     keep_output: bool = True
     reading: Reading | None = None
+    progress: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One prompt of the Python API, as text or token ids, and how to continue it.
 
-    `prediction` is what the answer may turn out to be. Not `divided`, the answer is one text.
+    `prediction` is what the answer may turn out to be. Not `divided`, the answer is one text. `beams`: it is found by
+    beam search. `adapter`: the name of what computes it, "" for the model alone.
     """
 
     prompt: str | Sequence[int]
@@ -123,6 +128,8 @@ class Ask:
     reading: Reading | None = None
     divided: bool = True
     pooling: bool = False
+    beams: Beams | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +185,7 @@ class StreamDelta:
     """The result of one step for one sample. Text may be empty while a character or stop string is incomplete.
 
     `parts` are set for a request with a `reading`: all that is new in order, of which `text` has that of the answer.
+    `progress` is set for a request that asks for it, up to the first tokens: the prompt is complete with these.
     """
 
     index: int
@@ -187,6 +195,7 @@ class StreamDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     parts: list[AnswerPart] | None = None
+    progress: PromptProgress | None = None
 
 
 class Stream(Protocol):
@@ -214,6 +223,9 @@ class Stream(Protocol):
         with the next delta of the sample, or when the request has ended. Sinks must neither raise nor take long: all
         other streams wait for them.
         """
+
+    def nudge(self) -> None:
+        """Give a reader that waits a delta with nothing in it."""
 
     def cancel(self) -> None:
         """Stop computing within one step and forget the request. Does nothing when it has ended."""
@@ -251,6 +263,8 @@ class ModelCard:
     cache_block: int = 0  # tokens of a block of the prefix cache, 0 without one
     template_variables: frozenset[str] = frozenset()  # that a request may set with chat_template_kwargs
     pooling: PoolingFacts | None = None  # of a model that gives vectors or scores
+    chat_template: str = ""
+    max_num_seqs: int = 0  # sequences that run at once
 
 
 # Upper bounds of EngineStats.step_tokens, in tokens.
@@ -359,6 +373,9 @@ class Engine(Protocol):
     async def stop(self, drain_seconds: float) -> None:
         """Refuse new requests, let running ones finish for `drain_seconds`, end the rest, release everything."""
 
+    def requests(self) -> Sequence[tuple[Request, RequestOutput]]:
+        """The requests that are not complete, in the order of their arrival, with their outputs so far."""
+
     def generate(self, ask: GenerateAsk) -> Stream:
         """Admit a request or raise at once: RequestError (400), OverloadedError (429), EngineUnavailableError,
         RequestBlockedError, or DeadlineError when its deadline has already passed.
@@ -380,12 +397,21 @@ class Engine(Protocol):
         prompt; `name` is the field that holds the text.
         """
 
+    async def text_tokens(self, params: SamplingParams) -> TextTokens | None:
+        """The tokens of the texts in parameters, for Request.texts; None if they have none. Raises RequestError naming
+        the field."""
+
     async def encode_inputs(self, asks: Sequence[InputAsk]) -> list[list[int]]:
         """Token ids of texts or pairs of texts for a model with pooling, computed off the event loop. Raises
         RequestError for another model."""
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:
         """Token ids of a rendered conversation, computed off the event loop."""
+
+    async def encode_infill(self, ask: InfillAsk) -> InfillPrompt:
+        """The prompt that asks for the text between two others, off the event loop. Raises RequestError naming `suffix`
+        if the tokenizer has no tokens for it, and `prompt` or `suffix` over the limit of one.
+        """
 
     async def render_chat(self, ask: ChatAsk) -> str:
         """A rendered conversation, off the event loop."""
@@ -402,8 +428,14 @@ class Engine(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text."""
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether texts without special tokens leave a token out."""
+
     async def ping(self, timeout: float) -> bool:
         """Whether the engine process answers in time."""
+
+    async def clear_prefix_cache(self, timeout: float) -> bool:
+        """Forget the cached prefixes that no running sequence holds; whether the engine has done so in time."""
 
     async def debug(self) -> Mapping[str, Any]:
         """The latest step records, to explain latency."""

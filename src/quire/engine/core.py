@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire.core.scheduler import Scheduler
 from quire.engine.api import StepRecord
+from quire.engine.beam_sequences import BeamSequences
 from quire.engine.whole_batches import BatchGate
 from quire.speculate.speculation import NO_DRAFTS, Speculation
 from quire.text.token_bytes import TokenBytes
@@ -25,6 +26,7 @@ from quire.types import (
 
 if TYPE_CHECKING:  # a simulation needs no arrays
     from quire.executor.plans import PlanCounts
+    from quire.lora.adapter_service import AdapterService
     from quire.worker.worker import Masks
 
 RECORDS_KEPT = 4096
@@ -85,7 +87,8 @@ class EngineCore:
 
     With a gate, `ready_in` says how long a batch is still being collected; `step` runs what is there at any time.
     Without `grammars` requests that have one are refused; a function makes them for the first such request. One whose
-    grammar is not compiled yet waits outside of the scheduler; if that fails, it is in `refused`, with the error.
+    grammar is not compiled yet waits outside of the scheduler; if that fails, it is in `refused`, with the error. So
+    does one whose adapter is not in a slot of `adapters`; from then on the slot is kept for it until it has ended.
     """
 
     def __init__(
@@ -95,8 +98,13 @@ class EngineCore:
         gate: BatchGate | None = None,
         grammars: Grammars | Callable[[], Grammars] | None = None,
         speculation: Speculation | None = None,
+        adapters: AdapterService | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.adapters = adapters
+        self._adapted: dict[
+            str, tuple[str, int]
+        ] = {}  # requests in slots: their version, and samples that run
         self.speculation = speculation
         self._worker = worker
         self._make_grammars: Callable[[], Grammars] | None = grammars if callable(grammars) else None
@@ -108,6 +116,7 @@ class EngineCore:
         self.vocabulary: TokenBytes | None = None  # before the first request that needs it
         self.refused: list[tuple[str, RequestError]] = []  # for the caller to take
         self._preparing: dict[str, Request] = {}
+        self._beams: BeamSequences | None = None  # before the first request that needs them
         self._gate = gate
         self._resume = 0.0  # no step before this time: only moves would be looked at
 
@@ -123,17 +132,41 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if it could never complete."""
-        if request.grammar is None or self._prepared(request, request.grammar):
-            self.scheduler.add(request)
-            self._resume = 0.0
-        else:
+        if request.adapter:
+            if self.adapters is None:
+                raise RequestError("adapter", "this engine has no adapters: use enable_lora")
+            if request.request_id in self._preparing or request.request_id in self._adapted:
+                raise RequestError("request_id", f"{request.request_id!r} is already in use")
+            self.scheduler.config.length_limit(request)
+        self._add(request)
+
+    def _add(self, request: Request) -> None:
+        grammar = request.grammar if request.beams is None else None
+        if (grammar is not None and not self._prepared(request, grammar)) or (
+            request.adapter and not self._has_adapter(request)
+        ):
             self._preparing[request.request_id] = request
+            return
+        try:
+            if request.beams is not None:
+                self._beams = self._beams or BeamSequences(self.scheduler)
+                self._beams.add(request)
+            else:
+                self.scheduler.add(request)
+        except RequestError:
+            self._leave_slot(request.request_id, request.params.n)
+            raise
+        self._resume = 0.0
 
     def abort(self, request_id: str) -> list[SeqEvent]:
         """End a request now; returns its final events."""
+        if self._beams is not None and (events := self._beams.abort(request_id)) is not None:
+            return self._ended(events)
         request = self._preparing.pop(request_id, None)
         if request is None:
-            return self.scheduler.abort(request_id)
+            return self._ended(self.scheduler.abort(request_id))
+        if self.adapters is not None:
+            self.adapters.begin_round()
         return [
             SeqEvent(request_id, index, [], None, None, FinishReason.ABORT)
             for index in range(request.params.n)
@@ -141,7 +174,10 @@ class EngineCore:
 
     def finish(self, request_id: str, sample_index: int) -> SeqEvent | None:
         """End one sample because its text contains a stop string; returns its final event."""
-        return self.scheduler.finish(request_id, sample_index, FinishReason.STOP)
+        event = self.scheduler.finish(request_id, sample_index, FinishReason.STOP)
+        if event is not None:
+            self._ended([event])
+        return event
 
     def has_work(self) -> bool:
         return self.scheduler.has_work() or bool(self._preparing)
@@ -171,9 +207,14 @@ class EngineCore:
         counts = self.scheduler.step_counts
         scheduled = time.perf_counter()
         self.started = [new.request_id for new in out.new]
-        result = self._execute(out)
+        if self._beams is not None:
+            self.started = [*map(self._beams.asked, self.started)]
+        result = self._execute(out, start)
         executed = time.perf_counter()
         events = self.scheduler.update(out, result)
+        if self._beams is not None:
+            events = self._beams.settle(events)
+        self._ended(events)
         updated = time.perf_counter()
         self.rows, self._resume = len(out.scheduled), 0.0
         if not self.rows:
@@ -214,16 +255,42 @@ class EngineCore:
         self.scheduler.config.length_limit(request)
         return self._grammars.prepare(grammar, self.vocabulary)
 
+    def _has_adapter(self, request: Request) -> bool:
+        """Whether a request's adapter is in a slot, which is then kept for it. Raises RequestError if it never can."""
+        if self.adapters is None or not self.adapters.acquire(request.adapter):
+            return False
+        self._adapted[request.request_id] = request.adapter, request.params.n
+        return True
+
+    def _ended(self, events: list[SeqEvent]) -> list[SeqEvent]:
+        """Give up the slots of requests whose last sample has ended; returns the events."""
+        if self._adapted:
+            for event in events:
+                if event.finish_reason is not None:
+                    self._leave_slot(event.request_id, 1)
+        return events
+
+    def _leave_slot(self, request_id: str, samples: int) -> None:
+        if self.adapters is None or request_id not in self._adapted:
+            return
+        version, running = self._adapted.pop(request_id)
+        if running > samples:
+            self._adapted[request_id] = version, running - samples
+        else:
+            self.adapters.release(version)
+
     def _add_prepared(self) -> None:
-        """Pass on the requests whose grammars have been compiled since."""
+        """Pass on the requests whose grammars have been compiled since, and whose adapters have been loaded."""
         waiting, self._preparing = self._preparing, {}
+        if self.adapters is not None:
+            self.adapters.begin_round()
         for request_id, request in waiting.items():
             try:
-                self.add(request)
+                self._add(request)
             except RequestError as error:
                 self.refused.append((request_id, error))
 
-    def _execute(self, out: SchedulerOutput) -> StepOutput:
+    def _execute(self, out: SchedulerOutput, start: float) -> StepOutput:
         """Both halves of a step; its drafts are made before, its masks filled during the first."""
         worker, grammars = self._worker, self._grammars
         worker.begin(out)
@@ -238,6 +305,8 @@ class EngineCore:
             result = worker.sample(grammars.masks())
             if added := grammars.advance(out, result):
                 worker.count(added)
+        if self._beams is not None:
+            self._beams.choose(out, result)
         if self.speculation is not None:
-            self.speculation.advance(out, result)
+            self.speculation.advance(out, result, time.perf_counter() - start)
         return result

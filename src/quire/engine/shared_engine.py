@@ -15,10 +15,12 @@ from quire.engine.api import Ask
 from quire.engine.build.assemble import Built
 from quire.engine.front.forming import asked_part
 from quire.engine.sync_engine import SyncEngine, TextDelta
-from quire.types import QuireError, RequestOutput, SamplingParams
+from quire.outputs import RequestOutput
+from quire.types import QuireError, SamplingParams
 from quire.util.turns import Turns, interrupts_wait
 
 if TYPE_CHECKING:
+    from quire.lora.adapter_service import Open
     from quire.text.reading import Reading
 
 
@@ -100,6 +102,18 @@ class SharedEngine:
                 self._abort_dropped()
             finally:
                 self._turns.release()
+
+    def load_adapter(self, name: str, opener: Open) -> None:
+        """Have a name stand for an adapter; see AdapterService.register."""
+        with self._turns:
+            self._check()
+            self._engine.adapters.register(name, opener)
+
+    def unload_adapter(self, name: str) -> None:
+        """Have a name stand for nothing; see AdapterService.unregister."""
+        with self._turns:
+            self._check()
+            self._engine.adapters.unregister(name)
 
     def close(self) -> bool:
         """End all requests. True for the first call in the process that made this engine."""

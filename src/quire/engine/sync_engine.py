@@ -14,11 +14,14 @@ from quire.engine.build.assemble import Built
 from quire.engine.front.forming import asked_part, formed_now, forming
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
+from quire.engine.front.text_tokens import text_tokens
+from quire.outputs import RequestOutput
 from quire.parameters import Structure
 from quire.records import dataclass
-from quire.types import FinishReason, Request, RequestError, RequestOutput, SeqEvent, TokenIds
+from quire.types import FinishReason, Request, RequestError, SeqEvent, TokenIds
 
 if TYPE_CHECKING:
+    from quire.lora.adapter_service import AdapterService
     from quire.text.tokenizer import Tokenizer
 
 
@@ -70,7 +73,10 @@ class SyncEngine:
             namespace=ask.cache_salt,
             eos_token_ids=eos,
             prediction=TokenIds(predicted) if predicted else None,
+            beams=ask.beams,
             pooling=ask.pooling,
+            texts=text_tokens(params, self.built.model.tokenizer),
+            adapter=self.adapters.version(ask.adapter) if ask.adapter else "",
         )
         work = forming(request, ask.reading, asked_part(params), divided=ask.divided)
         form = formed_now(work, lambda part: self.compile(part.ask))
@@ -89,6 +95,13 @@ class SyncEngine:
         self.core.add(request)
         self._following[request.request_id] = following
         return following.output
+
+    @property
+    def adapters(self) -> AdapterService:
+        """The adapters of the engine. Raises RequestError without enable_lora."""
+        if self.core.adapters is None:
+            raise RequestError("adapter", "this engine has no adapters: use enable_lora=True")
+        return self.core.adapters
 
     def compile(self, asked: Structure) -> CompiledStructure:
         """The grammar of an answer; any thread may call this. Raises GrammarError naming the field of `asked`."""
@@ -141,12 +154,13 @@ class SyncEngine:
         return self._take(events)
 
     def _end_refused(self) -> None:
-        """End requests whose grammars could not be compiled."""
+        """End requests whose grammars could not be compiled, or whose adapters could not be loaded."""
         refused, self.core.refused = self.core.refused, []
-        for request_id, _ in refused:
+        for request_id, error in refused:
+            reason = FinishReason.ERROR if error.field == "adapter" else FinishReason.GRAMMAR_LIMIT
             for sample in self._following[request_id].samples:
                 index = sample.output.index
-                event = SeqEvent(request_id, index, [], None, None, FinishReason.GRAMMAR_LIMIT)
+                event = SeqEvent(request_id, index, [], None, None, reason)
                 self._take([event])
 
     def _take(self, events: list[SeqEvent]) -> list[TextDelta]:

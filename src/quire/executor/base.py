@@ -26,6 +26,7 @@ from quire.loader.source import Sink
 from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Entry, Program
+from quire.program.tensors import Adapted
 from quire.records import dataclass
 from quire.types import FinishReason, NewSeq, UnsupportedModelError
 
@@ -45,6 +46,7 @@ class Limits:
     max_logit_rows: rows of one head run. max_len: positions of one sequence. num_blocks: KV blocks, each of
     block_size tokens (a multiple of 16) for layers_per_group layers, or of their states. branches: rows of a step
     behind those of sequences, each with a line behind those of slots; branch_blocks: blocks that only they write.
+    max_loras: slots for adapters.
     """
 
     max_tokens: int
@@ -55,6 +57,7 @@ class Limits:
     block_size: int = 16
     branches: int = 0
     branch_blocks: int = 0
+    max_loras: int = 0
 
     @property
     def lines(self) -> int:
@@ -97,6 +100,8 @@ class StepArrays:
         self.query_start: I32 = np.zeros(limits.lines + 1, np.int32)
         self.slots: I32 = np.zeros(limits.lines, np.int32)
         self.logit_rows: I32 = np.zeros(limits.max_logit_rows, np.int32)
+        # Slot of the adapter of each line, -1 for none.
+        self.adapters: I32 = np.full(limits.lines, -1, np.int32)
         self.embeddings: list[Embeddings] = []
         # [begin, end, line, stop]: tokens begin … end - 1, of one row and one block, are also written to the blocks of
         # `line`, a branch whose row goes up to position stop - 1. The first that ends at 0 ends the list.
@@ -110,7 +115,7 @@ class StepArrays:
 
 def step_array_bytes(limits: Limits, num_groups: int) -> int:
     """Bytes of StepArrays of these limits."""
-    words = 2 * limits.max_tokens + 2 * limits.lines + 1 + limits.max_logit_rows + 4 * limits.max_mirrors
+    words = 2 * limits.max_tokens + 3 * limits.lines + 1 + limits.max_logit_rows + 4 * limits.max_mirrors
     return 4 * (words + num_groups * limits.lines * limits.blocks_per_row)
 
 
@@ -147,6 +152,20 @@ def check_blocks(program: Program, limits: Limits, blocks: Sequence[int], conten
     shape = len(blocks), kv_block_bytes(program, limits.block_size)
     if content.shape != shape or content.dtype != np.uint8:
         raise ValueError(f"content: {content.dtype} {list(content.shape)} is not uint8 {list(shape)}")
+
+
+def check_adapter(program: Program, name: str, part: int, a: F32, b: F32) -> Adapted:
+    """The linear of that name. Raises ValueError unless these are arguments for put_adapter."""
+    found = next((each for each in program.adapted if each.name == name), None)
+    if found is None or not 0 <= part < len(found.parts):
+        raise ValueError(f"{name}: part {part} of no linear that adapters may change")
+    rank, rows = len(a), found.parts[part].rows
+    if not 1 <= rank <= found.rank or a.shape != (rank, found.cols) or b.shape != (rows, rank):
+        raise ValueError(
+            f"{name}: {list(a.shape)} and {list(b.shape)} are not [rank, {found.cols}] and [{rows}, rank] with "
+            f"a rank of 1 to {found.rank}"
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +282,9 @@ class Sampler(Protocol):
         """Count tokens[i] as output of slots[i]. Raises ValueError, without a change, for a free slot or a token
         outside the vocabulary."""
 
+    def surprise(self, slot: int) -> float:
+        """Mirostat's mu of a slot after the tokens that were counted; for NewSeq.surprise. Raises ValueError."""
+
     def likeliest(self, outputs: Outputs, rows: slice) -> list[int]:
         """The token with the greatest logit in each of some rows, the first of equal ones. Changes nothing."""
 
@@ -316,6 +338,16 @@ class Runnable(Protocol):
 
     def run_head(self, num_logit_rows: int) -> Outputs:
         """The head again for other arrays.logit_rows of the same step (prompt logprobs in slices)."""
+
+    def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32) -> None:
+        """Fill a part of Program.adapted[name] in a slot with a [rank, cols] and b [rows, rank], which are rounded to
+        bfloat16. No step that runs has a row of that slot; steps of other slots may run meanwhile. After bind.
+
+        Raises ValueError for a slot or part that does not exist, and for matrices of other shapes.
+        """
+
+    def clear_adapter(self, slot: int) -> None:
+        """Take all parts out of a slot."""
 
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         """Copy KV blocks out: into[i] is the content of blocks[i], as many bytes as memory.kv_block_bytes says.

@@ -23,6 +23,7 @@ from quire.executor.base import (
     Limits,
     Outputs,
     StepArrays,
+    check_adapter,
     check_blocks,
     check_embeddings,
     check_program,
@@ -33,6 +34,7 @@ from quire.loader.finite import first_nonfinite
 from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
     ArenaPlan,
+    adapter_bytes,
     kv_block_bytes,
     kv_token_bytes,
     max_rows,
@@ -79,6 +81,7 @@ class NativeKind:
             "kv": limits.blocks * kv_block_bytes(program, limits.block_size),
             "activations": arena.total + _scratch_bytes(program, self.threads, limits),
             "tables": rope_table_bytes(program, limits.max_len),
+            "adapters": limits.max_loras * adapter_bytes(program),
         }
 
     def sampler_bytes(self, program: Program, limits: Limits) -> int:
@@ -222,6 +225,8 @@ class NativeExecutor:
         for layer in program.kv_layers:
             offset = layer.index_in_group * kv_token_bytes(layer, program.kv_dtype) * limits.block_size
             self._core.add_kv_layer(layer.group, layer.kv_heads, layer.head_dim, offset)
+        for each in program.adapted:
+            self._core.add_adapted(each.name, each.cols, each.rank, list(each.rows))
         for op in program.body:
             self._core.add_op(type(op).__name__, _fields(op))
         self._core.begin_head()
@@ -239,6 +244,7 @@ class NativeExecutor:
             setattr(native, field.name, getattr(limits, field.name))
         step = (
             arrays.token_ids, arrays.positions, arrays.query_start, arrays.slots, arrays.logit_rows, arrays.mirrors,
+            arrays.adapters,
         )  # fmt: skip
         block_bytes = kv_block_bytes(self.program, limits.block_size)
         try:
@@ -317,6 +323,7 @@ class NativeExecutor:
     def run_range(self, num_tokens: int, num_rows: int, num_logit_rows: int, begin: int, end: int) -> None:
         """Only some ops; see Inspectable.run_range."""
         self._core.run_range(num_tokens, num_rows, num_logit_rows, begin, end)
+        self._size = StepSize(num_tokens, num_rows, num_logit_rows)
 
     def stop_after(self, op_index: int | None) -> None:
         """End later runs after this op; see Inspectable.stop_after."""
@@ -376,6 +383,16 @@ class NativeExecutor:
         address = self._core.buffer(name) + offset
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
+    def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32) -> None:
+        """Fill a part of a slot; see Runnable.put_adapter."""
+        check_adapter(self.program, name, part, a, b)
+        a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+        self._core.put_adapter(slot, name, part, a.ctypes.data, b.ctypes.data, len(a))
+
+    def clear_adapter(self, slot: int) -> None:
+        """Empty a slot; see Runnable.clear_adapter."""
+        self._core.clear_adapter(slot)
+
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         """Copy KV blocks out; see Runnable.read_blocks."""
         cache = self._cache(blocks, into)
@@ -410,6 +427,7 @@ class NativeExecutor:
             "kv": self._core.kv_bytes,
             "activations": self._core.activation_bytes,
             "tables": self._core.table_bytes,
+            "adapters": self._core.adapter_bytes,
         }
 
     def areas(self) -> list[tuple[str, int, int]]:

@@ -4,7 +4,7 @@ Order of operations on a row of raw logits:
 
 1. A row that holds NaN or +inf fails. Log-probabilities and ranks are taken here, before any change.
 2. allowed_token_ids, the bitmask of a grammar, banned_token_ids, min_tokens (stop ids cannot be sampled yet),
-   logit_bias.
+   logit_bias, bad_words.
 3. repetition_penalty over prompt and output (a positive logit is divided, another multiplied: Keskar et al.,
    CTRL, arXiv:1909.05858), then frequency_penalty and presence_penalty over the output (OpenAI's API
    reference).
@@ -12,6 +12,8 @@ Order of operations on a row of raw logits:
    greatest; top_p the fewest whose probabilities reach p; min_p those at least min_p times as likely as the likeliest;
    and one token is drawn. Equal logits rank by id, the lower first, so each of these sets is
    unique.
+
+A sequence that asks for other steps (typical_p, XTC, mirostat, …) or another order has 3 and 4 in a chain of its own.
 
 The draw is an exponential race: every token id has an exponential number from Philox4x32-10, whose key is the seed of
 the request and whose counter holds the sample index, the position of the token and the id; the token with the least
@@ -25,14 +27,16 @@ See docs/sampling.md for where transformers and vLLM use another order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, chain
 
 import numpy as np
 
 from quire import _native
 from quire.executor.base import F32, I32, Bitmask, Guesses, Judging, Limits, Outputs, SampledRows
 from quire.logprobs import LogprobTable
+from quire.parameters import TextTokens
 from quire.program.ops.linear import MAXIMA_COLS
-from quire.types import MAX_LOGPROBS, MAX_NAMED_TOKENS, FinishReason, NewSeq
+from quire.types import MAX_LOGPROBS, MAX_NAMED_TOKENS, SAMPLERS, FinishReason, NewSeq
 
 _NOTHING_LEFT = 2  # status of a row in which every logit is -inf; 1: NaN or infinity
 _NO_TOKENS: I32 = np.empty(0, np.int32)
@@ -71,12 +75,12 @@ class HostSampler:
     def add(self, slot: int, new: NewSeq) -> None:
         """Take a slot for a sequence; see Sampler.add."""
         params = _slot_params(new)
-        tokens = np.array(new.token_ids, np.int32) if params.penalized else _NO_TOKENS
+        tokens = np.array(new.token_ids, np.int32) if params.needs_tokens else _NO_TOKENS
         self._native.add(slot, params, tokens)
         self._top_n[slot] = new.params.prompt_logprobs or 0
         if new.params.logprobs is not None:
             self._asked.add(slot)
-        if params.restricted or params.banned or new.params.min_tokens:
+        if params.restricted or params.banned or params.bad_ends or new.params.min_tokens:
             self._limited.add(slot)
 
     def drop(self, slot: int) -> None:
@@ -143,6 +147,10 @@ class HostSampler:
     def commit(self, slots: I32, tokens: I32) -> None:
         """Count tokens as output of their slots; see Sampler.commit."""
         self._native.commit(slots, tokens)
+
+    def surprise(self, slot: int) -> float:
+        """Mirostat's mu of a slot; see Sampler.surprise."""
+        return self._native.surprise(slot)
 
     def _sample(
         self,
@@ -220,7 +228,7 @@ class HostSampler:
     ) -> int:
         """The most bytes ever held for sequences of up to max_len tokens.
 
-        named: the most tokens that one request lists in logit_bias, banned_token_ids and stop ids together.
+        named: the most tokens that one request names in logit_bias, banned_token_ids, stop ids and texts together.
         """
         max_rows = max_slots if max_rows is None else max_rows
         sizes = _native.SamplerSizes(vocab, max_slots, max_rows, MAX_LOGPROBS)
@@ -245,8 +253,17 @@ def _slot_params(new: NewSeq) -> _native.SlotParams:
         params.allowed = _unique(asked.allowed_token_ids)
     params.banned = _unique(asked.banned_token_ids)
     params.stop_ids = _unique(new.stop_ids)
-    params.bias_ids = list(asked.logit_bias)
-    params.bias_values = list(asked.logit_bias.values())
+    texts = new.texts or TextTokens()
+    biases = [(token, bias) for token, bias in asked.logit_bias.items() if not isinstance(token, str)]
+    biases += texts.biases
+    params.bias_ids, params.bias_values = [token for token, _ in biases], [bias for _, bias in biases]
+    params.bad_tokens = list(chain.from_iterable(texts.bad_words))
+    params.bad_ends = list(accumulate(map(len, texts.bad_words)))
+    params.breakers = _unique(texts.breakers)
+    if asked.samplers is not None:
+        params.ordered, params.order = True, [SAMPLERS.index(name) for name in asked.samplers]
+    # Basu et al., section 4: mu begins as twice the target.
+    params.surprise = 2 * asked.mirostat_tau if new.surprise is None else new.surprise
     return params
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from quire.lang.transcript import PromptWriter
-from quire.types import QuireError, RequestError, RequestOutput, SamplingParams
+from quire.outputs import RequestOutput
+from quire.types import QuireError, RequestError, SamplingParams
 
 if TYPE_CHECKING:
     from quire.llm import LLM, TextStream

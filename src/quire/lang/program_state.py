@@ -12,11 +12,13 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.answers import Usage
+from quire.draft_paths import agreement
 from quire.lang.branch_runners import AsyncRunner, BranchRequest, SyncRunner
 from quire.lang.expressions import Expression, Gen, Select, Term, TurnEnd, TurnStart, terms
 from quire.lang.selection import Selection, scores, shared_tokens
 from quire.lang.transcript import PromptText, Transcript
-from quire.types import FinishReason, QuireError, RequestError, RequestOutput, SamplingParams, agreement
+from quire.outputs import RequestOutput
+from quire.types import FinishReason, QuireError, RequestError, SamplingParams
 
 if TYPE_CHECKING:
     from quire.llm import LLM

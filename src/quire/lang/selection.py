@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from quire.draft_paths import agreement
 from quire.lang.expressions import Rule
 from quire.records import dataclass
-from quire.types import RequestError, agreement
+from quire.types import RequestError
 
 
 @dataclass(frozen=True, slots=True)

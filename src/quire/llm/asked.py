@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.config.schema import OPTIONS, EngineConfig
@@ -10,21 +11,27 @@ from quire.types import RequestError
 from quire.util.sizes import parse_size
 
 if TYPE_CHECKING:
+    from quire.engine.build.assemble import Built
+    from quire.lora.adapter_service import Open
     from quire.text.tools import ToolUse
 
-Prompt = str | Sequence[int]
+TextOrIds = str | Sequence[int]
+# Also in a dictionary, as vLLM takes it: {"prompt": text} or {"prompt_token_ids": ids}.
+Prompt = TextOrIds | Mapping[str, Any]
 Message = Mapping[str, Any]
 T = TypeVar("T")
 
 
 def engine_options(options: Mapping[str, Any]) -> EngineConfig:
-    """Build the engine config; sizes may be strings like "6GiB". Raises ValueError naming the option."""
-    for name in options:
-        if name not in OPTIONS:
-            import difflib
+    """Build the engine config; sizes may be strings like "6GiB", and options of vLLM's LLM are taken for what they mean
+    here. Raises ValueError naming the option.
+    """
+    if not options.keys() <= OPTIONS.keys():
+        from quire.llm.foreign_options import own_options
 
-            near = difflib.get_close_matches(name, OPTIONS, 1)
-            raise ValueError(f"{name} is not an option" + (f"; did you mean {near[0]}?" if near else ""))
+        options = own_options(options)
+    if options.get("quantization", "") is None:  # vLLM's default
+        options = {**options, "quantization": "auto"}
     sizes = {
         name: parse_size(value)
         for name, value in options.items()
@@ -33,10 +40,34 @@ def engine_options(options: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(**{**options, **sizes})
 
 
-def prompt_list(prompts: Prompt | Sequence[Prompt], field: str = "prompts") -> list[Prompt]:
+# Arguments of calls of vLLM that have no counterpart: the values that ask for nothing, and why others are refused.
+_OTHERS: dict[str, tuple[tuple[object, ...], str]] = {
+    "lora_request": ((None,), "an adapter is loaded with LLM(adapters=…) and named with adapter=…"),
+    "chat_template": ((None,), "a template belongs to the model: LLM(chat_template=…)"),
+    "chat_template_content_format": (("auto",), "it is read from the template"),
+    "mm_processor_kwargs": ((None,), "images and other media are not accepted"),
+    "tokenization_kwargs": ((None,), "texts are tokenized as the checkpoint says"),
+    "pooling_params": ((None,), "its fields are arguments of the call"),
+}
+
+
+def refuse_others(call: str, others: Mapping[str, object]) -> None:
+    """Refuse arguments of vLLM's calls that ask for what Quire does not have.
+
+    Raises RequestError naming one, TypeError for one that vLLM does not have either.
+    """
+    for name, value in others.items():
+        if name not in _OTHERS:
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+        nothing, why = _OTHERS[name]
+        if value not in nothing:
+            raise RequestError(name, f"is not supported: {why}")
+
+
+def prompt_list(prompts: Prompt | Sequence[Prompt], field: str = "prompts") -> list[TextOrIds]:
     """Return one prompt or several as a list; a string or a list of integers is one prompt. Raises RequestError."""
-    if isinstance(prompts, str):
-        return [prompts]
+    if isinstance(prompts, str | Mapping):
+        return [_prompt(prompts, field, "")]
     items = _listed(prompts)
     if items is None:
         raise RequestError(
@@ -44,16 +75,27 @@ def prompt_list(prompts: Prompt | Sequence[Prompt], field: str = "prompts") -> l
         )
     if items and _is_id(items[0]):
         return [_ids(items, field)]
-    found: list[Prompt] = []
-    for i, item in enumerate(items):
-        ids = item if isinstance(item, str) else _listed(item)
-        if ids is None:
-            raise RequestError(field, f"item {i} must be a string or a list of token ids, not {_kind(item)}")
-        found.append(ids if isinstance(ids, str) else _ids(ids, f"{field}[{i}]"))
-    return found
+    return [_prompt(item, f"{field}[{i}]", f"item {i} ") for i, item in enumerate(items)]
 
 
-def one_prompt(prompt: Prompt) -> Prompt:
+def _prompt(item: Any, field: str, place: str) -> TextOrIds:
+    """One prompt, unpacked and checked. `place` tells it from the others."""
+    if isinstance(item, Mapping):
+        given = {name: value for name, value in item.items() if value is not None}
+        strange = sorted(given.keys() - {"prompt", "prompt_token_ids"})
+        if strange or not given:
+            raise RequestError(field, f"{strange[0]!r} is not supported" if strange else "has no prompt")
+        item = given.get("prompt_token_ids", given.get("prompt"))
+    if isinstance(item, str):
+        return item
+    ids = _listed(item)
+    if ids is None:
+        name = field.partition("[")[0]
+        raise RequestError(name, f"{place}must be a string or a list of token ids, not {_kind(item)}")
+    return _ids(ids, field)
+
+
+def one_prompt(prompt: Prompt) -> TextOrIds:
     """Check a prompt to stream. Raises RequestError."""
     items = prompt_list(prompt, "prompt")
     if len(items) != 1:
@@ -61,21 +103,35 @@ def one_prompt(prompt: Prompt) -> Prompt:
     return items[0]
 
 
-def priority_list(priorities: Sequence[int] | None, count: int, policy: str) -> list[int]:
+def priority_list(priority: Sequence[int] | None, count: int, policy: str) -> list[int]:
     """Return a priority per prompt. Raises RequestError, also if the scheduling policy ignores priorities."""
-    if priorities is not None and policy != "priority":
-        raise RequestError(
-            "priorities", f"the scheduling policy is {policy}: use scheduling_policy='priority'"
-        )
-    return one_each("priorities", priorities, count, int, int)
+    if priority is not None and policy != "priority":
+        raise RequestError("priority", f"the scheduling policy is {policy}: use scheduling_policy='priority'")
+    return one_each("priority", priority, count, int, int)
 
 
-def predictions(given: Prompt | Sequence[Prompt] | None, count: int) -> list[Prompt]:
+def predictions(given: Prompt | Sequence[Prompt] | None, count: int) -> list[TextOrIds]:
     """Return a prediction per prompt from one for all, or one per prompt; "" is none. Raises RequestError."""
-    found: list[Prompt] = [""] if given is None else prompt_list(given, "prediction")
+    found: list[TextOrIds] = [""] if given is None else prompt_list(given, "prediction")
     if len(found) not in {1, count}:
         raise RequestError("prediction", f"got {len(found)} for {count} prompts")
     return found if len(found) == count else found * count
+
+
+def adapter_opener(name: str, given: object, built: Built) -> Open:
+    """What reads an adapter of the built model: its path, or its numbers. Raises ValueError."""
+    from quire.lora.adapter import Adapter
+
+    if isinstance(given, Adapter):
+        return lambda: given
+    if not isinstance(given, str | Path):
+        raise ValueError(f"adapters: {name}: must be a path or an Adapter, not {_kind(given)}")
+    from quire.lora.read import find_adapter, read_adapter
+    from quire.program.memory import adapter_bytes
+
+    spec, rank = built.model.facts.spec, built.config.asked.adapters.max_lora_rank
+    most = 2 * adapter_bytes(built.program)  # float32, where a slot is bfloat16
+    return lambda: read_adapter(find_adapter(str(given)), spec, name=name, max_rank=rank, max_bytes=most)
 
 
 def check_salt(cache_salt: object) -> None:
@@ -121,9 +177,13 @@ def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> 
 
 
 def taken_tools(options: dict[str, Any]) -> ToolUse | None:
-    """The tools of a chat. Takes their options out, and puts in the functions that the template renders."""
+    """The tools of a chat. Takes their options out, and puts in the functions that the template renders.
+
+    Arguments of vLLM without a counterpart are taken out too, or refused.
+    """
     from quire.text.tools import read_tools
 
+    refuse_others("chat", {name: options.pop(name) for name in options.keys() & _OTHERS.keys()})
     given = options.pop("tools", None), options.pop("tool_choice", None)
     tools = read_tools(*given, parallel=options.pop("parallel_tool_calls", None))
     if tools is not None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
@@ -26,6 +26,7 @@ from quire.engine.front.forming import asked_part, formed, forming
 from quire.llm.asked import (
     Message,
     Prompt,
+    TextOrIds,
     check_salt,
     conversations,
     engine_options,
@@ -34,16 +35,28 @@ from quire.llm.asked import (
     predictions,
     priority_list,
     prompt_list,
+    refuse_others,
     taken_tools,
 )
+from quire.llm.beam_outputs import BeamSearchOutput, BeamSearchParams, beam_asks, beam_output
 from quire.loader import DEFAULT_MODEL
+from quire.outputs import RequestOutput
 from quire.text.chat_renderer import ChatAsk
-from quire.types import QuireError, Request, RequestError, RequestOutput, SamplingParams, TokenIds
+from quire.types import QuireError, Request, RequestError, SamplingParams, TokenIds
 
 if TYPE_CHECKING:
+    from quire.llm.text_pooling import (
+        ClassificationOutput,
+        EmbeddingOutput,
+        PoolingRequestOutput,
+        PoolingWork,
+        ScoringOutput,
+        TextPooling,
+    )
     from quire.structured.answer_form import AskedPart
     from quire.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 # Requests in the engine at once; more wait here and only occupy their prompts.
 _AT_ONCE = 1024
 
@@ -104,20 +117,22 @@ class AsyncLLM:
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priorities: Sequence[int] | None = None,
+        priority: Sequence[int] | None = None,
         cache_salt: str = "",
         prediction: Prompt | Sequence[Prompt] | None = None,
+        **others: object,
     ) -> list[RequestOutput]:
         """Run prompts (texts or token ids) to their end; outputs are in the order of the prompts.
 
         If one is refused or fails, the others are aborted and its error is raised.
         """
         self._check()
+        refuse_others("generate", others)
         items = prompt_list(prompts)
-        each = one_each("params", params, len(items), SamplingParams, self._default)
-        ranks = priority_list(priorities, len(items), self._config.scheduler.scheduling_policy)
+        each = one_each("sampling_params", sampling_params, len(items), SamplingParams, self._default)
+        ranks = priority_list(priority, len(items), self._config.scheduler.scheduling_policy)
         check_salt(cache_salt)
         return await _all(
             self._whole(self._ask(prompt, one, predicted, priority=rank, cache_salt=cache_salt))
@@ -126,13 +141,25 @@ class AsyncLLM:
             )
         )
 
+    async def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The likeliest sequences that continue each prompt; see LLM.beam_search."""
+        self._check()
+        found = await _all(map(self._whole, beam_asks(prompts, params)))
+        return [beam_output(output, params, self._engine.tokenizer) for output in found]
+
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: Prompt | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        prediction: Prompt | None = None,
     ) -> AsyncIterator[StreamDelta]:
         """Generate from one prompt and yield the delta of each step; leaving the loop aborts the request."""
         self._check()
         item = one_prompt(prompt)
-        (one,) = one_each("params", params, 1, SamplingParams, self._default)
+        (one,) = one_each("sampling_params", sampling_params, 1, SamplingParams, self._default)
         async with self.running(item, one, prediction=prediction) as stream:
             async for delta in stream:
                 yield delta
@@ -140,19 +167,21 @@ class AsyncLLM:
     async def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, rendered with the checkpoint's chat template; options as in LLM.chat."""
         self._check()
-        return await _all(map(self._whole, await self._chats(conversations(messages), params, options)))
+        return await _all(
+            map(self._whole, await self._chats(conversations(messages), sampling_params, options))
+        )
 
     async def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **options: Any
     ) -> AsyncIterator[StreamDelta]:
         """Answer one conversation and yield the delta of each step; options as in LLM.chat."""
         self._check()
-        (ask,) = await self._chats([messages], params, options)
+        (ask,) = await self._chats([messages], sampling_params, options)
         async with self._running(ask) as stream:
             async for delta in stream:
                 yield delta
@@ -160,13 +189,13 @@ class AsyncLLM:
     async def _chats(
         self,
         chats: Sequence[Sequence[Message]],
-        params: SamplingParams | None,
+        params: SamplingParams | Sequence[SamplingParams] | None,
         options: dict[str, Any],
     ) -> list[Ask]:
         tools = taken_tools(options)
         predicted = predictions(options.pop("prediction", None), len(chats))
         prompts = [await self.encode_chat(chat, **options) for chat in chats]
-        each = one_each("params", params, len(prompts), SamplingParams, self._default)
+        each = one_each("sampling_params", params, len(prompts), SamplingParams, self._default)
         reading = self._engine.reading(tools)
         return [
             Ask(prompt=prompt, params=one, prediction=text, reading=reading)
@@ -178,15 +207,69 @@ class AsyncLLM:
         self._check()
         return await self._engine.encode_chat(ChatAsk(messages=messages, **options))
 
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        **others: object,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """The vector of each text, of a model with task embed; see LLM.embed."""
+        refuse_others("embed", others)
+        asked = dimensions, normalize, prompt_name, truncate_prompt_tokens
+        return await self._pooled(self._pooling().embed(prompt_list(prompts), *asked))
+
+    async def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_activation: bool = True,
+        **others: object,
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+        """The probabilities of a classifier's labels for each text; see LLM.classify."""
+        refuse_others("classify", others)
+        texts = prompt_list(prompts)
+        work = self._pooling().classify(texts, truncate_prompt_tokens, squash=use_activation)
+        return await self._pooled(work)
+
+    async def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
+        use_activation: bool = True,
+        **others: object,
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """How well each text of `text_2` goes with `text_1`, or with that in its place; see LLM.score."""
+        refuse_others("score", others)
+        asked = truncate_prompt_tokens, instruction
+        return await self._pooled(self._pooling().score(text_1, text_2, *asked, squash=use_activation))
+
+    def _pooling(self) -> TextPooling:
+        from quire.llm.text_pooling import TextPooling
+
+        card = self.card
+        return TextPooling(card.pooling, card.vocab_size, card.max_model_len)
+
+    async def _pooled(self, work: PoolingWork[T]) -> list[T]:
+        encoded = await self._engine.encode_inputs(work.texts())
+        return work.answers(await _all(map(self._whole, work.asks(encoded))))
+
     def running(
         self, prompt: Prompt, params: SamplingParams, *, prediction: Prompt | None = None
     ) -> AbstractAsyncContextManager[Stream]:
         """A request while it runs: iterate it for its deltas; `output` grows with them. Leaving the block aborts it."""
         self._check()
         (predicted,) = predictions(prediction, 1)
-        return self._running(self._ask(prompt, params, predicted))
+        return self._running(self._ask(one_prompt(prompt), params, predicted))
 
-    def _ask(self, prompt: Prompt, params: SamplingParams, prediction: Prompt, **more: Any) -> Ask:
+    def _ask(self, prompt: TextOrIds, params: SamplingParams, prediction: TextOrIds, **more: Any) -> Ask:
         """A text to continue; where its thinking is, if that has a budget."""
         reading = None if params.thinking_token_budget is None else self._engine.reading(None)
         return Ask(
@@ -247,6 +330,9 @@ class AsyncLLM:
             namespace=ask.cache_salt,
             eos_token_ids=self._engine.card.eos_token_ids,
             prediction=TokenIds(predicted) if predicted else None,
+            beams=ask.beams,
+            texts=await self._engine.text_tokens(ask.params),
+            pooling=ask.pooling,
         )
         while True:
             try:

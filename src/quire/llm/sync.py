@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.engine.api import Ask, StepRecord
 from quire.engine.build.assemble import Built, build
@@ -17,6 +16,7 @@ from quire.engine.sync_engine import TextDelta
 from quire.llm.asked import (
     Message,
     Prompt,
+    adapter_opener,
     check_salt,
     conversations,
     engine_options,
@@ -25,25 +25,32 @@ from quire.llm.asked import (
     predictions,
     priority_list,
     prompt_list,
+    refuse_others,
     taken_tools,
 )
 from quire.loader import DEFAULT_MODEL
-from quire.types import RequestError, RequestOutput, SamplingParams
-from quire.util.progress import ByteProgress
+from quire.outputs import RequestOutput
+from quire.types import RequestError, SamplingParams
+from quire.util.progress import ByteProgress, make_bar, shows_progress
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
+    from quire.llm.beam_outputs import BeamSearchOutput, BeamSearchParams
     from quire.llm.text_pooling import (
         ClassificationOutput,
         EmbeddingOutput,
         PoolingRequestOutput,
+        PoolingWork,
         ScoringOutput,
-        TextOrIds,
         TextPooling,
     )
+    from quire.lora.adapter import Adapter
     from quire.text.chat_renderer import ChatRenderer
     from quire.text.reading import AnswerFormat, Reading
     from quire.text.tokenizer import Tokenizer
+
+Bar = bool | Callable[..., Any]  # whether to show a bar, or what makes it, with the arguments of tqdm
+T = TypeVar("T")
 
 
 class LLM:
@@ -54,9 +61,11 @@ class LLM:
             print(out.outputs[0].text)
 
     `model` is a checkpoint folder, a GGUF file or a hub name (default: the bundled small model). Options are the fields
-    of EngineConfig; `memory` may be a string such as "6GiB". `chat_template` replaces the checkpoint's: a file, or its
-    text. `tool_call_parser` and `reasoning_parser` name the formats of answers as `quire serve` does; they are found
-    without a name. Raises CheckpointError, UnsupportedModelError, MemoryBudgetError or ValueError, with the reason.
+    of EngineConfig; `memory` may be a string such as "6GiB". Options of vLLM's LLM are taken where Quire has the thing,
+    or refused with the reason. `chat_template` replaces the checkpoint's: a file, or its text. `tool_call_parser` and
+    `reasoning_parser` name the formats of answers as `quire serve` does, else they are found. `adapters`, with
+    enable_lora=True, are what `load_adapter` takes, by name. Raises CheckpointError, UnsupportedModelError,
+    MemoryBudgetError or ValueError, with the reason.
 
     Several threads may use it, and several streams may be open: a caller that waits for a token runs a step for all. It
     belongs to the process that made it; a forked child must make its own. For asyncio, use AsyncLLM.
@@ -70,10 +79,13 @@ class LLM:
         chat_template: str | Path | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
+        adapters: Mapping[str, str | Path | Adapter] | None = None,
         **options: Any,
     ) -> None:
         self._startup = Startup()
         config = engine_options(options)
+        if adapters and not config.adapters.enable_lora:
+            raise ValueError("adapters: they need enable_lora=True")
         self._parsers = {"tool_call_parser": tool_call_parser, "reasoning_parser": reasoning_parser}
         self._template: str | None = None
         if chat_template is not None or any(self._parsers.values()):
@@ -84,6 +96,8 @@ class LLM:
         self._engine = SharedEngine(self._built)
         self._chat: ChatRenderer | None = None
         self._format: AnswerFormat | None = None
+        for name, adapter in (adapters or {}).items():
+            self.load_adapter(name, adapter)
         self._startup.mark("ready")
 
     def _check_formats(self, template: str | Path | None) -> None:
@@ -127,25 +141,43 @@ class LLM:
         """The sampling parameters that the checkpoint recommends."""
         return SamplingParams(**dict(self._built.model.facts.generation.sampling))
 
+    def load_adapter(self, name: str, adapter: str | Path | Adapter) -> None:
+        """Have `name` stand for an adapter: its folder or file, or its numbers.
+
+        If it stands for another, that is replaced for later requests; running ones end on theirs. Raises
+        CheckpointError or UnsupportedModelError, and changes nothing, for one that is broken or does not fit.
+        """
+        self._engine.load_adapter(name, adapter_opener(name, adapter, self._built))
+
+    def unload_adapter(self, name: str) -> None:
+        """Have `name` stand for nothing; running requests end. Raises RequestError for an unknown name."""
+        self._engine.unload_adapter(name)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priorities: Sequence[int] | None = None,
+        use_tqdm: Bar = True,
+        priority: Sequence[int] | None = None,
         cache_salt: str = "",
         prediction: Prompt | Sequence[Prompt] | None = None,
-        progress: bool = True,
+        adapter: str | Sequence[str] | None = None,
+        **others: object,
     ) -> list[RequestOutput]:
         """Run prompts (texts or token ids) to their end; outputs are in the order of the prompts.
 
         One SamplingParams for all or one per prompt; None uses the checkpoint's defaults. `prediction` is what the
-        outputs may turn out to be, for all or one per prompt: such outputs are faster. `progress` shows a bar on a
-        terminal. If one prompt is refused, RequestError is raised and none has run.
+        outputs may turn out to be, for all or one per prompt: such outputs are faster. `adapter` is the name of one for
+        all, or one per prompt, "" being none. `use_tqdm` shows a bar on a
+        terminal and in a notebook; a callable makes it. `others` are arguments of vLLM without a counterpart, which are
+        refused unless they ask for nothing. If one prompt is refused, RequestError is raised and none has run.
         """
+        refuse_others("generate", others)
         items = prompt_list(prompts)
-        each = self._params(params, len(items))
-        ranks = priority_list(priorities, len(items), self._built.config.asked.scheduler.scheduling_policy)
+        each = self._params(sampling_params, len(items))
+        ranks = priority_list(priority, len(items), self._built.config.asked.scheduler.scheduling_policy)
+        names = one_each("adapter", adapter, len(items), str, str)
         check_salt(cache_salt)
         asks = [
             Ask(
@@ -156,30 +188,55 @@ class LLM:
                 prediction=predicted,
                 reading=self._thinks(one),
                 divided=False,
+                adapter=name,
             )
-            for prompt, one, rank, predicted in zip(
-                items, each, ranks, predictions(prediction, len(items)), strict=True
+            for prompt, one, rank, predicted, name in zip(
+                items, each, ranks, predictions(prediction, len(items)), names, strict=True
             )
         ]
-        return self._whole(asks, progress=progress)
+        return self._whole(asks, use_tqdm)
 
-    def _whole(self, asks: list[Ask], *, progress: bool = True) -> list[RequestOutput]:
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: Bar = True
+    ) -> list[BeamSearchOutput]:
+        """The likeliest sequences that continue each prompt, as transformers' beam search finds them.
+
+        If one prompt is refused, RequestError is raised and none has run.
+        """
+        from quire.llm.beam_outputs import beam_asks, beam_output
+
+        outputs = self._whole(beam_asks(prompts, params), use_tqdm)
+        return [beam_output(output, params, self.tokenizer) for output in outputs]
+
+    def _whole(self, asks: list[Ask], use_tqdm: Bar) -> list[RequestOutput]:
         """Run requests to their end."""
         outputs = self._engine.add(asks)
         try:
-            self._run(outputs, progress)
+            self._run(outputs, use_tqdm)
         except BaseException:
             self._engine.abort(outputs)
             raise
         return outputs
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: Prompt | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        prediction: Prompt | None = None,
+        adapter: str = "",
     ) -> TextStream:
         """Generate from one prompt and yield the delta of each step. Closing the stream aborts the request."""
         item = one_prompt(prompt)
-        (one,), (predicted,) = self._params(params, 1), predictions(prediction, 1)
-        ask = Ask(prompt=item, params=one, prediction=predicted, reading=self._thinks(one), divided=False)
+        (one,), (predicted,) = self._params(sampling_params, 1), predictions(prediction, 1)
+        ask = Ask(
+            prompt=item,
+            params=one,
+            prediction=predicted,
+            reading=self._thinks(one),
+            divided=False,
+            adapter=adapter,
+        )
         return self._stream(ask)
 
     def _stream(self, ask: Ask) -> TextStream:
@@ -189,38 +246,40 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: Bar = True,
         **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, rendered with the checkpoint's chat template.
 
         Options are those of ChatAsk, such as `chat_template_kwargs` and `reasoning_effort`, `tools`, `tool_choice` and
-        `parallel_tool_calls` as in OpenAI's API, and `prediction` as in `generate`. Each output has the `text` of the
-        answer, its `reasoning` and its `tool_calls`.
+        `parallel_tool_calls` as in OpenAI's API, and `prediction` and `adapter` as in `generate`. Each output
+        has the `text` of the answer, its `reasoning` and its `tool_calls`.
         """
-        return self._whole(self._chats(conversations(messages), params, options))
+        return self._whole(self._chats(conversations(messages), sampling_params, options), use_tqdm)
 
     def stream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **options: Any
     ) -> TextStream:
         """Answer one conversation and yield the delta of each step; its `parts` are text, reasoning and calls."""
-        (ask,) = self._chats([messages], params, options)
+        (ask,) = self._chats([messages], sampling_params, options)
         return self._stream(ask)
 
     def _chats(
         self,
         chats: Sequence[Sequence[Message]],
-        params: SamplingParams | None,
+        params: SamplingParams | Sequence[SamplingParams] | None,
         options: dict[str, Any],
     ) -> list[Ask]:
         tools = taken_tools(options)
         each = self._params(params, len(chats))
         predicted = predictions(options.pop("prediction", None), len(chats))
+        names = one_each("adapter", options.pop("adapter", None), len(chats), str, str)
         prompts = [self.encode_chat(chat, **options) for chat in chats]
         reading = self._answer_format().reading(tools)
         return [
-            Ask(prompt=prompt, params=one, prediction=text, reading=reading)
-            for prompt, one, text in zip(prompts, each, predicted, strict=True)
+            Ask(prompt=prompt, params=one, prediction=text, reading=reading, adapter=name)
+            for prompt, one, text, name in zip(prompts, each, predicted, names, strict=True)
         ]
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
@@ -264,60 +323,73 @@ class LLM:
 
     def embed(
         self,
-        prompts: TextOrIds | Sequence[TextOrIds],
+        prompts: Prompt | Sequence[Prompt],
         *,
+        use_tqdm: Bar = True,
         dimensions: int | None = None,
         normalize: bool | None = None,
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
-        progress: bool = True,
+        **others: object,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """The vector of each text, of a model with task embed; `outputs.embedding` has its numbers.
 
         `dimensions` keeps the first numbers only. `normalize`: to length one; None as the checkpoint says.
         `prompt_name`: the prompt of the checkpoint that is put before texts. `truncate_prompt_tokens` cuts longer
-        texts, -1 to what the model takes; without it they are refused.
+        texts, -1 to what the model takes; without it they are refused. `others`: as in `generate`.
         """
-        return self._pooling(progress).embed(
-            prompt_list(prompts), dimensions, normalize, prompt_name, truncate_prompt_tokens
-        )
+        refuse_others("embed", others)
+        asked = dimensions, normalize, prompt_name, truncate_prompt_tokens
+        return self._pooled(self._pooling().embed(prompt_list(prompts), *asked), use_tqdm)
 
     def classify(
         self,
-        prompts: TextOrIds | Sequence[TextOrIds],
+        prompts: Prompt | Sequence[Prompt],
         *,
+        use_tqdm: Bar = True,
         truncate_prompt_tokens: int | None = None,
         use_activation: bool = True,
-        progress: bool = True,
+        **others: object,
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """The probabilities of a classifier's labels for each text; without `use_activation`, the logits."""
+        refuse_others("classify", others)
         texts = prompt_list(prompts)
-        return self._pooling(progress).classify(texts, truncate_prompt_tokens, squash=use_activation)
+        work = self._pooling().classify(texts, truncate_prompt_tokens, squash=use_activation)
+        return self._pooled(work, use_tqdm)
 
     def score(
         self,
         text_1: str | Sequence[str],
         text_2: str | Sequence[str],
         *,
+        use_tqdm: Bar = True,
         truncate_prompt_tokens: int | None = None,
         instruction: str | None = None,
         use_activation: bool = True,
-        progress: bool = True,
+        **others: object,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """How well each text of `text_2` goes with `text_1`, or with that in its place.
 
         It is the score of a cross-encoder, or of a decoder that judges by `instruction`; of a model with task embed,
         the cosine of their vectors.
         """
-        first, second = ([text] if isinstance(text, str) else list(text) for text in (text_1, text_2))
-        return self._pooling(progress).score(
-            first, second, truncate_prompt_tokens, instruction, squash=use_activation
-        )
+        refuse_others("score", others)
+        asked = truncate_prompt_tokens, instruction
+        return self._pooled(self._pooling().score(text_1, text_2, *asked, squash=use_activation), use_tqdm)
 
-    def _pooling(self, progress: bool) -> TextPooling:
+    def _pooling(self) -> TextPooling:
         from quire.llm.text_pooling import TextPooling
 
-        return TextPooling(self._built, lambda asks: self._whole(asks, progress=progress))
+        facts = self._built.model.facts
+        return TextPooling(facts.pooling, facts.spec.vocab, self._built.plan.limits.max_len)
+
+    def _pooled(self, work: PoolingWork[T], use_tqdm: Bar) -> list[T]:
+        """Run the texts of a call on a model with pooling."""
+        from quire.engine.front.pool_inputs import PoolInputs
+
+        model = self._built.model
+        inputs = PoolInputs(model.facts, model.tokenizer, self._built.plan.limits.max_len)
+        return work.answers(self._whole(work.asks(list(map(inputs.encode, work.texts()))), use_tqdm))
 
     def step_records(self) -> list[StepRecord]:
         """Records of the latest steps: contents and cost."""
@@ -339,14 +411,13 @@ class LLM:
     def _params(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
-        return one_each("params", params, count, SamplingParams, self.default_params)
+        return one_each("sampling_params", params, count, SamplingParams, self.default_params)
 
-    def _run(self, outputs: list[RequestOutput], progress: bool) -> None:
+    def _run(self, outputs: list[RequestOutput], use_tqdm: Bar) -> None:
         bar = None
-        if progress and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            bar = tqdm(total=len(outputs), desc="requests", unit="req")
+        if callable(use_tqdm) or (use_tqdm and shows_progress()):
+            make = use_tqdm if callable(use_tqdm) else make_bar
+            bar = make(total=len(outputs), desc="requests", unit="req")
         started, done = time.perf_counter(), 0
         while done < len(outputs):
             self._engine.advance(outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -24,17 +24,20 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 class Checkpoint:
     """All tensors of a folder. Implements Source; a context manager that closes its files.
 
-    `single` is the name of the file that has them all, if there is one.
+    `single` is the name of the file that has them all, if there is one. `modules` are folders inside with tensors of
+    their own, whose names begin with that of the folder and a slash.
 
     Raises CheckpointError for missing weights, weights in a format that can run code, an index that names files outside
     the folder, a missing shard, and an index that contradicts its shards.
     """
 
-    def __init__(self, folder: Path, single: str = SINGLE) -> None:
+    def __init__(self, folder: Path, single: str = SINGLE, modules: Sequence[str] = ()) -> None:
         self._files: list[SafetensorsFile] = []
         self._where: dict[str, SafetensorsFile] = {}
         try:
             self._open(folder, single)
+            for module in modules:
+                self._add(_module_file(folder, module), f"{module}/")
         except CheckpointError:
             self.close()
             raise
@@ -52,8 +55,8 @@ class Checkpoint:
         else:
             raise CheckpointError(_nothing_to_load(folder))
 
-    def _add(self, path: Path) -> None:
-        file = SafetensorsFile(path)
+    def _add(self, path: Path, prefix: str = "") -> None:
+        file = SafetensorsFile(path, prefix)
         self._files.append(file)
         for name in file.names():
             if name in self._where:
@@ -101,8 +104,22 @@ class Checkpoint:
         self.close()
 
 
-def checkpoint_files(folder: Path, single: str = SINGLE) -> list[Path]:
-    """The weight files of a folder. Raises CheckpointError if there are none, or the index is invalid."""
+def checkpoint_files(folder: Path, single: str = SINGLE, modules: Sequence[str] = ()) -> list[Path]:
+    """The weight files of a folder, and of the folders `modules` in it.
+
+    Raises CheckpointError if there are none, or the index is invalid.
+    """
+    return [*_files(folder, single), *(_module_file(folder, module) for module in modules)]
+
+
+def _module_file(folder: Path, module: str) -> Path:
+    path = folder / module / SINGLE
+    if not path.is_file():
+        raise CheckpointError(f"{module}: {_nothing_to_load(folder / module)}")
+    return path
+
+
+def _files(folder: Path, single: str) -> list[Path]:
     if (folder / single).exists():
         return [folder / single]
     if (folder / INDEX).exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,10 @@ def draft_rules(draft: DraftSpec | MedusaSpec, *, quantized: bool = False) -> Lo
     """The tensors that the checkpoint of a draft may have beside those of its program."""
     if isinstance(draft, MedusaSpec):
         return LoadRules(ignored=draft.ignored, prefixes=draft.prefixes)
-    return LoadRules.of(draft.model, quantized=quantized)
+    rules = LoadRules.of(draft.model, quantized=quantized)
+    for more in (LoadRules.of(module.model) for module in draft.further):
+        rules = replace(rules, twins={**rules.twins, **more.twins}, stacks=rules.stacks + more.stacks)
+    return rules
 
 
 def draft_ids(source: Source, draft: DraftSpec) -> npt.NDArray[np.int32] | None:

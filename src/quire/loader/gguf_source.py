@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.loader.gguf_file import GGUFArray, GGUFFile, GGUFTensor, Value
-from quire.loader.gguf_names import shards
 from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
 from quire.program.formats import WeightFormat
 from quire.quant.floats import to_float32
@@ -22,6 +21,7 @@ from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.spec.gguf_config import GGUFModel, StoredTensor, read_gguf_model
 from quire.spec.gguf_keys import GGUFSummary
+from quire.store.gguf_names import shards
 from quire.types import CheckpointError, UnsupportedModelError
 
 MAX_VECTOR = 2**16

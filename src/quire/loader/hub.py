@@ -1,4 +1,4 @@
-"""Resolve the name of a model to a folder or a GGUF file: a path, a bundled model, or one from the hub."""
+"""Resolve the name of a model to a folder or a GGUF file: a path, or a bundled, pulled or hub model."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from pathlib import Path
 
 from quire.config.shipped import shipped_models
 from quire.loader.checkpoint import INDEX, SINGLE
-from quire.loader.gguf_names import chosen_gguf, single_gguf
+from quire.store.gguf_names import chosen_gguf, is_gguf, single_gguf
+from quire.store.stored import stored_model
 from quire.types import CheckpointError
 
-# Files of a text model. Weights of other frameworks and formats are never downloaded.
-ALLOWED = ["*.json", "*.jinja", "*.txt", "tokenizer*", "*.tiktoken", "model*.safetensors"]
-IGNORED = ["*/*"]  # subfolders contain other formats (original/, onnx/)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 # organisation/name:Q4_K_M, organisation/name:file.gguf, organisation/name/file.gguf (also in a subfolder)
 _CHOICE = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w./-]{1,200})|/([\w./-]{1,200}\.gguf))", re.ASCII)
 
 
 def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
-    """Return the folder or .gguf file of a model: a path, a bundled model, or a snapshot of a hub repository.
+    """Return the folder or GGUF file of a model: a path, or by its name.
 
     An existing path has priority; a folder with one GGUF model and no safetensors means that file. Next are the names
-    of `shipped_models`. Another name of the form "name" or "organisation/name" is looked up with huggingface_hub, which
-    uses its cache, downloads missing files (weights as safetensors only), and honours HF_HUB_OFFLINE, HF_HOME and
-    HF_TOKEN. A GGUF file of a repository is chosen by name or type, "organisation/name:Q4_K_M", from the cache.
-    `revision` is a branch, tag or commit.
+    of `shipped_models`, of the store (`quire pull`), and of Ollama's models. Another name of the form "name" or
+    "organisation/name" is looked up with huggingface_hub, which uses its cache, downloads missing files (weights as
+    safetensors only), and honours HF_HUB_OFFLINE, HF_HOME and HF_TOKEN. A GGUF file of a repository is chosen by name
+    or type, "organisation/name:Q4_K_M", from the cache. `revision` is a branch, tag or commit.
 
     Raises CheckpointError with both reasons if neither works.
     """
@@ -35,7 +33,7 @@ def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
     if path.is_dir():
         return _of_folder(path)
     if path.exists():
-        if path.suffix == ".gguf":
+        if is_gguf(path):
             return path
         raise CheckpointError(
             f"{model}: not a GGUF file; pass a .gguf file, or the folder with config.json and model.safetensors"
@@ -44,6 +42,9 @@ def resolve_model(model: str | Path, *, revision: str | None = None) -> Path:
     shipped = shipped_models()
     if name in shipped:
         return shipped[name]
+    stored = stored_model(name, revision)
+    if stored is not None:
+        return stored
     choice = None if _is_here(name) else _CHOICE.fullmatch(name)
     if choice is not None and ".." not in name and "--" not in choice[1]:
         return chosen_gguf(_snapshot(choice[1], revision, cached=True), choice[2] or choice[3], choice[1])
@@ -88,6 +89,8 @@ def _snapshot(name: str, revision: str | None, *, cached: bool = False) -> Path:
         raise CheckpointError(
             f"{name}: no such file or folder, and the package huggingface_hub is not installed"
         ) from None
+    from quire.store.hub_listing import ALLOWED, IGNORED
+
     options = (
         {"local_files_only": True} if cached else {"allow_patterns": ALLOWED, "ignore_patterns": IGNORED}
     )
@@ -98,7 +101,8 @@ def _snapshot(name: str, revision: str | None, *, cached: bool = False) -> Path:
         detail = reason[0][:300] if reason else type(error).__name__
         if cached:
             raise CheckpointError(
-                f"{name}: no such file, and GGUF files of the hub are only read from the local cache: {detail}"
+                f"{name}: no such file, and GGUF files of the hub are only read from the local cache, or after"
+                f" quire pull {name}: {detail}"
             ) from error
         raise CheckpointError(
             f"{name}: no such file or folder, and the hub returned no such repository: {detail}"

@@ -22,7 +22,7 @@ class Renamed:
         self._codes_source = source if isinstance(source, CodesSource) else None
         self._stored: dict[str, str] = {}
         for name in source.names():
-            wanted = _renamed(name, prefixes)
+            wanted = renamed(name, prefixes)
             if wanted in self._stored:
                 raise CheckpointError(
                     f"tensors {self._stored[wanted]} and {name} have the same name in the model"
@@ -55,7 +55,8 @@ class Renamed:
         self._source.release(self._stored[name])
 
 
-def _renamed(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
+def renamed(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
+    """`name` with the first of `prefixes` that it begins with replaced."""
     for stored, wanted in prefixes:
         if name.startswith(stored):
             return wanted + name.removeprefix(stored)

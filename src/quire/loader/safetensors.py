@@ -14,6 +14,7 @@ import contextlib
 import mmap
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -118,13 +119,18 @@ class SafetensorsFile:
     """One open safetensors file. Implements Source.
 
     Raises CheckpointError if the file cannot be opened or its header is invalid. Tensors are read-only views of the
-    memory map, valid as long as they are referenced. The file must not shrink while it is in use.
+    memory map, valid as long as they are referenced. The file must not shrink while it is in use. `prefix` is put
+    before all names.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, prefix: str = "") -> None:
         self.path = path
         with open_to_map(path) as file:
             self._entries, self._start, size = _read_header(file, path.name)
+            if prefix:
+                self._entries = {
+                    f"{prefix}{name}": _renamed(entry, prefix) for name, entry in self._entries.items()
+                }
             self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
     @property
@@ -175,6 +181,10 @@ class SafetensorsFile:
         if option is not None and end > begin:
             begin -= begin % mmap.PAGESIZE
             self._map.madvise(option, begin, end - begin)
+
+
+def _renamed(entry: TensorEntry, prefix: str) -> TensorEntry:
+    return TensorEntry(replace(entry.info, name=f"{prefix}{entry.info.name}"), entry.begin, entry.end)
 
 
 def _read_header(file: BinaryIO, where: str) -> tuple[dict[str, TensorEntry], int, int]:

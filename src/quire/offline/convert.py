@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ from quire.engine.build.opening import Model, open_model
 from quire.loader import GGUFOpened, LoadRules, Source, TensorInfo
 from quire.loader.gguf_writer import OutTensor, write_gguf
 from quire.loader.load import check_tensors
+from quire.loader.renamed import renamed
 from quire.loader.safetensors_writer import write_safetensors
 from quire.loader.source import Array
+from quire.lora.base_modules import BaseModules
+from quire.lora.merge import Merge, MergedTensor
+from quire.lora.read import find_adapter, read_adapter
 from quire.offline.texts import TEXT
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
@@ -51,29 +56,55 @@ _COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
 Progress = Callable[[int, int], None]
 
 
-def convert(name: str, out: Path, dtype: str = "auto", progress: Progress | None = None) -> list[str]:
+def convert(
+    name: str,
+    out: Path,
+    dtype: str = "auto",
+    progress: Progress | None = None,
+    adapters: Sequence[tuple[str, float]] = (),
+) -> list[str]:
     """Write the model `name` to `out`: a GGUF file if `out` ends in .gguf, else a new folder. Returns a summary.
 
-    Raises CheckpointError when `out` exists or the model is invalid, UnsupportedModelError for what the other format
-    cannot express; in both cases nothing is left at `out`.
+    `adapters` are merged into the weights, each (path or name, scale); see lora.merge.Merge.
+
+    Raises CheckpointError when `out` exists, or the model or an adapter is invalid, UnsupportedModelError for what is
+    not implemented or the other format cannot express; in both cases nothing is left at `out`.
     """
     if out.exists():
         raise CheckpointError(f"{out}: already exists")
     if dtype == "q8_0" and out.suffix != ".gguf":
         raise CheckpointError("dtype: q8_0 is available for GGUF files only")
     model = open_model(name)
+    merge, merged = _merge(model, adapters)
     write = _to_gguf if out.suffix == ".gguf" else _to_folder
     unfinished = out.with_name(out.name + ".unfinished")
     try:
         with open_weights(model) as source:
-            lines = write(model, source, unfinished, dtype, _Counter(source, progress))
+            lines = write(model, merge, source, unfinished, dtype, _Counter(source, progress))
         unfinished.rename(out)
     finally:
         if unfinished.is_dir():
             shutil.rmtree(unfinished)
         else:
             unfinished.unlink(missing_ok=True)
-    return [*model.facts.notices, *lines]
+    return [*model.facts.notices, *merged, *lines]
+
+
+def _merge(model: Model, adapters: Sequence[tuple[str, float]]) -> tuple[Merge, list[str]]:
+    """The changes of the weights, and a line about each adapter."""
+    base = BaseModules.of(model.facts.spec)
+    found = [(read_adapter(find_adapter(name), base), scale) for name, scale in adapters]
+    lines = [
+        f"merged {adapter.name} times {scale:g}: {len({**adapter.parts, **adapter.modules_to_save})} modules"
+        for adapter, scale in found
+    ]
+    return Merge(base, found), lines
+
+
+def _spec(model: Model, merge: Merge) -> ModelSpec:
+    """The spec of the model to write: a tied head that an adapter changes becomes one of its own."""
+    spec = model.facts.spec
+    return replace(spec, tied=False) if merge.unties(spec) else spec
 
 
 class _Counter:
@@ -98,11 +129,15 @@ def _target(info: TensorInfo, dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A tensor to write: the numbers of tensor `source` (with `row`, of that row only) plus `added`."""
+    """A tensor to write: the numbers of tensor `source` (with `row`, of that row only) plus `added`, or with `changes`
+    by adapters, to which `turned` belongs.
+    """
 
     source: TensorInfo
     row: int | None = None
     added: float = 0.0
+    changes: MergedTensor | None = None
+    turned: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -120,6 +155,11 @@ def _pieces(source: Source, copy: _Copy, quantum: int, counter: _Counter) -> Ite
         data = source.read(info.name, start, stop)
         values = to_float32(np.ascontiguousarray(data), info.dtype)
         values = values + np.float32(copy.added) if copy.added else values
+        if copy.changes is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = copy.changes.merged(values, start, turned=copy.turned)
+            if not np.isfinite(values).all():
+                raise CheckpointError(f"tensor {info.name}: with the adapter it has NaN or infinite elements")
         yield values if copy.row is None else values[0]
         counter.add(data.nbytes)
         source.release(info.name)
@@ -139,13 +179,14 @@ def _asked(spec: ModelSpec) -> dict[str, Part]:
     return {part.tensor: part for param in params for part in param.parts}
 
 
-def _to_folder(model: Model, source: Source, out: Path, dtype: str, counter: _Counter) -> list[str]:
+def _to_folder(
+    model: Model, merge: Merge, source: Source, out: Path, dtype: str, counter: _Counter
+) -> list[str]:
     if model.gguf is None:
         config = json.loads((model.folder / "config.json").read_text())
-        _check(model, source)
-        copies = {name: _Copy(source.info(name)) for name in source.names()}
+        copies = _from_folder(model, merge, source, config)
     else:
-        config, copies = _from_gguf(model.gguf, source)
+        config, copies = _from_gguf(model.gguf, merge, source)
     targets = {
         name: TensorInfo(name, _target(copy.source, dtype), copy.shape) for name, copy in copies.items()
     }
@@ -163,20 +204,44 @@ def _to_folder(model: Model, source: Source, out: Path, dtype: str, counter: _Co
     ]
 
 
-def _from_gguf(opened: GGUFOpened, source: Source) -> tuple[Config, dict[str, _Copy]]:
+def _from_folder(model: Model, merge: Merge, source: Source, config: Config) -> dict[str, _Copy]:
+    """The tensors of a checkpoint under their own names; in `config` a head that was tied."""
+    spec = model.facts.spec
+    stacks = {stack.name: stack for stack in _check(model, source).stacks}
+    stored = {renamed(name, spec.prefixes): name for name in source.names()}
+    if merge.unties(spec):
+        if "text_config" in config:
+            raise UnsupportedModelError(
+                "config.json: tie_word_embeddings: an adapter of embedding or head is not supported in this checkpoint"
+            )
+        config["tie_word_embeddings"] = False
+        stored.setdefault(spec.names.head, stored[spec.names.embed])
+    copies: dict[str, _Copy] = {}
+    for wanted, name in stored.items():
+        info, stack = source.info(name), stacks.get(wanted)
+        turned = stack is not None and stack.turned(info)
+        copies[wanted if name in copies else name] = _Copy(info, changes=merge.of(wanted), turned=turned)
+    return copies
+
+
+def _from_gguf(opened: GGUFOpened, merge: Merge, source: Source) -> tuple[Config, dict[str, _Copy]]:
     """The config of a GGUF file, and the checkpoint tensors it describes, made from those of the file."""
     model, name = opened.model, str(opened.files.metadata["general.architecture"])
     config = dict(model.config)
+    if merge.unties(model.facts.spec):
+        config["tie_word_embeddings"] = False
     spec = facts_of(ConfigReader(config), None, "").spec
     there, asked = _asked(model.facts.spec), _asked(spec)
     named = {found.name: ours for ours, found in model.tensors.items()}
     copies: dict[str, _Copy] = {}
     for written in written_tensors(name, spec, asked):
         for row, tensor in enumerate(written.sources):
-            itself = tensor in model.tensors  # otherwise the norm of a head, which is one row
-            ours = tensor if itself else named[written.name]
+            untied = tensor == spec.names.head and tensor not in model.tensors
+            ours = spec.names.embed if untied else tensor
+            itself = ours in model.tensors  # otherwise the norm of a head, which is one row
+            ours = ours if itself else named[written.name]
             plus = there[ours].added - asked[tensor].added
-            copies[tensor] = _Copy(source.info(ours), None if itself else row, plus)
+            copies[tensor] = _Copy(source.info(ours), None if itself else row, plus, merge.of(tensor))
     return config, copies
 
 
@@ -204,11 +269,13 @@ def _write_config(model: Model, config: Config, out: Path, dtype: str) -> None:
     (out / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Counter) -> list[str]:
+def _to_gguf(
+    model: Model, merge: Merge, source: Source, out: Path, dtype: str, counter: _Counter
+) -> list[str]:
     if model.gguf is not None:
         raise CheckpointError(f"{model.folder}: is already a GGUF file")
     config = json.loads((model.folder / "config.json").read_text())
-    spec = model.facts.spec
+    spec = _spec(model, merge)
     name = architecture_of(str(config.get("model_type")))
     if spec.pooling is not None:
         raise UnsupportedModelError(
@@ -219,9 +286,12 @@ def _to_gguf(model: Model, source: Source, out: Path, dtype: str, counter: _Coun
     source = rules.view(source)
     written = written_tensors(name, spec, asked := _asked(spec))
     there, plus = set(source.names()), ARCHITECTURES[name].whole_norms
+    twins = {spec.names.head: spec.names.embed, **rules.twins}
     copies = {
         tensor: _Copy(
-            source.info(tensor if tensor in there else rules.twins[tensor]), added=part.added * plus
+            source.info(tensor if tensor in there else twins[tensor]),
+            added=part.added * plus,
+            changes=merge.of(tensor),
         )
         for tensor, part in asked.items()
     }

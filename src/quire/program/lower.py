@@ -30,12 +30,13 @@ LOGITS = (Output("logits", "logits"), Output("maxima", MAXIMA))
 
 def lower(
     spec: ModelSpec, formats: NumberFormats, plan: RankPlan | None = None, *, fused: bool = True,
-    features: Features | None = None,
+    features: Features | None = None, lora_rank: int = 0,
 ) -> Program:  # fmt: skip
     """Lower a spec, or the part of it that `plan` gives to a rank, to a flat op list.
 
     Pure: the same arguments give the same program. `fused`: with the pass of program/fuse, which changes no number.
     `features`: what a draft takes of every token; outputs "features", or "features.0" and so on for several layers.
+    `lora_rank`: the linears of layers take adapters of up to that rank.
 
     Raises UnsupportedModelError for formats that a layer's cache cannot have, and for plans that do not fit the model.
     """
@@ -44,7 +45,12 @@ def lower(
             "kv_cache_dtype = int8 is not supported with latent attention (MLA): its cache is one latent a token "
             "already; use bfloat16 or float32"
         )
-    program = _program(Lowering(spec, formats, plan or RankPlan()), features)
+    plan = plan or RankPlan()
+    if lora_rank and plan.tensor_parallel_size > 1:
+        raise UnsupportedModelError(
+            "enable_lora: adapters are not supported with tensor_parallel_size above 1"
+        )
+    program = _program(Lowering(spec, formats, plan, lora_rank), features)
     return fuse(program) if fused else program
 
 
@@ -105,6 +111,7 @@ def made_program(to: Lowering, groups: tuple[CacheGroup, ...], kept: list[Keeps]
         vocab=to.axes["vocab"].total,
         state_layers=tuple(each for each in kept if isinstance(each, StateLayer)),
         plan=to.plan,
+        adapted=tuple(to.adapted.values()),
         **more,
     )
 

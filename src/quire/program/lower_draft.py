@@ -5,6 +5,9 @@
     token ids ─► embed ─► norm ─► [ joined ] ─► fc ─► residual ─► layers ─► head  EAGLE, MTP
     features ──────────► norm ───────┘
 
+Of several modules (MTP) each is such a range of ops. It takes rows of the one before in place of features, and ends
+with a norm of its own; the head behind the last one serves all.
+
 Embedding and head are parameters of the target's program, which its executor holds, unless the draft has its own.
 """
 
@@ -33,6 +36,7 @@ from quire.program.tensors import Param, Part
 from quire.spec import ModelSpec, NormSpec
 from quire.spec.draft import DraftSpec, MedusaSpec
 
+_ROWS = "hidden."  # with its number, the input of a module
 OWN_HEAD = "draft_head"  # another than the target's "head", which may be its tied embedding
 
 
@@ -40,8 +44,11 @@ def lower_draft(draft: DraftSpec, formats: NumberFormats, target: Program) -> Pr
     """The program of a draft beside that of its target.
 
     A step takes the "features" of its tokens, or "hidden" rows of the draft itself where the inputs have that name; it
-    leaves "hidden" beside the logits.
+    leaves "hidden" beside the logits. With further modules input k begins module k, whose range ends where the next
+    begins, and "hidden" are rows of all tokens.
     """
+    if draft.further:
+        return _lower_modules((replace(draft, further=()), *draft.further), formats, target)
     to = _lowering(draft.model, formats, target)
     spec, dim = draft.model, draft.model.dim
     to.axes |= {"vocab": Share(0, draft.vocab, draft.vocab), "hidden": Share(0, dim, dim)}
@@ -80,6 +87,38 @@ def lower_draft(draft: DraftSpec, formats: NumberFormats, target: Program) -> Pr
             ids=spec.vocab,
         )
     )  # fmt: skip
+
+
+def _lower_modules(modules: tuple[DraftSpec, ...], formats: NumberFormats, target: Program) -> Program:
+    """Modules for multi-token prediction behind one another, with the target's embedding and head."""
+    spec = replace(modules[0].model, layers=tuple(layer for draft in modules for layer in draft.model.layers))
+    to, dim = _lowering(spec, formats, target), spec.dim
+    to.axes |= {"vocab": Share(0, modules[0].vocab, modules[0].vocab), "hidden": Share(0, dim, dim)}
+    _borrow(to, target, "head")
+    residual, rows = to.buffer("residual", dim, "f32"), to.buffer("normed", dim, "f32")
+    groups, kept = plan_cache(to)
+    features = to.buffer("features", modules[0].target_dim, "f32")
+    for k, draft in enumerate(modules):
+        to.spec = replace(spec, names=draft.model.names, stacks=draft.model.stacks)
+        at = f"layers.{k}."
+        _fc(to, draft, _joined(to, draft, target, features, f"{at}fc", at), residual, at)
+        delta = lower_layer(to, k, spec.layers[k], residual, None)
+        weight, bias = to.norm_weights(f"{at}final_norm", to.spec.names.final_norm, spec.norm)
+        to.body.append(Norm(residual, delta, weight, spec.norm.eps, rows, spec.norm.kind, bias))
+    program = fuse(
+        made_program(
+            to, groups, kept, head=lower_head(to, rows, None, "head", plain=True),
+            outputs=(*LOGITS, Output("hidden", rows)), inputs=(Input("features", features),), ids=spec.vocab,
+        )
+    )  # fmt: skip
+    starts = [number for number, op in enumerate(program.body) if isinstance(op, Embed)]
+    inputs = (Input("features" if k == 0 else f"{_ROWS}{k}", features, op) for k, op in enumerate(starts))
+    return replace(program, inputs=tuple(inputs))
+
+
+def module_count(program: Program) -> int:
+    """Modules of a draft that run one by one."""
+    return 1 + sum(given.name.startswith(_ROWS) for given in program.inputs)
 
 
 def trimmed(program: Program, count: int) -> Program:
@@ -148,14 +187,15 @@ def _borrow(to: Lowering, target: Program, name: str) -> str:
     return name
 
 
-def _fc(to: Lowering, draft: DraftSpec, x: str, out: str) -> None:
-    """The linear that takes features, or joined rows, to the draft's width."""
-    dim = draft.model.dim
-    to.linear("fc", to.rounded(x, "fc"), out, (draft.fc,), (dim,), axes=("hidden",), bias=draft.bias)
+def _fc(to: Lowering, draft: DraftSpec, x: str, out: str, at: str = "") -> None:
+    """The linear that takes features, or joined rows, to the draft's width; `at` begins the names of parameters."""
+    name, dim = f"{at}fc", draft.model.dim
+    to.linear(name, to.rounded(x, name), out, (draft.fc,), (dim,), axes=("hidden",), bias=draft.bias)
 
 
-def _joined(to: Lowering, draft: DraftSpec, target: Program, beside: str, weight: str) -> str:
-    """Embeddings of the step's tokens, and rows of `beside` behind them, for the linear of that weight."""
+def _joined(to: Lowering, draft: DraftSpec, target: Program, beside: str, weight: str, at: str = "") -> str:
+    """Embeddings of the step's tokens, and rows of `beside` behind them, for the linear of that weight; `at` begins the
+    names of parameters."""
     spec, norm = draft.model, draft.model.norm
     if draft.own_embed:
         table = "embed"
@@ -170,7 +210,7 @@ def _joined(to: Lowering, draft: DraftSpec, target: Program, beside: str, weight
     width = to.buffers[beside].cols
     joined = to.input("joined", spec.dim + width, weight)
     for x, name, first in ((embedded, draft.embed_norm, 0), (beside, draft.feature_norm, spec.dim)):
-        scale, bias = to.norm_weights(f"norm.{x}", name, norm) if name else (None, None)
+        scale, bias = to.norm_weights(f"{at}norm.{x}", name, norm) if name else (None, None)
         if draft.norm_residual and x == beside:
             to.body.append(Norm(x, None, scale, norm.eps, x, norm.kind, bias))
             scale = bias = None

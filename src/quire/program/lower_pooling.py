@@ -8,7 +8,7 @@ from quire.program.ops.linear import Linear
 from quire.program.ops.rows import Activate, GatherRows, Norm, PoolRows
 from quire.program.program import POOLED, Output
 from quire.program.tensors import Part
-from quire.spec import Dense, Pooling
+from quire.spec import Dense, Pooling, RowNorm
 
 
 def lower_pooling(
@@ -30,8 +30,12 @@ def lower_pooling(
     if weights is not None:
         to_norm = ops if x == out else to.body
         to_norm.append(Norm(x, None if x == out else delta, weights[0], norm.eps, x, norm.kind, weights[1]))
-    for number, dense in enumerate(pooling.dense):
-        out = _dense(to, ops, f"dense.{number}", dense, out)
+    width = spec.dim
+    for number, layer in enumerate(pooling.dense):
+        if isinstance(layer, Dense):
+            out, width = _dense(to, ops, f"dense.{number}", layer, out), layer.outputs
+        else:
+            _norm(to, ops, f"dense.{number}", layer, out, width)
     return tuple(ops), (Output(POOLED, out),)
 
 
@@ -51,6 +55,11 @@ def _dense(to: Lowering, ops: list[Op], name: str, dense: Dense, x: str) -> str:
     if dense.act:
         ops.append(Activate(out, out, dense.act))
     if dense.norm is not None:
-        vectors = to.norm_weights(f"{name}.norm", dense.norm_name, dense.norm, dense.outputs)
-        ops.append(Norm(out, None, vectors[0], dense.norm.eps, out, dense.norm.kind, vectors[1]))
+        _norm(to, ops, name, RowNorm(dense.norm_name, dense.norm), out, dense.outputs)
     return out
+
+
+def _norm(to: Lowering, ops: list[Op], name: str, layer: RowNorm, x: str, width: int) -> None:
+    """Append a norm of pooled rows, in place."""
+    weight, bias = to.norm_weights(f"{name}.norm", layer.name, layer.norm, width)
+    ops.append(Norm(x, None, weight, layer.norm.eps, x, layer.norm.kind, bias))

@@ -8,10 +8,10 @@ from quire import _native
 from quire.program.formats import DType, Groups, NumberFormats
 from quire.program.op import Op, writes
 from quire.program.ops.collectives import AllGather, AllReduce
-from quire.program.ops.linear import Linear
+from quire.program.ops.linear import Linear, Shrink
 from quire.program.ops.rows import Norm, Quantize
 from quire.program.ranks import RankPlan, Share
-from quire.program.tensors import Buffer, Param, Part
+from quire.program.tensors import Adapted, AdaptedPart, Buffer, Param, Part
 from quire.spec import ModelSpec, NormSpec, Rope
 from quire.types import UnsupportedModelError
 
@@ -19,11 +19,13 @@ from quire.types import UnsupportedModelError
 class Lowering:
     """Collects params, buffers and ops while the layers of a spec are walked once.
 
-    `axes` are the rank's shares of the axes that parts name, those of a layer while it is lowered.
+    `axes` are the rank's shares of the axes that parts name, those of a layer while it is lowered. `lora_rank`: linears
+    take adapters of up to that rank; 0 for none.
     """
 
-    def __init__(self, spec: ModelSpec, formats: NumberFormats, plan: RankPlan) -> None:
+    def __init__(self, spec: ModelSpec, formats: NumberFormats, plan: RankPlan, lora_rank: int = 0) -> None:
         self.spec, self.formats, self.plan = spec, formats, plan
+        self.lora_rank, self.adapted = lora_rank, dict[str, Adapted]()
         self.layers = plan.layers(len(spec.layers))
         self.axes: dict[str, Share] = {}
         self.params: dict[str, Param] = {}
@@ -69,14 +71,28 @@ class Lowering:
             )
             biases.append(Part(f"{fused or source}.bias", n, 0, axis, "", at, (total,) if fused else ()))
             first += n
+        parts = [AdaptedPart(source, n) for source, n in zip(sources, rows, strict=True)]
+        if fused:
+            begins = starts or tuple(sum(rows[:at]) for at in range(len(rows)))
+            parts = [AdaptedPart(fused, total, tuple((b, b + n) for b, n in zip(begins, rows, strict=True)))]
+        adapted, shrunk = self.shrink(name, x, tuple(parts))
         first = 0
         for at, stop in self.runs(name, len(weights)):
             part = name if stop - at == len(weights) else f"{name}.{at}"
             weight = self.weight(part, tuple(weights[at:stop]))
             taken = self.quantized(self.body, x, weight)
             bias_name = self.vector(f"{part}.bias", tuple(biases[at:stop])) if bias else None
-            self.body.append(Linear(taken, weight, bias_name, out, first))
+            self.body.append(Linear(taken, weight, bias_name, out, first, adapted=adapted, shrunk=shrunk))
             first += self.params[weight].rows
+
+    def shrink(self, name: str, x: str, parts: tuple[AdaptedPart, ...]) -> tuple[str | None, str | None]:
+        """Append the first half of what adapters add to a linear over `x`; returns its name and buffer, if any."""
+        if not self.lora_rank:
+            return None, None
+        self.adapted[name] = Adapted(name, self.buffers[x].cols, self.lora_rank, parts)
+        out = self.buffer("shrunk", len(parts) * rank_lanes(self.lora_rank), "f32")
+        self.body.append(Shrink(x, name, out))
+        return name, out
 
     def branch(
         self, name: str, x: str, out: str, source: str, *, axis: str, cols: int, unit: int, bias: bool
@@ -220,6 +236,11 @@ class Lowering:
         if rope not in self.ropes:
             self.ropes.append(rope)
         return self.ropes.index(rope)
+
+
+def rank_lanes(rank: int) -> int:
+    """A rank in whole vectors of sixteen, as kernels take it."""
+    return -(-rank // _native.RANK_LANES) * _native.RANK_LANES
 
 
 def _range(share: Share | None, count: int) -> tuple[int, int] | None:

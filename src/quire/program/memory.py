@@ -10,7 +10,7 @@ from quire import _native
 from quire.program.formats import DTYPE_BYTES, DType
 from quire.program.op import Op, reads, writes
 from quire.program.program import Program
-from quire.program.tensors import Buffer, KVLayer, Param
+from quire.program.tensors import Adapted, Buffer, KVLayer, Param
 from quire.records import dataclass
 from quire.types import MemoryBudgetError, UnsupportedModelError
 
@@ -162,6 +162,16 @@ def param_bytes(param: Param) -> int:
 def weight_bytes(program: Program) -> int:
     """Bytes of all parameters; see param_bytes."""
     return sum(param_bytes(param) for param in program.params)
+
+
+def adapter_bytes(program: Program) -> int:
+    """Bytes of a slot for an adapter, as the native executor holds it."""
+    return sum(adapted_bytes(each) for each in program.adapted)
+
+
+def adapted_bytes(adapted: Adapted) -> int:
+    """Bytes of one linear in a slot for an adapter."""
+    return _native.adapted_bytes(adapted.cols, adapted.rank, list(adapted.rows))
 
 
 def rope_table_bytes(program: Program, max_len: int) -> int:

@@ -6,7 +6,7 @@ from quire.cache_kinds import CacheGroup
 from quire.program.formats import DType
 from quire.program.op import Op
 from quire.program.ranks import RankPlan
-from quire.program.tensors import Buffer, KVLayer, Param, StateLayer
+from quire.program.tensors import Adapted, Buffer, KVLayer, Param, StateLayer
 from quire.records import dataclass
 from quire.spec import Rope
 
@@ -57,6 +57,7 @@ class Program:
     `vocab` tokens have logits, and a row of logits has those of one position or of several, one after the other. `ids`:
     tokens that a step can take, when that is another number. `borrowed`: parameters that the executor of another
     program holds for this one too. `whole`: all tokens of a text are in one step.
+    `adapted`: linears that adapters may change.
     """
 
     params: tuple[Param, ...]
@@ -77,6 +78,7 @@ class Program:
     ids: int = 0
     borrowed: tuple[Param, ...] = ()
     whole: bool = False
+    adapted: tuple[Adapted, ...] = ()
 
     def __post_init__(self) -> None:
         floats = {buffer.name for buffer in self.buffers if buffer.dtype == "f32"}

@@ -113,6 +113,33 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptedPart:
+    """Rows of a linear that are one module of the checkpoint.
+
+    `pieces` are ranges [first, stop) of the module's rows, in the order in which the linear has them; none: in order.
+    """
+
+    module: str
+    rows: int
+    pieces: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A linear of `cols` input features that adapters of up to `rank` may change, part by part; see Shrink."""
+
+    name: str
+    cols: int
+    rank: int
+    parts: tuple[AdaptedPart, ...]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each part."""
+        return tuple(part.rows for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class KVLayer:
     """Keys and values of one layer: which group's block table they follow, and their place in a block of that group.
 

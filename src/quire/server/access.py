@@ -7,7 +7,7 @@ import hmac
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -71,16 +71,7 @@ class AccessControl:
         """Raise ApiError 401 unless a known key was presented; records which one when there are several."""
         if not self._keys:
             return
-        presented = _presented(exchange)
-        found = -1
-        for index, key in enumerate(self._keys):  # compares with every key, so that timing reveals nothing
-            if hmac.compare_digest(key, presented):
-                found = index
-        if found < 0:
-            missing = "missing API key: send Authorization: Bearer KEY, or x-api-key: KEY"
-            message = "incorrect API key" if presented else missing
-            code = "missing_api_key" if not presented else "invalid_api_key"
-            raise ApiError(401, message, code=code, headers=[(b"www-authenticate", b"Bearer")])
+        found = presented_key(exchange, self._keys, "API key")
         exchange.tenant = self._tenants[found]
         exchange.held.assign(exchange.tenant)
 
@@ -115,6 +106,21 @@ class AccessControl:
         return answer
 
 
+def presented_key(exchange: Exchange, keys: Sequence[bytes], kind: str) -> int:
+    """The index in `keys`, which are of a `kind`, of the one that the client presented. Raises ApiError 401."""
+    presented = _presented(exchange)
+    found = -1
+    for index, key in enumerate(keys):  # compares with every key, so that timing reveals nothing
+        if hmac.compare_digest(key, presented):
+            found = index
+    if found < 0:
+        missing = f"missing {kind}: send Authorization: Bearer KEY, or x-api-key: KEY"
+        message = f"incorrect {kind}" if presented else missing
+        code = "missing_api_key" if not presented else "invalid_api_key"
+        raise ApiError(401, message, code=code, headers=[(b"www-authenticate", b"Bearer")])
+    return found
+
+
 def _presented(exchange: Exchange) -> bytes:
     """The key in a request's headers, cut to MAX_KEY_BYTES; empty without one. Anthropic's clients send `x-api-key`."""
     scheme, _, given = exchange.header(b"authorization").partition(" ")
@@ -123,20 +129,20 @@ def _presented(exchange: Exchange) -> bytes:
     return given.strip().encode("latin-1")[:MAX_KEY_BYTES]
 
 
-def read_keys(config: ServingConfig) -> list[str]:
-    """Keys from the options and the key file. Raises ValueError when the file cannot be read or is empty."""
-    keys = list(config.api_key)
-    if config.api_key_file is not None:
+def read_keys(config: ServingConfig, name: str = "api_key") -> list[str]:
+    """Keys from the option `name` and its file. Raises ValueError when the file cannot be read or is empty."""
+    keys, file = list(getattr(config, name)), getattr(config, f"{name}_file")
+    if file is not None:
         try:
-            lines = Path(config.api_key_file).read_text("ascii").splitlines()
+            lines = Path(file).read_text("ascii").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"api_key_file: cannot be read: {error}") from None
+            raise ValueError(f"{name}_file: cannot be read: {error}") from None
         found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not found:
-            raise ValueError("api_key_file: contains no key")
+            raise ValueError(f"{name}_file: contains no key")
         keys += found
     if any(len(key) > MAX_KEY_BYTES for key in keys):
-        raise ValueError(f"api_key: a key is longer than the limit of {MAX_KEY_BYTES} bytes")
+        raise ValueError(f"{name}: a key is longer than the limit of {MAX_KEY_BYTES} bytes")
     return list(dict.fromkeys(keys))
 
 

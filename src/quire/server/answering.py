@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import msgspec
 
+from quire.answers import PromptProgress
 from quire.engine.api import GenerateAsk, StreamDelta
 from quire.records import dataclass
 from quire.server.chunks import Chunks, Envelope
@@ -15,6 +16,7 @@ from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Exchange
 from quire.server.generation import Answer, Deltas, EventsOf, HttpGeneration
+from quire.server.heartbeat import Heartbeat
 from quire.server.pieces import Pieces, gathered, portions, value
 from quire.server.request_memory import answer_costs
 from quire.server.requests import GenerationRequest
@@ -23,6 +25,7 @@ from quire.types import RequestError
 ChunkOf = Callable[[int, StreamDelta], bytes]
 
 MAX_REQUEST_ID_CHARS = 128
+MIN_PING_SECONDS, MAX_PING_SECONDS = 1, 3600
 _CHAT_KINDS = ("chat.completion", "chat.completion.chunk")
 EVENTS = b"text/event-stream; charset=utf-8"
 
@@ -34,14 +37,21 @@ def make_envelope(
 
     Two requests with the same request id are independent: the id only appears in the response.
     """
-    model = context.model(body.model)
-    pooling = context.engine.card.pooling
-    if pooling is not None:
-        raise RequestError("model", f"this model is for the task {pooling.task}, and generates no text")
-    exchange.details["model"] = model
+    model = generating_model(context, exchange, body.model)
     name = answer_id(prefix, body.request_id)
     kind = "text_completion" if prefix == "cmpl" else _CHAT_KINDS[bool(body.stream)]
     return Envelope(name, kind, int(time.time()), model, context.fingerprint())
+
+
+def generating_model(context: ServerContext, exchange: Exchange, asked: str | None) -> str:
+    """The served name for the requested one, for the log too. Raises ApiError for an unknown name, RequestError for a
+    model that generates no text.
+    """
+    model, pooling = context.model(asked), context.engine.card.pooling
+    if pooling is not None:
+        raise RequestError("model", f"this model is for the task {pooling.task}, and generates no text")
+    exchange.details["model"] = model
+    return model
 
 
 def answer_id(prefix: str, given: str | None) -> str:
@@ -66,9 +76,21 @@ def wants_timings(exchange: Exchange, body: GenerationRequest) -> bool:
 
 
 def check_streaming(body: GenerationRequest) -> None:
-    """Raise ApiError for stream options without streaming, as OpenAI does."""
-    if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options", "stream_options: only allowed when stream is true")
+    """Raise ApiError for options of a stream without streaming, as OpenAI does, and for an invalid one."""
+    for name in ("stream_options", "return_progress", "sse_ping_interval"):
+        if getattr(body, name) not in (None, False) and not body.stream:
+            raise bad_request(name, f"{name}: only allowed when stream is true")
+    seconds = body.sse_ping_interval
+    if seconds is not None and seconds not in {-1, 0} and not MIN_PING_SECONDS <= seconds <= MAX_PING_SECONDS:
+        raise bad_request(
+            "sse_ping_interval",
+            f"sse_ping_interval: {seconds:g} is not in [{MIN_PING_SECONDS}, {MAX_PING_SECONDS}]; -1 or 0 for no pings",
+        )
+
+
+def ping_seconds(body: GenerationRequest) -> float | None:
+    """Seconds between the pings of a stream, if the request says so."""
+    return None if body.sse_ping_interval is None else max(0.0, body.sse_ping_interval)
 
 
 def wants_usage(context: ServerContext, body: GenerationRequest) -> bool:
@@ -116,7 +138,8 @@ class StreamForm:
     While the client keeps up, text is written past the reader: `around` returns the JSON before and after a text, and
     `direct` the events of parts (see HttpGeneration.deliver). Without `around`, text is a part too. `late` answers are
     not: each of their chunks has more than text. `kept` answers are held until their end, where they are repeated.
-    `ended` is awaited before the end is sent.
+    `ended` is awaited before the end is sent. `begun` is told of the run before its first delta. `progress` makes what
+    says how far the prompt of a choice is; `ping` keeps the connection open while there is nothing to say.
     """
 
     chunk_of: ChunkOf
@@ -127,17 +150,28 @@ class StreamForm:
     late: bool = False
     kept: bool = False
     ended: Callable[[], Awaitable[None]] | None = None
+    begun: Callable[[HttpGeneration], None] | None = None
     media: bytes = EVENTS
+    progress: Callable[[int, PromptProgress], bytes] | None = None
+    ping: bytes = b": ping\n\n"
 
 
 class AnswerStream:
-    """Writes a streamed answer. The response starts with the first text, so that an earlier failure has a status."""
+    """Writes a streamed answer. The response starts with the first text, ping or progress of the prompt, so that an
+    earlier failure has a status. A ping follows after every `ping_seconds` without anything else, by default the
+    server's.
+    """
 
     def __init__(
-        self, context: ServerContext, exchange: Exchange, form: StreamForm, *, logprobs: str = "logprobs"
-    ) -> None:
+        self, context: ServerContext, exchange: Exchange, form: StreamForm, *, logprobs: str = "logprobs",
+        ping_seconds: float | None = None,
+    ) -> None:  # fmt: skip
         self._context, self._exchange, self._form = context, exchange, form
         self._logprobs = logprobs  # the name of the field that asked for them
+        seconds = context.config.sse_ping_interval if ping_seconds is None else ping_seconds
+        self._ping_seconds = 0.0 if exchange.holds_back or not form.ping else seconds
+        self._silent = False  # a ping is due
+        self._begun = False  # there was text, or an event before it
 
     async def write(self, asks: Sequence[GenerateAsk]) -> None:
         """Generate and send chunk after chunk; chunks that are ready together go out in one write."""
@@ -145,12 +179,13 @@ class AnswerStream:
         async with exchange.watch() as watch:
             with self._context.watched(watch):
                 async with HttpGeneration(self._context, exchange, asks, self._costs(asks)) as run:
-                    if len(run.streams) == 1:
-                        await self._write_one(run)
-                    else:
-                        async for deltas in run.read():
-                            for some in gathered(_chunks(deltas, self._form.chunk_of)):
-                                await self._send(run, some)
+                    if self._form.begun is not None:
+                        self._form.begun(run)
+                    with self._heartbeat(run):
+                        if len(run.streams) == 1:
+                            await self._write_one(run)
+                        else:
+                            await self._write_several(run)
                     last = self._form.last(run)
                 if not exchange.status:  # the answer has no text
                     await self._start(run)
@@ -158,6 +193,17 @@ class AnswerStream:
                     await self._form.ended()
                 await exchange.write(last)
                 await exchange.write(b"", more=False)
+
+    def _heartbeat(self, run: HttpGeneration) -> Heartbeat:
+        """Has the reader wake up for a ping. While the client does not read, no ping is added to what it has left."""
+        exchange = self._exchange
+
+        def beat() -> None:
+            if not exchange.blocked():
+                self._silent = True
+                run.nudge()
+
+        return Heartbeat(self._ping_seconds, lambda: exchange.bytes_out + run.delivered(), beat)
 
     def _costs(self, asks: Sequence[GenerateAsk]) -> dict[str, int]:
         exchange, context = self._exchange, self._context
@@ -177,9 +223,11 @@ class AnswerStream:
         try:
             async for delta in stream:
                 run.took(delta.index, delta)
+                if self._silent or delta.progress is not None:
+                    await self._send_beside(run, delta.index, delta.progress)
                 for part in portions(delta):
                     await self._send(run, form.chunk_of(delta.index, part))
-                if not delivering and exchange.status:
+                if not delivering and self._begun:
                     delivering = True
                     writer = exchange.direct_writer()
                     if writer is not None:
@@ -187,15 +235,35 @@ class AnswerStream:
         finally:
             exchange.bytes_out += run.delivered()
 
+    async def _write_several(self, run: HttpGeneration) -> None:
+        """The samples of several prompts."""
+        async for deltas in run.read():
+            for choice, delta in deltas:
+                if self._silent or delta.progress is not None:
+                    await self._send_beside(run, choice, delta.progress)
+            for some in gathered(_chunks(deltas, self._form.chunk_of)):
+                await self._send(run, some)
+
     def _send(self, run: HttpGeneration, data: bytes) -> Awaitable[None]:
-        if not self._exchange.status:
+        if not self._begun:
             return self._send_first(run, data)
         return self._exchange.write(data) if data else _nothing()
 
     async def _send_first(self, run: HttpGeneration, data: bytes) -> None:
         if data:
-            await self._start(run)
+            self._begun = True
+            if not self._exchange.status:
+                await self._start(run)
             await self._exchange.write(data)
+
+    async def _send_beside(self, run: HttpGeneration, choice: int, progress: PromptProgress | None) -> None:
+        """Send what is not part of the answer: how far its prompt is, or else a ping."""
+        self._silent, data = False, self._form.ping
+        if progress is not None and self._form.progress is not None:
+            data = self._form.progress(choice, progress)
+        if not self._exchange.status:
+            await self._start(run)
+        await self._exchange.write(data)
 
     async def _start(self, run: HttpGeneration) -> None:
         headers = [

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 
 from quire.config.serving import ServingConfig
-from quire.server import chat, completions, embeddings, scoring, status, tokens
+from quire.server import chat, completions, control, embeddings, scoring, status, tokens
 from quire.server.access import AccessControl
+from quire.server.admin import AdminAccess, closed_routes
 from quire.server.batches import batch_routes
 from quire.server.context import ServerContext
 from quire.server.dialects import DIALECTS
+from quire.server.dialects.generate_route import shared
 from quire.server.errors import ApiError, ClientGoneError, api_error
 from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.logs import log, log_access
-from quire.server.routes import Get, HttpRoute, Post
+from quire.server.realtime.websocket import PATH as REALTIME_PATH
+from quire.server.routes import Act, Get, HttpRoute, Post, RouteTable
 from quire.types import QuireError
 
 
@@ -21,6 +24,11 @@ async def _openapi(context: ServerContext, _: Exchange) -> bytes:
     from quire.server.openapi import document
 
     return document(open_routes(context.config))
+
+
+async def _realtime(_: ServerContext, __: Exchange) -> None:
+    message = "this path is for WebSockets; the server needs the package websockets: pip install 'quire-llm[websocket]'"
+    raise ApiError(426, message, code="upgrade_required", headers=[(b"upgrade", b"websocket")])
 
 
 ROUTES: tuple[HttpRoute, ...] = (
@@ -31,14 +39,20 @@ ROUTES: tuple[HttpRoute, ...] = (
     *scoring.ROUTES,
     *tokens.ROUTES,
     *status.ROUTES,
+    *control.ROUTES,
     *DIALECTS,
+    Act(
+        verb="GET", path=REALTIME_PATH.decode(), summary="A conversation over a WebSocket", tag="generation",
+        handler=_realtime, response=dict,
+    ),
     Get(path="/openapi.json", summary="This document", tag="status", handler=_openapi, response=dict, api=""),
-)
+)  # fmt: skip
 
 
 def open_routes(config: ServingConfig) -> tuple[HttpRoute, ...]:
-    """The routes of the APIs that a server offers."""
-    return tuple(route for route in ROUTES if not route.api or route.api in config.api)
+    """The routes of the APIs that a server offers, without those for administrators when it has none."""
+    closed = closed_routes(ROUTES, config)
+    return shared(tuple(route for route in ROUTES if route.belongs(config.api) and route not in closed))
 
 
 class App:
@@ -49,17 +63,15 @@ class App:
     def __init__(self, context: ServerContext) -> None:
         self.context = context
         self._access = AccessControl(context.config)
+        self._admin = AdminAccess(context.config)
         context.has_keys = self._access.has_keys
-        self._exact: dict[str, dict[str, HttpRoute]] = {}
-        self._patterns: dict[tuple[str, str], dict[str, HttpRoute]] = {}
-        for route in open_routes(context.config):
-            before, hole, behind = route.path.partition("{}")
-            if hole:
-                self._patterns.setdefault((before, behind), {})[route.method] = route
-            else:
-                self._exact.setdefault(before, {})[route.method] = route
+        self._routes = RouteTable(open_routes(context.config))
+        self._closed = RouteTable(closed_routes(ROUTES, context.config))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._serve_socket(scope, receive, send)
+            return
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send, self.context.memory)
@@ -79,14 +91,27 @@ class App:
             if self.context.config.access_log:
                 log_access(exchange)
 
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from quire.server.realtime.realtime_session import serve_socket  # with the first socket
+
+        try:
+            await serve_socket(self.context, self._access, self, scope, receive, send)
+        except OSError:  # uvicorn's error for a client that has left
+            raise
+        except Exception as error:
+            log.error("unexpected failure of a socket", exc_info=error)
+
     async def _answer(self, exchange: Exchange) -> None:
-        methods = self._methods(exchange.path)
-        if methods is not None:
-            exchange.errors = next(iter(methods.values())).errors
-        if not exchange.background:
+        methods = self._routes.find(exchange.path)
+        closed = self._closed.find(exchange.path) if methods is None else None
+        if known := methods or closed:
+            exchange.errors = next(iter(known.values())).errors
+        if not exchange.inner:
             self._access.check_source(exchange)
             exchange.add_headers(self._access.cors_headers(exchange))
         if methods is None:
+            if closed is not None:
+                self._admin.admin_only(exchange)
             raise ApiError(404, "no such path; see /openapi.json", code="not_found")
         exchange.handler = next(iter(methods.values())).path
         allowed = sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())})
@@ -100,7 +125,9 @@ class App:
         if route is None:
             message = f"{exchange.method} is not allowed on this path; use {allow[1].decode()}"
             raise ApiError(405, message, code="method_not_allowed", headers=[allow])
-        if not route.open and not exchange.background:
+        if route.admin:
+            self._admin.admin_only(exchange)
+        elif not route.open and not exchange.inner:
             self._access.check_key(exchange)
         if isinstance(route, Post) and exchange.header(b"idempotency-key"):
             await self._answer_once(route, exchange)
@@ -124,17 +151,6 @@ class App:
             replays.finish(exchange, complete=complete)
             exchange.recorded = None
 
-    def _methods(self, path: str) -> dict[str, HttpRoute] | None:
-        found = self._exact.get(path)
-        if found is not None:
-            return found
-        matching = [
-            (len(behind), methods)
-            for (before, behind), methods in self._patterns.items()
-            if path.startswith(before) and path.endswith(behind) and len(path) > len(before) + len(behind)
-        ]
-        return max(matching, key=lambda match: match[0])[1] if matching else None
-
     async def _fail(self, exchange: Exchange, failure: Exception) -> None:
         """Report a failure: as a response or, once a stream has started, as its last event."""
         error, form = api_error(failure), exchange.errors
@@ -147,7 +163,7 @@ class App:
                     await exchange.write(form.event(form.body(error)), more=False)
                     return
                 headers = [*error.headers, (b"connection", b"close")] if error.close else error.headers
-                await exchange.respond(error.status, form.body(error), headers=headers)
+                await exchange.respond(form.status(error), form.body(error), headers=headers)
         except TimeoutError:
             if exchange.abort is not None:
                 exchange.abort()

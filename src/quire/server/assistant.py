@@ -8,13 +8,14 @@ import msgspec
 
 from quire.answers import AnswerPart, PartKind
 from quire.engine.api import StreamDelta
+from quire.outputs import CompletionOutput
 from quire.records import dataclass
 from quire.server import pieces
 from quire.server.chunks import Chunks
 from quire.server.generation import Answer, CallAnswer, finish_reason
 from quire.server.logprob_bodies import TokenTexts, chat_logprobs, chat_pieces
 from quire.server.responses import ChatDelta, FunctionDelta, ToolCallDelta
-from quire.types import CompletionOutput, FinishReason
+from quire.types import FinishReason
 
 _SLICE_CHARS = 16 * 1024
 _HOLE = "\ufdd0"  # a text that stands for another one

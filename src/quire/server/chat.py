@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from quire.context_window import check_window
 from quire.engine.api import GenerateAsk
 from quire.server import fields, pieces
 from quire.server.answer_forms import tools_of, with_form
@@ -19,6 +20,7 @@ from quire.server.answering import (
     envelope_fields,
     make_envelope,
     openai_end,
+    ping_seconds,
     wants_timings,
     wants_usage,
 )
@@ -36,7 +38,7 @@ from quire.server.sampling import chat_params, check_logprobs, make_ask, predict
 from quire.server.structured import find_structure, with_grammar
 from quire.text.chat_renderer import ChatAsk
 from quire.text.tools import ToolUse, read_tools
-from quire.types import TokenIds, check_window
+from quire.types import TokenIds
 
 
 class RenderRequest(msgspec.Struct, kw_only=True):
@@ -133,7 +135,8 @@ async def prepare_chat(
     if window is not None and params.max_tokens is None:
         params = replace(params, max_tokens=window - len(prompt))
     prediction = await predicted(context, body)
-    ask = make_ask(context, exchange, body, params, prompt, request_id, prediction)
+    texts = await context.engine.text_tokens(params) if params.has_texts else None
+    ask = make_ask(context, exchange, body, params, prompt, request_id, prediction, texts)
     if raw is None:
         ask, dropped = await with_form(context, exchange, ask, tools, structure)
     elif structure is None:
@@ -167,9 +170,12 @@ async def chat_completions(
     events = ChatEvents(chunks, texts_of(context, body), form, ids=bool(body.return_token_ids))
     ended = openai_end(context, exchange, body, chunks)
     shape = StreamForm(
-        events.chunk_of, ended, around=chunks.around, direct=events.direct, late=bool(body.return_token_ids)
-    )
-    await AnswerStream(context, exchange, shape, logprobs="top_logprobs").write([ask])
+        events.chunk_of, ended, around=chunks.around, direct=events.direct, late=bool(body.return_token_ids),
+        progress=chunks.progress,
+    )  # fmt: skip
+    await AnswerStream(
+        context, exchange, shape, logprobs="top_logprobs", ping_seconds=ping_seconds(body)
+    ).write([ask])
 
 
 def _answer(

@@ -7,11 +7,21 @@ from collections.abc import Sequence
 
 import msgspec
 
+from quire.answers import PromptProgress
 from quire.engine.api import StreamDelta
 from quire.server.generation import finish_reason
-from quire.server.responses import ChatLogprobs, CompletionLogprobs, TimingsBody, UsageBody
+from quire.server.responses import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptProgressBody,
+    TimingsBody,
+    UsageBody,
+)
 
 DONE = b"data: [DONE]\n\n"
+_NO_DELTA = b',"delta":{"role":"assistant","content":null}'
+_NO_TEXT = b',"text":""'
+_PROGRESS = b',"logprobs":null,"finish_reason":null}],"prompt_progress":'
 _encode = msgspec.json.Encoder().encode
 
 
@@ -39,6 +49,9 @@ class Chunks:
         head = b"data: " + _encode(envelope)[:-1] + b',"choices":['
         opening, self._closing = (b',"delta":{"content":', b"}") if chat else (b',"text":', b"")
         self._starts = [head + b'{"index":%d' % i + opening for i in range(choices)]
+        self._progress = [
+            head + b'{"index":%d' % i + (_NO_DELTA if chat else _NO_TEXT) + _PROGRESS for i in range(choices)
+        ]
         self._end = b'}],"usage":null}\n\n' if usage else b"}]}\n\n"
         self._plain_end = _plain_end(self._closing, self._end)
         self._head = head
@@ -62,6 +75,12 @@ class Chunks:
             b',"finish_reason":', _encode(reason), more,
         ]  # fmt: skip
         return b"".join([*parts, self._end])
+
+    def progress(self, choice: int, progress: PromptProgress) -> bytes:
+        """A chunk without text that says how much of a prompt is computed, in llama-server's form."""
+        total, cache, processed, seconds = progress
+        body = PromptProgressBody(total, cache, processed, seconds * 1000)
+        return self._progress[choice] + _encode(body) + b"}\n\n"
 
     def around(self, choice: int) -> tuple[bytes, bytes]:
         """The bytes before and after the JSON text in a chunk with text only."""

@@ -6,8 +6,10 @@ import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from quire.engine.api import ModelCard, StreamDelta
+from quire.context_window import check_window
+from quire.engine.api import GenerateAsk, ModelCard, StreamDelta
 from quire.records import dataclass
 from quire.server import fields, pieces
 from quire.server.answer_forms import with_form
@@ -19,6 +21,7 @@ from quire.server.answering import (
     envelope_fields,
     make_envelope,
     openai_end,
+    ping_seconds,
     wants_timings,
     wants_usage,
 )
@@ -38,6 +41,8 @@ from quire.server.requests import CompletionRequest, Prompt
 from quire.server.responses import Completion, UsageBody
 from quire.server.routes import Post
 from quire.server.sampling import (
+    DEFAULT_COMPLETION_TOKENS,
+    beams_of,
     check_choices,
     check_logprobs,
     check_token_ids,
@@ -47,32 +52,52 @@ from quire.server.sampling import (
     scores_only,
 )
 from quire.server.structured import find_structure, with_grammar
-from quire.types import FinishReason, SamplingParams, TokenIds, check_window
+from quire.text.infill import InfillAsk
+from quire.types import FinishReason, SamplingParams, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
-    """One prompt; `text` is "" unless it will be echoed."""
+class RawPrompt:
+    """One prompt that is continued as it is; `text` is "" unless it will be echoed. `stop_ids` end its answer, too."""
 
     token_ids: TokenIds
     text: str
+    stop_ids: tuple[int, ...] = ()
 
 
-async def completions(context: ServerContext, exchange: Exchange, read: Body[CompletionRequest]) -> None:
-    """Continue prompts, whole or as a stream."""
+class PreparedCompletion(NamedTuple):
+    """Prompts ready for admission, and the keywords of lenient schemas that are not enforced."""
+
+    asks: list[GenerateAsk]
+    prompts: list[RawPrompt]
+    dropped: tuple[str, ...]
+
+
+async def prepare_completion(
+    context: ServerContext,
+    exchange: Exchange,
+    read: Body[CompletionRequest],
+    request_id: str,
+    *,
+    length: int | None = DEFAULT_COMPLETION_TOKENS,
+) -> PreparedCompletion:
+    """Check a request, tokenize its prompts, and compile the grammar of their answers, which have `length` tokens where
+    it asks for none; None: to the end of the context. Raises ApiError or RequestError naming the field.
+    """
     card, body = context.card(), read.value
-    envelope = make_envelope(context, exchange, body, "cmpl")
-    _check_stream(body)
-    params = await off_loop(read.size, lambda: completion_params(body, card.default_sampling))
+    beams = beams_of(body)
+    params = await off_loop(read.size, lambda: completion_params(body, card.default_sampling, length))
     structure = None if scores_only(body) else await off_loop(read.size, lambda: find_structure(body))
+    samples = params.n if beams is None else max(params.n, beams.width)
     prompts = await _prompts(
-        context, exchange, body, *await off_loop(read.size, lambda: _split(body.prompt, card, params.n))
+        context, exchange, body, *await off_loop(read.size, lambda: _split(body.prompt, card, samples))
     )
-    body.prompt = ""
+    body.prompt, body.suffix = "", None
     for prompt in prompts:
         check_window(len(prompt.token_ids), body.max_tokens, card.max_model_len, "prompt")
     check_logprobs(params, [len(prompt.token_ids) for prompt in prompts], card.max_model_len, "logprobs")
     prediction = await predicted(context, body)
+    named = await context.engine.text_tokens(params) if params.has_texts else None
     asks = [
         make_ask(
             context,
@@ -80,8 +105,9 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
             body,
             _within(params, prompt, card),
             prompt.token_ids,
-            f"{envelope.id}-{i}" if i else envelope.id,
+            f"{request_id}-{i}" if i else request_id,
             prediction,
+            named,
         )
         for i, prompt in enumerate(prompts)
     ]
@@ -91,16 +117,27 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
         asks, dropped = [ask for ask, _ in forms], forms[0][1]
     elif structure is not None:
         asks, dropped = await with_grammar(context, exchange, asks, structure)
+    return PreparedCompletion(asks, prompts, dropped)
+
+
+async def completions(context: ServerContext, exchange: Exchange, read: Body[CompletionRequest]) -> None:
+    """Continue prompts, whole or as a stream."""
+    context.card()
+    body = read.value
+    envelope = make_envelope(context, exchange, body, "cmpl")
+    _check_stream(body)
+    asks, prompts, dropped = await prepare_completion(context, exchange, read, envelope.id)
     texts = context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
     if not body.stream:
         timings = wants_timings(exchange, body)
         answer = _Answer(context, body, envelope, texts, timings=timings, dropped=dropped)
         await answer_whole(context, exchange, asks, lambda run: answer.whole(run, prompts))
         return
-    count = params.n * len(prompts)
+    samples = asks[0].request.params.n
+    count = samples * len(prompts)
     chunks = Chunks(envelope, count, chat=False, usage=wants_usage(context, body), dropped=dropped)
     writers = [CompletionLogprobsWriter(texts) for _ in range(count)]
-    echoes = {i: prompts[i // params.n].text for i in range(count)} if body.echo else {}
+    echoes = {i: prompts[i // samples].text for i in range(count)} if body.echo else {}
     ids, end = bool(body.return_token_ids), openai_end(context, exchange, body, chunks)
 
     def chunk_of(choice: int, delta: StreamDelta) -> bytes:
@@ -111,13 +148,17 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
         logprobs = None if delta.logprobs is None else writers[choice].push(delta.token_ids, delta.logprobs)
         return head + chunks.full(choice, delta, logprobs, ids=ids)
 
-    shape = StreamForm(chunk_of, end, around=chunks.around, late=ids)
-    await AnswerStream(context, exchange, shape).write(asks)
+    shape = StreamForm(chunk_of, end, around=chunks.around, late=ids, progress=chunks.progress)
+    await AnswerStream(context, exchange, shape, ping_seconds=ping_seconds(body)).write(asks)
 
 
 def _check_stream(body: CompletionRequest) -> None:
-    """Raise ApiError for what cannot be streamed."""
+    """Raise ApiError for what cannot be streamed, and for what cannot be filled in."""
     check_streaming(body)
+    if body.suffix and body.echo:
+        raise bad_request("echo", "echo: not supported with suffix", "unsupported_parameter")
+    if body.suffix and not isinstance(body.prompt, str) and not all(type(one) is str for one in body.prompt):
+        raise bad_request("suffix", "suffix: needs a prompt of text, not token ids", "unsupported_parameter")
     if body.stream and body.echo and body.logprobs is not None:
         raise bad_request("echo", "echo: not supported with logprobs in a stream", "unsupported_parameter")
     if body.stream and scores_only(body):
@@ -132,14 +173,18 @@ async def _prompts(
     body: CompletionRequest,
     texts: list[str],
     id_lists: list[list[int]],
-) -> list[_Prompt]:
+) -> list[RawPrompt]:
     """The prompts as token ids. Raises ApiError or RequestError for an invalid one."""
     engine = context.engine
     special = True if body.add_special_tokens is None else body.add_special_tokens
 
-    async def encode(text: str) -> _Prompt:
+    async def encode(text: str) -> RawPrompt:
+        if body.suffix:
+            asked = InfillAsk(prefix=text, suffix=body.suffix, add_special_tokens=special)
+            made = await engine.encode_infill(asked)
+            return RawPrompt(TokenIds(made.token_ids), "", made.stop_ids)
         ids = TokenIds(await engine.encode(text, add_special_tokens=special))
-        return _Prompt(ids, text if body.echo else "")
+        return RawPrompt(ids, text if body.echo else "")
 
     found = await asyncio.gather(*map(encode, texts))
     if not all(prompt.token_ids for prompt in found):
@@ -147,7 +192,7 @@ async def _prompts(
     for ids in id_lists:
         if body.echo:
             context.memory.take_echo(exchange.held, len(ids))
-        found.append(_Prompt(TokenIds(ids), await engine.decode(ids) if body.echo else ""))
+        found.append(RawPrompt(TokenIds(ids), await engine.decode(ids) if body.echo else ""))
     return found
 
 
@@ -179,8 +224,11 @@ def _check_ids(ids: list[int], card: ModelCard) -> None:
     check_token_ids("prompt", ids, card.vocab_size)
 
 
-def _within(params: SamplingParams, prompt: _Prompt, card: ModelCard) -> SamplingParams:
-    """Parameters that let an answer without a requested length run to the end of the context."""
+def _within(params: SamplingParams, prompt: RawPrompt, card: ModelCard) -> SamplingParams:
+    """Parameters that let an answer without a requested length run to the end of the context, and end at the tokens of
+    its prompt."""
+    if prompt.stop_ids and not params.ignore_eos:
+        params = replace(params, stop_token_ids=(*params.stop_token_ids, *prompt.stop_ids))
     rest = card.max_model_len - len(prompt.token_ids)
     return params if (params.max_tokens or 0) <= rest else replace(params, max_tokens=rest)
 
@@ -202,7 +250,7 @@ class _Answer:
         self._timings, self._dropped = timings, dropped
         self._scores_only = scores_only(body)
 
-    def whole(self, run: HttpGeneration, prompts: list[_Prompt]) -> Iterator[bytes]:
+    def whole(self, run: HttpGeneration, prompts: list[RawPrompt]) -> Iterator[bytes]:
         """The JSON of a responses.Completion."""
         choices = pieces.items(
             self._choice(run, position, index, prompts[index // run.samples])
@@ -227,7 +275,7 @@ class _Answer:
         groups = (range(first, first + run.samples) for first in range(0, run.choices, run.samples))
         return [i for group in groups for i in sorted(group, key=means.__getitem__, reverse=True)[:wanted]]
 
-    def _choice(self, run: HttpGeneration, position: int, index: int, prompt: _Prompt) -> pieces.Pieces:
+    def _choice(self, run: HttpGeneration, position: int, index: int, prompt: RawPrompt) -> pieces.Pieces:
         """The JSON of a responses.CompletionChoice."""
         body, (p, s) = self._body, divmod(index, run.samples)
         sample = run.outputs[p].outputs[s]
@@ -248,7 +296,7 @@ class _Answer:
             found.append(("prompt_token_ids", pieces.numbers(prompt.token_ids)))
         return pieces.fields(found)
 
-    def _logprobs(self, run: HttpGeneration, index: int, prompt: _Prompt) -> pieces.Pieces:
+    def _logprobs(self, run: HttpGeneration, index: int, prompt: RawPrompt) -> pieces.Pieces:
         table, (p, s) = run.answers[index].logprobs, divmod(index, run.samples)
         if table is None or self._body.logprobs is None:
             return pieces.value(None)

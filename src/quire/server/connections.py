@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.records import dataclass
 from quire.server.logs import log
@@ -62,6 +62,7 @@ class Connections:
     header_seconds: float
     probes: frozenset[bytes] = frozenset()
     access_log: bool = False
+    upgrade: Callable[[Any, bytes], bool] | None = None  # continues one as a WebSocket
     memory: RequestMemory | None = None  # takes bodies as they arrive; None: they are not counted
     buffers: int = sys.maxsize  # bytes of all buffers; see `has_buffer`
     buffered: int = 0

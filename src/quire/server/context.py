@@ -20,12 +20,14 @@ from quire.server.logprob_bodies import TokenTexts
 from quire.server.metrics import ServerMetrics
 from quire.server.replay import Replays
 from quire.server.request_memory import RequestMemory
-from quire.server.tracing import Tracer
+from quire.server.step_profile import StepProfile
 
 if TYPE_CHECKING:
     from quire.server.batches.batch_service import BatchService
     from quire.server.dialects.response_store import ResponseStore
     from quire.server.exposition import Exposition
+    from quire.server.output_hooks import OutputHooks
+    from quire.server.tracing import Tracer
 
 
 class Reader(Protocol):
@@ -48,9 +50,11 @@ class ServerContext:
     exposition: Exposition | None = None  # made at the first scrape
     watches: set[HangUpWatch] = field(default_factory=set)
     tracer: Tracer | None = None
+    hooks: OutputHooks | None = None  # with --output-hook
     responses: ResponseStore | None = None  # made at the first use
     behind: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # responses in the background, by id
     replays: Replays = field(init=False)
+    profile: StepProfile = field(init=False)
     connections: Collection[Reader] = ()
     batches: BatchService | None = None  # with --files-dir
     has_keys: bool = False  # clients must present a key
@@ -61,6 +65,7 @@ class ServerContext:
     def __post_init__(self) -> None:
         self.memory = RequestMemory(self.engine, self.config.max_num_queued_reqs)
         self.replays = Replays(lambda: self.memory.replays)
+        self.profile = StepProfile(self.engine, self.config.profile_dir)
         self.texts, self.texts_as_ids = TokenTexts(self.engine), TokenTexts(self.engine, as_ids=True)
 
     @contextlib.contextmanager

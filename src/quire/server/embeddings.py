@@ -115,7 +115,7 @@ async def embeddings(context: ServerContext, exchange: Exchange, read: Body[Embe
             data = [EmbeddingData(index=i, embedding=_numbers(row, body)) for i, row in enumerate(rows)]
             return EmbeddingResponse(data=data, model=model, usage=usage)
 
-        await _respond(context, exchange, watch, rows, made)
+        await respond_rows(context, exchange, watch, rows, made)
 
 
 async def pooling(context: ServerContext, exchange: Exchange, read: Body[PoolingInputRequest]) -> None:
@@ -138,10 +138,10 @@ async def pooling(context: ServerContext, exchange: Exchange, read: Body[Pooling
                 id=name, created=int(time.time()), model=model, data=data, usage=done.usage
             )
 
-        await _respond(context, exchange, watch, rows, made)
+        await respond_rows(context, exchange, watch, rows, made)
 
 
-async def _respond(
+async def respond_rows(
     context: ServerContext,
     exchange: Exchange,
     watch: HangUpWatch,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 import msgspec
@@ -64,13 +65,18 @@ class ApiError(Exception):
 class ErrorForm:
     """How an API writes errors: `make` returns the body for an error, given its message and the name of the wrong field
     cut to a length; `schema` is its type. `event` is a body as the last event of a stream. `id_header` repeats the
-    request id in every response.
+    request id in every response. `statuses` are those that the API has in place of others.
     """
 
     make: Callable[[ApiError, str, str | None], msgspec.Struct]
     schema: type[Any]
     event: Callable[[bytes], bytes]
     id_header: bytes | None = None
+    statuses: Mapping[int, int] = field(default_factory=dict)
+
+    def status(self, error: ApiError) -> int:
+        """The HTTP status of an error."""
+        return self.statuses.get(error.status, error.status)
 
     def body(self, error: ApiError) -> bytes:
         """The JSON body, at most MAX_ERROR_BYTES long."""

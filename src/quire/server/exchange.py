@@ -13,10 +13,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from quire.answers import Timings
 from quire.records import dataclass
-from quire.server import json_input
+from quire.server import json_input, msgpack_input
 from quire.server.errors import OPENAI_ERRORS, ApiError, ClientGoneError, Header
 from quire.server.pieces import gathered
 from quire.server.request_memory import MAX_RECORDED_BYTES, Held, RequestMemory
+from quire.types import SamplingParams
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -27,6 +28,8 @@ _working = threading.Lock()
 JSON = b"application/json"
 # After this process was suspended its timers fire before data that arrived meanwhile is read; wait this long for it.
 GRACE_SECONDS = 0.1
+MAX_PACKED_BYTES = 2**20
+_NO_WEIGHT = re.compile(r"\bq=0(\.0*)?\s*$")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -74,15 +77,19 @@ class Exchange:
         self._writer: ChunkWriter | None = scope.get("quire.writer")
         self.scope = scope
         self.request_id = self._request_id()
-        # made by the server itself for a line of a batch: already checked, and it runs in the background
-        self.background: bool = "quire.tenant" in scope
+        # made by the server itself, and already checked: for a socket, or for a line of a batch, in the background
+        self.inner: bool = "quire.tenant" in scope
+        self.background: bool = scope.get("quire.background", False)
         # identifies the API key when there are several; not the key itself
         self.tenant: str = scope.get("quire.tenant", "")
         self.status = 0
         self.bytes_in = 0
         self.bytes_out = 0
+        self.received = 0.0  # when the body was complete; a time like `arrival`
         self.details: dict[str, Any] = {}  # for the access log and the span
         self.timings: Timings | None = None  # of the prompt that ended last
+        self.params: SamplingParams | None = None  # of a generation, for the span
+        self.finish_reasons: list[str] = []  # of its samples
         self.memory = memory
         self.held: Held = scope.get("quire.held") or Held()  # the memory that this request has taken
         self.recorded: list[bytes] | None = None  # what is sent, when it may have to be sent again
@@ -121,9 +128,11 @@ class Exchange:
         Raises ApiError: 408 when the body is late, 413, 415, and the errors of json_input.decode and `check`.
         """
         content_type = self.header(b"content-type").split(";")[0].strip().lower()
-        if content_type != "application/json":
+        packed = content_type in msgpack_input.NAMES
+        if content_type != "application/json" and not packed:
             raise ApiError(
-                415, f"content-type: {content_type or 'none'!r} is not application/json", code="unsupported_media_type"
+                415, f"content-type: {content_type or 'none'!r} is neither application/json nor application/msgpack",
+                code="unsupported_media_type",
             )  # fmt: skip
         if self.header(b"content-encoding").strip().lower() not in {"", "identity"}:
             raise ApiError(
@@ -132,6 +141,8 @@ class Exchange:
                 code="unsupported_content_encoding",
             )
         raw = await self.body(limit, seconds)
+        if packed:
+            raw = await self._rewritten(raw, limit)
         await self.memory.take_work(self.held, raw, seconds)
 
         def parse() -> Body[T]:
@@ -142,10 +153,18 @@ class Exchange:
         self._raw = None  # it can be read once only
         return await off_loop(len(raw), parse)
 
+    async def _rewritten(self, packed: bytes, limit: int) -> bytes:
+        """A body of MessagePack as JSON, whose bytes count as those of the body. Raises ApiError."""
+        raw = await off_loop(len(packed), lambda: msgpack_input.to_json(packed, limit))
+        if len(raw) > len(packed):
+            self.memory.take_body(self.held, len(raw) - len(packed))
+        return raw
+
     async def body(self, limit: int, seconds: float) -> bytes:
         """The bytes of the body; can be read once. Raises ApiError 408 or 413."""
         if self._raw is None:
             self._raw = await self._read_body(limit, seconds)
+            self.received = time.monotonic()
         return self._raw
 
     async def _read_body(self, limit: int, seconds: float) -> bytes:
@@ -218,7 +237,11 @@ class Exchange:
     async def respond(
         self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Sequence[Header] = ()
     ) -> None:
-        """Send a complete response."""
+        """Send a complete response; one in JSON becomes MessagePack if the client prefers that."""
+        if content_type == JSON and self._packs(len(body)):
+            whole = body
+            body = await off_loop(len(whole), lambda: msgpack_input.from_json(whole))
+            content_type = msgpack_input.MSGPACK
         await self.start(status, [(b"content-type", content_type), (b"content-length", str(len(body)).encode()),
                                   *headers])  # fmt: skip
         await self.write(body)
@@ -228,7 +251,7 @@ class Exchange:
         """Send a complete JSON response of about `size` bytes. A long one is made while it is sent, in chunks; for
         HTTP/1.0 it is measured first, so `make` may be called twice.
         """
-        if size <= json_input.INLINE_BYTES:
+        if size <= json_input.INLINE_BYTES or self._packs(size):
             await self.respond(200, b"".join(make()))
             return
         headers = [(b"content-type", JSON)]
@@ -240,6 +263,19 @@ class Exchange:
         while piece := await asyncio.to_thread(next, rest, b""):
             await self.write(piece)
         await self.write(b"", more=False)
+
+    def _packs(self, size: int) -> bool:
+        """Whether an answer of `size` bytes of JSON is sent in MessagePack: the client accepts that, and the answer is
+        short, as all its values are in memory at once.
+        """
+        accepted = self.header(b"accept")
+        if not accepted or size > MAX_PACKED_BYTES:
+            return False
+        ranges = (part.partition(";") for part in accepted.lower().split(","))
+        return any(
+            name.strip() in msgpack_input.NAMES and not _NO_WEIGHT.search(weight)
+            for name, _, weight in ranges
+        )
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         """Send status and headers; adds the request id and the headers of every response."""

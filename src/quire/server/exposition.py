@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    UnknownMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -17,7 +22,7 @@ from quire import __version__
 from quire.answers import CALL_OUTCOMES
 from quire.engine.api import STEP_TOKEN_BOUNDS, EngineState, EngineStats
 from quire.server.histogram import Histogram
-from quire.server.metrics import COMPILE, FINE, ServerMetrics
+from quire.server.metrics import COMPILE, FINE, HOOK_OUTCOMES, ServerMetrics
 from quire.structured.ask import KINDS
 from quire.types import FinishReason
 
@@ -58,17 +63,38 @@ class Exposition(Collector):
                     list(labels.values()), named.histogram.buckets(bounds), named.histogram.total
                 )
                 yield family
+        yield from self._tgi_families(stats, labels)
         acceptance = self._metrics.engine.card.acceptance if labels["model_name"] else "same"
         yield from _engine_families(stats, labels, acceptance)
         yield _startup_family(self._metrics.engine.startup)
         yield from self._token_families(labels)
         yield from self._grammar_families(labels)
+        yield self._hook_family(labels)
         yield from self._http_families()
         yield _family(GaugeMetricFamily, "quire_build_info", "version of Quire, and the platform it runs on",
                       {"version": __version__, "python": platform.python_version(), "machine": platform.machine()},
                       1)  # fmt: skip
         yield _family(GaugeMetricFamily, "quire_engine_state", "1 for the current state of the engine",
                       {"state": str(self._metrics.engine.state)}, 1)  # fmt: skip
+
+    def _tgi_families(self, stats: EngineStats, labels: dict[str, str]) -> Iterator[Metric]:
+        """TGI's names. Its counters have no suffix, so they are of no type here."""
+        named, values = self._metrics.histograms, list(labels.values())
+        of_tokens = self._metrics.mean_per_token
+        found = [(name, named[key].text, named[key].histogram, named[key].quire[1]) for name, key in _TGI]
+        text = "first step to last token, by the generated tokens"
+        found.append(("tgi_request_mean_time_per_token_duration", text, of_tokens, FINE))
+        for name, text, histogram, bounds in found:
+            family = HistogramMetricFamily(name, text, labels=list(labels))
+            family.add_metric(values, histogram.buckets(bounds), histogram.total)
+            yield family
+        for name, text, key in (
+            ("tgi_request_count", "requests that have ended", "n"),
+            ("tgi_request_success", "requests with a complete answer", "e2e"),
+        ):
+            yield _family(UnknownMetricFamily, name, text, labels, sum(named[key].histogram.counts))
+        yield _family(GaugeMetricFamily, "tgi_queue_size", "waiting requests", labels, stats.waiting)
+        yield _family(GaugeMetricFamily, "tgi_batch_current_size", "running sequences", labels, stats.running)
 
     def _token_families(self, labels: dict[str, str]) -> Iterator[Metric]:
         for prefix in ("quire_", "vllm:"):
@@ -123,6 +149,15 @@ class Exposition(Collector):
             )
         return family
 
+    def _hook_family(self, labels: dict[str, str]) -> Metric:
+        family = CounterMetricFamily(
+            "quire_output_hook_chunks", "chunks of answers by what the output hook made of them",
+            labels=[*labels, "outcome"],
+        )  # fmt: skip
+        for outcome in HOOK_OUTCOMES:
+            family.add_metric([*labels.values(), outcome], self._metrics.hooked[outcome])
+        return family
+
     def _http_families(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
             "http_requests", "requests by route, method and status", labels=["handler", "method", "status"]
@@ -146,6 +181,12 @@ class Exposition(Collector):
             yield family
 
 
+# TGI's histograms -> ours
+_TGI = (
+    ("tgi_request_duration", "e2e"), ("tgi_request_queue_duration", "queue"),
+    ("tgi_request_inference_duration", "inference"), ("tgi_request_input_length", "prompt_tokens"),
+    ("tgi_request_generated_tokens", "generation_tokens"), ("tgi_request_max_new_tokens", "max_tokens"),
+)  # fmt: skip
 # name under both prefixes, family, text, value
 _SHARED: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] = (
     ("num_requests_running", GaugeMetricFamily, "running sequences", lambda s: s.running),

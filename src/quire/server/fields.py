@@ -19,23 +19,18 @@ IGNORED = frozenset((
 # Fields that would change the result: name -> accepted values, which ask for the default behaviour (null always does).
 RefusedFields = Mapping[str, tuple[Any, ...]]
 _COMMON: dict[str, tuple[Any, ...]] = {
-    "bad_words": ([],),
     "cache_prompt": (True,),
     "id_slot": (-1,),
     "logprobs_mode": ("raw_logprobs",),
     "moderation": (),
     "n_cache_reuse": (0,),
-    "return_progress": (False,),
     "spaces_between_special_tokens": (True,),
-    "sse_ping_interval": (),
     "store": (False,),
     "timings_per_token": (False,),
-    "early_stopping": (False,),
     "grammar_lazy": (False,),
     "grammar_triggers": ([],),
     "guided_decoding_backend": ("auto", "guidance", "llguidance"),
     "kv_transfer_params": ({},),
-    "length_penalty": (1, 1.0),
     "max_cost": (),
     "prompt_cache_options": ({},),
     "prompt_cache_retention": ("in-memory", "in_memory"),
@@ -46,31 +41,22 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "prompt_embeds": (),
     "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
 # Fields of Ollama, llama-server and TGI on the same routes.
 _COMMON |= {
     "adapter_id": (),
     "do_sample": (True,),
-    "dry_multiplier": (0, 0.0),
-    "dynatemp_range": (0, 0.0),
     "lora": ([],),
-    "min_keep": (0,),
-    "mirostat": (0,),
     "n_keep": (0,),
     "n_probs": (0,),
     "options": ({},),
     "raw": (False,),
-    "samplers": (),
     "system": ("",),
     "t_max_predict_ms": (0,),
     "template": ("",),
     "think": (),
-    "top_n_sigma": (-1, -1.0),
-    "typical_p": (1, 1.0),
     "watermark": (False,),
-    "xtc_probability": (0, 0.0),
 }
 _CHAT: RefusedFields = {
     "add_special_tokens": (False,),
@@ -82,13 +68,11 @@ _CHAT: RefusedFields = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-_COMPLETION: RefusedFields = {"suffix": ("",), "top_logprobs": (0,)}
+_COMPLETION: RefusedFields = {"top_logprobs": (0,)}
 _WHY = {
     "cache_prompt": "must be true; prefixes are always cached, and cache_salt keeps them apart",
     "id_slot": "must be -1; there are no slots",
     "n_cache_reuse": "must be 0; only equal prefixes are reused",
-    "return_progress": "not supported; timings says where the time went",
-    "sse_ping_interval": "not supported; the stream begins with the first text",
     "store": "not supported here; /v1/responses stores its answers",
     "timings_per_token": "not supported; timings says where the time went, once",
     "grammar_lazy": "not supported; a grammar applies from the first token",
@@ -102,11 +86,14 @@ _WHY = {
     "service_tier": "must be auto or default; there is one tier",
     "system": "not supported; send a message with the role system",
     "template": "not accepted; the template is part of the model",
+    "watermark": "not supported; texts carry no hidden mark, which would change what the model says",
     "think": "not supported; set the variable that the template reads in chat_template_kwargs, such as enable_thinking",
 }
 
 # Parameters that have another name in Quire.
 for _name, _here in (parameter_names("llama-server") | parameter_names("TGI")).items():
+    if _name == _here:
+        continue
     _default = PARAMETERS[_here].default
     _forms = () if _default is None else (float(_default), int(_default))
     _COMMON[_name] = tuple(same for same in _forms if same == _default)

@@ -12,12 +12,13 @@ import msgspec
 from quire.answers import AnswerPart, PartKind, Timings
 from quire.engine.api import GenerateAsk, Stream, StreamDelta
 from quire.logprobs import LogprobTable
+from quire.outputs import RequestOutput
 from quire.records import dataclass
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
-from quire.types import FinishReason, RequestOutput
+from quire.types import FinishReason
 
 Deltas = Sequence[tuple[int, StreamDelta]]
 # The events of parts of a choice; None for those that only a reader can deliver.
@@ -25,7 +26,10 @@ EventsOf = Callable[[int, Sequence[AnswerPart]], bytes | None]
 
 _LOGPROB_BYTES = 64
 _encode = msgspec.json.Encoder().encode
-_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort"}
+_REASONS = {
+    FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.ABORT: "abort",
+    FinishReason.CONTENT_FILTER: "content_filter",
+}  # fmt: skip
 
 
 class HttpGeneration:
@@ -57,8 +61,10 @@ class HttpGeneration:
         try:
             self._exchange.held.give(self._context.memory.work)  # no longer needed: the prompts are token ids
             await self._context.memory.take_answer(self._exchange.held, self._asks, self._costs)
+            hooks = self._context.hooks
             for ask in self._asks:
-                self.streams.append(self._context.engine.generate(ask))
+                stream = self._context.engine.generate(ask)
+                self.streams.append(stream if hooks is None else hooks.wrap(stream))
         except BaseException:
             for stream in self.streams:
                 stream.cancel()
@@ -148,14 +154,23 @@ class HttpGeneration:
             track.choice, track.events_of, track.writer = choice, events_of, writer
         self.streams[0].deliver_to(self._tracks)
 
+    def nudge(self) -> None:
+        """Give a reader that waits a delta with nothing in it."""
+        for stream in self.streams:
+            if not stream.output.finished:
+                stream.nudge()
+                return
+
     def delivered(self) -> int:
         """Bytes written by `deliver`."""
         return sum(track.written for track in self._tracks)
 
     def _note(self) -> None:
         usage = self.usage()
-        self._exchange.timings = self._latest()
-        self._exchange.details |= {
+        exchange, samples = self._exchange, [sample for output in self.outputs for sample in output.outputs]
+        exchange.timings, exchange.params = self._latest(), self._asks[0].request.params
+        exchange.finish_reasons = [str(sample.finish_reason) for sample in samples if sample.finish_reason]
+        exchange.details |= {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.prompt_tokens_details.cached_tokens,

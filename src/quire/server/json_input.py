@@ -33,13 +33,7 @@ def decode(body: bytes, kind: type[T]) -> tuple[T, set[str]]:
     Raises ApiError 400: invalid_json for text that is not strict JSON; invalid_type, naming the field, for a value
     of the wrong type, and invalid_value for one that is too long.
     """
-    try:
-        body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _invalid(f"not valid UTF-8 at byte {error.start}") from None
-    if not body.strip():
-        raise _invalid("the body is empty")
-    fields = check_structure(body)
+    fields = top_level_keys(body)
     try:
         return _decoder(kind).decode(body), fields
     except msgspec.ValidationError as error:
@@ -50,6 +44,19 @@ def decode(body: bytes, kind: type[T]) -> tuple[T, set[str]]:
         raise _invalid(str(error)) from None
     except RecursionError:
         raise _invalid("nested too deeply") from None
+
+
+def top_level_keys(body: bytes) -> set[str]:
+    """The names of the top-level fields of a body. Raises ApiError 400 for one that is not strict JSON in UTF-8, as far
+    as `check_structure` finds out.
+    """
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _invalid(f"not valid UTF-8 at byte {error.start}") from None
+    if not body.strip():
+        raise _invalid("the body is empty")
+    return check_structure(body)
 
 
 def check_structure(body: bytes) -> set[str]:

@@ -1,4 +1,4 @@
-"""The counts behind /metrics: quire_* names, and vLLM's names for dashboards and gateways that know those.
+"""The counts behind /metrics: quire_* names, and vLLM's and TGI's names for dashboards and gateways that know those.
 
 Definitions (docs/server.md): times of a request count from the arrival of its headers; an inter-token gap is the time
 between two deliveries of tokens of one sample to this process. Label sets are fixed: routes, HTTP methods, status
@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from quire.engine.api import Engine, GenerateAsk
+from quire.outputs import RequestOutput
 from quire.records import dataclass
 from quire.server.exchange import Exchange
 from quire.server.histogram import Histogram
-from quire.types import FinishReason, RequestOutput
+from quire.types import FinishReason
 
 FINE = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1,
          0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)  # fmt: skip
@@ -72,6 +73,10 @@ class GrammarCounts:
             self.hits += 1
 
 
+# What an output hook made of a chunk; the last two failed.
+HOOK_OUTCOMES = ("kept", "changed", "ended", "timeout", "error")
+
+
 class ServerMetrics:
     """All that /metrics reports. An observation takes well under a microsecond; sums are computed when scraped."""
 
@@ -80,7 +85,9 @@ class ServerMetrics:
         named = self.histograms = _request_histograms()
         self.first_token = named["ttft"].histogram
         self.observe_gap = named["itl"].histogram.observe  # one object for all streams
+        self.mean_per_token = Histogram(FINE)  # TGI's: of all tokens, with the prefill in the first
         self.finished: Counter[str] = Counter()
+        self.hooked: Counter[str] = Counter()  # chunks by what the output hook made of them
         self.tokens: Counter[str] = Counter()
         self.grammars = GrammarCounts()
         self.http: Counter[tuple[str, str, str]] = Counter()
@@ -120,6 +127,8 @@ class ServerMetrics:
                 "decode": decode,
                 "inference": times.finished - times.scheduled,
             }
+            if output.usage.completion_tokens:
+                self.mean_per_token.observe(max(0.0, seen["inference"]) / output.usage.completion_tokens)
             if decoded > 0:
                 seen["tpot"] = decode * len(output.outputs) / decoded
         for name, value in seen.items():

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from quire import __version__
+from quire.server.dialects.generate_route import GenerateRoute
 from quire.server.routes import Act, HttpRoute, Post
 
 _ERRORS = {
-    "400": "a field is malformed or out of range; `param` names the field",
-    "401": "missing or incorrect API key",
-    "403": "this Host or Origin is not allowed",
-    "404": "no such path or model",
-    "408": "the body did not arrive in time",
-    "413": "the body is too large",
-    "415": "the body is not plain application/json",
-    "429": "the queue is full; Retry-After says when to try again",
-    "500": "internal error",
-    "503": "the engine is not ready; Retry-After says when to try again",
-    "504": "deadline_ms or max_queue_ms has passed",
+    400: "a field is malformed or out of range; `param` names the field",
+    401: "missing or incorrect API key",
+    403: "this Host or Origin is not allowed",
+    404: "no such path or model",
+    408: "the body did not arrive in time",
+    413: "the body is too large",
+    415: "the body is not plain application/json",
+    429: "the queue is full; Retry-After says when to try again",
+    500: "internal error",
+    503: "the engine is not ready; Retry-After says when to try again",
+    504: "deadline_ms or max_queue_ms has passed",
 }
 _KEYS = {
     "key": {"type": "http", "scheme": "bearer"},
@@ -53,22 +55,40 @@ def document(routes: tuple[HttpRoute, ...]) -> bytes:
 
 
 def _types(route: HttpRoute) -> list[type[Any]]:
-    if not isinstance(route, Post):
-        return [route.response, route.errors.schema]
-    kinds = (route.request, route.response, route.chunk, route.errors.schema)
-    return [kind for kind in kinds if kind is not None]
+    kinds = [route.response, route.errors.schema]
+    for post in _posts(route):
+        kinds += [post.request, post.response, post.errors.schema, *((post.chunk,) if post.chunk else ())]
+    return kinds
+
+
+def _posts(route: HttpRoute) -> tuple[Post[Any, Any], ...]:
+    """The routes with a body that share a path and method."""
+    if isinstance(route, GenerateRoute):
+        return tuple(route.choices.values())
+    return (route,) if isinstance(route, Post) else ()
+
+
+def _any_of(kinds: Iterable[type[Any]], schemas: dict[type[Any], Any]) -> Any:
+    found = [schemas[kind] for kind in dict.fromkeys(kinds)]
+    return found[0] if len(found) == 1 else {"anyOf": found}
 
 
 def _operation(route: HttpRoute, schemas: dict[type[Any], Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {route.media.partition(b";")[0].decode(): {"schema": schemas[route.response]}}
+    posts = _posts(route)
+    answers = _any_of([post.response for post in posts] or [route.response], schemas)
+    content: dict[str, Any] = {route.media.partition(b";")[0].decode(): {"schema": answers}}
     answer = {"description": "done", "content": content}
-    errors = {"application/json": {"schema": schemas[route.errors.schema]}}
+    failures = _any_of([post.errors.schema for post in posts] or [route.errors.schema], schemas)
+    errors = {"application/json": {"schema": failures}}
     operation: dict[str, Any] = {
         "summary": route.summary,
         "tags": [route.tag],
         "responses": {
             "200": answer,
-            **{status: {"description": text, "content": errors} for status, text in _ERRORS.items()},
+            **{
+                str(route.errors.statuses.get(status, status)): {"description": text, "content": errors}
+                for status, text in _ERRORS.items()
+            },
         },
     }
     if isinstance(route, Act) and route.query:
@@ -78,10 +98,11 @@ def _operation(route: HttpRoute, schemas: dict[type[Any], Any]) -> dict[str, Any
     if isinstance(route, Act) and route.form:
         form = {"type": "object", "properties": dict(route.form), "required": list(route.form)}
         operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
-    if isinstance(route, Post):
-        body = {"application/json": {"schema": schemas[route.request]}}
+    if posts:
+        body = {"application/json": {"schema": _any_of((post.request for post in posts), schemas)}}
         operation["requestBody"] = {"required": True, "content": body}
-        if route.chunk is not None:
-            content[route.stream_media] = {}  # OpenAPI 3.1 cannot describe the events of a stream
-            answer["description"] = f"done; with stream true, a stream of {route.chunk.__name__} as JSON"
+    for post in posts:
+        if post.chunk is not None:
+            content[post.stream_media] = {}  # OpenAPI 3.1 cannot describe the events of a stream
+            answer["description"] = f"done; with stream true, a stream of {post.chunk.__name__} as JSON"
     return operation

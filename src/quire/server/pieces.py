@@ -100,9 +100,11 @@ def gathered(pieces: Pieces) -> Iterator[bytes]:
 
 def portions(delta: StreamDelta) -> Iterator[StreamDelta]:
     """Parts of a delta that grew while its reader was slow: text, ids and logprobs, each in order. An answer that is
-    read in parts has these before its ids.
+    read in parts has these before its ids. None of a delta with nothing in it.
     """
     table, ids, text = delta.logprobs, delta.token_ids, delta.text
+    if not (ids or text or delta.parts or delta.finish_reason):
+        return
     step = _SLICE_NUMBERS if table is None else max(1, _SLICE_CANDIDATES // width_of(table))
     if len(ids) <= step and len(text) <= _SLICE_CHARS:
         yield delta

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
+from quire.answers import Timings
 from quire.engine.api import GenerateAsk, InputAsk, OverloadedError, Stream
 from quire.engine.front.pool_inputs import POOLING_PARAMS, check_dimensions, check_ids, vector
+from quire.outputs import RequestOutput
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Exchange
@@ -25,7 +27,6 @@ from quire.types import (
     FinishReason,
     Request,
     RequestError,
-    RequestOutput,
     TokenIds,
 )
 
@@ -148,6 +149,12 @@ async def run_pooled(
     finally:
         context.metrics.count(exchange, asks[: len(outputs)], outputs)
     done = Pooled(outputs)
+    times = [output.timings for output in outputs]
+    exchange.timings = Timings(
+        arrival=min(one.arrival for one in times),
+        scheduled=min(one.scheduled for one in times),
+        finished=max(one.finished for one in times),
+    )
     exchange.details |= {"prompt_tokens": done.usage.prompt_tokens, "texts": len(prompts)}
     return done
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import ssl
-from asyncio import AbstractEventLoop, Task, TimerHandle, Transport
+from asyncio import AbstractEventLoop, Protocol, Task, TimerHandle, Transport
 from typing import Any
 
 import httptools
@@ -93,6 +93,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._chunks = b""  # sent at the end of the current callback
         self._line = table
         self._paused = False  # same as self.flow.write_paused
+        self.heir: Protocol | None = None  # what continues the connection as another protocol
         self.tls = False
         self._file = -1  # the socket, if this class may write to it directly
 
@@ -193,6 +194,9 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._read_bytes += len(piece)
                 continue
             self._parse(piece)
+            if self.heir is not None:
+                self.heir.data_received(bytes(whole[at + _PIECE :]))
+                return
             self._beside += len(piece)
             error = _headers_too_large() if self._beside > MAX_BESIDE_BYTES else self._take_body()
             if error is None and not self._has_buffer():
@@ -214,12 +218,26 @@ class LimitedProtocol(HttpToolsProtocol):
                     return
                 except httptools.HttpParserUpgrade as stopped:
                     rest = rest[stopped.args[0] :]
+                    if self._table.upgrade is not None and self._table.upgrade(self, bytes(rest)):
+                        return
                     head = self._head_without_upgrade()
                     self.parser = httptools.HttpRequestParser(self)  # the old one is at its end
                     self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
                     self.parser.feed_data(head)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # also raised for CONNECT
             self.send_400_response("")
+
+    def hand_over(self) -> bytes | None:
+        """Leave the connection to another protocol, which gets the head of the request that has just been read; None
+        while there are others, or if there is no room.
+        """
+        answered = self._active is None or self._active.response_complete
+        if not answered or self.pipeline or not self._table.has_room(self, len(self.connections)):
+            return None
+        self._stop_timer()
+        self._table.forget(self)
+        self.connections.discard(self)
+        return self._head(self.headers)
 
     def _has_buffer(self) -> bool:
         """Count what is buffered; see Connections.has_buffer."""
@@ -249,17 +267,20 @@ class LimitedProtocol(HttpToolsProtocol):
             self._table.has_buffer(self, 0)
 
     def _head_without_upgrade(self) -> bytes:
-        lines = [
-            b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
-        ]
+        headers = []
         for name, value in self.headers:
             if name == b"connection":
                 options = [option.strip() for option in value.split(b",")]
                 kept = [option for option in options if option.lower() not in {b"upgrade", b"http2-settings"}]
-                lines.append(b"connection: " + b", ".join(kept))
+                headers.append((name, b", ".join(kept)))
             elif name != b"upgrade":
-                lines.append(name + b": " + value)
-        return b"\r\n".join([*lines, b"", b""])
+                headers.append((name, value))
+        return self._head(headers)
+
+    def _head(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        version = self.parser.get_http_version().encode()
+        first = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)
+        return b"\r\n".join([first, *(name + b": " + value for name, value in headers), b"", b""])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

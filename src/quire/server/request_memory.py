@@ -20,10 +20,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from quire.engine.api import DeadlineError, Engine, GenerateAsk, OverloadedError
+from quire.parameters import TextTokens
 from quire.records import dataclass
 from quire.server.errors import ApiError, bad_request
 from quire.server.json_input import MAX_PARTS, MAX_VALUES
-from quire.types import SamplingParams
+from quire.types import Request
 from quire.util.sizes import format_size
 
 # Bytes, in both processes together; checked by tests/server/test_request_memory.py and `make test-memory`.
@@ -354,7 +355,9 @@ def answer_costs(
         min(ask.request.params.max_tokens or window, max(1, window - length))
         for ask, length in zip(asks, lengths, strict=True)
     ]
-    generated, prompt = params.n * sum(longest), sum(lengths)
+    beams = asks[0].request.beams
+    samples = params.n if beams is None else 2 * beams.width  # those that run, and those that have finished
+    generated, prompt = samples * sum(longest), sum(lengths)
     candidates = 0 if params.logprobs is None else CANDIDATE * (params.logprobs + 2)
     if unread is None:
         text, of_logprobs = generated * TOKEN_TEXT, generated * candidates
@@ -371,12 +374,12 @@ def answer_costs(
         "n": CONNECTION
         + recorded * 2 * MAX_RECORDED_BYTES
         + len(asks) * PROMPT
-        + len(asks) * params.n * CHOICE
-        + params.n * prompt * SEQUENCE_TOKEN,
+        + len(asks) * samples * CHOICE
+        + samples * prompt * SEQUENCE_TOKEN,
         "prompt": prompt * ENGINE_TOKEN,
         logprobs: of_logprobs,
         "prompt_logprobs": scored * CANDIDATE * ((params.prompt_logprobs or 0) + 2),
-        "allowed_token_ids": _named_cost(params, len(asks)),
+        "allowed_token_ids": _named_cost(asks[0].request, len(asks)),
         "stop": STOP_CHAR * sum(map(len, params.stop)) * len(asks),
         "structured_outputs": _grammar_cost(asks),
         "prediction": _prediction_cost(asks),
@@ -396,7 +399,10 @@ def _grammar_cost(asks: Sequence[GenerateAsk]) -> int:
     return 0 if grammar is None else sys.getsizeof(grammar.source) * (1 + 2 * len(asks))
 
 
-def _named_cost(params: SamplingParams, prompts: int) -> int:
+def _named_cost(request: Request, prompts: int) -> int:
     """Token ids named in the parameters: held once here, and per prompt on the way to the engine and in the engine."""
+    params, texts = request.params, request.texts or TextTokens()
     named = len(params.allowed_token_ids or ()) + len(params.banned_token_ids) + len(params.stop_token_ids)
-    return (named + 4 * len(params.logit_bias)) * NAMED_TOKEN * (1 + prompts)
+    named += sum(2 + len(word) for word in texts.bad_words) + len(texts.breakers)
+    biases = len(params.logit_bias) + len(texts.biases)
+    return (named + 4 * biases) * NAMED_TOKEN * (1 + prompts)

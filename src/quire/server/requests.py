@@ -6,20 +6,25 @@ SamplingParams become fields automatically, with their ranges in OpenAPI; Sampli
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from quire.core.beam_search import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY
 from quire.parameters import Parameter
 from quire.structured.ask import MAX_CHOICES
 from quire.text.tools import MAX_NAME_CHARS, MAX_TOOLS
 from quire.types import (
     MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BREAKERS,
+    MAX_NAMED_TEXT_CHARS,
     MAX_NAMED_TOKENS,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
     PARAMETERS,
+    SAMPLERS,
 )
 
 MAX_TOP_LOGPROBS = 20
@@ -46,6 +51,7 @@ Prompt = (
 _NamedIds = Annotated[list[int], Meta(max_length=MAX_NAMED_TOKENS)]
 _StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
 _StopTexts = Annotated[list[_StopText], Meta(max_length=MAX_STOP_STRINGS)]
+_NamedText = Annotated[str, Meta(max_length=MAX_NAMED_TEXT_CHARS)]
 _Biases = Annotated[dict[str, float], Meta(max_length=MAX_NAMED_TOKENS)]
 _PART = {
     "type": "object",
@@ -209,6 +215,7 @@ if TYPE_CHECKING:
         """Numbers and switches of SamplingParams; listed here are those that the server reads by name."""
 
         n: int | None = None
+        temperature: float | None = None
         max_tokens: int | None = None
         prompt_logprobs: int | None = None
 
@@ -237,6 +244,22 @@ class GenerationRequest(_Sampling, kw_only=True):
         Annotated[list[int], Meta(max_length=MAX_ALLOWED_TOKENS)] | None, _known("allowed_token_ids")
     ] = None
     banned_token_ids: Annotated[_NamedIds | None, _known("banned_token_ids")] = None
+    bad_words: Annotated[
+        Annotated[list[_NamedText], Meta(max_length=MAX_BAD_WORDS)] | None, _known("bad_words")
+    ] = None
+    # llama-server
+    samplers: Annotated[
+        Annotated[
+            list[Annotated[str, Meta(extra_json_schema={"enum": [*SAMPLERS]})]],
+            Meta(max_length=len(SAMPLERS)),
+        ]
+        | None,
+        _known("samplers"),
+    ] = None
+    dry_sequence_breakers: Annotated[
+        Annotated[list[_NamedText], Meta(max_length=MAX_BREAKERS)] | None, _known("dry_sequence_breakers")
+    ] = None
+    # vLLM
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: Annotated[
         bool | None, Meta(description="write tokens in logprobs as token_id:N")
@@ -249,6 +272,24 @@ class GenerationRequest(_Sampling, kw_only=True):
         Meta(description="the prefix cache is shared only between equal salts"),
     ] = None
     request_id: Annotated[str | None, Meta(description="becomes part of the response's id")] = None
+    use_beam_search: Annotated[bool | None, Meta(description="find the likeliest answers by beam search")] = (
+        None
+    )
+    beam_width: Annotated[
+        Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": MAX_BEAM_WIDTH})] | None,
+        Meta(description="sequences that a beam search follows; default: best_of, else n"),
+    ] = None
+    length_penalty: Annotated[
+        Annotated[
+            float, Meta(extra_json_schema={"minimum": -MAX_LENGTH_PENALTY, "maximum": MAX_LENGTH_PENALTY})
+        ]
+        | None,
+        Meta(description="a beam's score is its log-probability / length ** length_penalty; default 1"),
+    ] = None
+    early_stopping: Annotated[
+        bool | Literal["never"] | None,
+        Meta(description="when a beam search ends: true as soon as all beams have finished; default false"),
+    ] = None
     # structured output, as several servers call it; see server/structured
     response_format: Annotated[ResponseFormat | None, Meta(description="what the answer must look like")] = (
         None
@@ -275,6 +316,14 @@ class GenerationRequest(_Sampling, kw_only=True):
     ] = None
     timings: Annotated[
         bool | None, Meta(description="report where the time went; also x-quire-timings: 1")
+    ] = None
+    # llama-server
+    return_progress: Annotated[
+        bool | None, Meta(description="a stream begins with how much of the prompt is computed")
+    ] = None
+    sse_ping_interval: Annotated[
+        float | None,
+        Meta(description="seconds without text after which a stream has a comment; -1 or 0: never"),
     ] = None
 
 
@@ -323,6 +372,10 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     ] = None
     logprobs: Annotated[_Logprobs | None, _known("logprobs")] = None
     echo: Annotated[bool | None, Meta(description="return the prompt before the completion")] = None
+    suffix: Annotated[
+        str | None,
+        Meta(description="text behind the completion, for models with tokens to fill in the middle"),
+    ] = None
     best_of: Annotated[
         int | None, Meta(description="samples of each prompt, of which the n most probable are returned")
     ] = None

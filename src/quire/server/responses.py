@@ -50,6 +50,17 @@ class TimingsBody(msgspec.Struct):
     draft_n_accepted: int | UnsetType = UNSET  # of them, those that were right
 
 
+class PromptProgressBody(msgspec.Struct):
+    """How many of the `total` tokens of a prompt are computed: `processed`, of which `cache` were found in the prefix
+    cache, `time_ms` milliseconds after that began.
+    """
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
 class TopLogprob(msgspec.Struct):
     """A likely token: its text, natural-log probability and bytes."""
 
@@ -228,4 +239,5 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
     timings: TimingsBody | UnsetType = UNSET
+    prompt_progress: PromptProgressBody | UnsetType = UNSET
     dropped_keywords: Dropped | UnsetType = UNSET

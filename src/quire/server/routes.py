@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -26,9 +26,10 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HttpRoute(ABC):
-    """A path and method of an `api` (see config.serving.APIS; "" is always there).
+    """A path and method of an `api` (see config.serving.APIS; "" is always there), and of others that have it `also`.
 
-    {} in a path matches any text, which OpenAPI calls `rest`; `open` ones need no key.
+    {} in a path matches any text, which OpenAPI calls `rest`; `open` ones need no key, `admin` ones that of an
+    administrator (see admin.AdminAccess).
     """
 
     method: ClassVar[str]
@@ -37,10 +38,16 @@ class HttpRoute(ABC):
     summary: str
     tag: str
     open: bool = False
+    admin: bool = False
     rest: str = ""
     media: bytes = JSON  # type of the response
     api: str = "openai"
+    also: tuple[str, ...] = ()
     errors: ErrorForm = OPENAI_ERRORS
+
+    def belongs(self, apis: Collection[str]) -> bool:
+        """Whether a server that offers these APIs has the route."""
+        return not self.api or any(api in apis for api in (self.api, *self.also))
 
     @abstractmethod
     async def answer(self, context: ServerContext, exchange: Exchange) -> None:
@@ -113,6 +120,32 @@ class Post(HttpRoute, Generic[Q, A]):
     @functools.cached_property
     def _unsupported(self) -> Unsupported:
         return Unsupported(self.request, self.refused, self.ignored)
+
+
+class RouteTable:
+    """Routes by path."""
+
+    def __init__(self, routes: Iterable[HttpRoute]) -> None:
+        self._exact: dict[str, dict[str, HttpRoute]] = {}
+        self._patterns: dict[tuple[str, str], dict[str, HttpRoute]] = {}
+        for route in routes:
+            before, hole, behind = route.path.partition("{}")
+            if hole:
+                self._patterns.setdefault((before, behind), {})[route.method] = route
+            else:
+                self._exact.setdefault(before, {})[route.method] = route
+
+    def find(self, path: str) -> dict[str, HttpRoute] | None:
+        """The routes of a path by method; None without one. Of patterns the one with the longest end applies."""
+        found = self._exact.get(path)
+        if found is not None:
+            return found
+        matching = [
+            (len(behind), methods)
+            for (before, behind), methods in self._patterns.items()
+            if path.startswith(before) and path.endswith(behind) and len(path) > len(before) + len(behind)
+        ]
+        return max(matching, key=lambda match: match[0])[1] if matching else None
 
 
 def _bytes(made: object) -> bytes:

@@ -11,6 +11,7 @@ import ssl
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -18,16 +19,17 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import Engine
 from quire.engine.host.held import buffers
 from quire.server.access import exposure
-from quire.server.app import App, open_routes
-from quire.server.batches.batch_endpoints import batch_endpoints
+from quire.server.app import open_routes
 from quire.server.connections import Connections, Listener, fit_descriptors
-from quire.server.context import ServerContext
 from quire.server.logs import log, notice
-from quire.server.metrics import ServerMetrics
 from quire.server.protocol import CLOSE_SECONDS, LimitedProtocol
-from quire.server.tracing import Tracer
+from quire.server.realtime.websocket import take_over
+from quire.server.service import Service
 from quire.types import QuireError
 from quire.util.threads import full_pool
+
+if TYPE_CHECKING:
+    from quire.server.kserve.kserve_server import GrpcServer
 
 # Unread output that the kernel may hold per connection: small, so that a slow reader is noticed within seconds.
 SEND_BUFFER_BYTES = 256 * 1024
@@ -117,64 +119,58 @@ class HttpServer:
     """uvicorn serving an App on one socket. It answers as soon as it starts: 503 until the engine is ready."""
 
     def __init__(self, engine: Engine, config: ServingConfig, tls: ssl.SSLContext | None = None) -> None:
-        tracer = None if config.otlp_traces_endpoint is None else Tracer(config.otlp_traces_endpoint)
-        self.context = ServerContext(engine, config, ServerMetrics(engine), tracer=tracer)
+        self._service = Service(engine, config)
+        self.context = self._service.context
         connections = Connections(
             fit_descriptors(config.max_connections), config.header_timeout,
             frozenset(route.path.encode() for route in open_routes(config) if route.open), config.access_log,
         )  # fmt: skip
-        application = App(self.context)
-        if config.files_dir is not None:
-            from quire.server.batches.batch_service import BatchService
-
-            self.context.batches = BatchService(
-                config, application, self.context.memory, batch_endpoints(open_routes(config))
-            )
         self._server = _Server(uvicorn.Config(
-            application, http=LimitedProtocol, ws="none", lifespan="off",
+            self._service.app, http=LimitedProtocol, ws="none", lifespan="off",
             interface="asgi3", log_config=None, access_log=False, proxy_headers=False, server_header=False,
             timeout_keep_alive=config.keep_alive_timeout, timeout_graceful_shutdown=CLOSE_SECONDS,  # type: ignore[arg-type]
         ), connections, tls)  # fmt: skip
         connections.memory = self.context.memory
+        connections.upgrade = take_over if "openai" in config.api else None
         connections.buffers = buffers(config)
         self.context.connections = self._server.server_state.connections  # type: ignore[assignment]
-        self._tasks: list[asyncio.Task[None]] = []
+        self._serving: asyncio.Task[None] | None = None
+        self.grpc = None if config.grpc_port is None else _grpc_server(self._service)
 
     async def start(self, sock: socket.socket) -> None:
         """Answer requests on `sock` from now on."""
         sys.setswitchinterval(_SWITCH_SECONDS)
-        self._tasks = [
-            asyncio.create_task(self._server.serve([sock])),
-            asyncio.create_task(self.context.sweep()),
-        ]
-        if self.context.batches is not None:
-            self.context.batches.start()
-        while not self._server.started and not self._tasks[0].done():
+        serving = self._serving = asyncio.create_task(self._server.serve([sock]))
+        self._service.start()
+        while not self._server.started and not serving.done():
             await asyncio.sleep(0.001)
-        if self._tasks[0].done():
-            self._tasks[0].result()
+        if serving.done():
+            serving.result()
+        if self.grpc is not None:
+            await self.grpc.start()
 
     async def stop_batches(self) -> None:
         """Leave the batches where they are; the next server goes on with them."""
-        if self.context.batches is not None:
-            await self.context.batches.stop()
+        await self._service.stop_batches()
 
     async def stop(self) -> None:
         """Close the socket and every connection; unfinished responses get a few seconds."""
         await self.stop_batches()
+        if self.grpc is not None:
+            await self.grpc.stop()
         self._server.should_exit = True
-        serving, sweeping = self._tasks
-        await serving
-        sweeping.cancel()
-        behind = list(self.context.behind.values())  # most have ended with the engine
-        for task in behind:
-            task.cancel()
-        if behind:
-            await asyncio.wait(behind)
-        if self.context.responses is not None:
-            await asyncio.to_thread(self.context.responses.close)
-        if self.context.tracer is not None:
-            await asyncio.to_thread(self.context.tracer.close)
+        assert self._serving is not None
+        await self._serving
+        await self._service.stop()
+
+
+def _grpc_server(service: Service) -> GrpcServer:
+    """Raises BindError where its package is not installed."""
+    try:
+        from quire.server.kserve.kserve_server import GrpcServer
+    except ModuleNotFoundError as error:
+        raise BindError(f"grpc_port: needs {error.name}: pip install 'quire-llm[grpc]'") from None
+    return GrpcServer(service.context, service.app)
 
 
 class _Server(uvicorn.Server):
@@ -211,7 +207,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    loop.add_signal_handler(signal.SIGHUP, _reload_tls, tls, config)
+    loop.add_signal_handler(signal.SIGHUP, _reload_tls, tls, config, server.grpc)
     loop.set_default_executor(full_pool(_THREADS, "quire-work"))
     await server.start(sock)
     for text in exposure(config):
@@ -275,12 +271,14 @@ async def _drain(engine: Engine, seconds: float, signals: asyncio.Queue[signal.S
     return 1
 
 
-def _reload_tls(tls: ssl.SSLContext | None, config: ServingConfig) -> None:
+def _reload_tls(tls: ssl.SSLContext | None, config: ServingConfig, beside: GrpcServer | None) -> None:
     """Use the certificate now on disk for new connections; the old one stays if that fails."""
     if tls is None or config.ssl_certfile is None:
         return
     try:
         tls.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+        if beside is not None:
+            beside.reload()
         log.info("certificate reloaded")
     except (OSError, ssl.SSLError) as error:
         log.error("certificate not reloaded, still using the old one: %s", error)

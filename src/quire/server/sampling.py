@@ -6,8 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.beams import Beams
 from quire.core.policy import BACKGROUND
 from quire.engine.api import GenerateAsk
+from quire.parameters import TextTokens
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Exchange
@@ -20,6 +22,7 @@ from quire.server.requests import (
 )
 from quire.types import PARAMETERS, Request, SamplingParams, TokenIds
 
+_NO_BEAMS = Beams(width=1)
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default
 # Limit of the logprob entries of one prompt: candidates times positions.
 MAX_PROMPT_LOGPROB_ENTRIES = 1 << 18
@@ -29,7 +32,8 @@ MAX_LOGPROB_ENTRIES = 1 << 20
 MAX_CHOICES = 1024
 
 # Parameters passed on as given. Lengths and logprobs are handled separately for chats and completions.
-_SAME = (*(name for name in SCALARS if name not in {"max_tokens", "logprobs"}), "allowed_token_ids")
+_LISTS = ("allowed_token_ids", "bad_words", "dry_sequence_breakers", "samplers")
+_SAME = (*(name for name in SCALARS if name not in {"max_tokens", "logprobs"}), *_LISTS)
 
 
 def chat_params(body: ChatCompletionRequest, defaults: Mapping[str, float | int]) -> SamplingParams:
@@ -61,18 +65,24 @@ def scores_only(body: CompletionRequest) -> bool:
     return bool(body.echo) and body.max_tokens == 0
 
 
-def completion_params(body: CompletionRequest, defaults: Mapping[str, float | int]) -> SamplingParams:
-    """Sampling parameters of a completion request. Raises ApiError or RequestError naming the field."""
+def completion_params(
+    body: CompletionRequest,
+    defaults: Mapping[str, float | int],
+    length: int | None = DEFAULT_COMPLETION_TOKENS,
+) -> SamplingParams:
+    """Sampling parameters of a completion request, of `length` tokens where it asks for none. Raises ApiError or
+    RequestError naming the field.
+    """
     if scores_only(body):
         given: dict[str, Any] = {"max_tokens": 1, "min_tokens": 0}
     else:
         _check_length("max_tokens", body.max_tokens)
-        given = {"max_tokens": body.max_tokens or DEFAULT_COMPLETION_TOKENS}
+        given = {"max_tokens": body.max_tokens or length}
     if body.logprobs is not None:
         given["logprobs"] = body.logprobs
         if body.echo and body.prompt_logprobs is None:
             given["prompt_logprobs"] = body.logprobs
-    if body.best_of is not None:
+    if body.best_of is not None and not body.use_beam_search:
         given |= _best_of(body, body.best_of)
     return _params(body, defaults, given)
 
@@ -92,7 +102,7 @@ def _best_of(body: CompletionRequest, samples: int) -> dict[str, Any]:
 def _params(
     body: GenerationRequest, defaults: Mapping[str, float | int], given: Mapping[str, Any]
 ) -> SamplingParams:
-    values: dict[str, Any] = dict(defaults)
+    values: dict[str, Any] = {} if body.use_beam_search else dict(defaults)
     values |= {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     values |= given
     if body.stop is not None:
@@ -111,12 +121,12 @@ def _check_length(name: str, length: int | None) -> None:
         raise bad_request(name, f"{name}: {refusal}")
 
 
-def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
-    bias: dict[int, float] = {}
+def _logit_bias(given: Mapping[str, float]) -> dict[int | str, float]:
+    """Biases by token id, and by text: as in llama-server, a key that is no number."""
+    bias: dict[int | str, float] = {}
     for token, value in given.items():
-        if not (token.isascii() and token.isdigit() and len(token) <= 10):
-            raise bad_request("logit_bias", f"logit_bias: {token[:50]!r} is not a token id")
-        bias[int(token)] = value
+        is_id = token.isascii() and token.isdigit() and len(token) <= 10
+        bias[int(token) if is_id else token] = value
     if len(bias) != len(given):
         raise bad_request("logit_bias", "logit_bias: a token occurs twice")
     return bias
@@ -128,6 +138,29 @@ async def predicted(context: ServerContext, body: GenerationRequest) -> TokenIds
         return None
     text, body.prediction = body.prediction.text, None
     return TokenIds(await context.engine.encode(text, add_special_tokens=False, name="prediction"))
+
+
+def beams_of(body: GenerationRequest) -> Beams | None:
+    """The beam search of a request. Raises ApiError for fields of one without it, and for a stream."""
+    given = {
+        name: value
+        for name in ("length_penalty", "early_stopping")
+        if (value := getattr(body, name)) is not None
+    }
+    if not body.use_beam_search:
+        name = next((name for name, value in given.items() if value != getattr(_NO_BEAMS, name)), None)
+        name = name or (None if body.beam_width is None else "beam_width")
+        if name is not None:
+            raise bad_request(name, f"{name}: needs use_beam_search", "unsupported_parameter")
+        return None
+    if body.stream:
+        raise bad_request(
+            "stream", "stream: a beam search has no text before its end", "unsupported_parameter"
+        )
+    if body.temperature not in (None, 0, 1):
+        raise bad_request("temperature", "temperature: a beam search draws nothing; leave it out, or 0")
+    width = next((w for w in (body.beam_width, getattr(body, "best_of", None), body.n) if w is not None), 1)
+    return Beams(width=width, **given)
 
 
 def priority_of(exchange: Exchange, given: int | None) -> int:
@@ -146,8 +179,17 @@ def make_ask(
     prompt: TokenIds,
     request_id: str,
     prediction: TokenIds | None = None,
+    texts: TextTokens | None = None,
 ) -> GenerateAsk:
     """One prompt, ready for admission; its times count from the arrival of the request."""
+    if context.hooks is not None:
+        for name, asked in (
+            ("logprobs", params.logprobs is not None),
+            ("return_token_ids", body.return_token_ids),
+        ):
+            if asked:
+                message = f"{name}: not with this server's output hook: they would show text that it changes"
+                raise bad_request(name, message, "unsupported_parameter")
     scored = params.scored_tokens(len(prompt))
     entries = scored * ((params.prompt_logprobs or 0) + 1)
     if entries > MAX_PROMPT_LOGPROB_ENTRIES:
@@ -166,6 +208,8 @@ def make_ask(
         tenant=exchange.tenant if context.config.prefix_cache_sharing == "key" else "",
         eos_token_ids=context.engine.card.eos_token_ids,
         prediction=prediction,
+        beams=beams_of(body),
+        texts=texts,
     )
     return GenerateAsk(
         request=request,
@@ -173,6 +217,7 @@ def make_ask(
         deadline=_limit(exchange, "deadline_ms", body.deadline_ms),
         queue_deadline=_limit(exchange, "max_queue_ms", body.max_queue_ms),
         keep_output=False,
+        progress=bool(body.return_progress),
     )
 
 

@@ -10,14 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from quire.engine.api import InputAsk
-from quire.engine.front.pool_inputs import probabilities, score, similarity, vector
+from quire.engine.front.pool_inputs import probabilities, score, similarities
 from quire.server.answering import answer_id
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange
 from quire.server.pooled import (
     MAX_INPUTS,
-    Pooled,
     PoolingRequest,
     PoolingUsage,
     TextOrTexts,
@@ -191,13 +190,7 @@ async def _scores(
         done = await run_pooled(context, exchange, prompts, body, name)
     if about.task == "score":
         return [score(about, row, squash=squash) for row in done.rows], done.usage
-    return _cosines(context, done, len(first)), done.usage
-
-
-def _cosines(context: ServerContext, done: Pooled, first: int) -> list[float]:
-    about = pooling_of(context)
-    rows = [vector(about, row, normalise=True) for row in done.rows]
-    return [similarity(rows[i if first > 1 else 0], row) for i, row in enumerate(rows[first:])]
+    return similarities(about, done.rows, len(first)), done.usage
 
 
 async def classify(

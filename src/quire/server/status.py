@@ -14,7 +14,7 @@ from quire.engine.api import EngineState
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, retry_headers, shorten
 from quire.server.exchange import Exchange
-from quire.server.routes import Get, HttpRoute
+from quire.server.routes import Act, Get, HttpRoute
 
 
 class HealthBody(msgspec.Struct):
@@ -154,6 +154,10 @@ ROUTES: tuple[HttpRoute, ...] = (
             open=True,
         )
         for path in ("/health", "/health/ready", "/ping")
+    ),
+    Act(
+        verb="POST", path="/ping", summary="200 when the engine is ready", tag="status", handler=ready,
+        response=HealthBody, api="", open=True,
     ),
     Get(
         path="/health/live", summary="200 as long as the process answers", tag="status", handler=live,

@@ -1,8 +1,11 @@
-"""POST /tokenize and /detokenize."""
+"""POST /tokenize and /detokenize, with the fields of vLLM and of llama-server: the field with the text says whose."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quire.server import fields
 from quire.server.chat import chat_ask
@@ -14,9 +17,17 @@ from quire.server.routes import Post
 from quire.server.sampling import check_token_ids
 from quire.text.tools import read_tools
 
+_CONTENT_OPTIONS = ("add_special", "parse_special", "with_pieces")
+_PROMPT_OPTIONS = (
+    "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools",
+    "return_token_strs",
+)  # fmt: skip
+
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """Body of POST /tokenize: a prompt, or messages as in a chat request."""
+    """Body of POST /tokenize: a prompt, or messages as in a chat request; or llama-server's content, to which the last
+    three fields belong.
+    """
 
     model: str | None = None
     prompt: str | None = None
@@ -27,15 +38,26 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: Variables | None = None
     tools: Tools | None = None
     return_token_strs: bool | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class TokenPiece(msgspec.Struct):
+    """A token and its text, or its bytes where these are no text."""
+
+    id: int
+    piece: str | list[int]
 
 
 class TokenizeResponse(msgspec.Struct, kw_only=True):
-    """Token ids of a text."""
+    """Token ids of a text; of llama-server's content these alone, with their texts if it asks for them."""
 
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None = None
+    count: int | UnsetType = UNSET
+    max_model_len: int | UnsetType = UNSET
+    tokens: Sequence[int | TokenPiece]
+    token_strs: list[str] | UnsetType | None = UNSET
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -47,17 +69,21 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeResponse(msgspec.Struct, kw_only=True):
-    """Text of token ids."""
+    """Text of token ids, by vLLM's name and by llama-server's."""
 
     prompt: str
+    content: str
 
 
 async def tokenize(context: ServerContext, _: Exchange, read: Body[TokenizeRequest]) -> TokenizeResponse:
     """Token ids of a text or a conversation."""
     card, body = context.card(), read.value
     context.model(body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise bad_request("prompt", "prompt: set exactly one of prompt and messages")
+    if sum(given is not None for given in (body.prompt, body.messages, body.content)) != 1:
+        raise bad_request("prompt", "prompt: set exactly one of prompt, messages and content")
+    _check_names(body)
+    if body.content is not None:
+        return await _tokenize_content(context, body, body.content)
     if body.messages is not None:
         ids = await context.engine.encode_chat(chat_ask(body, body.messages, read_tools(body.tools)))
     else:
@@ -65,6 +91,34 @@ async def tokenize(context: ServerContext, _: Exchange, read: Body[TokenizeReque
         ids = await context.engine.encode(body.prompt or "", add_special_tokens=special)
     pieces = context.engine.pieces(ids) if body.return_token_strs else None
     return TokenizeResponse(count=len(ids), max_model_len=card.max_model_len, tokens=ids, token_strs=pieces)
+
+
+def _check_names(body: TokenizeRequest) -> None:
+    """Raise ApiError for an option of the other kind of text."""
+    own, others = _CONTENT_OPTIONS, _PROMPT_OPTIONS
+    wrong, needs = (own, "content") if body.content is None else (others, "prompt")
+    for name in wrong:
+        if getattr(body, name) is not None:
+            raise bad_request(name, f"{name}: belongs to {needs}")
+
+
+async def _tokenize_content(context: ServerContext, body: TokenizeRequest, content: str) -> TokenizeResponse:
+    """Tokens of a content, without what the tokenizer adds around a text unless that is asked for."""
+    ids = await context.engine.encode(
+        content,
+        add_special_tokens=bool(body.add_special),
+        parse_special=body.parse_special is not False,
+        name="content",
+    )
+    return TokenizeResponse(tokens=[_piece(context, token) for token in ids] if body.with_pieces else ids)
+
+
+def _piece(context: ServerContext, token: int) -> TokenPiece:
+    text, raw = context.texts(token)
+    try:
+        return TokenPiece(token, raw.decode("utf-8") if raw else text)
+    except UnicodeDecodeError:
+        return TokenPiece(token, list(raw))
 
 
 async def detokenize(
@@ -79,16 +133,17 @@ async def detokenize(
         raise bad_request("tokens", message)
     check_token_ids("tokens", tokens, card.vocab_size)
     text = await context.engine.decode(tokens, skip_special_tokens=bool(body.skip_special_tokens))
-    return DetokenizeResponse(prompt=text)
+    return DetokenizeResponse(prompt=text, content=text)
 
 
 ROUTES = (
     Post(
         path="/tokenize", summary="Token ids of a text or conversation", tag="tokens", handler=tokenize,
         request=TokenizeRequest, response=TokenizeResponse, refused=fields.CONVERSATION,
+        also=("llama-server", "sglang"),
     ),
     Post(
         path="/detokenize", summary="Text of token ids", tag="tokens", handler=detokenize,
-        request=DetokenizeRequest, response=DetokenizeResponse,
+        request=DetokenizeRequest, response=DetokenizeResponse, also=("llama-server", "sglang"),
     ),
 )  # fmt: skip

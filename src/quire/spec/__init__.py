@@ -17,6 +17,7 @@ from quire.spec.model import (
     QKNorm,
     Rope,
     Router,
+    RowNorm,
     WeightNames,
 )
 
@@ -37,6 +38,7 @@ __all__ = [
     "QKNorm",
     "Rope",
     "Router",
+    "RowNorm",
     "WeightNames",
     "read_model",
 ]

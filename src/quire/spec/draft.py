@@ -29,6 +29,9 @@ class DraftSpec:
     input has the norm of its layer. `final_norm`: the head's has. In later passes the rows that the head takes, after
     the norm if `normed`, stand for the features of tokens that the target has not seen.
 
+    `further` are modules that go on from the rows of the one before, at the same positions: module k, from 0 up, takes
+    the token 1 + k behind each and guesses at the one after it. Each knows its own layers, norms and fc.
+
     `model.vocab` tokens can go in, the first `vocab` tokens have logits; with `mapped` those are numbered apart, and
     the checkpoint says which they are. Embedding and head are the target's unless they are the draft's own.
     """
@@ -49,6 +52,7 @@ class DraftSpec:
     mapped: bool = False
     own_embed: bool = False
     own_head: bool = False
+    further: tuple[DraftSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

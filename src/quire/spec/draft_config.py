@@ -39,15 +39,20 @@ def read_draft(folder: Path, method: str, target: ModelSpec) -> DraftSpec | Medu
 
 
 def mtp_draft(target: ModelSpec) -> DraftSpec:
-    """The multi-token-prediction layer that a model's own checkpoint has behind its layers.
+    """The multi-token-prediction modules that a model's own checkpoint has behind its layers, each a layer.
 
-    Of several the first is used, at every depth. Raises UnsupportedModelError for a model without one.
+    Raises UnsupportedModelError for a model without one.
     """
     if not target.mtp_layers:
         raise UnsupportedModelError(
             "speculative_config.method: the model has no layer for multi-token prediction (num_nextn_predict_layers)"
         )
-    at = len(target.layers)
+    first, *further = (_mtp_module(target, len(target.layers) + k) for k in range(target.mtp_layers))
+    return replace(first, further=tuple(further))
+
+
+def _mtp_module(target: ModelSpec, at: int) -> DraftSpec:
+    """The module that the checkpoint has as layer `at`."""
     own = f"model.layers.{at}"
     names = {f.name: getattr(target.names, f.name).replace("{i}", str(at)) for f in fields(target.names)}
     stacks = replace(

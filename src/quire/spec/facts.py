@@ -19,7 +19,7 @@ MAX_CONFIG_BYTES = 4 * 2**20
 # Files that identify a folder without a config.json.
 _OTHERS = {
     "params.json": "params.json belongs to the model's original format; Quire needs the transformers format",
-    "adapter_config.json": "it contains an adapter, not a model",
+    "adapter_config.json": "it contains an adapter, not a model: quire convert --merge-adapter adds it to one",
     "model_index.json": "it contains a diffusers pipeline, not a language model",
 }
 

@@ -28,7 +28,6 @@ _NOT_APPLIED: dict[str, tuple[object, ...]] = {
     "sequence_bias": (None,),
     "stop_strings": (None,),
     "suppress_tokens": (None,),
-    "typical_p": (None, 1, 1.0),
 }
 
 
@@ -91,7 +90,9 @@ def _token_id(reader: ConfigReader, key: str, vocab: int) -> int | None:
 
 def _sampling(generation: ConfigReader) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for key, name in parameter_names("generation_config").items():  # SamplingParams knows the ranges
+    # What files in GGUF recommend has its name here if transformers has none. SamplingParams knows the ranges.
+    keys = {name: name for name in parameter_names("GGUF").values()} | parameter_names("generation_config")
+    for key, name in keys.items():
         read = generation.number if PARAMETERS[name].kind is float else generation.integer
         if (number := read(key, None, low=-_MAX_INT, high=_MAX_INT)) is not None:
             out[name] = number

@@ -93,7 +93,7 @@ def read_gguf_model(summary: GGUFSummary) -> GGUFModel:
         summary.sha256,
     )
     facts = replace(facts, spec=spec_of_file(facts.spec, architecture, summary.shapes))
-    return GGUFModel(facts, _tensors(summary, facts.spec, architecture), config)
+    return GGUFModel(facts, stored_tensors(summary.shapes, facts.spec, architecture), config)
 
 
 def spec_of_file(
@@ -179,7 +179,7 @@ def _generation(reader: ConfigReader) -> Config:
     """The recommended sampling of the file, as in generation_config.json."""
     names = {name: key for key, name in parameter_names("generation_config").items()}
     found = {
-        names[name]: reader.values.get(f"general.sampling.{key}")
+        names.get(name, name): reader.values.get(f"general.sampling.{key}")
         for key, name in parameter_names("GGUF").items()
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -203,15 +203,17 @@ def _refuse_unread(keys: Keys) -> None:
         keys.reader.notices.append(f"{keys.summary.where}: {name} = {show(value)} is not read")
 
 
-def _tensors(summary: GGUFSummary, spec: ModelSpec, architecture: Architecture) -> dict[str, StoredTensor]:
-    """Every tensor of the file by the model's name for it; unknown ones by their own name, so that loading refuses
-    them by name.
+def stored_tensors(
+    shapes: Mapping[str, tuple[int, ...]], spec: ModelSpec, architecture: Architecture
+) -> dict[str, StoredTensor]:
+    """Every tensor of a file of these `shapes` by the model's name for it; unknown ones by their own name, so that
+    loading refuses them by name.
     """
     names = asked_names(spec.names)
     fields_of = {stem: field for field, stem in STEMS.items() if field in names}
     fields_of |= {stem: field for field, stem in architecture.stems.items()}
     found: dict[str, StoredTensor] = {}
-    for name, shape in summary.shapes.items():
+    for name, shape in shapes.items():
         if name in FACTOR_TENSORS:
             continue
         stem, _, suffix = name.rpartition(".")

@@ -338,12 +338,31 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
+class RowNorm:
+    """A norm of a pooled row. `name` is that of its tensors."""
+
+    name: str
+    norm: NormSpec
+
+
+@dataclass(frozen=True, slots=True)
 class Pooling:
     """What a text becomes in place of logits: the mean of its last hidden states, or that of its first or last token,
-    and then what `dense` makes of it."""
+    and then what the layers of `dense` make of it, in order."""
 
     kind: PoolKind
-    dense: tuple[Dense, ...] = ()
+    dense: tuple[Dense | RowNorm, ...] = ()
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders in the checkpoint's with tensors of these layers: what is before the slash in their names."""
+        found = (layer.name.rpartition("/")[0] for layer in self.dense)
+        return tuple(dict.fromkeys(folder for folder in found if folder))
+
+    @property
+    def outputs(self) -> int:
+        """Numbers of a row; 0 for as many as a hidden state has."""
+        return next((layer.outputs for layer in reversed(self.dense) if isinstance(layer, Dense)), 0)
 
 
 @dataclass(frozen=True, slots=True)

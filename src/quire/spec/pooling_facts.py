@@ -11,7 +11,7 @@ from typing import Literal
 from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader
 from quire.spec.labels import classifies, label_names
-from quire.spec.model import PoolKind
+from quire.spec.model import Dense, NormSpec, PlainActivation, PoolKind, RowNorm
 from quire.types import UnsupportedModelError
 from quire.util.strict_json import parse_json_objects, read_json_object, read_small_file
 
@@ -19,6 +19,7 @@ Task = Literal["embed", "classify", "score"]
 Squash = Literal["none", "sigmoid", "softmax"]
 MAX_FILE_BYTES = 2**20
 MAX_LENGTH = 2**28
+MAX_WIDTH = 2**20  # of a layer over pooled rows
 _KINDS: dict[str, PoolKind] = {
     "pooling_mode_cls_token": "first",
     "pooling_mode_mean_tokens": "mean",
@@ -30,6 +31,12 @@ _OTHER_MODES = (
     "pooling_mode_mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens",
 )
+_MODULES = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
+# Activations of Dense, as classes of torch.nn.
+_DENSE_ACTIVATIONS: dict[str, PlainActivation | None] = {
+    "Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu",
+}  # fmt: skip
+_LAYER_NORM = NormSpec("layer", eps=1e-5, bias=True)  # torch's own eps
 _ACTIVATIONS: dict[str, Squash] = {"Identity": "none", "Sigmoid": "sigmoid"}
 
 
@@ -52,13 +59,14 @@ class PoolingFacts:
 
 @dataclass(frozen=True, slots=True)
 class SentenceFolder:
-    """What a folder of sentence-transformers says of pooling; None where it says nothing."""
+    """What a folder of sentence-transformers says of pooling, which `layers` follow; None where it says nothing."""
 
     kind: PoolKind | None = None
     normalise: bool | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     max_length: int = 0
+    layers: tuple[Dense | RowNorm, ...] = ()
 
 
 def label_facts(config: ConfigReader) -> PoolingFacts:
@@ -95,20 +103,45 @@ def read_sentence_folder(folder: Path) -> SentenceFolder | None:
     if not path.is_file():
         return None
     kind: PoolKind | None = None
-    normalise = False
+    layers: list[Dense | RowNorm] = []
+    names: list[str] = []
     for module in parse_json_objects(read_small_file(path, MAX_FILE_BYTES), "modules.json"):
         entry = ConfigReader(module, "modules.json")
         name = entry.string("type").rsplit(".", 1)[-1]
+        if name not in _MODULES:
+            raise entry.unsupported("type", f"implemented modules are {', '.join(_MODULES)}")
+        if names and _MODULES.index(name) < min(_MODULES.index(names[-1]), _MODULES.index("Dense")):
+            raise entry.unsupported("type", f"a module of this kind must not be behind {names[-1]}")
+        if "Normalize" in names:
+            raise entry.unsupported("type", "Normalize must be the last module")
+        names.append(name)
         if name == "Pooling":
             kind = _pool_kind(folder / _inside(entry) / "config.json")
-        elif name == "Normalize":
-            normalise = True
-        elif name != "Transformer":
-            raise entry.unsupported("type", "implemented modules are Transformer, Pooling and Normalize")
+        elif name in {"Dense", "LayerNorm"}:
+            layers.append(_layer(folder, _inside(entry), name))
     prompts, default = _prompts(folder / "config_sentence_transformers.json")
-    return SentenceFolder(
-        kind, normalise, prompts, default, _max_length(folder / "sentence_bert_config.json")
-    )
+    longest = _max_length(folder / "sentence_bert_config.json")
+    return SentenceFolder(kind, "Normalize" in names, prompts, default, longest, tuple(layers))
+
+
+def _layer(folder: Path, module: str, kind: str) -> Dense | RowNorm:
+    """A layer over pooled rows. Its tensors are in the module's folder."""
+    where = f"{module}/config.json"
+    config = ConfigReader(read_json_object(folder / module / "config.json", MAX_FILE_BYTES), where)
+    if kind == "LayerNorm":
+        return RowNorm(f"{module}/norm", _LAYER_NORM)
+    for key in ("module_input_name", "module_output_name"):
+        if config.string(key, "sentence_embedding") != "sentence_embedding":
+            raise config.unsupported(
+                key, "layers over vectors of texts are implemented, not over those of tokens"
+            )
+    act = config.string("activation_function", "torch.nn.modules.activation.Tanh").rsplit(".", 1)[-1]
+    if act not in _DENSE_ACTIVATIONS:
+        raise config.unsupported(
+            "activation_function", f"implemented activations are {', '.join(_DENSE_ACTIVATIONS)}"
+        )
+    inputs, outputs = (config.integer(key, high=MAX_WIDTH) for key in ("in_features", "out_features"))
+    return Dense(f"{module}/linear", inputs, outputs, config.boolean("bias", True), _DENSE_ACTIVATIONS[act])
 
 
 def _inside(entry: ConfigReader) -> str:
@@ -116,7 +149,7 @@ def _inside(entry: ConfigReader) -> str:
     path = entry.string("path", "")
     if Path(path).is_absolute() or ".." in Path(path).parts:
         raise entry.error("path", f"{path!r} is outside of the checkpoint's folder")
-    return path
+    return Path(path).as_posix()
 
 
 def _pool_kind(path: Path) -> PoolKind:

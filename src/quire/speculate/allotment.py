@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from quire.config.speculative import MAX_DEPTH
@@ -15,9 +16,10 @@ _PRIOR = 4  # drafts that the rate of all counts as in that of a sequence
 _SHARED = 100  # drafts that the rate of all goes by, at most
 _GAIN = 1.02  # that drafts must promise
 _FIRST_PROBE, _LAST_PROBE = 16, 512  # steps without drafts before one is tried again
-_PROBING = 0.01  # of the time, at most, in such drafts
+_PROBING = 0.005  # of the time, at most, in such drafts
 # Steps with drafts before one without them is run, to see what it costs; sooner until it has run three times.
 _BASE, _BASE_AGAIN, _BASES = 64, 16, 3
+_RECENT, _LEAST = 9, 3  # steps with drafts whose lower quartile says what handling takes, at least so many
 
 _Draft = tuple[float, int, int, int]  # -its chance, sequence, depth, rank among its siblings
 _NO_ROOM = Room(0, 0)
@@ -59,6 +61,9 @@ class Allotment:
         self._slopes: dict[int, float] = {}
         self._bases: dict[int, int] = {}  # by rows: the last step without drafts for its cost
         self._shared = self._since_probe = 0  # steps
+        self._extra = deque[float](maxlen=_RECENT)  # seconds of steps with drafts beside passes and the step
+        self._skipped = 0
+        self.declined = False  # the last offers were not worth it
 
     def start(self, seq_id: int) -> None:
         """Begin with a sequence."""
@@ -89,11 +94,23 @@ class Allotment:
         if self.costs.observe(tokens, seconds):
             self._slopes.clear()
 
+    def observe_extra(self, seconds: float) -> None:
+        """Take in what a step with drafts took beside the step itself and the passes: to choose and to handle them."""
+        self._extra.append(seconds)
+
+    def skipped(self, steps: int) -> None:
+        """Steps have run since the last `share`, besides the last one."""
+        self._skipped = steps
+
     def share(self, rows: int, offers: Mapping[int, Offer]) -> dict[int, Room]:
         """Drafts for the next step of `rows` rows, by sequence."""
+        steps, self._skipped = 1 + self._skipped, 0
         curve = self.costs.curve
         last = min(self._most, len(curve) - 1 - rows)
-        if last < 1 or not offers or self._base_is_due(rows):
+        self._shared += steps
+        self._since_probe += steps
+        self.declined = last < 1 or not offers
+        if self.declined or self._base_is_due(rows):
             return {}
         heap, slope = list[_Draft](), self._slope(rows, last)
         least = slope * rows  # a draft of a lower gain costs more than it gains
@@ -108,26 +125,30 @@ class Allotment:
         for seq_id, depth in self._worth(rows, last, heap, shapes):
             before = rooms.get(seq_id, _NO_ROOM)
             rooms[seq_id] = Room(before.drafts + 1, max(before.depth, depth))
-        self._probe(offers, rooms, slope, rows, last)
+        self._probe(offers, rooms, steps, rows, last)
+        self.declined = not rooms
         return rooms
 
     def _probe(
-        self, offers: Mapping[int, Offer], rooms: dict[int, Room], slope: float, rows: int, last: int
+        self, offers: Mapping[int, Offer], rooms: dict[int, Room], steps: int, rows: int, last: int
     ) -> None:
         """Add a draft of a sequence that has rested for long, unless that takes too much time or can gain nothing."""
-        price = slope + (
-            self._passes.of(1, self.costs.unit) / self.costs.curve[rows] if self._passes else 0.0
-        )
-        self._since_probe += 1
-        due = slope * rows < 1 and self._since_probe * _PROBING >= price
+        slope = self._slope(rows, last)
+        due = slope * rows < 1
         for seq_id in offers.keys() - rooms.keys():
-            known = self._known[seq_id]
+            known, offer = self._known[seq_id], offers[seq_id]
             if due and known.rested >= known.pause:
-                offer = offers[seq_id]
-                whole = offer.depth and not offer.grows
-                rooms[seq_id] = Room(min(last, offer.length), offer.depth) if whole else Room(1, 1)
-                self._since_probe, due = 0, False
-            known.rested += 1
+                passed = (
+                    self._passes.of(max(offer.behind, offer.backlog), self.costs.unit)
+                    if self._passes
+                    else 0.0
+                )
+                price = slope + (passed + self._beside()) / self.costs.curve[rows]
+                if self._since_probe * _PROBING >= price:
+                    whole = offer.depth and not offer.grows
+                    rooms[seq_id] = Room(min(last, offer.length), offer.depth) if whole else Room(1, 1)
+                    self._since_probe, due = 0, False
+            known.rested += steps
 
     def _worth(
         self, rows: int, last: int, heap: list[_Draft], shapes: Mapping[int, _Shape]
@@ -152,7 +173,7 @@ class Allotment:
         # The likeliest draft next, whatever sequence it is for: gains fall from one to the next.
         curve, order, tokens = self.costs.curve, list[tuple[int, int]](), float(rows)
         best, best_rate = 0, _GAIN * rows / curve[rows]
-        bill = _Bill(self._passes, self.costs.unit) if self._passes else None
+        bill, beside = _Bill(self._passes, self.costs.unit) if self._passes else None, self._beside()
         taken = dict.fromkeys(shapes, 0)
         while heap and len(order) < last:
             gain, seq_id, depth, rank = heap[0]
@@ -164,7 +185,7 @@ class Allotment:
             taken[seq_id] += count
             tokens -= gain * count
             order += [(seq_id, max(depth, shape.whole))] * count
-            cost = curve[rows + len(order)]
+            cost = curve[rows + len(order)] + beside
             if bill is not None:
                 cost += bill.add(depth, rank, shape.offer.behind) if shape.offer.behind else bill.sum
             if tokens / cost > best_rate:
@@ -180,13 +201,19 @@ class Allotment:
 
     def _base_is_due(self, rows: int) -> bool:
         """Whether too little is known of a step without drafts. Not again at once: one with prompts tells nothing."""
-        self._shared += 1
         times, ago = self.costs.known(rows)
         last = self._bases.get(rows, -_BASE_AGAIN)
         due = (times < _BASES or ago >= _BASE) and self._shared - last > _BASE_AGAIN
         if due:
             self._bases[rows] = self._shared
         return due
+
+    def _beside(self) -> float:
+        """What drafts cost beside rows and passes, in units of the curve; 0 while it is not known."""
+        unit = self.costs.unit
+        return (
+            sorted(self._extra)[len(self._extra) // 4] / unit if unit and len(self._extra) >= _LEAST else 0.0
+        )
 
     def _slope(self, rows: int, last: int) -> float:
         """The least relative cost of a draft in a step of so many rows: a rate below it times rows gains nothing."""

@@ -13,6 +13,7 @@ from quire.config.speculative import SpeculativeConfig
 from quire.executor.base import Executor, Judging, Limits, Outputs, StepArrays
 from quire.executor.plans import decode_sizes
 from quire.program.cost import Row, step_cost
+from quire.program.lower_draft import module_count
 from quire.program.op import Op, param_names
 from quire.program.program import Program
 from quire.records import dataclass
@@ -100,7 +101,10 @@ def draft_cost(chosen: SpeculativeConfig, target: Program, draft: Program | None
     """What a pass for drafts costs, in steps of the target with one token: by the bytes of weights that both read."""
     if chosen.method in {"ngram", "lookahead"}:
         return 0.0
-    read = _step_bytes(target, _own_ops(chosen, target)) if draft is None else _step_bytes(draft)
+    if draft is None:
+        read = _step_bytes(target, _own_ops(chosen, target))
+    else:  # a pass runs one module of several
+        read = _step_bytes(draft, draft.inputs[1].first_op if module_count(draft) > 1 else None)
     return read / _step_bytes(target)
 
 
@@ -163,6 +167,13 @@ def _drafted(
             return MedusaProposer(
                 executor, arrays, rows, worker.guess, worker.line, growth=growth, costs=costs
             )
+        if module_count(program) > 1:
+            from quire.speculate.draft_modules import ModuleDraftProposer
+
+            return ModuleDraftProposer(
+                executor, arrays, rows, worker.guess, worker.line, growth=TreeGrowth(chosen.width),
+                costs=PassCosts(most, relative), max_tokens=most, longest=drafter.longest,
+            )  # fmt: skip
         from quire.speculate.feature_drafts import FeatureDraftProposer
 
         return FeatureDraftProposer(

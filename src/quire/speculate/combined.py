@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from quire.speculate.prediction import PredictionProposer
-from quire.speculate.proposer import DraftTree, FeatureProposer, Offer, Proposer, Room
+from quire.speculate.proposer import DraftTree, FeatureProposer, Offer, Proposer, Room, WatchingProposer
 from quire.types import NewSeq, ScheduledSeq
 
 
 class Combined:
     """Asks for the prediction first, and the method where that has nothing, or a guess of its poorest grade. Grades of
-    the method come after those of predictions."""
+    the method come after those of predictions. It is a proposer of each kind that the method is."""
+
+    ran: Callable[[Sequence[ScheduledSeq], Sequence[Sequence[int]]], None]
+    watch: Callable[[Sequence[ScheduledSeq], Sequence[list[int]]], bool]
 
     def __init__(self, predictions: PredictionProposer, method: Proposer) -> None:
         self._predictions, self.method = predictions, method
-        self._features = method if isinstance(method, FeatureProposer) else None
+        if isinstance(method, FeatureProposer):
+            self.ran = method.ran
+        if isinstance(method, WatchingProposer):
+            seen = method.watch
+            self.watch = lambda rows, added: predictions.watch(rows, added) | seen(rows, added)
         self._by_method: set[int] = set()  # sequences with an offer of the method
         self.GRADES = predictions.GRADES + method.GRADES
         self.MOST_SECONDS = max(predictions.MOST_SECONDS, method.MOST_SECONDS)
@@ -29,10 +36,6 @@ class Combined:
         self._by_method.discard(seq_id)
         self._predictions.stop(seq_id)
         self.method.stop(seq_id)
-
-    def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
-        if self._features is not None:
-            self._features.ran(rows, added)
 
     def extend(self, seq_id: int, tokens: list[int]) -> None:
         self._predictions.extend(seq_id, tokens)

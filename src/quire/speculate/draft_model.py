@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from quire.draft_paths import agreement
 from quire.records import dataclass
 from quire.speculate.draft_cache import DraftCache
 from quire.speculate.draft_passes import DraftPasses, Draw, PassRow
 from quire.speculate.proposer import DraftTree, Offer, Room
 from quire.speculate.step_costs import PassCosts
 from quire.speculate.tree_growth import DraftPlace
-from quire.types import NewSeq, agreement
+from quire.types import NewSeq
 
 NEAR = 32  # tokens behind that are the price of one step; more are spread over the steps to come
 FIRST_ANSWER = 128.0  # tokens of an answer, until some have ended
@@ -100,7 +101,8 @@ class DraftModelProposer:
         for seq_id in seq_ids:
             text = self._texts.get(seq_id)
             if text is not None and len(text.tokens) + most <= self._longest:
-                offers[seq_id] = growth.offer(most, self._behind(text))
+                offer = growth.offer(most, self._behind(text))
+                offers[seq_id] = offer._replace(backlog=len(text.tokens) - text.done)
         return offers
 
     def propose(self, rooms: Mapping[int, Room]) -> dict[int, DraftTree | list[int]]:

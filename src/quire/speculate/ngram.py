@@ -5,7 +5,7 @@ A. Saxena, Prompt Lookup Decoding (2023), with the longest match instead of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from quire._native import NgramIndex
@@ -13,7 +13,7 @@ from quire.records import dataclass
 from quire.speculate.proposer import Offer, Room
 from quire.speculate.recent_outputs import OutputOrigin, RecentOutputs
 from quire.speculate.step_costs import PassCosts
-from quire.types import NewSeq
+from quire.types import NewSeq, ScheduledSeq
 
 WINDOW = 2**14  # tokens of a sequence that are searched
 LONG = 8  # tokens of a match that is rarely wrong
@@ -61,6 +61,20 @@ class NgramProposer:
         text = self._texts[seq_id]
         text.index.append(tokens)
         text.made += len(tokens)
+
+    def watch(self, rows: Sequence[ScheduledSeq], added: Sequence[list[int]]) -> bool:
+        found = False
+        for row, tokens in zip(rows, added, strict=True):
+            if tokens and (text := self._texts.get(row.seq_id)) is not None:
+                text.index.append(tokens)
+                text.made += len(tokens)
+                found = found or self._matches(text)
+        return found
+
+    def _matches(self, text: _Text) -> bool:
+        if text.index.lookup(0)[0]:
+            return True
+        return self._recent is not None and self._recent.lookup(text.origin, text.index, 0)[0] > 0
 
     def look(self, seq_ids: Iterable[int], most: int) -> dict[int, Offer]:
         offers = {}

@@ -5,14 +5,14 @@ As OpenAI's `prediction`. Where the answer differs, the place in the prediction 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from weakref import WeakValueDictionary
 
 from quire._native import LONGEST_MATCH, NgramIndex
 from quire.speculate.proposer import Offer, Room
 from quire.speculate.step_costs import PassCosts
-from quire.types import NewSeq, TokenIds
+from quire.types import NewSeq, ScheduledSeq, TokenIds
 
 SHORTEST_MATCH = 2  # tokens after a difference, that say where an answer goes on in its prediction
 LONG = 8  # tokens that agreed: the next ones are rarely wrong
@@ -47,6 +47,16 @@ class PredictionProposer:
     def extend(self, seq_id: int, tokens: list[int]) -> None:
         if (answer := self._answers.get(seq_id)) is not None:
             answer.follow(tokens)
+
+    def watch(self, rows: Sequence[ScheduledSeq], added: Sequence[list[int]]) -> bool:
+        if not self._answers:
+            return False
+        found = False
+        for row, tokens in zip(rows, added, strict=True):
+            if (answer := self._answers.get(row.seq_id)) is not None:
+                answer.follow(tokens)
+                found = found or answer.left > 0
+        return found
 
     def look(self, seq_ids: Iterable[int], most: int) -> dict[int, Offer]:
         offers = {}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from quire.draft_paths import draft_depths
 from quire.records import dataclass
 from quire.speculate.step_costs import PassCosts
-from quire.types import NewSeq, ScheduledSeq, draft_depths
+from quire.types import NewSeq, ScheduledSeq
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class DraftTree:
 class Offer(NamedTuple):
     """What a proposer has for a sequence: up to `length` drafts. Acceptance is counted by `grade`, from 0 up, so that
     good guesses and poor ones of a sequence are told apart. `behind` are the tokens that a pass computes before the
-    first draft; those missed earlier count by their share of the steps to come; 0: no pass is needed.
+    first draft; those missed earlier count by their share of the steps to come; 0: no pass is needed. `backlog` are all
+    of these tokens, where they are more.
 
     With a `depth` the drafts will be a tree, with at most so many in a row: all of it or nothing, unless there are
     `siblings`. Then it has as many drafts as are worth it. `siblings` are the chances of a second draft in a place, a
@@ -51,6 +53,7 @@ class Offer(NamedTuple):
     depth: int = 0
     siblings: tuple[float, ...] = ()
     full: bool = False
+    backlog: int = 0
 
     @property
     def grows(self) -> bool:
@@ -96,3 +99,12 @@ class FeatureProposer(Proposer, Protocol):
     def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
         """A step with these rows has run, and added tokens to each; what it left is there until the next one. Called
         before `extend`."""
+
+
+@runtime_checkable
+class WatchingProposer(Proposer, Protocol):
+    """A proposer that sees at once whether it has something for a sequence, so that it is asked only then."""
+
+    def watch(self, rows: Sequence[ScheduledSeq], added: Sequence[list[int]]) -> bool:
+        """Take in the tokens that a step added to each of its rows, in place of `extend`; rows of unknown sequences
+        may be among them. Returns whether there is an offer for one of them."""

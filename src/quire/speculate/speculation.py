@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
 from typing import NamedTuple, TypeVar
 
 from quire.answers import RowDrafts
+from quire.draft_paths import draft_depths
 from quire.speculate.allotment import Allotment
-from quire.speculate.proposer import DraftTree, FeatureProposer, Offer, Proposer, Room
-from quire.types import DRAFT, NewSeq, ScheduledSeq, SchedulerOutput, StepOutput, draft_depths
+from quire.speculate.proposer import DraftTree, FeatureProposer, Offer, Proposer, Room, WatchingProposer
+from quire.speculate.rests import Rests
+from quire.types import DRAFT, NewSeq, ScheduledSeq, SchedulerOutput, StepOutput
 
 _log = logging.getLogger("quire")
 T = TypeVar("T")
 
-
-def _now() -> tuple[float, float]:
-    """Of the clock, and of this thread's computing."""
-    return time.perf_counter(), time.thread_time()
+_COLD = 2  # steps with drafts whose code is not in memory yet: they say nothing of costs
+_WEIGHED = 16  # while nothing is looked for, one of so many steps is weighed
 
 
 class Drafts(NamedTuple):
@@ -36,7 +37,8 @@ class Speculation:
     to `depth` of them for a sequence.
 
     After a step it asks for as many drafts of each sequence as are worth it; those that the scheduler has room for are
-    made just before the next step runs. Sequences for which the proposer fails go on without drafts.
+    made just before the next step runs. Where there are none it rests (see Rests), and a step costs next to nothing.
+    Sequences for which the proposer fails go on without drafts.
 
     Grades below `predicted` are those of predictions. Unless it is for `everyone`, the proposer has drafts only for
     sequences with a prediction.
@@ -56,28 +58,40 @@ class Speculation:
         self.proposer, self._vocab, self._depth = proposer, vocab, depth
         # Found once: to ask whether an object has a protocol takes longer than a step's drafts.
         self._features = proposer if isinstance(proposer, FeatureProposer) else None
+        self._watching = proposer if isinstance(proposer, WatchingProposer) else None
         self._predicted, self._everyone = predicted, everyone
         self._allotment = Allotment(most, max_rows, proposer.GRADES, proposer.passes)
         self._following: set[int] = set()  # sequences that the proposer knows
         self._offers: dict[int, Offer] = {}  # the last one of each sequence
+        self._rests = Rests()
+        self._missed: dict[int, list[int]] = {}  # of each of them, tokens that the proposer does not know yet
+        self._drafting = False  # rows of this step have places for drafts
         self._logged = False
         self.last = NO_DRAFTS
         self.rows = self.drafted = self.faults = 0  # rows with drafts
         self.accepted = [0] * depth  # by position in the row
         self.chosen = [0] * (most + 1)  # rows by their drafts
         self.seconds_won = 0.0  # by steps with drafts, as far as the costs of others are known
-        self._spent = 0.0  # seconds for the drafts of a step
+        self._looking = self._making = 0.0  # seconds for the drafts of a step: to choose them, to make them
+        self._in_passes = 0.0  # seconds of passes, in making them
+        self._cold = _COLD
 
     def fill(self, out: SchedulerOutput) -> None:
         """Make the drafts of a step that is about to run; rows for which there are none lose them."""
         for seq_id in out.gone:
+            if seq_id in self._following:
+                self._catch_up(seq_id)
             self._forget(seq_id)
         for new in out.new:
-            if self._everyone or new.prediction:
+            # Mirostat needs each token before the next.
+            if new.speculate and (self._everyone or new.prediction) and not new.params.mirostat:
                 self._start(new)
         rows = [row for row in out.scheduled if row.logits > 1]
+        self._drafting = bool(rows)
         if not rows:
             return
+        started, passes = time.perf_counter(), self.proposer.passes
+        before = passes.seconds if passes else 0.0
         rooms = {
             row.seq_id: Room(row.drafts, row.depth or row.drafts)
             for row in rows
@@ -88,17 +102,47 @@ class Speculation:
             drafts, parents = self._fit(row, made.get(row.seq_id, []))
             row.token_ids[len(row.token_ids) - row.drafts :] = drafts
             row.logits, row.parents = 1 + len(drafts), parents or None
+        self._making = time.perf_counter() - started
+        self._in_passes = passes.seconds - before if passes else 0.0
 
-    def advance(self, out: SchedulerOutput, result: StepOutput) -> None:
-        """Take in a step and its result, and ask for drafts of the next one."""
+    def advance(self, out: SchedulerOutput, result: StepOutput, seconds: float) -> None:
+        """Take in a step that took so long and its result, and ask for drafts of the next one."""
         if not self._following:
             self.last = NO_DRAFTS
-            return
-        self._show(out, result)
+        elif self._drafting or self._is_due(out, result):
+            self._look_around(out, result, seconds)
+        else:
+            self.last = NO_DRAFTS
+            if self._looking:
+                result.seconds["drafts"], self._looking = self._looking, 0.0
+            if self._rests.passed % _WEIGHED == 0 and not _has_prompts(out):
+                self._allotment.observe_step(out.num_tokens, seconds)
+
+    def _is_due(self, out: SchedulerOutput, result: StepOutput) -> bool:
+        """Whether to look for drafts after a step without any."""
+        rests = self._rests
+        due = rests.step()
+        if not rests.resting:
+            self._show(out, result)
+        if self._watching is not None:
+            return self._watched(out, result) and rests.may_look()
+        self._miss(out, result)
+        return due
+
+    def _watched(self, out: SchedulerOutput, result: StepOutput) -> bool:
+        """Let the proposer take in a step. Returns whether it has something to offer."""
+        watching, following = self._watching, self._following
+        assert watching is not None
+        return bool(self._try(following, lambda: watching.watch(out.scheduled, result.token_ids)))
+
+    def _look_around(self, out: SchedulerOutput, result: StepOutput, seconds: float) -> None:
+        if self._drafting:
+            self._show(out, result)  # for which passes over prompts may run: no part of the look
+        started = time.perf_counter()
+        self._tell(out, result)
         places: dict[int, int] = {}  # rows of the sequences that the proposer follows
-        prompts, rows, drafted, accepted = False, 0, 0, 0
+        rows, drafted, accepted = 0, 0, 0
         for i, row in enumerate(out.scheduled):
-            prompts = prompts or len(row.token_ids) - row.drafts > 1
             if row.drafts:
                 became = self._count(row, result.token_ids[i])
                 drafted += became.drafted
@@ -110,14 +154,46 @@ class Speculation:
                 if row.seq_id in self._following:
                     places[row.seq_id] = i
         self.last = Drafts(drafted, accepted)
-        if not prompts:
-            self._weigh(out, sum(result.seconds.values()))
-        result.seconds["drafts"], self._spent = self._spent, 0.0
-        if places:
-            for seq_id, room in self._shared(places, result, rows).items():
-                result.drafts[places[seq_id]] = [DRAFT] * room.drafts
-                if self._offers[seq_id].depth:
-                    result.depths[places[seq_id]] = room.depth
+        if not _has_prompts(out):
+            self._weigh(out, seconds)
+        result.seconds["drafts"], self._making = self._looking + self._making, 0.0
+        asked = bool(places) and not self._rests.resting and self._ask(places, result, rows)
+        self._looking = time.perf_counter() - started
+        if places and not asked and self._allotment.declined:
+            self._rests.looked(self._looking, self._allotment.costs.seconds(rows))
+
+    def _tell(self, out: SchedulerOutput, result: StepOutput) -> None:
+        """Let the proposer take in all tokens up to those of this step."""
+        if self._watching is not None:
+            if self._drafting:  # else it has watched
+                self._watched(out, result)
+            return
+        if self._drafting:
+            self._miss(out, result)
+        for seq_id in list(self._missed):
+            self._catch_up(seq_id)
+
+    def _ask(self, places: Mapping[int, int], result: StepOutput, rows: int) -> bool:
+        """Ask for drafts of the sequences in these rows. Returns whether there are any."""
+        shared = self._shared(places, rows)
+        for seq_id, room in shared.items():
+            result.drafts[places[seq_id]] = [DRAFT] * room.drafts
+            if self._offers[seq_id].depth:
+                result.depths[places[seq_id]] = room.depth
+        return bool(shared)
+
+    def _miss(self, out: SchedulerOutput, result: StepOutput) -> None:
+        """Keep the tokens of a step for the proposer. Numbers alone: what keeps objects slows down their collection."""
+        missed = self._missed
+        for row, tokens in zip(out.scheduled, result.token_ids, strict=True):
+            if tokens and (waiting := missed.get(row.seq_id)) is not None:
+                waiting += tokens
+
+    def _catch_up(self, seq_id: int) -> None:
+        """Let the proposer take in the tokens of a sequence that it missed."""
+        if tokens := self._missed.get(seq_id):
+            self._missed[seq_id] = []
+            self._try([seq_id], lambda: self.proposer.extend(seq_id, tokens))
 
     def _show(self, out: SchedulerOutput, result: StepOutput) -> None:
         """Let the proposer take what a step left."""
@@ -127,30 +203,49 @@ class Speculation:
 
     def _weigh(self, out: SchedulerOutput, seconds: float) -> None:
         """Take in what a step without prompts cost."""
-        rows, costs = len(out.scheduled), self._allotment.costs
-        if self.last.drafted and (plain := costs.seconds(rows)):
-            self.seconds_won += plain / rows * (rows + self.last.accepted) - seconds - self._spent
-        self._allotment.observe_step(out.num_tokens, seconds)
+        rows, allotment = len(out.scheduled), self._allotment
+        if self.last.drafted and (plain := allotment.costs.seconds(rows)):
+            won = plain / rows * (rows + self.last.accepted) - seconds - self._looking
+            self.seconds_won += won
+            if self._cold:
+                self._cold -= 1
+                return
+            allotment.observe_extra(self._looking + self._making - self._in_passes)
+            if self._rests.won(won / plain) and self._features is not None:
+                self._give_up()
+        allotment.observe_step(out.num_tokens, seconds - self._making)
 
-    def _shared(self, places: Mapping[int, int], result: StepOutput, rows: int) -> dict[int, Room]:
+    def _give_up(self) -> None:
+        """What features a rest leaves out cannot be had later: sequences that meet one go on without drafts."""
+        for seq_id in list(self._following):
+            self._forget(seq_id)
+
+    def _shared(self, places: Mapping[int, int], rows: int) -> dict[int, Room]:
         """How many drafts each sequence is to get."""
-        started = _now()
-        offers = self._try(places, lambda: self._looked(places, result))
+        started = self._computing()
+        offers = self._try(places, lambda: self.proposer.look(places, self._depth))
         if offers is None or self._is_slow(places, started):
             return {}
         self._offers.update(offers)
+        if self._rests.passed > 1:
+            self._allotment.skipped(self._rests.passed - 1)
+        self._rests.passed = 0
         return self._allotment.share(rows, offers)
 
     def _propose(self, rooms: Mapping[int, Room]) -> Mapping[int, list[int] | DraftTree]:
-        started = _now()
+        started = self._computing()
         made = self._try(rooms, lambda: self.proposer.propose(rooms))
         return {} if made is None or self._is_slow(rooms, started) else made
 
+    def _computing(self) -> tuple[float, float]:
+        """The clock, and what this thread has computed, which takes longer to ask: 0 if there is no limit for it."""
+        limited = isfinite(self.proposer.MOST_SECONDS)
+        return time.perf_counter(), time.thread_time() if limited else 0.0
+
     def _is_slow(self, seq_ids: Iterable[int], started: tuple[float, float]) -> bool:
         """Whether the proposer computed for too long. Time in which others had the processor does not count."""
-        most, (wall, computing) = self.proposer.MOST_SECONDS, _now()
-        self._spent += wall - started[0]
-        if computing - started[1] <= most:
+        most, (clock, computed) = self.proposer.MOST_SECONDS, started
+        if time.perf_counter() - clock <= most or time.thread_time() - computed <= most:
             return False
         self._fault(seq_ids, f"it took longer than {most:g} s")
         return True
@@ -204,19 +299,20 @@ class Speculation:
             self._fault(seq_ids, f"{type(error).__name__}: {error}")
             return None
 
-    def _looked(self, places: Mapping[int, int], result: StepOutput) -> dict[int, Offer]:
-        for seq_id, i in places.items():
-            self.proposer.extend(seq_id, result.token_ids[i])
-        return self.proposer.look(places, self._depth)
-
     def _start(self, new: NewSeq) -> None:
+        if new.prediction:
+            self._rests.end()
+        if self._features is not None and self._rests.resting:
+            return
         self._following.add(new.seq_id)
+        self._missed[new.seq_id] = []
         self._allotment.start(new.seq_id)
         self._try([new.seq_id], lambda: self.proposer.start(new))
 
     def _forget(self, seq_id: int) -> None:
         self._following.discard(seq_id)
         self._offers.pop(seq_id, None)
+        self._missed.pop(seq_id, None)
         self._allotment.stop(seq_id)
         self._try((), lambda: self.proposer.stop(seq_id))
 
@@ -229,6 +325,10 @@ class Speculation:
             _log.warning("speculation: drafts failed, and their sequences go on without: %s", why)
         for seq_id in gone:
             self._forget(seq_id)
+
+
+def _has_prompts(out: SchedulerOutput) -> bool:
+    return any(len(row.token_ids) - row.drafts > 1 for row in out.scheduled)
 
 
 def _first_right(parents: tuple[int, ...], path: list[int]) -> list[bool]:

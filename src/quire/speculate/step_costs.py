@@ -58,10 +58,10 @@ class StepCosts:
             self._scale = seconds
         elif not fresh:
             self._scales.append(seconds / self._cost[tokens])
-            self._scale = _median(self._scales)
+            self._scale = median(self._scales)
         seen = self._seen[tokens]
         seen.append(min(seconds / self._scale, self._most(tokens)) if fresh else seconds / self._scale)
-        self._cost[tokens] = _median(seen)
+        self._cost[tokens] = median(seen)
         self._last[tokens] = self._steps
         if len(seen) > 2 and self._steps % _REDRAW:
             return False
@@ -106,7 +106,7 @@ class StepCosts:
         return [mean for mean, _, sizes in pools for _ in range(sizes)]
 
 
-def _median(values: deque[float]) -> float:
+def median(values: deque[float]) -> float:
     """The lower one of two."""
     return sorted(values)[(len(values) - 1) // 2]
 
@@ -118,9 +118,11 @@ class PassCosts:
     def __init__(self, largest: int, relative: float, *, once: bool = False) -> None:
         self.once = once
         self._costs, self._relative, self._cold = StepCosts(largest), relative, _COLD
+        self.seconds = 0.0  # of all passes
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Take in a pass over so many tokens."""
+        self.seconds += seconds
         if self._cold:
             self._cold -= 1
         else:

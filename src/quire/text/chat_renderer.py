@@ -272,6 +272,11 @@ class ChatTemplates:
         return self._templates["default"].template_hash
 
     @property
+    def source(self) -> str:
+        """The default template."""
+        return self._templates["default"].source
+
+    @property
     def arguments(self) -> frozenset[str]:
         """Variables of the default template that a conversation may set."""
         return self._templates["default"].arguments

@@ -31,7 +31,12 @@ MAX_MERGES = 2**23
 MAX_TOKEN_CHARS = 2**14
 MAX_PIECE_WORK = 2**28  # characters compared to find all merges; 2^24 for the largest vocabularies
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+# Name in a key -> role. Files before 2024-10 have shorter names for the tokens of fill-in-the-middle.
+_NAMED = {
+    "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token",
+    "prefix": "prefix_token", "suffix": "suffix_token", "middle": "middle_token",
+    "fim_pre": "prefix_token", "fim_suf": "suffix_token", "fim_mid": "middle_token",
+}  # fmt: skip
 _NO_ID = 2**32 - 1
 _SPACE = "\u2581"
 
@@ -137,10 +142,12 @@ def _build(metadata: _Metadata, kind: str) -> tokenizers.Tokenizer:
 def _named(metadata: _Metadata, backend: tokenizers.Tokenizer | SparseTokenizer) -> dict[str, str]:
     """Tokens with a role."""
     count = len(metadata.array("tokenizer.ggml.tokens", MAX_TOKENS))
-    ids = {role: metadata.token_id(f"tokenizer.ggml.{name}_token_id", count) for name, role in _NAMED.items()}
+    ids = [
+        (role, metadata.token_id(f"tokenizer.ggml.{name}_token_id", count)) for name, role in _NAMED.items()
+    ]
     return {
         role: token
-        for role, number in ids.items()
+        for role, number in ids
         if number is not None and (token := backend.id_to_token(number)) is not None
     }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, pre_tokenizers
 
+from quire.context_window import check_window
 from quire.text.detokenizer import ByteLevelDetokenizer, Detokenizer, PieceDetokenizer, WindowedDetokenizer
 from quire.text.folder import TokenizerFolder, read_folder
 from quire.text.growth import Growth, check_added
@@ -26,7 +27,7 @@ from quire.text.vocabulary import (
     hide,
     recognise_decoder,
 )
-from quire.types import CheckpointError, RequestError, check_window
+from quire.types import CheckpointError, RequestError
 from quire.util.kept import KeptFiles
 
 # From this length on, the library is called so that other threads can run; below, this would only cost time.

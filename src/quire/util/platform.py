@@ -30,6 +30,13 @@ def available_memory() -> int:
     return available
 
 
+def memory_share(share: float) -> int:
+    """Bytes of a share of the available memory, vLLM's gpu_memory_utilization. Raises ValueError."""
+    if not 0 < share <= 1:
+        raise ValueError(f"gpu_memory_utilization: {share:g} is not in (0, 1]")
+    return int(share * available_memory())
+
+
 def total_memory() -> int:
     """Bytes of memory that this machine has, or fewer under a cgroup limit."""
     return min(_meminfo("MemTotal"), _read_number(_CGROUP / "memory.max") or sys.maxsize)

@@ -30,6 +30,7 @@ class Slot:
     prompt: list[int]  # kept only for prompt logprobs
     scored: int  # how many tokens at its end get logprobs
     last: int = 0  # the token sampled last, for a row that was scheduled before it was known
+    surprised: bool = False  # it goes by mirostat
 
 
 class Slots:
@@ -37,19 +38,21 @@ class Slots:
 
     def __init__(self, arrays: StepArrays, max_rows: int) -> None:
         self.soft: dict[int, tuple[SoftSpan, ...]] = {}
-        self._tables = arrays.block_tables
+        self._tables, self._adapters = arrays.block_tables, arrays.adapters
         self._free = list(range(max_rows))[::-1]
         self._slots: dict[int, Slot] = {}
 
     def __getitem__(self, seq_id: int) -> Slot:
         return self._slots[seq_id]
 
-    def admit(self, new: NewSeq) -> Slot:
-        """Give a sequence a slot whose rows start with its first blocks."""
+    def admit(self, new: NewSeq, adapter: int = -1) -> Slot:
+        """Give a sequence a slot whose rows start with its first blocks; `adapter` is the slot of its adapter."""
         scored = new.params.scored_tokens(new.prompt_len)
         prompt = new.token_ids[: new.prompt_len] if scored else []
         slot = Slot(self._free.pop(), [0] * len(self._tables), prompt, scored)
+        slot.surprised = new.params.mirostat > 0
         self._slots[new.seq_id] = slot
+        self._adapters[slot.line] = adapter
         if new.soft_tokens:
             self.soft[new.seq_id] = new.soft_tokens
         self.append(slot, new.blocks)

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from quire.draft_paths import draft_depths
 from quire.executor.base import Limits, StepArrays
 from quire.records import dataclass
-from quire.types import ScheduledSeq, draft_depths
+from quire.types import ScheduledSeq
 
 
 def cut(parents: tuple[int, ...]) -> list[list[int]]:
@@ -104,6 +105,7 @@ class StepBranches:
             for path in tree.paths[1:]:
                 first = tree.root + tree.depths[path[0]]
                 arrays.slots[row], arrays.query_start[row] = line, start
+                arrays.adapters[line] = arrays.adapters[tree.lines[0]]
                 for at, draft in enumerate(path):
                     tree.tokens[draft] = start + at
                     arrays.token_ids[start + at] = tree.item.token_ids[known + draft]

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from quire.cache_kinds import Move
 from quire.executor.base import (
     F32,
     I32,
@@ -31,7 +32,7 @@ from quire.executor.plans import PlanCounts, decode_sizes
 from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
 from quire.records import dataclass
-from quire.types import FinishReason, Move, ScheduledSeq, SchedulerOutput, StepOutput
+from quire.types import FinishReason, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.worker.proposals import Proposals
 from quire.worker.slots import EmbeddingStore, Filled, Slots, fill_rows, soft_rows
 from quire.worker.trees import PlantedTree, StepBranches
@@ -68,7 +69,7 @@ class Worker:
 
     `store` holds the contents that moves copy out and in; without one there are no moves. `embeddings` holds those of
     soft tokens; without it, sequences that have any are refused with ValueError. `judging`: how drafts are judged other
-    than by the sample; drafts in trees never are.
+    than by the sample; drafts in trees never are. `adapters`: slots of those that sequences may have, by digest.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Worker:
         store: BlockStore | None = None,
         embeddings: EmbeddingStore | None = None,
         judging: Judging | None = None,
+        adapters: Mapping[str, int] | None = None,
     ) -> None:
         self.arrays = StepArrays(limits, len(executor.program.cache_groups))
         executor.bind(limits, self.arrays)
@@ -87,6 +89,7 @@ class Worker:
         self._slots = Slots(self.arrays, limits.max_rows)
         self._branches = StepBranches(self.arrays, limits)
         self._store, self._embeddings = store, embeddings
+        self._adapters: Mapping[str, int] = {} if adapters is None else adapters
         self._forwarded: Forwarded | None = None
         self._judging, self._proposals = judging, None
         if judging is not None and judging.acceptance == "rejection":
@@ -172,7 +175,10 @@ class Worker:
         sampled = time.perf_counter()
         for row, item in enumerate(scheduled):
             if result.token_ids[row]:
-                self._slots[item.seq_id].last = result.token_ids[row][-1]
+                slot = self._slots[item.seq_id]
+                slot.last = result.token_ids[row][-1]
+                if slot.surprised:
+                    result.surprises[row] = self._sampler.surprise(slot.line)
             if item.prompt_logprobs and row not in result.failed:
                 result.prompt_logprobs[row] = self._prompt_logprobs(row, item)
                 if result.prompt_logprobs[row] is None:
@@ -229,7 +235,8 @@ class Worker:
         for new in out.new:
             if new.soft_tokens and self._embeddings is None:
                 raise ValueError("soft_tokens: this model takes no embeddings")
-            self._sampler.add(self._slots.admit(new).line, new)
+            adapter = self._adapters[new.adapter] if new.adapter else -1
+            self._sampler.add(self._slots.admit(new, adapter).line, new)
         for item in out.scheduled:
             if any(item.new_blocks):
                 self._slots.append(self._slots[item.seq_id], item.new_blocks)

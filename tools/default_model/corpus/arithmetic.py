@@ -61,6 +61,9 @@ def _small(draw: Draw, kind: str) -> tuple[int, int]:
         a, b = draw.between(1, 10) * unit, draw.between(1, 10) * unit
     elif draw.chance(0.2):
         a, b = draw.between(0, 12), draw.between(0, 12)
+    elif draw.chance(0.1):  # 99 + 1, 30 - 30, 25 + 25, 60 + 7
+        a = draw.between(1, 99)
+        b = draw.pick((0, 1, 2, a, a, 10, 100 - a))
     else:
         a, b = draw.between(1, 99), draw.between(1, 99)
     if kind == "subtract":
@@ -134,6 +137,11 @@ def _drawn(draw: Draw, kind: str, large: float) -> tuple[int, int]:
     return _held(draw, kind, lambda: size(draw, kind))
 
 
+def small_pair(draw: Draw, kind: str) -> tuple[int, int]:
+    """A pair of the split whose result is said without working."""
+    return _held(draw, kind, lambda: _small(draw, kind))
+
+
 def _framed(draw: Draw, kind: str, frames: str = "frames") -> tuple[str, ...]:
     """Wordings of one operation: an expression in a frame, or a sentence of the operation's own."""
     texts = sections("arithmetic")
@@ -152,7 +160,7 @@ def _shown(draw: Draw, patterns: tuple[str, ...], a: int, b: int) -> dict[str, s
     return {"a": str(a), "b": str(b)}
 
 
-def _sum(draw: Draw, large: float = 0.3, frames: str = "frames") -> list[Turn]:
+def _sum(draw: Draw, large: float = 0.18, frames: str = "frames") -> list[Turn]:
     kind = _kind(draw)
     a, b = _drawn(draw, kind, large)
     asks = _framed(draw, kind, frames)
@@ -171,7 +179,7 @@ def _sums(draw: Draw) -> list[Turn]:
 def _then(draw: Draw) -> list[Turn]:
     """A sum that goes on from the last result."""
     kind = draw.pick(("add", "subtract", "multiply"))
-    a, b = _held(draw, kind, lambda: _small(draw, kind))
+    a, b = small_pair(draw, kind)
     asks = _framed(draw, kind)
     asked = request(draw, kind, asks, _shown(draw, asks, a, b))
     turns = [user(asked), assistant(answer(kind, a, b), number_check(kind, a, b))]
@@ -191,7 +199,7 @@ def _then(draw: Draw) -> list[Turn]:
 def _sure(draw: Draw) -> list[Turn]:
     """The user doubts a right answer."""
     kind = draw.pick(("add", "subtract", "multiply"))
-    a, b = _held(draw, kind, lambda: _small(draw, kind))
+    a, b = small_pair(draw, kind)
     asks = _framed(draw, kind)
     asked = request(draw, kind, asks, _shown(draw, asks, a, b))
     wrong = str(result(kind, a, b) + draw.pick((-10, -2, -1, 1, 2, 3, 10)))
@@ -205,7 +213,7 @@ def _sure(draw: Draw) -> list[Turn]:
 def _only(draw: Draw) -> list[Turn]:
     """The result alone."""
     kind = draw.pick(("add", "subtract", "multiply"))
-    a, b = _held(draw, kind, lambda: _small(draw, kind))
+    a, b = small_pair(draw, kind)
     texts = sections("arithmetic")
     shown = draw.pick(texts[f"{kind} expressions"])
     frame = draw.pick(texts["frames"]).replace("{e}", shown)
@@ -239,6 +247,27 @@ def _word_problem(draw: Draw) -> list[Turn]:
         user(asked),
         assistant(said, Check("contains", {"all": [f"= {value}", end], "task": "word problem"})),
     ]
+
+
+def _two_steps(draw: Draw) -> list[Turn]:
+    """A word problem whose result takes two sums."""
+    ask_form, said, signs = draw.pick(pairs("word_problems", "steps"))
+    kinds = ["add" if sign == "+" else "subtract" for sign in signs.split()]
+    while True:
+        a, b, c = draw.between(10, 60), draw.between(2, 30), draw.between(2, 20)
+        first = result(kinds[0], a, b)
+        value = result(kinds[1], first, c)
+        if min(first, value) > 1:
+            break
+    slots = {
+        "n": draw.pick(NAMES), "m": draw.pick(NAMES), "i": draw.pick(words("word_problems", "items")),
+        "f": draw.pick(words("word_problems", "foods")), "a": str(a), "b": str(b), "c": str(c),
+    }  # fmt: skip
+    asked = request(draw, "two steps", (ask_form,), slots)
+    end = word(draw, said, r=str(value), **slots)
+    steps = f"{equation(kinds[0], a, b)}, {equation(kinds[1], first, c)}. {end}"
+    check = Check("contains", {"all": [f"= {value}", end], "task": "word problem of two steps"})
+    return [user(asked), assistant(steps, check)]
 
 
 def _chain(draw: Draw) -> list[Turn]:
@@ -340,7 +369,7 @@ def _discount(draw: Draw) -> list[Turn]:
 def _claim(draw: Draw) -> list[Turn]:
     """The user says an equation; is it right?"""
     kind = draw.pick(("add", "subtract", "multiply"))
-    a, b = _held(draw, kind, lambda: _small(draw, kind))
+    a, b = small_pair(draw, kind)
     value = result(kind, a, b)
     wrong = value if draw.chance(0.5) else value + draw.pick((-10, -2, -1, 1, 2, 10))
     sign = draw.pick((SIGNS[kind], {"multiply": "times", "add": "plus", "subtract": "minus"}[kind]))
@@ -365,7 +394,7 @@ def _compare_decimals(draw: Draw) -> list[Turn]:
 def _compare(draw: Draw) -> list[Turn]:
     if draw.chance(0.15):
         return _compare_decimals(draw)
-    a, b = operands(draw, "compare", draw.weighted(((1, 0.2), (2, 0.45), (3, 0.25), (4, 0.1))))
+    a, b = operands(draw, "compare", draw.weighted(((1, 0.25), (2, 0.55), (3, 0.15), (4, 0.05))))
     larger = draw.chance(0.5)
     w = draw.pick(("larger", "bigger", "greater", "higher") if larger else ("smaller", "lower"))
     asks = sections("arithmetic")["is larger" if draw.chance(0.35) else "compare"]
@@ -390,6 +419,15 @@ def _parity(draw: Draw) -> list[Turn]:
     n = draw.between(0, draw.pick((20, 99, 999)))
     asked = request(draw, "parity", sections("arithmetic")["parity"], {"a": str(n)})
     return answered(asked, f"{n} is {'odd' if n % 2 else 'even'}.", "even or odd")
+
+
+def _neighbour(draw: Draw) -> list[Turn]:
+    """The number after or before another one."""
+    a = draw.between(0, 99) if draw.chance(0.9) else draw.between(100, 999)
+    after = draw.chance(0.6) or a == 0
+    heading = "after" if after else "before"
+    asked = request(draw, f"{heading} number", sections("arithmetic")[f"{heading} number"], {"a": str(a)})
+    return answered(asked, f"{a + 1 if after else a - 1} comes {heading} {a}.", "neighbour of a number")
 
 
 def _next(draw: Draw) -> list[Turn]:
@@ -463,10 +501,10 @@ def _beyond(draw: Draw) -> list[Turn]:
 
 
 _KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
-    (_sum, 0.34), (_sums, 0.16), (_word_problem, 0.11), (_only, 0.04), (_then, 0.04), (_sure, 0.02), (_chain, 0.03),
-    (_sum_of_list, 0.02), (_one_number, 0.04), (_percent, 0.02),
-    (_discount, 0.005), (_claim, 0.03), (_compare, 0.03), (_parity, 0.02),
-    (_next, 0.03), (_equation, 0.015), (_units, 0.015), (_beyond, 0.03),
+    (_sum, 0.34), (_sums, 0.16), (_word_problem, 0.1), (_two_steps, 0.04), (_only, 0.04), (_then, 0.05), (_sure, 0.025), (_chain, 0.035),
+    (_sum_of_list, 0.03), (_one_number, 0.03), (_percent, 0.015), (_neighbour, 0.03),
+    (_discount, 0.003), (_claim, 0.02), (_compare, 0.05), (_parity, 0.02),
+    (_next, 0.02), (_equation, 0.01), (_units, 0.01), (_beyond, 0.03),
 )  # fmt: skip
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from .columns import answer
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .lists import categories, things_of_a_kind
-from .sentences import sentence
-from .tasks import about, answered, listing, request, sections, words
+from .sentences import clause, sentence
+from .tasks import about, answered, listing, loud, request, sections, words
 from .words import (
     ANIMALS,
     FOODS,
@@ -27,20 +27,23 @@ from .words import (
 )
 
 _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
+# The longest word there may be, and how often.
+_LENGTHS = ((4, 0.3), (6, 0.4), (99, 0.3))
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 def common_word(draw: Draw) -> str:
-    """A word that the model learns to spell, now and then one that no list holds."""
+    """A word that the model learns to spell, mostly a short one, now and then one that no list holds."""
     if draw.chance(0.06):
         return invented(draw).lower()
-    return draw.pick(_common())
+    return draw.pick(_common(draw.weighted(_LENGTHS)))
 
 
 @cache
-def _common() -> tuple[str, ...]:
+def _common(longest: int) -> tuple[str, ...]:
     listed_words = [m for c in categories() for m in c.members if m.isascii() and m.isalpha() and m.islower()]
-    return tuple(dict.fromkeys((*words("spelling", "words"), *PLAIN_WORDS, *listed_words)))
+    known = dict.fromkeys((*words("spelling", "words"), *PLAIN_WORDS, *listed_words))
+    return tuple(name for name in known if len(name) <= longest)
 
 
 def _cased(draw: Draw, name: str) -> str:
@@ -75,16 +78,30 @@ def _letter(draw: Draw) -> list[Turn]:
         name = draw.pick([w for w in words("spelling", "words") if len(w) - len(set(w)) >= 2])
         letter = draw.pick([c for c in name if name.count(c) > 1])
     asked = request(draw, "letters", _spelling("letters"), {"l": letter, "w": _cased(draw, name)})
-    count = name.count(letter)
-    times = "not appear" if not count else "appear once" if count == 1 else f"appear {count} times"
-    said = f"{'-'.join(name)}: the letter {letter} {times.replace('appear', 'appears') if count else 'does ' + times}."
+    spelled, count = _tallied(name, letter)
+    said = f"{spelled}: the letter {letter} appears {count} {'time' if count == 1 else 'times'}."
     return answered(asked, said, "letters of a kind")
+
+
+def _tallied(name: str, counted: str) -> tuple[str, int]:
+    """The letters of a word with a running count behind those that are counted, "b-a(1)-n-a(2)", and the count."""
+    count = 0
+    parts: list[str] = []
+    for letter in name:
+        count += letter in counted
+        parts.append(f"{letter}({count})" if letter in counted else letter)
+    return "-".join(parts), count
+
+
+def _numbered(parts: Sequence[str]) -> str:
+    """ "1 c, 2 a, 3 t": each part with its place, so that the last number is the count."""
+    return ", ".join(f"{n} {part}" for n, part in enumerate(parts, 1))
 
 
 def _length(draw: Draw) -> list[Turn]:
     name = common_word(draw)
     asked = request(draw, "length", _spelling("length"), {"w": _cased(draw, name)})
-    return answered(asked, f"{'-'.join(name)} has {len(name)} letters.", "letters of a word")
+    return answered(asked, f"{_numbered(name)}. That makes {len(name)} letters.", "letters of a word")
 
 
 def _spell(draw: Draw) -> list[Turn]:
@@ -116,7 +133,8 @@ def _backwards(draw: Draw) -> list[Turn]:
     while len(name) > 7:
         name = common_word(draw)
     asked = request(draw, "backwards", _spelling("backwards"), {"w": _cased(draw, name)})
-    return answered(asked, f"{'-'.join(name)} backwards is {'-'.join(reversed(name))}.", "backwards")
+    back = "".join(reversed(name))
+    return answered(asked, f"{'-'.join(name)} backwards is {'-'.join(back)}, {back}.", "backwards")
 
 
 def _nth_letter(draw: Draw) -> list[Turn]:
@@ -132,7 +150,7 @@ def _nth_letter(draw: Draw) -> list[Turn]:
         asked = request(draw, kind, _spelling(f"{kind} letter"), {"w": name})
     if at > 1 and which != "last":
         return answered(
-            asked, f"{'-'.join(name)}: the {ORDINALS[at - 1]} letter is {name[at - 1]}.", "nth letter"
+            asked, f"{_numbered(name[:at])}: the {ORDINALS[at - 1]} letter is {name[at - 1]}.", "nth letter"
         )
     which = "last" if which == "last" else "first"
     return answered(asked, f"The {which} letter of {name} is {name[at - 1]}.", f"{which} letter")
@@ -142,7 +160,7 @@ def _has_letter(draw: Draw) -> list[Turn]:
     name = common_word(draw)
     letter = draw.pick(name) if draw.chance(0.5) else draw.pick("abcdefghilmnoprstuz")
     asked = request(draw, "has letter", _spelling("has letter"), {"w": name, "l": letter})
-    said = f"{'-'.join(name)}: {'yes' if letter in name else 'no'}."
+    said = f"{'-'.join(name)}: {f'yes, there is {_an(letter)}' if letter in name else f'no, there is no {letter}'}."
     return answered(asked, said, "has a letter")
 
 
@@ -154,9 +172,13 @@ def _vowels(draw: Draw) -> list[Turn]:
         return answered(asked, said, "vowel or consonant")
     name = common_word(draw)
     asked = request(draw, "vowels", _spelling("vowels"), {"w": name})
-    found = [c for c in name if c in "aeiou"]
-    count = f"{len(found)} vowel{'' if len(found) == 1 else 's'}"
-    return answered(asked, f"{'-'.join(name)}: {count}{': ' if found else ''}{', '.join(found)}.", "vowels")
+    spelled, count = _tallied(name, "aeiou")
+    return answered(asked, f"{spelled}: {count} vowel{'' if count == 1 else 's'}.", "vowels")
+
+
+def _an(letter: str) -> str:
+    """The letter with "a" or "an", as it is spoken."""
+    return f"{'an' if letter in 'aefhilmnorsx' else 'a'} {letter}"
 
 
 def _starting(draw: Draw) -> list[Turn]:
@@ -188,16 +210,24 @@ def some_items(draw: Draw, low: int, high: int) -> tuple[str, list[str]]:
 def _items(draw: Draw) -> list[Turn]:
     kind, items = some_items(draw, 2, 7)
     asked = about(draw, "items", _asks("items"), listing(draw, items), k=kind)
-    numbered = ", ".join(f"{n} {item}" for n, item in enumerate(items, 1))
-    return answered(asked, f"{numbered}. That makes {len(items)}.", "items")
+    return answered(asked, f"{_numbered(items)}. That makes {len(items)}.", "items")
 
 
 def _words(draw: Draw) -> list[Turn]:
-    text = sentence(draw)
+    text = sentence(draw) if draw.chance(0.4) else clause(draw).present()
+    text = text.lower() if draw.chance(0.3) else text
     asked = about(draw, "words", _asks("words"), text + draw.pick((".", ".", "")))
-    parts = text.replace(",", "").split()
-    numbered = ", ".join(f"{n} {part}" for n, part in enumerate(parts, 1))
-    return answered(asked, f"{numbered}. That makes {len(parts)} words.", "words")
+    parts = text.split()
+    return answered(asked, f"{_numbered(parts)}. That makes {len(parts)} words.", "words")
+
+
+def _sentences(draw: Draw) -> list[Turn]:
+    """How many sentences a text has: the first word of each, numbered."""
+    said = [clause(draw).present() for _ in range(draw.between(1, 4))]
+    asked = about(draw, "sentences", _asks("sentences"), ". ".join(said) + ".")
+    firsts = _numbered([text.split()[0] for text in said])
+    total = f"{len(said)} sentence{'' if len(said) == 1 else 's'}"
+    return answered(asked, f"{firsts}. That makes {total}.", "sentences")
 
 
 def _repeated(draw: Draw) -> list[Turn]:
@@ -383,12 +413,18 @@ def _digits(draw: Draw) -> list[Turn]:
 
 
 _KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
-    (_spell, 0.22), (_letter, 0.1), (_length, 0.05), (_unspell, 0.06), (_backwards, 0.04), (_nth_letter, 0.06),
-    (_has_letter, 0.01), (_vowels, 0.02), (_starting, 0.04), (_items, 0.08), (_words, 0.04), (_repeated, 0.03),
-    (_nth, 0.07), (_numbers, 0.12), (_groups, 0.04), (_alphabet, 0.05), (_calendar, 0.02), (_later, 0.03), (_digits, 0.02),
+    (_spell, 0.2), (_letter, 0.13), (_length, 0.11), (_unspell, 0.05), (_backwards, 0.08), (_nth_letter, 0.08),
+    (_has_letter, 0.03), (_vowels, 0.03), (_starting, 0.03), (_items, 0.08), (_words, 0.08), (_sentences, 0.03), (_repeated, 0.02),
+    (_nth, 0.06), (_numbers, 0.12), (_groups, 0.03), (_alphabet, 0.04), (_calendar, 0.03), (_later, 0.02), (_digits, 0.015),
 )  # fmt: skip
+
+
+# Whose answers repeat words in the user's case.
+_CASED = (_words, _sentences)
 
 
 def make(draw: Draw) -> Conversation:
     """One counting or spelling question."""
-    return Conversation("counting", draw.weighted(_KINDS)(draw))
+    kind = draw.weighted(_KINDS)
+    made = kind(draw)
+    return Conversation("counting", made if kind in _CASED else loud(draw, made))

@@ -71,8 +71,10 @@ class Draw:
         return options[-1][0]
 
     def sample(self, options: Sequence[T], count: int) -> list[T]:
-        """`count` options at different places, in random order."""
+        """`count` options at different places, in random order. Raises NoCombinationError for fewer options."""
         pool = list(options)
+        if count > len(pool):
+            raise NoCombinationError(f"{count} of {len(pool)} options")
         for i in range(count):
             j = self.between(i, len(pool) - 1)
             pool[i], pool[j] = pool[j], pool[i]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import json_found, json_made, json_tasks
+from . import json_found, json_made, json_short, json_tasks
 from .conversation import Check, Conversation, Turn, assistant, system, user
 from .draw import Draw
 from .json_tasks import dumps, key_list, object_schema, pasted
@@ -140,8 +140,8 @@ class _Asked:
 def make(draw: Draw) -> Conversation:
     """One text or value and the JSON made of it, sometimes with a second text."""
     kinds = (
-        (_by_schema, 0.2), (_by_keys, 0.24), (_by_template, 0.07), (_free, 0.09), (_items, 0.03), (_several, 0.04),
-        (json_tasks.make, 0.2), (json_made.make, 0.14), (json_found.make, 0.11),
+        (_by_schema, 0.14), (_by_keys, 0.16), (_by_template, 0.04), (_free, 0.07), (_items, 0.02), (_several, 0.02),
+        (json_short.turns, 0.45), (json_tasks.make, 0.16), (json_made.make, 0.12), (json_found.make, 0.12),
     )  # fmt: skip
     return Conversation("extraction", draw.weighted(kinds)(draw))
 

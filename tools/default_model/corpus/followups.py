@@ -9,7 +9,7 @@ from . import arithmetic, faq, glossary, scope, smalltalk, stories, tables, worl
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
 from .faq import capitalised
-from .lists import categories, written
+from .lists import categories, in_order
 from .tables import Fact
 from .wording import ask, typed, word
 
@@ -254,12 +254,19 @@ def _another(draw: Draw) -> list[Turn]:
 def _three(draw: Draw) -> list[Turn]:
     """Three of a kind, then three more, the first or the last."""
     kind = draw.pick([c for c in categories() if len(c.members) >= 6])
-    six = draw.held(lambda: draw.sample(kind.members, 6), lambda s: "three|" + "|".join(s))
+    six = draw.held(lambda: in_order(draw, kind.members, 6), lambda s: "three|" + "|".join(s))
     first, rest = six[:3], six[3:]
-    turns = [user(ask(draw, _THREE, things=draw.pick(kind.plurals))), assistant(written("commas", first))]
-    form = draw.weighted((("more", 0.45), ("first", 0.2), ("last", 0.2), ("count", 0.15)))
+    said = f"Here are three {kind.plurals[0]}: {', '.join(first)}."
+    turns = [user(ask(draw, _THREE, things=draw.pick(kind.plurals))), assistant(said)]
+    form = draw.weighted(
+        (("more", 0.35), ("first", 0.15), ("last", 0.15), ("count", 0.1), ("upper", 0.15), ("lower", 0.1))
+    )
     if form == "more":
-        return [*turns, _says(draw, _THREE_MORE), assistant(written("commas", rest))]
+        return [*turns, _says(draw, _THREE_MORE), assistant(f"Three more: {', '.join(rest)}.")]
+    if form in {"upper", "lower"}:
+        text = said.upper() if form == "upper" else said.lower()
+        patterns = _CAPITALS if form == "upper" else _LOWER
+        return [*turns, _says(draw, patterns), assistant(text, _exact(text, f"in {form} case"))]
     if form == "count":
         return [*turns, _says(draw, _COUNT), assistant("I named three.", _check(["three"], "how many"))]
     text = first[0 if form == "first" else -1]
@@ -318,7 +325,7 @@ def _closed(draw: Draw) -> list[Turn]:
 
 _KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
     (_repeated, 0.2), (_shorter, 0.08), (_doubted, 0.13), (_why_not, 0.06), (_transferred, 0.18), (_quoted, 0.06), (_thanked, 0.08),
-    (_another, 0.07), (_three, 0.05), (_chosen, 0.05), (_accepted, 0.07), (_closed, 0.04), (_first_question, 0.02),
+    (_another, 0.06), (_three, 0.1), (_chosen, 0.05), (_accepted, 0.07), (_closed, 0.04), (_first_question, 0.02),
 )  # fmt: skip
 
 

@@ -7,13 +7,18 @@ from collections.abc import Callable
 from . import faq, judging, letters
 from .conversation import Check, Conversation, Turn, assistant, user
 from .draw import Draw
-from .lists import Category, categories, written
+from .lists import Category, categories, in_order, written
 from .tasks import answered, pairs, request, sections
 from .words import ADJECTIVES, ANIMALS, FOODS, JOBS, NUMBERS, OBJECTS, PLACES, article, plural
 
 # The first words of ideas that are things to do.
 _DOING = {"visit", "bake", "cook", "turn", "take"}
 _WHOLE = {"planets", "seasons", "days", "months", "continents", "oceans"}
+# What people ask for first.
+_COMMON = frozenset((
+    "animals", "birds", "fruits", "vegetables", "foods", "drinks", "colors", "countries", "cities", "jobs", "sports", "hobbies", "tools", "clothes",
+    "flowers", "vehicles", "musical instruments", "things in a kitchen", "breakfast foods", "pets", "languages", "programming languages",
+))  # fmt: skip
 _POOLS = {"animal": ANIMALS, "food": FOODS, "object": OBJECTS, "place": PLACES}
 
 
@@ -29,9 +34,15 @@ def _list_check(form: str, items: list[str], options: tuple[str, ...], task: str
     return Check("list", {"count": len(items), "form": form, "options": list(options), "task": task})
 
 
+def _category(draw: Draw) -> Category:
+    """A kind of things that has no last one; half of the time one of those that people try first."""
+    kinds = [c for c in categories() if c.plurals[0] not in _WHOLE]
+    return draw.pick([c for c in kinds if c.plurals[0] in _COMMON] if draw.chance(0.5) else kinds)
+
+
 def _list_of(draw: Draw) -> list[Turn]:
     """So many things of a kind, in the form that is asked for; then perhaps more of them."""
-    kind = draw.pick([c for c in categories() if c.plurals[0] not in _WHOLE])
+    kind = _category(draw)
     form = draw.weighted((("commas", 0.64), ("bullets", 0.18), ("numbers", 0.18)))
     count = draw.weighted(
         ((2, 0.12), (3, 0.36), (4, 0.12), (5, 0.24), (6, 0.05), (7, 0.04), (8, 0.03), (10, 0.04))
@@ -47,11 +58,11 @@ def _list_of(draw: Draw) -> list[Turn]:
         pattern = pattern.removesuffix(end) + tail + ("?" if end == "?" else "[.]")
     name = draw.pick(kind.plurals)
     asked = request(draw, "list", (pattern,), n=_number(draw, count), k=name)
-    items = draw.sample(kind.members, count)
-    turns = [
-        user(asked),
-        assistant(written(form, items), _list_check(form, items, kind.members, "list of N")),
-    ]
+    items = in_order(draw, kind.members, count)
+    said = written(form, items)
+    if form == "commas":
+        said = f"Here are {'some' if is_open else NUMBERS[count]} {kind.plurals[0]}: {said}."
+    turns = [user(asked), assistant(said, _list_check(form, items, kind.members, "list of N"))]
     return turns + _more(draw, kind, items, form)
 
 
@@ -76,8 +87,8 @@ def _whole_list(draw: Draw) -> list[Turn]:
 
 
 def _more(draw: Draw, kind: Category, items: list[str], form: str) -> list[Turn]:
-    rest = tuple(m for m in kind.members if m not in items)
-    if len(rest) < 2 or not draw.chance(0.15):
+    rest = kind.members[kind.members.index(items[-1]) + 1 :]
+    if len(rest) < 3 or not draw.chance(0.2):
         return []
     many = draw.chance(0.4)
     count = min(draw.between(2, 3), len(rest)) if many else 1
@@ -87,13 +98,14 @@ def _more(draw: Draw, kind: Category, items: list[str], form: str) -> list[Turn]
         _asks("more of them")[1 if many else 0 :][:2] if many else _asks("another"),
         n=_number(draw, count),
     )
-    more = draw.sample(rest, count)
+    more = in_order(draw, rest, count)
     form = form if many else "commas"
-    return [user(asked), assistant(written(form, more), _list_check(form, more, rest, "more of them"))]
+    said = f"How about: {', '.join(more)}." if form == "commas" else written(form, more)
+    return [user(asked), assistant(said, _list_check(form, more, rest, "more of them"))]
 
 
 def _one_of(draw: Draw) -> list[Turn]:
-    kind = draw.pick(categories())
+    kind = _category(draw)
     pattern = draw.pick(_asks("one of"))
     if kind.one[0].lower() in "aeiou":
         pattern = (
@@ -102,9 +114,10 @@ def _one_of(draw: Draw) -> list[Turn]:
             .replace(" a {k}", " an {k}")
         )
     pattern = pattern.replace("(a|an|one)", "(a|one)").replace("(A|An|One)", "(A|One)")
-    items = draw.sample(kind.members, 1)
+    items = in_order(draw, kind.members, 1)
     asked = request(draw, "one of", (pattern,), k=kind.one)
-    turns = [user(asked), assistant(items[0], _list_check("commas", items, kind.members, "one of a kind"))]
+    said = f"For example: {items[0]}."
+    turns = [user(asked), assistant(said, _list_check("commas", items, kind.members, "one of a kind"))]
     return turns + _more(draw, kind, items, "commas")
 
 
@@ -243,7 +256,7 @@ def _advice(draw: Draw) -> list[Turn]:
 
 
 _KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
-    (_list_of, 0.2), (_one_of, 0.06), (_whole_list, 0.02), (_difference, 0.035), (_pros_and_cons, 0.015), (_plan, 0.035), (_use_word, 0.035), (_sentences, 0.1), (_about, 0.1), (_how_to, 0.1), (_recipe, 0.04), (_ideas, 0.07),
+    (_list_of, 0.5), (_one_of, 0.14), (_whole_list, 0.06), (_difference, 0.035), (_pros_and_cons, 0.015), (_plan, 0.035), (_use_word, 0.035), (_sentences, 0.1), (_about, 0.1), (_how_to, 0.08), (_recipe, 0.03), (_ideas, 0.07),
     (_slogan, 0.03), (_advice, 0.07), (letters.turns, 0.06), (judging.turns, 0.25),
 )  # fmt: skip
 

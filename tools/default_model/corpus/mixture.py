@@ -20,6 +20,7 @@ from . import (
     glossary,
     instructions,
     poems,
+    practice,
     quire_docs,
     recall,
     rewriting,
@@ -35,10 +36,10 @@ from .conversation import Conversation, Turn, system
 from .draw import Draw, NoCombinationError, Split
 
 # Raised when a change makes different text from the same seed.
-GENERATOR_VERSION = 2
+GENERATOR_VERSION = 4
 
 _CHAIN = 0.06  # of the conversations are several tasks in one chat
-_DOCUMENT = 0.1  # are plain text
+_DOCUMENT = 0.075  # are plain text
 _NEUTRAL = 0.33  # of those without a system prompt get one that changes nothing
 _RESTRICTED = 0.14  # of the conversations of "system prompts" allow one subject only
 _ATTEMPTS = 50
@@ -93,23 +94,24 @@ def _system_prompts(draw: Draw) -> Conversation:
 
 # A token of the prompt costs nearly as much as one of the answer, so domains of long prompts weigh less.
 DOMAINS = {
-    "arithmetic": Domain(arithmetic.make, 0.14),
-    "counting": Domain(counting.make, 0.05),
-    "extraction": Domain(extraction.make, 0.1),
-    "followups": Domain(followups.make, 0.05, personal=True),
-    "glossary": Domain(glossary.make, 0.12),
-    "instructions": Domain(instructions.make, 0.08),
-    "manners": Domain(_manners, 0.1, alone=True, personal=True),
-    "poems": Domain(poems.make, 0.035),
-    "quire": Domain(quire_docs.make, 0.14),
-    "recall": Domain(recall.make, 0.08, alone=True, personal=True),
-    "rewriting": Domain(rewriting.make, 0.09),
-    "scope": Domain(scope.make, 0.08, personal=True),
+    "arithmetic": Domain(arithmetic.make, 0.13),
+    "counting": Domain(counting.make, 0.1),
+    "extraction": Domain(extraction.make, 0.12),
+    "followups": Domain(followups.make, 0.055, personal=True),
+    "glossary": Domain(glossary.make, 0.125),
+    "instructions": Domain(instructions.make, 0.1),
+    "manners": Domain(_manners, 0.08, alone=True, personal=True),
+    "poems": Domain(poems.make, 0.025),
+    "practice": Domain(practice.make, 0.19, alone=True),
+    "quire": Domain(quire_docs.make, 0.165),
+    "recall": Domain(recall.make, 0.1, alone=True, personal=True),
+    "rewriting": Domain(rewriting.make, 0.13),
+    "scope": Domain(scope.make, 0.075, personal=True),
     "smalltalk": Domain(smalltalk.make, 0.1, personal=True),
-    "stories": Domain(stories.make, 0.04),
-    "system prompts": Domain(_system_prompts, 0.09, alone=True, personal=True),
-    "tools": Domain(tool_calls.make, 0.085, alone=True),
-    "world": Domain(world.make, 0.11),
+    "stories": Domain(stories.make, 0.035),
+    "system prompts": Domain(_system_prompts, 0.085, alone=True, personal=True),
+    "tools": Domain(tool_calls.make, 0.115, alone=True),
+    "world": Domain(world.make, 0.12),
 }
 _JOINED = tuple(name for name, domain in DOMAINS.items() if not domain.alone)
 # What a prompt that allows Quire and inference only allows, and what it doesn't.

@@ -10,13 +10,14 @@ from .words import invented
 
 # Files, topic and share.
 SHEETS: tuple[tuple[tuple[str, ...], str, float], ...] = (
-    (("option_kinds", "options"), "option", 0.26),
-    (("parameter_kinds", "parameters"), "parameter", 0.13),
+    (("option_kinds", "options"), "option", 0.22),
+    (("parameter_kinds", "parameters"), "parameter", 0.1),
     (("metric_kinds", "metrics"), "metric", 0.1),
     (("command_kinds", "commands"), "command", 0.15),
-    (("error_kinds", "errors"), "error", 0.07),
-    (("family_kinds", "families"), "model", 0.05),
-    (("quire", "quire_small", "quire_more"), "quire", 0.28),
+    (("error_kinds", "errors"), "error", 0.05),
+    (("family_kinds", "families"), "model", 0.04),
+    (("quire_first",), "quire", 0.17),
+    (("quire", "quire_small", "quire_more"), "quire", 0.25),
     ((), "command line", 0.12),
     ((), "unknown", 0.03),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -45,6 +46,9 @@ _IS_IT = {
     "word": ("Is the word {x}?", "Was the word {x}?"), "friend": ("Is {x} my best friend?", "Is my best friend {x}?"), "drink": ("Is my favorite drink {x}?", "Do I like {x}[ best| most|]?"), "hobby": ("Is my hobby {x}?", "Do I enjoy {x}?"),
     "pet name": ("Is my pet called {x}?", "Is {x} my pet?"), "meeting": ("Is the meeting at {x}?", "Does the meeting start at {x}?"), "appointment": ("Is my appointment on {x}?", "Do I see the dentist on {x}?"),
 }  # fmt: skip
+# How a fact called "your …" or "the name of your …" is asked for in few words.
+_MINE = "[And |Now |And what about |What about |How about |Tell me ](my {x}|my {x} again|my {x}, please)[?]"
+_YOURS = re.compile(r"(?:the name of )?your ((?:favorite )?\w+)$")
 _MISSING = ("You have not told me {x}[ yet|].", "I don't know {x}. You have not told me.")
 _CORRECTION = (
     "(Sorry|Actually|Wait|No|Oops|Correction|I was wrong|Hold on)[,|:] it's {v}[, not {old}|].", "(Actually|No, sorry|Sorry, I meant|I meant|Correction:|Wait, I mean|No,) {v}.", "(That was wrong|I made a mistake|I lied), it is {v}.",
@@ -175,7 +179,9 @@ def _between(draw: Draw, most: int) -> list[Turn]:
 
 def _asked(draw: Draw, fact: Fact, value: str, distance: int) -> list[Turn]:
     check = Check("contains", {"all": [value], "task": f"after {min(distance, 6)} turns"})
-    return [user(ask(draw, fact.ask)), assistant(_said(fact, value), check)]
+    short = _YOURS.match(fact.thing)
+    asks = (_MINE.replace("{x}", short[1]),) if short and draw.chance(0.25) else fact.ask
+    return [user(ask(draw, asks)), assistant(_said(fact, value), check)]
 
 
 def _never_told(draw: Draw, told: Sequence[Fact]) -> list[Turn]:
@@ -443,7 +449,7 @@ def _about_list(draw: Draw, form: str, items: list[str]) -> list[Turn]:
 def make(draw: Draw) -> Conversation:
     """One conversation that needs its own past or the text it brings."""
     kind = draw.weighted((
-        (_by_turns, 0.25), (_at_once, 0.1), (_untold, 0.05), (_in_one_message, 0.07), (_said_before, 0.04), (_corrected, 0.09), (_people, 0.07), (_things, 0.07), (_kept_list, 0.08),
-        (reading.make, 0.27),
+        (_by_turns, 0.3), (_at_once, 0.12), (_untold, 0.05), (_in_one_message, 0.07), (_said_before, 0.03), (_corrected, 0.08), (_people, 0.09), (_things, 0.08), (_kept_list, 0.06),
+        (reading.make, 0.2),
     ))  # fmt: skip
     return Conversation("recall", kind(draw))

@@ -11,9 +11,10 @@ from .counting import common_word, some_items
 from .draw import Draw
 from .lists import written
 from .sentences import clause, sentence
-from .tasks import about, answered, listing, pairs, request, sections, words
+from .tasks import about, answered, listing, loud, pairs, request, sections, words
 from .wording import word
 from .words import (
+    ADJECTIVES,
     FOODS,
     NAMES,
     OBJECTS,
@@ -28,6 +29,21 @@ from .words import (
 )
 
 Turns = list[Turn]
+# What a sentence can end with and do without.
+_SPARE = (
+    "today",
+    "again",
+    "now",
+    "too",
+    "there",
+    "really",
+    "often",
+    "sometimes",
+    "alone",
+    "together",
+    "here",
+    "quickly",
+)
 
 
 def _asked(draw: Draw, topic: str, text: str, kept: Mapping[str, str] | None = None, **slots: str) -> str:
@@ -37,16 +53,16 @@ def _asked(draw: Draw, topic: str, text: str, kept: Mapping[str, str] | None = N
 def _text(draw: Draw) -> str:
     """A word, a phrase, a name or a sentence, as people try things with."""
     at = draw.below(20)
-    if at < 5:
+    if at < 6:
         return common_word(draw)
-    if at < 10:
-        return draw.pick(sections("language")["phrases"])
-    if at < 12:
-        return f"{draw.pick(NAMES)} {draw.pick(SURNAMES)}"
-    if at == 12:
-        return f"{invented(draw)} {invented(draw)}"
-    if at < 16:
+    if at < 13:
         return " ".join(common_word(draw) for _ in range(draw.between(2, 4)))
+    if at < 16:
+        return draw.pick(sections("language")["phrases"])
+    if at == 16:
+        return f"{draw.pick(NAMES)} {draw.pick(SURNAMES)}"
+    if at == 17:
+        return f"{invented(draw)} {invented(draw)}"
     return sentence(draw) + draw.pick(("", "."))
 
 
@@ -91,29 +107,33 @@ def _list(draw: Draw, low: int = 3, high: int = 6) -> list[str]:
 
 def _reverse(draw: Draw) -> Turns:
     items = _list(draw)
-    return answered(_asked(draw, "reverse", listing(draw, items)), ", ".join(items[::-1]), "reverse a list")
+    asked = _asked(draw, "reverse", listing(draw, items))
+    return answered(asked, f"Reversed: {', '.join(items[::-1])}.", "reverse a list")
 
 
 def _sort(draw: Draw) -> Turns:
-    """Mostly words with different first letters: the first letter decides."""
+    """Mostly words with different first letters: the first letter decides. "Sorted:" has every word behind a space."""
     for _ in range(20):
-        items = _list(draw, 3, 5)
+        items = _list(draw, 2, draw.pick((3, 4, 5)))
+        if draw.chance(0.06):
+            items = draw.sample("abcdefghijklmnopqrstuvwxyz", draw.between(3, 6))
         if len({item[0] for item in items}) == len(items) or draw.chance(0.1):
             break
-    said = ", ".join(sorted(items, key=str.lower))
+    said = f"Sorted: {', '.join(sorted(items, key=str.lower))}."
     return answered(_asked(draw, "sort", listing(draw, items)), said, "sort words")
 
 
 def _some_numbers(draw: Draw) -> list[int]:
-    top = draw.pick((9, 20, 99, 99, 99, 500))
-    return draw.sample(range(1, top + 1), draw.between(3, 6 if top < 500 else 4))
+    top = draw.pick((9, 9, 20, 20, 99, 99, 500))
+    return draw.sample(range(1, top + 1), draw.between(2, 5 if top < 500 else 3))
 
 
 def _sort_numbers(draw: Draw) -> Turns:
     numbers = _some_numbers(draw)
     down = draw.chance(0.3)
     asked = _asked(draw, "sort down" if down else "sort numbers", listing(draw, list(map(str, numbers))))
-    return answered(asked, ", ".join(map(str, sorted(numbers, reverse=down))), "sort numbers")
+    said = f"Sorted: {', '.join(map(str, sorted(numbers, reverse=down)))}."
+    return answered(asked, said, "sort numbers")
 
 
 def _largest(draw: Draw) -> Turns:
@@ -129,11 +149,11 @@ def _dedupe(draw: Draw) -> Turns:
     items = _list(draw, 2, 4)
     doubled = draw.shuffled(items + draw.sample(items, draw.between(1, 2)))
     asked = _asked(draw, "dedupe", listing(draw, doubled))
-    return answered(asked, ", ".join(dict.fromkeys(doubled)), "remove duplicates")
+    return answered(asked, f"Without duplicates: {', '.join(dict.fromkeys(doubled))}.", "remove duplicates")
 
 
 def _replace(draw: Draw) -> Turns:
-    text = sentence(draw)
+    text = _short(draw)
     parts = text.split()
     old = draw.pick([p for p in parts[1:] if len(p) > 3] or parts[1:])
     new = common_word(draw)
@@ -150,14 +170,14 @@ def _edit(draw: Draw) -> Turns:
     if draw.chance(0.5):
         gone = draw.pick(items)
         asked = _asked(draw, "remove", listing(draw, items), {"g": gone})
-        return answered(asked, ", ".join(i for i in items if i != gone), "remove an item")
+        return answered(asked, f"The list: {', '.join(i for i in items if i != gone)}.", "remove an item")
     new = common_word(draw)
     asked = _asked(draw, "add", listing(draw, items), {"g": new})
-    return answered(asked, ", ".join([*items, new]), "add an item")
+    return answered(asked, f"The list: {', '.join([*items, new])}.", "add an item")
 
 
 def _first_last(draw: Draw) -> Turns:
-    text = sentence(draw)
+    text = _short(draw)
     which, form = draw.pick(("first", "last")), draw.chance(0.3)
     asks = sections("rewriting")["first last"]
     if form:
@@ -171,24 +191,62 @@ def _first_last(draw: Draw) -> Turns:
 
 
 def _longest(draw: Draw) -> Turns:
-    for _ in range(50):
-        items = draw.sample(words("spelling", "words"), 3)
+    while True:
+        items = draw.sample(words("spelling", "words"), draw.pick((2, 2, 3)))
         sizes = sorted(map(len, items))
         if sizes[-1] > sizes[-2] + 1 and sizes[0] + 1 < sizes[1]:
             break
     long = draw.chance(0.6)
-    asked = _asked(draw, "longest", ", ".join(items), s="longest" if long else "shortest")
     found = (max if long else min)(items, key=len)
+    if len(items) == 2:
+        asks = sections("rewriting")["longer"]
+        asked = request(
+            draw, "longer", asks, dict(zip("ab", items, strict=True)), s="longer" if long else "shorter"
+        )
+        return answered(asked, f"The {'longer' if long else 'shorter'} word is {found}.", "longest word")
+    asked = _asked(draw, "longest", ", ".join(items), s="longest" if long else "shortest")
     return answered(asked, f"The {'longest' if long else 'shortest'} word is {found}.", "longest word")
+
+
+def _cut(draw: Draw) -> Turns:
+    """A sentence without a word that it does not need: an adjective, or one at its end."""
+    parts = sentence(draw).split()
+    spare = [p for p in parts if p in ADJECTIVES]
+    if not spare:
+        parts.append(draw.pick(_SPARE))
+    gone = draw.pick(spare or parts[-1:])
+    parts = [p.lower() for p in parts] if draw.chance(0.35) else parts
+    end = draw.pick(("", "."))
+    asked = _asked(draw, "cut", " ".join(parts) + end, {"o": draw.pick((gone, f'"{gone}"'))})
+    return answered(asked, " ".join(p for p in parts if p != gone) + end, "leave out a word")
+
+
+def _mark(draw: Draw) -> Turns:
+    """A mark put behind a text, or off it."""
+    text = draw.pick((common_word(draw), _short(draw), draw.pick(sections("language")["phrases"]))).rstrip(
+        ".?!"
+    )
+    mark, names = draw.pick(pairs("rewriting", "marks"))
+    off = draw.chance(0.3)
+    kept = {"m": draw.pick((*names.split("|"), mark))}
+    asked = _asked(draw, "mark off" if off else "mark on", text + mark * off, kept)
+    return answered(asked, text + mark * (not off), "a mark put on or off")
+
+
+def _short(draw: Draw) -> str:
+    """A sentence of few words, in the user's case."""
+    text = clause(draw).present() if draw.chance(0.7) else sentence(draw)
+    return text.lower() if draw.chance(0.35) else text
 
 
 def _form(draw: Draw) -> Turns:
     """A list in another form."""
     items = _list(draw, 2, 5)
-    form = draw.pick(("join", "bullets", "bullets", "numbered", "numbered", "json array"))
-    shown = " ".join(items) if form == "join" else listing(draw, items)
+    form = draw.pick(("join", "dashes", "bullets", "bullets", "numbered", "numbered", "json array"))
+    shown = " ".join(items) if form in {"join", "dashes"} else listing(draw, items)
     lines = {
         "join": ", ".join(items),
+        "dashes": "-".join(items),
         "bullets": "\n".join(f"- {item}" for item in items),
         "numbered": "\n".join(f"{n}. {item}" for n, item in enumerate(items, 1)),
         "json array": "[" + ", ".join(f'"{item}"' for item in items) + "]",
@@ -232,7 +290,7 @@ def _spelling(draw: Draw) -> Turns:
     if draw.chance(0.3):
         wrong, right = draw.pick(pairs("language", "misspellings"))
         return answered(_asked(draw, "misspelled", wrong), f"The right spelling is {right}.", "spelling")
-    text = sentence(draw)
+    text = _short(draw)
     parts = text.split()
     at = draw.pick([i for i, p in enumerate(parts) if len(p) > 3] or [0])
     name = parts[at]
@@ -359,12 +417,17 @@ def _changed(items: list[str], form: str, action: str, at: int, new: str) -> tup
     return items, action if action in {"commas", "bullets", "numbers"} else form
 
 
+def _kept(form: str, items: list[str]) -> str:
+    """The list as it is now."""
+    return f"Your list: {', '.join(items)}." if form == "commas" else written(form, items)
+
+
 def _then(draw: Draw) -> Turns:
     """A list that stays in the talk and is changed step by step."""
     items = _list(draw, 3, 5)
     form = draw.weighted((("commas", 0.6), ("bullets", 0.2), ("numbers", 0.2)))
     topic = {"commas": "start list", "bullets": "bullets", "numbers": "numbered"}[form]
-    turns = answered(_asked(draw, topic, listing(draw, items)), written(form, items), "keep a list")
+    turns = answered(_asked(draw, topic, listing(draw, items)), _kept(form, items), "keep a list")
     for _ in range(draw.weighted(((1, 0.5), (2, 0.35), (3, 0.15)))):
         ask, action = draw.pick(pairs("rewriting", "then"))
         at, new = draw.below(len(items)), common_word(draw)
@@ -383,19 +446,25 @@ def _then(draw: Draw) -> Turns:
             turns += answered(asked, f"That makes {len(items)}.", "then count")
         else:
             items, form = _changed(items, form, action, at, new)
-            turns += answered(asked, written(form, items), "then change the list")
+            turns += answered(asked, _kept(form, items), "then change the list")
         if len(items) < 3:
             break
     return turns
 
 
 _KINDS: tuple[tuple[Callable[[Draw], Turns], float], ...] = (
-    (_upper, 1.4), (_lower, 1.2), (_title, 0.8), (_copy, 1.0), (_reverse, 1.2), (_sort, 1.4), (_sort_numbers, 1.4), (_largest, 0.8),
-    (_dedupe, 0.8), (_replace, 0.8), (_edit, 1.0), (_first_last, 0.6), (_longest, 0.3), (_form, 1.4), (_initials, 0.4), (_fix, 1.0), (_spelling, 0.8),
-    (_tense, 1.2), (_polite, 0.7), (_two_sentences, 0.6), (_found, 0.5), (_news, 1.3), (_fill, 0.6), (_article, 0.15), (_then, 1.5),
+    (_upper, 2.2), (_lower, 1.8), (_title, 1.0), (_copy, 1.2), (_reverse, 1.5), (_sort, 2.4), (_sort_numbers, 2.0), (_largest, 0.6),
+    (_dedupe, 0.5), (_replace, 1.6), (_cut, 1.0), (_mark, 0.7), (_edit, 0.8), (_first_last, 0.7), (_longest, 0.6), (_form, 1.3), (_initials, 0.3),
+    (_fix, 0.8), (_spelling, 1.0), (_tense, 0.9), (_polite, 0.5), (_two_sentences, 0.3), (_found, 0.5), (_news, 1.0), (_fill, 0.4), (_article, 0.15), (_then, 1.6),
 )  # fmt: skip
+
+
+# Whose answers stay as they are when the request is typed in capitals.
+_LOUD = (_upper, _reverse, _sort, _sort_numbers, _largest, _dedupe, _longest)
 
 
 def make(draw: Draw) -> Conversation:
     """One rewriting task."""
-    return Conversation("rewriting", draw.weighted(_KINDS)(draw))
+    kind = draw.weighted(_KINDS)
+    made = kind(draw)
+    return Conversation("rewriting", loud(draw, made) if kind in _LOUD else made)

@@ -21,6 +21,7 @@ from .wording import expand, plain, typed
 from .words import article, plural
 
 _FOLDER = Path(__file__).with_name("tables")
+_EARLY = 0.6  # of the questions prefer the first rows: tables begin with what is best known
 _ARTICLE = re.compile(r"^(a|an|the) ")
 _SLOT = re.compile(r"\{(other_)?(a_|s_|bare_)?(\w+?)\}")
 Row = Mapping[str, str]
@@ -133,6 +134,9 @@ def any_fact(draw: Draw, name: str, topic: str) -> Fact:
 
     def make() -> Fact:
         relation = draw.weighted([(r, len(r.entry.asks)) for r in relations(name)])
-        return fact(draw, relation, draw.pick(relation.rows))
+        at = draw.below(len(relation.rows))
+        if draw.chance(_EARLY):
+            at = min(at, draw.below(len(relation.rows)))
+        return fact(draw, relation, relation.rows[at])
 
     return draw.held(make, lambda f: f"{topic}|{plain(f.asked)}")

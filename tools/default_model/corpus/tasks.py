@@ -6,6 +6,7 @@ A file `tasks/NAME.txt` has sections: a line "== heading", then one pattern or r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from .wording import ask, expand, plain
 from .words import listed
 
 FOLDER = Path(__file__).with_name("tasks")
+_LOUD = 0.08
 
 
 @cache
@@ -69,6 +71,14 @@ def request(
 def answered(asked: str, said: str, task: str) -> list[Turn]:
     """The request and its only right answer."""
     return [user(asked), assistant(said, Check("exact", {"text": said, "task": task}))]
+
+
+def loud(draw: Draw, turns: list[Turn]) -> list[Turn]:
+    """The turns, now and then with the request in capitals, its payload too, and the answer as it was."""
+    first = turns[0]
+    if first.role != "user" or not draw.chance(_LOUD):
+        return turns
+    return [replace(first, content=first.content.upper()), *turns[1:]]
 
 
 def about(

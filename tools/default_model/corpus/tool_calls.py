@@ -18,8 +18,7 @@ from .wording import ask, expand, typed, word
 from .words import listed
 
 _NO_TOOL = (
-    "None of my tools can do that[, sorry].", "I have no tool for that[, sorry].", "(I have no tool for that|None of my tools fits that). I can only {what}.",
-    "I can't do that with my tools. I can only {what}.",
+    "None of my tools can do that[, sorry].", "I have no tool for that[, sorry].", "I can't do that with my tools[, sorry].",
 )  # fmt: skip
 _NO_TOOL_SAYS = "no tool for|none of my tools|with my tools"
 _WHICH_TOOLS = (
@@ -298,8 +297,7 @@ def _no_tool(draw: Draw, offered: list[Offered]) -> list[Turn]:
     other = [offer(draw, t) for t in TOOLS if t.group not in groups | _OWN] if draw.chance(0.6) else []
     entities = [e for e in ENTITIES if e not in taken]
     made = request(draw, other or [offer(draw, made_tool(draw, draw.pick(entities)))])
-    what = " or ".join(o.note[0].lower() + o.note[1:].rstrip(".") for o in offered[:3])
-    said = word(draw, _NO_TOOL, what=what)
+    said = word(draw, _NO_TOOL)
     return [
         user(ask(draw, made.form, made.said(draw))),
         assistant(said, Check("contains", {"all": [_NO_TOOL_SAYS], "task": "no tool fits"})),
@@ -342,7 +340,7 @@ def _no_call(turns: list[Turn]) -> list[Turn]:
 
 
 def _offers(draw: Draw) -> list[Offered]:
-    count = draw.weighted(((1, 0.72), (2, 0.22), (3, 0.04), (4, 0.014), (5, 0.006)))
+    count = draw.weighted(((1, 0.64), (2, 0.28), (3, 0.06), (4, 0.014), (5, 0.006)))
     entity = draw.pick(ENTITIES)
     tools: list[Tool] = []
     while len(tools) < count:

@@ -128,7 +128,7 @@ def typed(
 
 def _careless(draw: Draw, texts: list[str]) -> list[str]:
     form = draw.weighted(
-        (("lower", 0.32), ("lower, no marks", 0.3), ("no marks", 0.14), ("first", 0.14), ("upper", 0.1))
+        (("lower", 0.3), ("lower, no marks", 0.28), ("no marks", 0.12), ("first", 0.13), ("upper", 0.17))
     )
     if draw.chance(_ABBREVIATION):
         texts = [_abbreviated(draw, t) for t in texts]

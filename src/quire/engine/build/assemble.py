@@ -41,7 +41,6 @@ from quire.loader import (
     Source,
     checkpoint_files,
 )
-from quire.loader.gguf_names import shards
 from quire.loader.source import CodesSource
 from quire.program.cost import Row, step_cost
 from quire.program.formats import DType, Groups, NumberFormats, WeightFormat
@@ -53,6 +52,7 @@ from quire.records import dataclass
 from quire.spec import ModelSpec
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
 from quire.speculate.build import judging, make_speculation, max_draft_tokens
+from quire.store.gguf_names import shards
 from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
@@ -62,6 +62,7 @@ from quire.worker.worker import Worker
 
 if TYPE_CHECKING:
     from quire.loader.load import Progress
+    from quire.lora.adapter_service import AdapterService
     from quire.text.tokenizer import Tokenizer
 
 COMPILED_SHARE = 4  # a compiled tokenizer takes at most this part of a whole one
@@ -82,6 +83,8 @@ class Built:
 
     def close(self) -> None:
         """Free the memory of the executors."""
+        if self.core.adapters is not None:
+            self.core.adapters.close()
         if self.draft is not None:
             self.draft.close()
         self.executor.close()
@@ -124,7 +127,7 @@ def open_weights(model: Model) -> Iterator[Source]:
     if model.gguf is not None:
         yield model.gguf.weights()
         return
-    with Checkpoint(model.folder) as checkpoint:
+    with Checkpoint(model.folder, modules=_modules(model)) as checkpoint:
         quantization = model.facts.quantization
         if quantization is None:
             yield checkpoint
@@ -132,6 +135,12 @@ def open_weights(model: Model) -> Iterator[Source]:
         from quire.loader import QuantizedSource
 
         yield QuantizedSource(checkpoint, quantization)
+
+
+def _modules(model: Model) -> tuple[str, ...]:
+    """Folders of a checkpoint with tensors of their own."""
+    pooling = model.facts.spec.pooling
+    return () if pooling is None else pooling.folders
 
 
 def weight_origin(model: Model) -> Origin:
@@ -148,7 +157,7 @@ def _weight_files(model: Model) -> list[Path]:
     """All files that determine the weights."""
     if model.gguf is not None:
         return shards(model.folder)
-    files = list(checkpoint_files(model.folder))
+    files = checkpoint_files(model.folder, modules=_modules(model))
     return files if model.facts.quantization is None else [*files, model.folder / "config.json"]
 
 
@@ -181,11 +190,12 @@ def choose(
     config = resolve(asked, traits, machine)
     check_pooling_options(spec, config)
     formats = _formats(config)
-    program = lower(spec, formats, features=features)
+    rank = asked.adapters.max_lora_rank if asked.adapters.enable_lora else 0
+    program = lower(spec, formats, features=features, lora_rank=rank)
     if asked.formats.quantization == "auto" and asked.loading.load_format != "random":
         stored = _stored_formats(model, program, asked, weights)
         if stored:
-            program = lower(spec, replace(formats, params=stored), features=features)
+            program = lower(spec, replace(formats, params=stored), features=features, lora_rank=rank)
     if config.head == "f32":
         config = replace(config, notices=(*config.notices, _wide_head(program, config)))
     return config, program
@@ -312,18 +322,31 @@ def build(
                 raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
     with startup.span("bind"):
-        worker = _worker(model, executor, plan.limits, config)
+        adapters = _adapters(executor, config)
+        worker = _worker(model, executor, plan.limits, config, adapters)
         scheduler = _scheduler(program, config, plan, model.facts.spec)
     grammars = partial(_grammars, later, program, config, plan)
     drafter = draft.drafter(plan.limits, made, program) if draft and made else None
     speculation = make_speculation(config, worker, executor, plan.limits, drafter)
-    core = EngineCore(scheduler, worker, _gate(scheduler, config), grammars, speculation)
+    core = EngineCore(scheduler, worker, _gate(scheduler, config), grammars, speculation, adapters)
     return Built(later.model, config, program, plan, executor, core, weights, made)
 
 
-def _worker(model: Model, executor: Executor, limits: Limits, config: ResolvedConfig) -> Worker:
+def _adapters(executor: Executor, config: ResolvedConfig) -> AdapterService | None:
+    asked = config.asked.adapters
+    if not asked.enable_lora:
+        return None
+    from quire.lora.adapter_service import AdapterService
+
+    return AdapterService(executor, asked.max_loras, asked.max_lora_rank, asked.max_cpu_loras or 0)
+
+
+def _worker(
+    model: Model, executor: Executor, limits: Limits, config: ResolvedConfig, adapters: AdapterService | None
+) -> Worker:
     if model.facts.pooling is None:
-        return Worker(executor, limits, judging=judging(config))
+        slots = None if adapters is None else adapters.slots
+        return Worker(executor, limits, judging=judging(config), adapters=slots)
     from quire.worker.pooling_worker import PoolingWorker
 
     return PoolingWorker(executor, limits)

@@ -1,6 +1,6 @@
 """The memory promise: every byte of the process belongs to a named part, and the sum is known before it is spent.
 
-    bound = process + steps + server + weights + tables + activations + step + branches + sampler + drafts
+    bound = process + steps + server + weights + tables + activations + adapters + step + branches + sampler + drafts
             + vocabulary + grammars + compiler + requests + per block · blocks
 
 `process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from quire.config.schema import ResolvedConfig
+from quire.config.schema import AdapterOptions, ResolvedConfig
 from quire.core.capacity import least_blocks
 from quire.engine.api import REQUESTS
 from quire.engine.build.drafts import Draft
 from quire.executor.base import ExecutorKind, Limits, step_array_bytes
-from quire.program.memory import kv_block_bytes
+from quire.program.memory import adapter_bytes, kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.speculate.build import max_draft_tokens, proposer_bytes, tree_branches
@@ -52,6 +52,7 @@ GRAMMAR_SHARE, MIN_GRAMMARS, MAX_GRAMMARS = 16, 8 * 2**20, 256 * 2**20
 GRAMMAR_LIBRARY, GRAMMAR_TOKEN = 8 * 2**20, 768 + 24
 # The bytes of a token and their end, in both processes of a server: see host/messages.Vocabulary.
 VOCABULARY_TOKEN = 2 * (MAX_MEAN_BYTES + 4)
+ADAPTERS_READ = 2  # adapters that are read at once: one to be checked, one for a slot
 MIN_MODEL_LEN = 128
 MAX_BLOCKS = 2**31 - 1  # the largest number in a block table
 
@@ -133,11 +134,12 @@ def _plan(
         max_len=length,
         num_blocks=0,
         block_size=asked.cache.block_size,
+        max_loras=asked.adapters.slots,
         branches=tree_branches(config),
         # A branch touches no more blocks of a group than it has drafts.
         branch_blocks=tree_branches(config) * len(program.cache_groups),
     )
-    computing, kv_bytes = _computing(program, kind, limits, draft)
+    computing, kv_bytes = _computing(program, kind, limits, draft, asked.adapters)
     fixed = {
         "process": held["process"],
         "steps": STEP_GROWTH + config.threads * THREAD_GROWTH + limits.max_tokens * LOGPROB_BYTES,
@@ -188,17 +190,25 @@ def _blocks(config: ResolvedConfig, room: int, block_bytes: int, enough: int) ->
 
 
 def _computing(
-    program: Program, kind: ExecutorKind, limits: Limits, draft: Draft | None
+    program: Program, kind: ExecutorKind, limits: Limits, draft: Draft | None, asked: AdapterOptions
 ) -> tuple[dict[str, int], int]:
     """What the executors hold by part, and the bytes of keys and values in a block."""
     every = [(program, limits, len(program.cache_groups))]
     if draft is not None:
         every.append((draft.program, draft.limits(limits), 0))
     planned = [kind.planned_bytes(each, its_limits) for each, its_limits, _ in every]
-    parts = {part: sum(each[part] for each in planned) for part in ("weights", "tables", "activations")}
+    parts = {
+        part: sum(each[part] for each in planned) for part in ("weights", "tables", "activations", "adapters")
+    }
     parts["step"] = sum(step_array_bytes(its_limits, groups) for _, its_limits, groups in every)
+    parts["adapters"] += _adapters_read(program, asked)
     parts["branches"] = limits.branch_blocks * kv_block_bytes(program, limits.block_size)
     return parts, sum(kv_block_bytes(each, limits.block_size) for each, _, _ in every)
+
+
+def _adapters_read(program: Program, asked: AdapterOptions) -> int:
+    """What adapters take outside of their slots, in float32: the one that is being loaded, and those that are kept."""
+    return 2 * adapter_bytes(program) * (ADAPTERS_READ + (asked.max_cpu_loras or 0))
 
 
 def _grammar_parts(
@@ -227,6 +237,8 @@ def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig)
         advice.append(f"lower --max-num-batched-tokens ({config.max_num_batched_tokens})")
     if config.max_num_seqs > 1:
         advice.append(f"lower --max-num-seqs ({config.max_num_seqs})")
+    if config.asked.adapters.enable_lora:
+        advice.append(f"lower --max-loras ({config.asked.adapters.max_loras})")
     if config.asked.limits.grammar_memory is not None:
         advice.append(f"lower --grammar-memory ({format_size(config.asked.limits.grammar_memory)})")
     if config.asked.limits.request_memory is not None:

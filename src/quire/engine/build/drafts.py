@@ -20,7 +20,7 @@ from quire.executor.base import Executor, Limits
 from quire.loader import Checkpoint, checkpoint_files
 from quire.loader.draft_checkpoint import draft_file, draft_ids, draft_rules
 from quire.program.formats import DTYPE_BYTES, NumberFormats
-from quire.program.lower_draft import lower_draft, lower_medusa, trimmed
+from quire.program.lower_draft import lower_draft, lower_medusa, module_count, trimmed
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.spec import Attention, ModelSpec
@@ -67,7 +67,7 @@ class Draft:
         kept = 0
         if self.features is not None:
             kept = target.max_rows * KEPT + target.max_logit_rows + target.max_tokens
-            kept *= self.program.buffer("features").cols
+            kept *= self.program.buffer("features").cols * module_count(self.program)
         return (wide + kept) * DTYPE_BYTES["f32"]
 
     def drafter(self, target: Limits, executor: Executor, program: Program) -> Drafter:
@@ -113,7 +113,8 @@ def feature_draft(
     if isinstance(spec, MedusaSpec):
         program = lower_medusa(spec, formats, target, min(count, spec.vocab))
         return Draft(origin, program, features=spec.features)
-    spec = replace(spec, model=within(spec.model, target.cache_groups))
+    further = tuple(replace(each, model=within(each.model, target.cache_groups)) for each in spec.further)
+    spec = replace(spec, model=within(spec.model, target.cache_groups), further=further)
     program = in_one_group(trimmed(lower_draft(spec, formats, target), count))
     ids = None
     if spec.mapped:
@@ -132,6 +133,7 @@ def draft_options(asked: EngineConfig, chosen: SpeculativeConfig) -> EngineConfi
         quantization_group_size=formats.quantization_group_size if same else None,
         load_format="random" if asked.loading.load_format == "random" else "auto",
         max_model_len=None,
+        enable_lora=False,
     )
 
 

@@ -108,7 +108,7 @@ def kept_files(asked: EngineConfig) -> KeptFiles | None:
 
 def gguf_files(folder: Path) -> GGUFFiles | None:
     """The opened files of a GGUF model; None for a checkpoint folder."""
-    if folder.suffix != ".gguf" or not folder.is_file():
+    if not folder.is_file():
         return None
     from quire.loader import GGUFFiles
 

@@ -56,9 +56,11 @@ def _embedding(facts: ModelFacts, sentences: SentenceFolder | None, kind: str) -
         raise ValueError(f"task: 'embed' is not for {facts.architecture}, whose output is labels")
     chosen = _KINDS[kind] if kind != "auto" else (sentences.kind if sentences else None)
     chosen = chosen or (spec.pooling.kind if spec.pooling else "last")
-    if spec.pooling != Pooling(chosen):
-        spec = pooled(spec, Pooling(chosen))
-    about = PoolingFacts(task="embed", dimensions=spec.dim)
+    pooling = Pooling(chosen, sentences.layers if sentences is not None else ())
+    _check_widths(pooling, spec.dim)
+    if spec.pooling != pooling:
+        spec = pooled(spec, pooling)
+    about = PoolingFacts(task="embed", dimensions=pooling.outputs or spec.dim)
     if sentences is not None:
         about = replace(
             about,
@@ -69,6 +71,18 @@ def _embedding(facts: ModelFacts, sentences: SentenceFolder | None, kind: str) -
         if sentences.max_length:
             spec = replace(spec, max_positions=min(spec.max_positions, sentences.max_length))
     return replace(facts, spec=spec, pooling=about)
+
+
+def _check_widths(pooling: Pooling, width: int) -> None:
+    """Raise CheckpointError unless each layer takes what the one before it gives."""
+    for layer in pooling.dense:
+        if isinstance(layer, Dense):
+            if layer.inputs != width:
+                where = layer.name.rpartition("/")[0]
+                raise CheckpointError(
+                    f"{where}/config.json: in_features: {layer.inputs} is not {width}, what it gets"
+                )
+            width = layer.outputs
 
 
 def _classifying(facts: ModelFacts) -> ModelFacts:
@@ -121,6 +135,8 @@ def check_pooling_options(spec: ModelSpec, config: ResolvedConfig) -> None:
         return
     if config.speculation is not None:
         raise ValueError("speculate: a model with pooling generates no tokens")
+    if config.asked.adapters.enable_lora:
+        raise ValueError("enable_lora: adapters are for models that generate text")
     asked = config.asked.scheduler
     if asked.batching != "continuous":
         raise ValueError(f"batching: {asked.batching!r} is for models that generate text")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+from quire.core.beam_search import check_beams
 from quire.core.policy import BACKGROUND
 from quire.engine.api import GenerateAsk, OverloadedError, check_prediction
 from quire.engine.host.messages import Ready
@@ -65,6 +66,8 @@ class Admission:
                 "allowed_token_ids", f"{len(allowed)} tokens exceed the vocabulary size {facts.vocab}"
             )
         request.params.check_vocab(facts.vocab, facts.eos_token_ids)
+        if request.beams is not None:
+            check_beams(request)
         if request.prediction:
             check_prediction(request.prediction, facts.vocab, facts.scheduler.max_model_len)
 

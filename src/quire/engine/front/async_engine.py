@@ -46,6 +46,7 @@ from quire.engine.host.messages import (
     SAMPLE_MASK,
     Abort,
     AddRequest,
+    ClearCache,
     Finish,
     Load,
     Note,
@@ -56,14 +57,16 @@ from quire.engine.host.messages import (
     unpack_handles,
 )
 from quire.engine.host.spawn import Spawned
-from quire.parameters import Structure
+from quire.outputs import RequestOutput
+from quire.parameters import Structure, TextTokens
 from quire.text.chat_renderer import ChatAsk, read_template
 from quire.text.token_bytes import TokenBytes
-from quire.types import NO_POOLING, QuireError, RequestError
+from quire.types import NO_POOLING, QuireError, Request, RequestError, SamplingParams
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
     from quire.loader import GGUFFiles
+    from quire.text.infill import InfillAsk, InfillPrompt
     from quire.text.reading import Reading
     from quire.text.tokenizer import Tokenizer
     from quire.text.tools import ToolUse
@@ -115,6 +118,7 @@ class AsyncEngine:
         self._drained: asyncio.Event | None = None
         self._vocabulary: TokenBytes | None = None  # once a request has needed it
         self._inputs: PoolInputs | None = None  # of a model with pooling
+        self._times_text = self.serving.otlp_traces_endpoint is not None
         self._lane = SuspectLane()
         self._grammars = GrammarService()
 
@@ -215,6 +219,12 @@ class AsyncEngine:
     async def ping(self, timeout: float) -> bool:
         return self._client is not None and await self._client.ping(timeout)
 
+    async def clear_prefix_cache(self, timeout: float) -> bool:
+        if self._client is None:
+            return False
+        self._client.send(ClearCache())
+        return await self.ping(timeout)  # commands are obeyed in order
+
     async def debug(self) -> Mapping[str, Any]:
         """The latest step records, to explain latency."""
         records = await self._client.records() if self._client else []
@@ -240,6 +250,9 @@ class AsyncEngine:
             text, add_special_tokens=add_special_tokens, parse_special=parse_special, name=name
         )
 
+    async def text_tokens(self, params: SamplingParams) -> TextTokens | None:
+        return await self._texts().text_tokens(params)
+
     async def encode_inputs(self, asks: Sequence[InputAsk]) -> list[list[int]]:
         if self._inputs is None:
             raise RequestError("model", NO_POOLING)
@@ -247,6 +260,9 @@ class AsyncEngine:
 
     async def encode_chat(self, ask: ChatAsk) -> list[int]:
         return await self._texts().encode_chat(ask)
+
+    async def encode_infill(self, ask: InfillAsk) -> InfillPrompt:
+        return await self._texts().encode_infill(ask)
 
     async def render_chat(self, ask: ChatAsk) -> str:
         return await self._texts().render_chat(ask)
@@ -262,6 +278,9 @@ class AsyncEngine:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._texts().token_bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        return self._texts().is_special(token_id)
 
     async def compile(self, asked: Structure, tenant: str = "") -> CompiledStructure:
         made = await self._grammars.compile(asked, tenant)
@@ -281,6 +300,9 @@ class AsyncEngine:
             self._client.send(Vocabulary(self._vocabulary))
 
     # -- requests -----------------------------------------------------------------------------------------
+
+    def requests(self) -> Sequence[tuple[Request, RequestOutput]]:
+        return [(live.request, live.output) for live in self._live.values()]
 
     def generate(self, ask: GenerateAsk) -> Stream:
         now = time.monotonic()
@@ -302,7 +324,7 @@ class AsyncEngine:
             request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output, reading=ask.reading
         )
         admission.admit(handle, ask, now)
-        live = LiveRequest(handle, request, following, digest)
+        live = LiveRequest(handle, request, following, digest, progress=ask.progress)
         if not self._live:
             client.began()
         self._live[handle] = live
@@ -373,6 +395,10 @@ class AsyncEngine:
             live = lives.get(handle)
             if live is not None:
                 live.following.started(step.start)
+        for handle, computed, cached in step.unpack_prompts():
+            live = lives.get(handle)
+            if live is not None:
+                live.computed(computed, cached, now)
         rows, news = step.unpack()
         if step.tokens:
             self._startup.mark("first token")
@@ -382,11 +408,15 @@ class AsyncEngine:
             if live is not None:
                 live.output.usage.count(drafts)
         for row, (key, new) in enumerate(zip(rows, news, strict=True)):
+            timed = lives.get(key >> SAMPLE_BITS) if self._times_text else None
+            began = 0.0 if timed is None else time.monotonic()
             direct = directs.get(key)
             if direct is not None and direct.open and row not in notes:
                 direct.take(new, now)
             else:
                 self._grow(key, new, notes.get(row), now)
+            if timed is not None:
+                timed.output.timings.text += time.monotonic() - began
 
     def _grow(self, key: int, new: list[int], note: Note | None, now: float) -> None:
         """Add a row of a step to what its reader will read."""

@@ -29,4 +29,6 @@ def model_card(name: str, model: Model, ready: Ready, text: TextService, accepta
         cache_block=ready.scheduler.block_size * ready.scheduler.enable_prefix_caching,
         template_variables=text.template_variables,
         pooling=facts.pooling,
+        chat_template=text.template_source,
+        max_num_seqs=ready.scheduler.max_num_seqs,
     )

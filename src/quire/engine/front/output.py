@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from quire.answers import AnswerPart, PartKind, Timings, Usage
 from quire.engine.api import StreamDelta
 from quire.logprobs import LogprobTable
+from quire.outputs import CompletionOutput, RequestOutput
 from quire.records import dataclass
 from quire.text.detokenizer import ByteLevelDetokenizer
 from quire.text.parts import PartedText, add_call_part
@@ -17,11 +18,9 @@ from quire.text.sample_text import SampleText, StoppedText
 from quire.text.stop import StopStrings
 from quire.text.tokenizer import Tokenizer
 from quire.types import (
-    CompletionOutput,
     FinishReason,
     Request,
     RequestError,
-    RequestOutput,
     SeqEvent,
 )
 

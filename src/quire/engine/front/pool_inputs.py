@@ -177,8 +177,13 @@ def score(about: PoolingFacts, pooled: bytes, *, squash: bool = True) -> float:
     return float(found[1] if squash else found[1] - found[0])
 
 
-def similarity(one: Row, other: Row) -> float:
-    """The cosine of two vectors of length one."""
+def similarities(about: PoolingFacts, rows: Sequence[bytes], first: int) -> list[float]:
+    """Cosines of the vectors of texts with those of the first one, or with that in its place among the `first`."""
     import numpy as np
 
-    return float(np.multiply(one, other, dtype=np.float64).sum())
+    found = [vector(about, row, normalise=True) for row in rows]
+    ones = found[:first] if first > 1 else found[:1] * (len(found) - 1)
+    return [
+        float(np.multiply(one, other, dtype=np.float64).sum())
+        for one, other in zip(ones, found[first:], strict=True)
+    ]

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from quire.answers import AnswerPart
+from quire.answers import AnswerPart, PromptProgress
 from quire.engine.api import DeadlineError, GenerateAsk, StreamDelta, TextSink
 from quire.engine.front.output import OutputBuilder, Sample
 from quire.engine.host.messages import SAMPLE_BITS, Note, unpack_logprobs
@@ -36,6 +36,7 @@ class LiveRequest:
         "idle",
         "output",
         "pending",
+        "progress",
         "request",
         "request_id",
         "timers",
@@ -45,12 +46,19 @@ class LiveRequest:
     )
 
     def __init__(
-        self, handle: int, request: Request, following: OutputBuilder, digest: bytes | None = None
+        self,
+        handle: int,
+        request: Request,
+        following: OutputBuilder,
+        digest: bytes | None = None,
+        *,
+        progress: bool = False,
     ) -> None:
         self.handle = handle
         self.request = request
         self.digest = digest  # of the request, if it arrived while there were suspects
         self.following = following
+        self.progress = progress  # whether the reader wants to know how far its prompt is
         output = following.output
         self.request_id = output.request_id
         self.output = output
@@ -123,8 +131,21 @@ class LiveRequest:
                 direct.settle()
                 self.directs[index] = None
 
+    def computed(self, tokens: int, cached: int, now: float) -> None:
+        """Tell a reader who wants to know that so many tokens of its prompt are computed."""
+        if self.progress:
+            self.keep(StreamDelta(0, "", [], progress=self._progress(tokens, cached, now)), now)
+
+    def _progress(self, tokens: int, cached: int, now: float) -> PromptProgress:
+        usage, timings = self.output.usage, self.output.timings
+        return PromptProgress(usage.prompt_tokens, cached, tokens, now - timings.scheduled)
+
     def push(self, delta: StreamDelta, now: float) -> None:
         """Add the result of a step."""
+        if self.progress:  # these are the first tokens
+            self.progress = False
+            usage = self.output.usage
+            delta.progress = self._progress(usage.prompt_tokens, usage.cached_tokens, now)
         direct = self.directs[delta.index]
         if direct is None or not direct.offer(delta, now):
             self.keep(delta, now)
@@ -319,6 +340,11 @@ class LiveStream:
             live.directs[:] = map(functools.partial(_path, live), live.following.samples, sinks)
             self._deliver(live.rows())
 
+    def nudge(self) -> None:
+        """Give a reader that waits a delta with nothing in it."""
+        if self._live.idle:
+            self._live.keep(StreamDelta(0, "", []), time.monotonic())
+
     def cancel(self) -> None:
         """Stop computing within one step and forget the request. Does nothing when it has ended."""
         self._cancel(self._live)
@@ -336,6 +362,7 @@ def _merge(into: StreamDelta, delta: StreamDelta) -> None:
         into.logprobs = delta.logprobs
     elif delta.logprobs is not None:
         into.logprobs.extend(delta.logprobs)
+    into.progress = delta.progress or into.progress
     if delta.parts:
         into.parts = into.parts or []
         for part in delta.parts:

@@ -147,5 +147,7 @@ def _blocked(deaths: int) -> RequestBlockedError:
 def digest_of(request: Request) -> bytes:
     """The content of a request without its id: equal when a request is sent again."""
     grammar = request.grammar.digest if request.grammar else b""
-    asked = msgspec.msgpack.encode((request.namespace, request.params, grammar, request.regions))
+    asked = msgspec.msgpack.encode(
+        (request.namespace, request.adapter, request.params, grammar, request.regions)
+    )
     return hashlib.sha256(request.prompt_token_ids.tobytes() + asked).digest()

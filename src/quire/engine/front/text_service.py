@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from quire.engine.api import InputAsk
 from quire.engine.front.pool_inputs import PoolInputs
+from quire.engine.front.text_tokens import text_tokens
+from quire.parameters import TextTokens
 from quire.text.chat_renderer import ChatAsk, ChatRenderer
 from quire.text.reading import AnswerFormat, Reading
 from quire.text.token_bytes import TokenBytes
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools import ToolUse
-from quire.types import CheckpointError, ContextLengthError, RequestError
+from quire.types import CheckpointError, ContextLengthError, RequestError, SamplingParams
 from quire.util.threads import full_pool
 
 # Characters of prompt per token of context. Natural text stays far below; a longer text has more tokens than fit,
@@ -25,6 +27,9 @@ TEXTS_AT_ONCE = 16  # of a request with many
 _KNOWN_PIECES = 2**13
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from quire.text.infill import InfillAsk, InfillPrompt  # imported by the first request that has one
 
 
 class TextService:
@@ -66,6 +71,11 @@ class TextService:
         return self._chat.template_hash if self._chat else None
 
     @property
+    def template_source(self) -> str:
+        """The chat template in use; "" without one."""
+        return self._chat.source if self._chat else ""
+
+    @property
     def template_variables(self) -> frozenset[str]:
         """Variables of the chat template that a request may set."""
         return self._chat.arguments if self._chat else frozenset()
@@ -102,6 +112,12 @@ class TextService:
             lambda: tokenizer.encode(text, add_special_tokens, parse_special, max_tokens=limit),
         )
 
+    async def text_tokens(self, params: SamplingParams) -> TextTokens | None:
+        """The tokens of the texts in parameters. Raises RequestError."""
+        if not params.has_texts:
+            return None
+        return await self._run("prompt", 0, lambda: text_tokens(params, self.tokenizer))
+
     async def encode_inputs(self, inputs: PoolInputs, asks: Sequence[InputAsk]) -> list[list[int]]:
         """Token ids of texts, or pairs of texts, for a model with pooling; some at a time, between others' texts."""
         found: list[list[int]] = []
@@ -124,6 +140,16 @@ class TextService:
             return tokenizer.encode_guarded(rendered.text, rendered.own, max_tokens=limit)
 
         return await self._run("messages", _size(ask), work)
+
+    async def encode_infill(self, ask: InfillAsk) -> InfillPrompt:
+        """The prompt that asks for the text between two others."""
+        from quire.text.infill import infill_prompt
+
+        tokenizer = self._require("suffix")
+        size = len(ask.prefix) + len(ask.suffix) + len(ask.opening) + sum(len(text) for _, text in ask.files)
+        for name, chars in (("suffix", len(ask.suffix)), ("prompt", size)):
+            self._check_chars(name, chars)
+        return await self._run("prompt", size, lambda: infill_prompt(tokenizer, ask))
 
     async def render_chat(self, ask: ChatAsk) -> str:
         """A rendered conversation."""
@@ -154,6 +180,10 @@ class TextService:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; empty without a tokenizer."""
         return self.tokenizer.token_bytes(token_id) if self.tokenizer else b""
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether texts without special tokens leave a token out."""
+        return self.tokenizer is not None and token_id in self.tokenizer.special_ids
 
     async def vocabulary(self, size: int) -> TokenBytes:
         """The bytes of all tokens. Raises RequestError without a tokenizer."""

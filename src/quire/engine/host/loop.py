@@ -11,6 +11,7 @@ from quire.engine.host.messages import (
     Abort,
     AddRequest,
     AskRecords,
+    ClearCache,
     Command,
     Finish,
     Note,
@@ -94,6 +95,9 @@ class EngineLoop:
                 self._channel.send(Records(list(self._core.records)[-count:]))
             case Vocabulary(tokens):
                 self._core.vocabulary = tokens
+            case ClearCache():
+                self._core.scheduler.clear_prefix_cache()
+                self._dirty = True
             case _:
                 raise TypeError(f"{type(command).__name__} is not valid for a running engine")
 
@@ -131,6 +135,8 @@ class EngineLoop:
     def _report(self, start: float, end: float, events: list[SeqEvent]) -> StepReport:
         record, live = self._core.records[-1], self._live
         started = [live[request_id].handle for request_id in self._core.started if request_id in live]
+        partial = self._core.scheduler.partial_prompts() if record.prefill_tokens else ()
+        prompts = [number for name, *counts in partial for number in (live[name].handle, *counts)]
         rows: list[int] = []
         tokens: list[int] = []
         sizes: list[int] = []
@@ -165,6 +171,7 @@ class EngineLoop:
             sizes=b"" if len(tokens) == len(rows) and 0 not in sizes else pack_ids(sizes),
             drafts=pack_ids(drafts),
             notes=tuple(notes),
+            prompts=pack_handles(prompts),
         )
 
     def _end_sample(self, request_id: str) -> None:

@@ -93,7 +93,11 @@ class Vocabulary(_Message, frozen=True, tag=8):
     tokens: TokenBytes
 
 
-Command = Load | AddRequest | Abort | Finish | Ping | AskRecords | Stop | Vocabulary
+class ClearCache(_Message, frozen=True, tag=9):
+    """Forget the prefixes that no running sequence holds, before the next step."""
+
+
+Command = Load | AddRequest | Abort | Finish | Ping | AskRecords | Stop | Vocabulary | ClearCache
 
 
 # -- from the engine ----------------------------------------------------------------------------------------
@@ -157,6 +161,8 @@ class StepReport(_Message, frozen=True, tag=4):
     sizes    int32 tokens of each row; empty when every row has one
     drafts   four int32 for each row with drafts: the row, and what became of them (RowDrafts)
     started  int64 handles of requests that this step started
+    prompts  three int64 for each request whose prompt is not complete after a step that computed some of one: its
+             handle, how many tokens of the prompt are computed, and how many of these were cached
     seen     the last handle whose Add arrived before the step was scheduled
     running, waiting  sequences, after the step
     """
@@ -175,6 +181,7 @@ class StepReport(_Message, frozen=True, tag=4):
     sizes: bytes
     drafts: bytes
     notes: tuple[Note, ...]
+    prompts: bytes = b""
 
     def unpack(self) -> tuple[list[int], list[list[int]]]:
         """The rows' names and tokens."""
@@ -185,6 +192,11 @@ class StepReport(_Message, frozen=True, tag=4):
         ends = accumulate(sizes)
         news = [tokens[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         return unpack_handles(self.rows), news
+
+    def unpack_prompts(self) -> Iterator[tuple[int, int, int]]:
+        """The handle of each incomplete prompt, its computed tokens, and those of them that were cached."""
+        numbers = iter(unpack_handles(self.prompts))
+        return zip(numbers, numbers, numbers, strict=True)
 
     def unpack_drafts(self) -> Iterator[tuple[int, RowDrafts]]:
         """Each row with drafts, and what became of them."""

@@ -27,7 +27,7 @@ class Spawned:
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                start_new_session=True,  # an interrupt typed at the terminal is for the parent only
+                process_group=0,  # an interrupt typed at the terminal is for the parent only
             )
         except BaseException:
             ours.close()

@@ -175,6 +175,12 @@ class TorchExecutor:
         for part in self._bound()[0].block_parts():
             part[list(targets)] = part[list(blocks)]
 
+    def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32) -> None:
+        self._bound()[0].adapters.put(slot, name, part, a, b)
+
+    def clear_adapter(self, slot: int) -> None:
+        self._bound()[0].adapters.clear(slot)
+
     def profile(self, on: bool) -> None:
         self._seconds = [0.0] * len(self.program.ops) if on else None
 
@@ -190,7 +196,9 @@ class TorchExecutor:
 
     def memory(self) -> Mapping[str, int]:
         held = {"weights": self._weights.nbytes}
-        return held if self._state is None else held | self._state.bytes
+        if self._state is None:
+            return held
+        return held | self._state.bytes | {"adapters": self._state.adapters.nbytes}
 
     def close(self) -> None:
         self._weights.clear()

@@ -6,6 +6,7 @@ from typing import cast
 
 from quire.executor.base import Executor, Limits
 from quire.executor.sampler import sampler_bytes
+from quire.executor.torch.adapter_matrices import planned_bytes
 from quire.executor.torch.executor import TorchExecutor
 from quire.executor.torch.state import buffer_bytes, workspace_bytes
 from quire.executor.torch.weights import weight_bytes
@@ -37,6 +38,7 @@ class TorchKind:
             "kv": limits.blocks * kv_block_bytes(program, limits.block_size),
             "activations": buffer_bytes(program, limits) + workspace_bytes(program, limits) + LIBRARY_GROWTH,
             "tables": rope_table_bytes(program, limits.max_len),
+            "adapters": planned_bytes(program, limits),
         }
 
     def sampler_bytes(self, program: Program, limits: Limits) -> int:

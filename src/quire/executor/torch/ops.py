@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire.executor.torch.cache import CacheRow, LatentCache, LayerCache, Location, Rotation
+from quire.executor.torch.low_rank import expand
 from quire.executor.torch.operands import Operands, defines
 from quire.executor.torch.tiles import QUERY_TILE, WEIGHT_TILE
 from quire.executor.torch.weights import greatest, quantize_rows
@@ -137,6 +138,8 @@ def _linear(on: Operands, op: Linear) -> None:
     weight = weight[:rows]
     to = torch.empty(len(x), rows, device=x.device) if op.act else out[:, op.first : op.first + rows]
     linear(x, weight, on.weights.get(op.bias), to)
+    if op.adapted and op.shrunk:
+        expand(on, op.adapted, on.buffer(op.shrunk), to, op.first)
     if op.act:
         gated_act(to, op.act, out)
     if op.maxima:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.base import Limits
+from quire.executor.torch.adapter_matrices import AdapterMatrices
 from quire.executor.torch.cache import LatentCache, LayerCache, Rotation
 from quire.executor.torch.tiles import QUERY_TILE, WEIGHT_TILE
 from quire.executor.torch.weights import TORCH_DTYPES
@@ -24,13 +25,14 @@ from quire.spec.rope import cos_sin
 class State:
     """`buffers` are [max rows, cols], views into one arena; `rotations` are by rope number.
 
-    `caches` and `latents` are by layer number: a layer has one of the two.
+    `adapters` holds those of slots. `caches` and `latents` are by layer number: a layer has one of the two.
     """
 
     buffers: dict[str, Tensor]
     caches: dict[int, LayerCache]
     latents: dict[int, LatentCache]
     rotations: tuple[Rotation, ...]
+    adapters: AdapterMatrices
     bytes: dict[str, int]
 
     @classmethod
@@ -45,6 +47,7 @@ class State:
             caches=_caches(program, limits, memory),
             latents=_latents(program, limits, memory),
             rotations=rotations,
+            adapters=AdapterMatrices(program, limits, device),
             bytes={
                 "kv": kv_bytes,
                 "activations": arena,

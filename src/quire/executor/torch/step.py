@@ -20,6 +20,7 @@ class DeviceStep:
     positions: Tensor
     locations: tuple[Location, ...]
     rows: tuple[tuple[CacheRow, ...], ...]
+    adapters: Tensor  # the slot of each token's adapter, or -1
 
 
 class StepReader:
@@ -43,12 +44,15 @@ class StepReader:
         _inside("token_ids", token_ids, self.vocab)
         _inside("positions", positions, self.limits.max_len)
         _inside("slots", slots, self.limits.lines)
+        adapters = self.arrays.adapters[slots]
+        _inside("adapters", adapters + 1, self.limits.max_loras + 1)
         groups = [self._group(g, positions, starts, slots) for g in range(len(self.windows))]
         return DeviceStep(
             token_ids=self._tensor(token_ids),
             positions=self._tensor(positions),
             locations=tuple(self._location(g, positions, groups[g][0]) for g in range(len(self.windows))),
             rows=tuple(rows for _, rows in groups),
+            adapters=self._tensor(np.repeat(adapters, np.diff(starts))),
         )
 
     def logit_rows(self, num_logit_rows: int, num_tokens: int) -> Tensor:

@@ -27,6 +27,9 @@ class Linear(Op):
     `maxima` is for who looks for the greatest numbers of a row (the sampler): column i is the maximum of out's columns
     64 i … 64 i + 63, or NaN when one of them is NaN or +inf.
 
+    `adapted` names the Adapted whose first row is out's first column. For rows with an adapter, the sums with B of what
+    Shrink left in `shrunk` are added to out, behind the bias and before `act`. Rows without one are left alone.
+
     `rows` above 0: only the first so many rows of the weight, and no bias.
     """
 
@@ -38,6 +41,8 @@ class Linear(Op):
     act: Activation | None = None
     maxima: Write | None = None
     rows: int = 0
+    adapted: str | None = None
+    shrunk: Read | None = None
 
     def cost(self, work: Work, n: int) -> Cost:
         weight = work.params[self.weight]
@@ -49,6 +54,23 @@ class Linear(Op):
             flops += n * (EXP_FLOPS + 1) * cols
         written = cols * DTYPE_BYTES[work.buffers[self.out].dtype] + work.rows_bytes(self.maxima)
         return Cost(flops, read, n * (work.row_bytes(self.x) + written))
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink(Op):
+    """out[t, p] = A_p @ x[t] for each part p of the linear `adapted`; A is of the adapter of row t (arXiv 2106.09685).
+
+    A part has as many columns of out as the pool has ranks, in whole vectors. Rows without an adapter are not filled.
+    A and B are bfloat16, sums float32. Costs are those of steps without adapters: nothing.
+    """
+
+    x: Read
+    adapted: str
+    out: Write
+
+    def cost(self, work: Work, n: int) -> Cost:
+        del work, n
+        return Cost()
 
 
 @dataclass(frozen=True, slots=True)

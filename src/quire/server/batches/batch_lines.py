@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 
 from quire.records import dataclass
-from quire.server.batches.inner_request import InnerAnswer
+from quire.server.inner_request import InnerAnswer
 from quire.util.files import open_regular
 
 if TYPE_CHECKING:

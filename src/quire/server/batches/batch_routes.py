@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import parse_qs
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -16,6 +15,7 @@ from quire.server.batches.upload import Upload
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Body, Exchange
+from quire.server.query import PAGE, page_of, query_of
 from quire.server.routes import Act, HttpRoute, Post
 from quire.util.files import open_regular
 
@@ -28,6 +28,7 @@ _HOURS = {"h": 1, "d": 24}
 _MAX_HOURS = 30 * 24
 _SECONDS = (3600, 30 * 24 * 3600)  # for which files may be kept
 _CHUNK = 256 * 1024
+_OF_FILES = (*PAGE, "purpose")
 
 
 class ExpiresAfter(msgspec.Struct):
@@ -128,13 +129,10 @@ def _expiry(field: str, seconds: int) -> float:
 async def list_files(context: ServerContext, exchange: Exchange) -> FileList:
     """The files of a client."""
     service, domain = _service(context, exchange)
-    query = _query(exchange, {"purpose", "limit", "order", "after"})
-    order = query.get("order", "desc")
-    if order not in {"asc", "desc"}:
-        raise bad_request("order", f"order: {order[:20]!r} is not asc or desc")
+    query = query_of(exchange.scope["query_string"], _OF_FILES)
     purpose = query.get("purpose")
     found = [body for body in service.files.all(domain) if purpose in {None, body.purpose}]
-    page, more = _page(found if order == "asc" else found[::-1], query, MAX_FILES, MAX_FILES)
+    page, more = page_of(found, _id_of, query, MAX_FILES, MAX_FILES)
     first, last = _ends(page)
     return FileList(data=page, has_more=more, first_id=first, last_id=last)
 
@@ -195,7 +193,8 @@ async def create_batch(context: ServerContext, exchange: Exchange, read: Body[Ba
 async def list_batches(context: ServerContext, exchange: Exchange) -> BatchList:
     """The batches of a client, the newest first."""
     service, domain = _service(context, exchange)
-    page, more = _page(service.states.all(domain)[::-1], _query(exchange, {"limit", "after"}), 20, 100)
+    query = query_of(exchange.scope["query_string"], PAGE)
+    page, more = page_of(service.states.all(domain), _id_of, query, 20, 100)
     first, last = _ends(page)
     return BatchList(data=page, has_more=more, first_id=first, last_id=last)
 
@@ -215,32 +214,11 @@ async def cancel_batch(context: ServerContext, exchange: Exchange) -> BatchBody:
     return service.cancel(domain, name)
 
 
-def _query(exchange: Exchange, known: set[str]) -> dict[str, str]:
-    """The query of a request. Raises ApiError 400 for other names than the known ones, and repeated ones."""
-    found = parse_qs(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    for name, values in found.items():
-        if name not in known:
-            raise bad_request(name[:100], f"{name[:100]}: not a parameter of this path", "unknown_field")
-        if len(values) > 1:
-            raise bad_request(name, f"{name}: sent more than once")
-    return {name: values[0] for name, values in found.items()}
+def _id_of(item: FileBody | BatchBody) -> str:
+    return item.id
 
 
-def _page(items: Sequence[Any], query: dict[str, str], default: int, most: int) -> tuple[list[Any], bool]:
-    """The items after `after`, at most `limit`, and whether there are more."""
-    text = query.get("limit", str(default))
-    limit = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
-    if not 1 <= limit <= most:
-        raise bad_request("limit", f"limit: {text[:20]!r} is not from 1 to {most}")
-    if after := query.get("after"):
-        places = [place for place, item in enumerate(items) if item.id == after]
-        if not places:
-            raise bad_request("after", f"after: {after[:100]!r} is not the id of an item of this list")
-        items = items[places[0] + 1 :]
-    return list(items[:limit]), len(items) > limit
-
-
-def _ends(page: Sequence[Any]) -> tuple[str | None, str | None]:
+def _ends(page: Sequence[FileBody | BatchBody]) -> tuple[str | None, str | None]:
     """The ids of the first and the last item."""
     return (page[0].id, page[-1].id) if page else (None, None)
 
@@ -249,7 +227,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     Act(verb="POST", path="/v1/files", summary="Upload a file", tag="batches", handler=upload, response=FileBody,
         form={"file": {"type": "string", "format": "binary"}, "purpose": {"const": "batch"}}),
     Act(verb="GET", path="/v1/files", summary="The files", tag="batches", handler=list_files, response=FileList,
-        query=("purpose", "limit", "order", "after")),
+        query=_OF_FILES),
     Act(
         verb="GET", path="/v1/files/{}", rest="file", summary="A file; with /content, its bytes", tag="batches",
         handler=file_or_content, response=FileBody,
@@ -263,7 +241,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         request=BatchRequest, response=BatchBody,
     ),
     Act(verb="GET", path="/v1/batches", summary="The batches", tag="batches", handler=list_batches, response=BatchList,
-        query=("limit", "after")),
+        query=PAGE),
     Act(
         verb="GET", path="/v1/batches/{}", rest="batch", summary="A batch", tag="batches", handler=batch,
         response=BatchBody,

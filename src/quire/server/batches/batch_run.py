@@ -22,7 +22,7 @@ from quire.server.batches.batch_lines import (
     refused,
     repeated_line,
 )
-from quire.server.batches.inner_request import InnerAnswer
+from quire.server.inner_request import InnerAnswer
 from quire.util.files import open_regular
 
 _RETRIED = (429, 503)

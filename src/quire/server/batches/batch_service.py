@@ -26,8 +26,8 @@ from quire.server.batches.batch_lines import (
 from quire.server.batches.batch_run import BatchRun, LineResult
 from quire.server.batches.batch_states import ENDED, BatchBody, BatchStates, Metadata
 from quire.server.batches.file_store import FileStore
-from quire.server.batches.inner_request import Application, InnerAnswer, ask_inner
 from quire.server.errors import ApiError
+from quire.server.inner_request import Application, InnerAnswer, ask_inner
 from quire.server.logs import log
 from quire.server.request_memory import RequestMemory
 from quire.util.files import open_regular

@@ -6,12 +6,35 @@ the engine has divided it into text, reasoning and calls (docs/decisions/0076-di
 
 from __future__ import annotations
 
-from quire.server.dialects import anthropic, ollama, openai_responses
+from quire.server.dialects import (
+    anthropic,
+    llama_server,
+    llama_server_pages,
+    ollama,
+    ollama_pages,
+    openai_responses,
+    sglang,
+    tgi,
+)
 from quire.server.dialects.anthropic_types import ANTHROPIC_ERRORS
+from quire.server.dialects.llama_server_types import LLAMA_SERVER_ERRORS
 from quire.server.dialects.ollama_types import OLLAMA_ERRORS
 from quire.server.dialects.responses_types import RESPONSES_ERRORS
+from quire.server.dialects.sglang_types import SGLANG_ERRORS
+from quire.server.dialects.tgi_types import TGI_ERRORS
 from quire.server.errors import OPENAI_ERRORS
 from quire.server.routes import HttpRoute
 
-DIALECTS: tuple[HttpRoute, ...] = (*openai_responses.ROUTES, *anthropic.ROUTES, *ollama.ROUTES)
-ERROR_FORMS = (OPENAI_ERRORS, RESPONSES_ERRORS, ANTHROPIC_ERRORS, OLLAMA_ERRORS)
+DIALECTS: tuple[HttpRoute, ...] = (
+    *openai_responses.ROUTES,
+    *anthropic.ROUTES,
+    *ollama.ROUTES,
+    *ollama_pages.ROUTES,
+    *llama_server.ROUTES,
+    *llama_server_pages.ROUTES,
+    *sglang.ROUTES,
+    *tgi.ROUTES,
+)
+ERROR_FORMS = (
+    OPENAI_ERRORS, RESPONSES_ERRORS, ANTHROPIC_ERRORS, OLLAMA_ERRORS, LLAMA_SERVER_ERRORS, SGLANG_ERRORS, TGI_ERRORS,
+)  # fmt: skip

@@ -13,7 +13,7 @@ from quire.engine.api import GenerateAsk
 from quire.server.answering import AnswerStream, StreamForm, answer_whole
 from quire.server.chat import chat_ask, prepare_chat
 from quire.server.context import ServerContext
-from quire.server.dialects.anthropic_answers import MessageHead, MessageStream, message_pieces
+from quire.server.dialects.anthropic_answers import PING, MessageHead, MessageStream, message_pieces
 from quire.server.dialects.anthropic_types import (
     ANTHROPIC_ERRORS,
     IGNORED,
@@ -31,7 +31,7 @@ from quire.server.dialects.anthropic_types import (
     ToolUseBlock,
     TurnMessage,
 )
-from quire.server.dialects.asking import Renames, renamed, thinking_fields
+from quire.server.dialects.asking import Renames, reasons, renamed, thinking_fields
 from quire.server.dialects.blocks import BlockAnswer
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange
@@ -48,6 +48,7 @@ _NAMES: Renames = {
     r"reasoning_effort": "output_config.effort",
     r"stop\b": "stop_sequences",
 }
+_BILLING = "x-anthropic-billing-header:"
 
 
 async def messages(context: ServerContext, exchange: Exchange, read: Body[MessagesRequest]) -> None:
@@ -73,7 +74,7 @@ async def _answer(
     events = MessageStream(head)
     form = StreamForm(
         events.chunk_of, events.last, events.first, around=events.around if ask.reading is None else None,
-        direct=events.direct,
+        direct=events.direct, ping=PING,
     )  # fmt: skip
     await AnswerStream(context, exchange, form).write([ask])
 
@@ -119,8 +120,8 @@ def _response_format(body: CountRequest) -> JsonSchemaFormat | None:
 def _conversation(context: ServerContext, body: CountRequest) -> dict[str, Any]:
     """Fields of a chat request: what the prompt depends on."""
     found: list[dict[str, Any]] = []
-    if body.system:
-        found.append({"role": "system", "content": _texts(body.system)})
+    if body.system and (system := _without_billing(body.system)):
+        found.append({"role": "system", "content": _texts(system)})
     for index, message in enumerate(body.messages):
         found += _turn(f"messages[{index}]", message)
     fields: dict[str, Any] = {"messages": _joined(found), **_thinking(context, body), **_choice(body)}
@@ -132,6 +133,15 @@ def _conversation(context: ServerContext, body: CountRequest) -> dict[str, Any]:
     if body.tools:
         fields["tools"] = [_tool(f"tools[{index}]", tool) for index, tool in enumerate(body.tools)]
     return fields
+
+
+def _without_billing(system: str | Sequence[TextBlock]) -> str | Sequence[TextBlock]:
+    """Claude Code's first block is a header for Anthropic's bills. It differs in every request, so that no two prompts
+    would share a prefix.
+    """
+    if isinstance(system, str) or not system[0].text.startswith(_BILLING):
+        return system
+    return system[1:]
 
 
 def _texts(content: str | Sequence[TextBlock]) -> Any:
@@ -247,7 +257,9 @@ def _choice(body: CountRequest) -> dict[str, Any]:
 
 
 def _thinking(context: ServerContext, body: CountRequest) -> dict[str, Any]:
-    """Fields that turn thinking on or off; without any, what the model does by itself."""
+    """Fields that turn thinking on or off; without any, what the model does by itself. A budget is a limit: a model
+    that does not reason keeps any.
+    """
     effort = None if body.output_config is None else body.output_config.effort
     fields = {} if effort is None else thinking_fields(context, effort, "output_config.effort")
     config = body.thinking
@@ -255,14 +267,16 @@ def _thinking(context: ServerContext, body: CountRequest) -> dict[str, Any]:
         return fields
     if config.type != "enabled" and config.budget_tokens is not None:
         raise RequestError("thinking.budget_tokens", f"needs the type enabled, not {config.type}")
-    fields |= thinking_fields(context, config.type != "disabled", "thinking")
+    reasoning = reasons(context)
+    if config.type == "disabled" or reasoning:
+        fields |= thinking_fields(context, config.type != "disabled", "thinking")
     if config.budget_tokens is not None:
         most = getattr(body, "max_tokens", None)
         if most is not None and config.budget_tokens >= most:
             raise RequestError(
                 "thinking.budget_tokens", f"{config.budget_tokens} is not below max_tokens {most}"
             )
-        fields["thinking_token_budget"] = config.budget_tokens
+        fields |= {"thinking_token_budget": config.budget_tokens} if reasoning else {}
     elif config.type == "enabled":
         raise RequestError("thinking.budget_tokens", "missing; the type enabled needs it")
     return fields

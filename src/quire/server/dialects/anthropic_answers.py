@@ -11,14 +11,15 @@ from msgspec import UNSET
 
 from quire.answers import AnswerPart, PartKind
 from quire.engine.api import StreamDelta
+from quire.outputs import CompletionOutput
 from quire.server import pieces
 from quire.server.dialects.anthropic_types import MessageUsage, ThoughtTokens
 from quire.server.dialects.blocks import Block, BlockAnswer, BlockChange, BlockReader, BlockStep, parts_of
 from quire.server.generation import HttpGeneration
-from quire.types import CompletionOutput, FinishReason
+from quire.types import FinishReason
 
 _encode = msgspec.json.Encoder().encode
-_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _NO_INPUT = b"{}"
 # The block that opens, and a delta before its text and behind it.
 _OPENED = {
@@ -59,6 +60,8 @@ def stop_fields(sample: CompletionOutput, *, called: bool) -> dict[str, str | No
     """Why a message ended."""
     if sample.finish_reason is FinishReason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if sample.finish_reason is FinishReason.CONTENT_FILTER:
+        return {"stop_reason": "refusal", "stop_sequence": None}
     if isinstance(sample.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": sample.stop_reason}
     return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
@@ -171,7 +174,7 @@ class MessageStream:
             )
             opened = _event(b"content_block_start", b',"index":%d,"content_block":%b' % (index, block))
             pinged, self._pinged = self._pinged, True
-            return opened if pinged else opened + _PING
+            return opened if pinged else opened + PING
         signed = b""
         if step.kind is PartKind.REASONING:
             signature = _encode(self._digest.hexdigest())

@@ -168,7 +168,7 @@ class AnthropicMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     model: str
     content: list[TextBlock | ThinkingBlock | ToolUseBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None = None
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"] | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
 

@@ -48,19 +48,24 @@ def _name(field: str, names: Renames) -> str:
     return field
 
 
+def reasons(context: ServerContext) -> bool:
+    """Whether the answers of the model have a region of reasoning."""
+    reading = context.engine.reading(None)
+    return reading is not None and reading.regions.spec.reasoning is not None
+
+
 def thinking_fields(context: ServerContext, wanted: bool | str, field: str) -> dict[str, Any]:
     """Fields of a chat request that turn reasoning on or off, or ask for an effort, by its template or its budget.
 
     Raises RequestError naming `field` if the model does not reason.
     """
-    card, reading = context.card(), context.engine.reading(None)
-    reasons = reading is not None and reading.regions.spec.reasoning is not None
+    card = context.card()
     switch = next((name for name in _SWITCHES if name in card.template_variables), None)
     if wanted is False:
         if switch is not None:
             return {"chat_template_kwargs": {switch: False}}
-        return {"thinking_token_budget": 0} if reasons else {}
-    if not reasons:
+        return {"thinking_token_budget": 0} if reasons(context) else {}
+    if not reasons(context):
         raise RequestError(field, f"{card.name} does not reason")
     if isinstance(wanted, str):
         if "reasoning_effort" in card.template_variables:

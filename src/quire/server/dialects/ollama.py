@@ -39,7 +39,7 @@ from quire.server.routes import Get, HttpRoute, Post
 _MAPPED = {**PARAMETER_OPTIONS, "stop": "stop"}
 # Options that ask for what happens anyway with this value alone.
 _FIXED = {
-    "repeat_last_n": -1, "typical_p": 1.0, "tfs_z": 1.0, "mirostat": 0, "penalize_newline": True,
+    "tfs_z": 1.0, "penalize_newline": True,
 }  # fmt: skip
 _NAMES: Renames = {rf"{inside}\b": f"options.{name}" for name, inside in _MAPPED.items()} | {
     r"chat_template_kwargs|thinking_token_budget|reasoning_effort": "think"
@@ -97,13 +97,19 @@ def _head(
                 f"{name}: not supported; a prompt that does not fit is refused, and the context does not move"
             )
             raise bad_request(name, message, "unsupported_parameter")
-    if body.keep_alive is not None and _UNLOADS.fullmatch(str(body.keep_alive)):
+    check_keep_alive(body.keep_alive)
+    return AnswerHead(body.model or context.names()[0], time_text(datetime.now(UTC)), chat)
+
+
+def check_keep_alive(given: str | float | None) -> None:
+    """Raise ApiError for a time that asks to unload the model."""
+    if given is not None and _UNLOADS.fullmatch(str(given)):
         message = "keep_alive: the served model stays loaded, and cannot be unloaded by a request"
         raise bad_request("keep_alive", message, "unsupported_parameter")
-    return AnswerHead(body.model or context.names()[0], _time(datetime.now(UTC)), chat)
 
 
-def _time(moment: datetime) -> str:
+def time_text(moment: datetime) -> str:
+    """A time in Ollama's form."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -139,7 +145,7 @@ async def _write(
     lines = OllamaStream(head)
     form = StreamForm(
         lines.chunk_of, lines.last, around=lines.around if ask.reading is None else None, direct=lines.direct,
-        media=LINES,
+        media=LINES, ping=b"",  # its clients read every line as JSON
     )  # fmt: skip
     await AnswerStream(context, exchange, form).write([ask])
 
@@ -210,7 +216,7 @@ async def tags(context: ServerContext, _: Exchange) -> OllamaModels:
     """The served names."""
     card = context.card()
     details = OllamaDetails(card.architecture, [card.architecture])
-    since = _time(datetime.fromtimestamp(card.created, UTC))
+    since = time_text(datetime.fromtimestamp(card.created, UTC))
     return OllamaModels([
         OllamaModel(
             name=name, model=name, modified_at=since, digest=card.config_sha256, details=details,

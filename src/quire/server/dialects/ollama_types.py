@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from quire.server.dialects.parameter_fields import parameter_struct
 from quire.server.errors import ApiError, ErrorForm
 from quire.server.fields import RefusedFields
+from quire.server.pooled import TextOrTexts
 from quire.server.requests import MAX_MESSAGES, Tools
-from quire.types import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, PARAMETERS, parameter_names
+from quire.types import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, parameter_names
 
 _StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
 _Images = Annotated[list[Any], Meta(max_length=0)]
@@ -25,14 +27,7 @@ if TYPE_CHECKING:
         """Numbers of SamplingParams."""
 
 else:
-    _Parameters = msgspec.defstruct(
-        "_Parameters",
-        [
-            (name, Annotated[PARAMETERS[inside].kind | None, Meta(description=PARAMETERS[inside].help)], None)
-            for name, inside in PARAMETER_OPTIONS.items()
-        ],
-        kw_only=True,
-    )
+    _Parameters = parameter_struct(PARAMETER_OPTIONS)
 
 
 class OllamaOptions(_Parameters, kw_only=True, forbid_unknown_fields=True):
@@ -43,10 +38,7 @@ class OllamaOptions(_Parameters, kw_only=True, forbid_unknown_fields=True):
     # Nothing is truncated, so all tokens are kept.
     num_keep: int | None = None
     # Values that ask for what happens anyway.
-    repeat_last_n: int | None = None
-    typical_p: float | None = None
     tfs_z: float | None = None
-    mirostat: int | None = None
     penalize_newline: bool | None = None
 
 
@@ -172,6 +164,72 @@ class OllamaModels(msgspec.Struct):
     """The served models."""
 
     models: list[OllamaModel]
+
+
+_KeepAlive = Annotated[
+    str | float | None, Meta(description="the model stays loaded in any case; 0 is refused")
+]
+_Options = Annotated[
+    dict[str, Any] | None, Meta(description="nothing but null values: vectors have no parameters")
+]
+
+
+class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /api/embed. A model without `input` is loaded."""
+
+    model: str | None = None
+    input: Annotated[TextOrTexts, Meta(description="a text, or a list of texts")] = ""
+    truncate: Annotated[
+        bool | None,
+        Meta(description="true: cut longer texts to what the model takes; they are refused without it"),
+    ] = None
+    dimensions: Annotated[int | None, Meta(description="keep the first numbers of each vector")] = None
+    keep_alive: _KeepAlive = None
+    options: _Options = None
+
+
+class OllamaEmbedAnswer(msgspec.Struct, kw_only=True):
+    """Vectors of length one, in the order of the texts; durations in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int = 0
+    load_duration: int = 0
+    prompt_eval_count: int = 0
+
+
+class OllamaEmbeddingRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /api/embeddings, the older form of /api/embed."""
+
+    model: str | None = None
+    prompt: str = ""
+    keep_alive: _KeepAlive = None
+    options: _Options = None
+
+
+class OllamaEmbeddingAnswer(msgspec.Struct):
+    """The vector of a text, of the length that the model gives it."""
+
+    embedding: list[float]
+
+
+class OllamaShowRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /api/show; `name` is the older name of `model`."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: Annotated[bool | None, Meta(description="there is nothing more to show")] = None
+
+
+class OllamaShown(msgspec.Struct, kw_only=True):
+    """Facts about a served model: its default parameters a line each, its chat template, and what it can do."""
+
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
 
 
 class OllamaErrorBody(msgspec.Struct):

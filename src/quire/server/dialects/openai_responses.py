@@ -7,8 +7,8 @@ import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from operator import itemgetter
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs
 
 import msgspec
 
@@ -37,6 +37,7 @@ from quire.server.dialects.responses_types import (
 from quire.server.errors import ApiError, api_error, bad_request
 from quire.server.exchange import Body, Exchange, off_loop
 from quire.server.generation import HttpGeneration
+from quire.server.query import PAGE, page_of, query_of
 from quire.server.request_memory import answer_costs
 from quire.server.requests import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from quire.server.routes import Act, HttpRoute, Post
@@ -52,7 +53,6 @@ _NAMES: Renames = {
 }
 _DEFAULT_EFFORT = "medium"
 _MAX_ITEMS = 100
-_MAX_PARAMETERS = 32  # of a query
 
 
 class _Prepared(NamedTuple):
@@ -293,19 +293,12 @@ async def _found(context: ServerContext, exchange: Exchange, behind: str = "") -
     return found
 
 
-def _query(exchange: Exchange) -> dict[str, str]:
-    """The last value of each parameter of the query. Raises ApiError for too many."""
-    text = exchange.scope.get("query_string", b"").decode("latin-1")
-    try:
-        found = parse_qs(text, max_num_fields=_MAX_PARAMETERS)
-    except ValueError:
-        raise bad_request(None, f"more than {_MAX_PARAMETERS} parameters in the query") from None
-    return {name: values[-1] for name, values in found.items()}
-
-
 async def retrieve(context: ServerContext, exchange: Exchange) -> bytes:
     """A stored response."""
-    if _query(exchange).get("stream", "false").lower() not in {"", "false"}:
+    if query_of(exchange.scope["query_string"], {"stream"}).get("stream", "false").lower() not in {
+        "",
+        "false",
+    }:
         raise bad_request(
             "stream", "stream: not supported; ask again for the response", "unsupported_parameter"
         )
@@ -341,24 +334,11 @@ async def _end(context: ServerContext, name: str) -> None:
 async def listed(context: ServerContext, exchange: Exchange) -> InputItems:
     """The input items of a stored response, the last first unless `order` is asc."""
     found = await _found(context, exchange, "/input_items")
-    query = _query(exchange)
-    limit, order = query.get("limit", "20"), query.get("order", "desc")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MAX_ITEMS):
-        raise bad_request("limit", f"limit: must be an integer in [1, {_MAX_ITEMS}]")
-    if order not in {"asc", "desc"}:
-        raise bad_request("order", "order: must be asc or desc")
+    query = query_of(exchange.scope["query_string"], PAGE)
     items = [_numbered(found.id, i, item) for i, item in enumerate(msgspec.json.decode(found.input))]
-    if order == "desc":
-        items.reverse()
-    after = query.get("after")
-    if after is not None:
-        names = [item["id"] for item in items]
-        if after not in names:
-            raise bad_request("after", "after: no item has this id")
-        items = items[names.index(after) + 1 :]
-    some = items[: int(limit)]
+    some, more = page_of(items, itemgetter("id"), query, 20, _MAX_ITEMS)
     ends = (some[0]["id"], some[-1]["id"]) if some else (None, None)
-    return InputItems(data=some, first_id=ends[0], last_id=ends[1], has_more=len(some) < len(items))
+    return InputItems(data=some, first_id=ends[0], last_id=ends[1], has_more=more)
 
 
 def _numbered(response_id: str, index: int, item: dict[str, Any]) -> dict[str, Any]:

@@ -64,11 +64,15 @@ def usage_of_response(run: HttpGeneration, block: int) -> ResponsesUsage:
     )  # fmt: skip
 
 
+# Why a response is incomplete.
+_CUT = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
+
+
 def complete(body: ResponseBody, answer: BlockAnswer, run: HttpGeneration, block: int) -> ResponseBody:
     """The response at its end."""
-    cut = run.outputs[0].outputs[0].finish_reason is FinishReason.LENGTH
+    cut = _CUT.get(run.outputs[0].outputs[0].finish_reason or FinishReason.ABORT)
     body.status = "incomplete" if cut else "completed"
-    body.incomplete_details = {"reason": "max_output_tokens"} if cut else None
+    body.incomplete_details = {"reason": cut} if cut else None
     body.completed_at = None if cut else int(time.time())
     last = len(answer.blocks) - 1
     body.output = [
@@ -112,7 +116,7 @@ class ResponseStream:
 
     def last(self, run: HttpGeneration) -> bytes:
         """The events after the last delta."""
-        cut = run.outputs[0].outputs[0].finish_reason is FinishReason.LENGTH
+        cut = run.outputs[0].outputs[0].finish_reason in _CUT
         closed = b"".join([
             self._step(step, "incomplete" if cut else "completed") for step in self._answer.steps((), ended=True)
         ])  # fmt: skip

@@ -91,6 +91,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("modernbert", _encoders("ModernBert"), "bert.modernbert"),
     Family("nomic_bert", _encoders("NomicBert"), "bert.nomic_bert"),
     Family("gte", _encoders("Gte"), "bert.gte"),
+    Family("new", _encoders("New"), "bert.new_impl"),
 )
 
 

@@ -271,9 +271,17 @@ def nomic_bert(config: ConfigReader) -> ModelSpec:
         down="encoder.layers.{i}.mlp.fc2",
         mlp_post_norm="encoder.layers.{i}.norm2",
     )
-    pooling = _pooling(config, "first", *_head(config, sizes.dim, "classifier", "pooler.dense", "tanh"))
     segments = config.integer("type_vocab_size", 2, low=0, high=64)
-    return _encoder(config, sizes, (layer,) * sizes.layers, names, ("nomic_bert.", "bert."), pooling,
+    return _rotary(config, sizes, layer, names, ("nomic_bert.", "bert."), positions, segments)
+
+
+def _rotary(
+    config: ConfigReader, sizes: _Sizes, layer: Layer, names: WeightNames, prefixes: tuple[str, ...], positions: int,
+    segments: int,
+) -> ModelSpec:  # fmt: skip
+    """An encoder of equal layers whose positions are rotated, with BERT's head for labels."""
+    pooling = _pooling(config, "first", *_head(config, sizes.dim, "classifier", "pooler.dense", "tanh"))
+    return _encoder(config, sizes, (layer,) * sizes.layers, names, prefixes, pooling,
                     max_positions=positions, added=AddedEmbedding(segments=segments))  # fmt: skip
 
 
@@ -303,15 +311,21 @@ def _nomic_keys(config: ConfigReader) -> ConfigReader:
     return ConfigReader(values, config.where, config.notices)
 
 
+_GTE = Defaults(max_positions=8192, norm=_LAYER_NORM, eps_key="layer_norm_eps", act="gelu",
+                rope=RopeStyle(theta=160_000.0))  # fmt: skip
+
+
 def gte(config: ConfigReader) -> ModelSpec:
     """GTE (2407.19669), as transformers has it: BERT's norms, a gated feed-forward, and a rotary embedding."""
-    defaults = Defaults(max_positions=8192, norm=_LAYER_NORM, eps_key="layer_norm_eps", act="gelu",
-                        rope=RopeStyle(theta=160_000.0))  # fmt: skip
-    sizes = _sizes(config, defaults)
     positions = config.integer("max_position_embeddings", 8192, high=MAX_POSITIONS)
-    rope = read_rope(config, sizes.head_dim, positions, defaults.rope)
+    rope = read_rope(config, read_head_dim(config, _GTE), positions, _GTE.rope)
+    return _gte(config, rope, positions)
+
+
+def _gte(config: ConfigReader, rope: Rope, positions: int) -> ModelSpec:
+    sizes = _sizes(config, _GTE)
     mlp = MLP(
-        config.integer("intermediate_size", high=MAX_WIDTH), read_activation(config, defaults), down_bias=True
+        config.integer("intermediate_size", high=MAX_WIDTH), read_activation(config, _GTE), down_bias=True
     )
     layer = Layer(_attention(sizes, Biases(qkv=True, out=True), rope), mlp, pre_norm=False, sum_norm=True)
     names = replace(
@@ -323,7 +337,32 @@ def gte(config: ConfigReader) -> ModelSpec:
         down="encoder.layer.{i}.mlp.down_proj",
         mlp_post_norm="encoder.layer.{i}.mlp_ln",
     )
-    pooling = _pooling(config, "first", *_head(config, sizes.dim, "classifier", "pooler.dense", "tanh"))
     segments = config.integer("type_vocab_size", 0, low=0, high=64)
-    return _encoder(config, sizes, (layer,) * sizes.layers, names, ("gte.", "new."), pooling,
-                    max_positions=positions, added=AddedEmbedding(segments=segments))  # fmt: skip
+    return _rotary(config, sizes, layer, names, ("gte.", "new."), positions, segments)
+
+
+# Values with which the hub's own code for GTE (new-impl) says that it is what `gte` computes.
+_NEW_MEANS: dict[str, tuple[object, ...]] = {
+    "position_embedding_type": ("rope",), "layer_norm_type": (None, "layer_norm"), "pack_qkv": (None, True),
+    "logn_attention_scale": (None, False),
+}  # fmt: skip
+
+
+def new_impl(config: ConfigReader) -> ModelSpec:
+    """GTE as the hub's own code has it (Alibaba-NLP/new-impl), with its rotary embedding for longer texts.
+
+    Kind `ntk` with factor s: the base times s, and all frequencies divided by s^(2/dim) (its equation 6, of
+    kexue.fm/archives/9706). Its `mixed_b` is refused.
+    """
+    for key, means in _NEW_MEANS.items():
+        if config.values.get(key) not in means:
+            raise config.unsupported(key, "this feature is not implemented for this model type")
+    positions = config.integer("max_position_embeddings", 2048, high=MAX_POSITIONS)
+    scaling = config.child("rope_scaling")
+    if scaling is None or scaling.string("type", None) != "ntk":
+        return _gte(config, read_rope(config, read_head_dim(config, _GTE), positions, RopeStyle()), positions)
+    if scaling.has("mixed_b"):
+        raise scaling.unsupported("mixed_b", "frequencies are scaled by one factor")
+    factor = scaling.number("factor", 1.0, low=1.0, high=1e6)
+    theta, dim = config.number("rope_theta", 10_000.0, low=1.0, high=1e15), read_head_dim(config, _GTE)
+    return _gte(config, Rope(theta * factor, dim, "linear", factor ** (2 / dim)), positions)

@@ -1,0 +1,341 @@
+"""The options of other servers: one table.
+
+A row has the names of an option, the servers that have it, and what it means here. Options with the same name and
+values as in Quire need no row. Options that only tune what Quire does not have (graphs, GPUs) are `lacks`.
+"""
+
+from __future__ import annotations
+
+from quire.config.elsewhere.foreign import (
+    LCPP,
+    OLM,
+    SGLANG,
+    TGI,
+    VLLM,
+    ForeignOption,
+    address,
+    always,
+    called,
+    embedding,
+    from_json_list,
+    guessed_tokens,
+    in_blocks,
+    in_chunks,
+    lacks,
+    listed,
+    needs,
+    only,
+    or_zero,
+    reranking,
+    switched,
+)
+
+_V, _S, _L, _T, _O = (VLLM,), (SGLANG,), (LCPP,), (TGI,), (OLM,)
+_VS, _VST = (VLLM, SGLANG), (VLLM, SGLANG, TGI)
+_ALL = (VLLM, SGLANG, LCPP, TGI)
+
+_ONE_PROCESS = "a model runs in one process, which uses all cores (--threads)"
+_REPLICAS = "start several servers behind a load balancer"
+_ADAPTERS = "adapters are loaded through the Python API: LLM(enable_lora=True, adapters=…)"
+_CHECKPOINT = "it is part of the checkpoint; change it there"
+_HUB = "huggingface_hub manages the files of the hub: set the environment variable {}"
+_REVISION = "pass the folder of the downloaded revision as the model"
+_STRUCTURED = "llguidance enforces every grammar"
+_GRAMMAR = "requests set their own grammar; quire generate and quire chat have --{}"
+_REQUEST = "requests set their own parameters, and the checkpoint's generation_config.json the defaults"
+_LENGTH = "requests set max_tokens themselves; quire generate has --max-tokens"
+_MEDIA = "images and other media are not accepted, and no URL is ever fetched"
+_TASK = "--task embed, classify or score says what a model is for"
+_POOLED = "--pooling says which hidden states are the vector"
+_CACHE = "the KV cache stays in the engine, and its blocks in main memory"
+_CPU = "the native kernels run on the CPU"
+_GRAPHS = "steps are never captured as graphs"
+_EXPERTS = "experts are computed by the native kernels, in one process"
+_FORMATS = "formats of {} are data of Quire"
+_LOGGED = "requests are logged with --access-log only"
+_CERTIFICATES = "client certificates are not checked; do it in a proxy in front of the server"
+_ONE_MODEL = "a server serves one model; start one server for each"
+_ROUTES = "the routes of the server are fixed"
+_SETTINGS = "--speculative-config sets the method and its settings; answers are the same without"
+_RANK = "a model runs in one process on one machine"
+_MAPPED = "packed weights are memory-mapped from the weight cache (--weight-cache)"
+_CACHED = "usage always includes the cached tokens"
+_PAGES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "int8"}
+_INT8 = "int8 has 8 bits as well, with one scale per token and head; the other formats are not there"
+_FP8 = "number formats of the KV cache are float32, bfloat16, float16 and int8, which has the size of fp8"
+_BACKENDS = tuple(f'{{"backend":{gap}"{name}"}}' for name in ("auto", "guidance") for gap in ("", " "))
+_PENALTIES = "repeat-penalty repeat-last-n presence-penalty frequency-penalty"
+_SAMPLERS = (
+    "dry-multiplier dry-base dry-allowed-length dry-penalty-last-n dry-sequence-breaker xtc-probability"
+)
+
+
+def _long(names: str) -> str:
+    return " ".join(f"--{name}" for name in names.split())
+
+
+ROWS: tuple[ForeignOption, ...] = (
+    # ---- the model
+    called("--model-path", _S, "--model"),
+    called("--model-id", _T, "--model"),
+    called("--hf-repo -hfr", _L, "--model"),
+    needs("--hf-file -hff", _L, "append it to the model's name: organisation/name:file.gguf"),
+    needs("--model-url -mu --docker-repo -dr", _L, "download the file, and pass its path as the model"),
+    lacks("--hf-token -hft", (VLLM, LCPP), _HUB.format("HF_TOKEN"), arity="?"),
+    lacks("--download-dir --huggingface-hub-cache --weights-cache-override", _VST, _HUB.format("HF_HUB_CACHE")),
+    lacks("--offline", _L, _HUB.format("HF_HUB_OFFLINE=1"), arity=""),
+    needs("--revision --code-revision --tokenizer-revision", _VST, _REVISION),
+    lacks("--trust-remote-code", _VST, "code in checkpoints is never run; a model that needs it is refused", arity=""),
+    needs("--tokenizer --tokenizer-path", _VS, _CHECKPOINT),
+    only("--tokenizer-mode", _VS, "auto", _CHECKPOINT, essential=True),
+    lacks("--skip-tokenizer-init", _VS, "requests may send token ids with a tokenizer as well", arity=""),
+    needs("--hf-config-path --hf-overrides --json-model-override-args --override-kv", _ALL, _CHECKPOINT),
+    only("--config-format", _V, "auto hf", _CHECKPOINT),
+    needs("--rope-scaling --rope-theta --rope-factor", _VST, _CHECKPOINT),
+    needs(_long("rope-scale rope-freq-base rope-freq-scale yarn-orig-ctx yarn-ext-factor yarn-attn-factor "
+                "yarn-beta-slow yarn-beta-fast"), _L, _CHECKPOINT),
+    only("--model-impl", _VS, "auto vllm sglang", "all models run on Quire's own kernels"),
+    called("--quantize", _T, "--quantization", values={
+        "awq": "awq", "gptq": "gptq", "marlin": "gptq", "compressed-tensors": "compressed-tensors", "eetq": "int8",
+        "bitsandbytes": "int8", "bitsandbytes-nf4": "int4", "bitsandbytes-fp4": "int4",
+    }, why="weights are rounded at load to int8 or int4"),
+    switched("--enable-fp32-lm-head", _S, "--fp32-lm-head"),
+    lacks("--check-tensors", _L, "quire verify checks a model's files", arity=""),
+    lacks("--mlock --no-mmap --mmap --direct-io -dio --repack -nr --no-repack", _L, _MAPPED, arity=""),
+    lacks("--load-mode -lm --lazy-mode -lzm", _L, _MAPPED),
+    lacks("--model-loader-extra-config", _VS, "safetensors and GGUF files are read directly"),
+    always("--warmup --no-warmup --skip-server-warmup", (LCPP, SGLANG), "the first request is as fast as the next"),
+    # ---- context, memory, how much runs at once
+    called("--ctx-size", _L, "--max-model-len", done=("0",), why="there -np slots may share it, here it is of each"),
+    called("-c", _L, "--max-model-len", done=("0",), why="there -np slots may share it, here it is of each"),
+    called("--context-length", _S, "--max-model-len"),
+    called("--max-model-len", _V, "--max-model-len", done=("auto", "-1")),
+    called("--max-total-tokens", _T, "--max-model-len"),
+    lacks("--max-total-tokens", _S, "--num-kv-blocks sets the size of the KV cache, in blocks of --block-size tokens"),
+    lacks("--max-input-tokens --max-input-length", _T, "prompt and answer share --max-model-len"),
+    called("--max-batch-total-tokens", _T, "--num-kv-blocks", convert=in_blocks, why="blocks of 16 tokens"),
+    called("--num-gpu-blocks-override", _V, "--num-kv-blocks"),
+    lacks("--kv-cache-memory-bytes", _V, "--memory bounds all memory, --num-kv-blocks the KV cache"),
+    called("--mem-fraction-static", _S, "--gpu-memory-utilization", why="of the available main memory"),
+    called("--cuda-memory-fraction", _T, "--gpu-memory-utilization", why="of the available main memory"),
+    only("--swap-space", _V, "0", "preempted sequences are recomputed, not swapped"),
+    only("--cpu-offload-gb", _VS, "0", "the weights are in main memory anyway"),
+    only("--preemption-mode", _V, "recompute", "preempted sequences are recomputed"),
+    called("--max-running-requests", _S, "--max-num-seqs"),
+    called("--parallel", _L, "--max-num-seqs", done=("-1",)),
+    called("-np", _L, "--max-num-seqs", done=("-1",)),
+    called("--max-batch-size", _T, "--max-num-seqs"),
+    called("--max-queued-requests", _S, "--max-num-queued-reqs"),
+    called("--max-concurrent-requests", _T, "--max-num-queued-reqs", why="running requests do not count"),
+    called("--chunked-prefill-size", _S, "--max-num-batched-tokens", convert=in_chunks),
+    called("--max-batch-prefill-tokens", _T, "--max-num-batched-tokens"),
+    called("--batch-size -b", _L, "--max-num-batched-tokens"),
+    lacks("--ubatch-size -ub", _L, "the kernels divide a step themselves; --max-num-batched-tokens bounds it"),
+    lacks("--max-prefill-tokens --prefill-max-requests", _S, "--max-num-batched-tokens bounds a step"),
+    lacks("--waiting-served-ratio --max-waiting-tokens", _T, "a request joins the next step with room for it"),
+    lacks("--validation-workers", _T, "texts are tokenized on threads of their own"),
+    lacks("--max-num-partial-prefills --max-long-partial-prefills --long-prefill-token-threshold", _V,
+          "prompts share a step's tokens in the order of arrival"),
+    lacks("--schedule-conservativeness", _S, "a sequence that finds no block is preempted and recomputed"),
+    called("--schedule-policy", _S, "--scheduling-policy", values={"fcfs": "fcfs"},
+           why="prefixes are shared in any order; priority has higher numbers first there, lower ones here"),
+    needs("--enable-priority-scheduling --schedule-low-priority-values-first", _S,
+          "--scheduling-policy priority runs lower numbers first", arity=""),
+    always("--async-scheduling --no-async-scheduling", _V, "the next step is prepared while one runs"),
+    always("--cont-batching -cb", _L, "batching is continuous by default (--batching)"),
+    lacks("--no-cont-batching -nocb", _L, "--batching dynamic collects batches, and is never faster", arity=""),
+    needs("--context-shift", _L, "a context is never shifted: an answer ends at --max-model-len", arity=""),
+    always("--no-context-shift", _L, "a context is never shifted"),
+    always("--kv-unified -kvu", _L, "all sequences share the KV blocks"),
+    lacks("--no-kv-unified -no-kvu", _L, "all sequences share the KV blocks", arity=""),
+    only("--fit -fit", _L, "on", "what does not fit into --memory is refused; the context is fitted if not given"),
+    lacks("--fit-target -fitt --fit-ctx -fitc", _L, "--memory bounds all memory"),
+    # ---- the KV cache
+    called("--page-size", _S, "--block-size", done=("1",), why="a multiple of 16"),
+    called("--cache-type-k -ctk --cache-type-v -ctv", _L, "--kv-cache-dtype", values=_PAGES, why=_INT8),
+    called("--kv-cache-dtype", _VST, "--kv-cache-dtype", why=_FP8, values={
+        name: name for name in ("auto", "float32", "bfloat16", "bf16", "float16", "half", "int8")
+    }),
+    lacks("--calculate-kv-scales", _V, _INT8, arity=""),
+    lacks("--quantization-param-path", _VS, _INT8),
+    switched("--disable-radix-cache", _S, "--no-enable-prefix-caching"),
+    switched("--no-cache-prompt", _L, "--no-enable-prefix-caching"),
+    switched("--cache-prompt", _L, "--enable-prefix-caching"),
+    only("--prefix-caching-hash-algo", _V, "builtin sha256 sha256_cbor xxhash xxhash_cbor",
+         "prefixes are found in a tree of tokens, not by hashes"),
+    only("--cache-reuse", _L, "0", "only prefixes are reused: keys that are shifted would give other answers"),
+    lacks("--cache-ram -cram --ctx-checkpoints -ctxcp --swa-checkpoints --checkpoint-min-step -cms", _L,
+          "cached prefixes share the KV blocks with running sequences (--num-kv-blocks)"),
+    lacks("--cache-idle-slots --no-cache-idle-slots --swa-full --defrag-thold -dt", _L, _CACHE, arity="?"),
+    needs("--slot-save-path", _L, _CACHE),
+    needs("--kv-transfer-config --kv-events-config --disaggregation-mode", _VS, _CACHE),
+    lacks("--enable-hierarchical-cache", _S, _CACHE, arity=""),
+    lacks("--kv-offloading-size --kv-offloading-backend --hicache-ratio --hicache-size", _VS, _CACHE),
+    only("--radix-eviction-policy", _S, "lru", "the least recently used blocks are evicted first"),
+    # ---- one process, the CPU
+    only("--tensor-parallel-size -tp --tp-size --tp", _VS, "1", _ONE_PROCESS),
+    only("--pipeline-parallel-size -pp --pp-size", _VS, "1", _ONE_PROCESS),
+    only("--num-shard", _T, "1", _ONE_PROCESS),
+    only("--sharded", _T, "false", _ONE_PROCESS),
+    only("--data-parallel-size -dp --dp-size --dp", _VS, "1", _REPLICAS),
+    lacks("--enable-expert-parallel --enable-eplb --enable-dp-attention --enable-ep-moe", _VS, _EXPERTS, arity=""),
+    only("--expert-parallel-size --ep-size --ep", _VS, "1", _EXPERTS),
+    only("--nnodes", _VS, "1", _RANK),
+    only("--node-rank", _VS, "0", _RANK),
+    lacks("--dist-init-addr --master-addr --master-port --nccl-port --shard-uds-path", _VST, _RANK),
+    only("--distributed-executor-backend", _V, "uni", _RANK),
+    always("--disable-custom-all-reduce --disable-custom-kernels", (VLLM, SGLANG, TGI), _ONE_PROCESS),
+    only("--n-gpu-layers --gpu-layers -ngl", _L, "0", _CPU),
+    only("--device", _S, "cpu", _CPU),
+    only("--device -dev", _L, "none", _CPU),
+    lacks("--split-mode -sm --tensor-split -ts --main-gpu -mg --override-tensor -ot --n-cpu-moe -ncmoe --rpc", _L,
+          _CPU),
+    always("--cpu-moe -cmoe --no-kv-offload -nkvo --no-op-offload --no-mmproj-offload", _L, _CPU),
+    lacks("--kv-offload -kvo --op-offload", _L, _CPU, arity=""),
+    called("-t", _L, "--threads", done=("-1",)),
+    called("--threads-batch -tb", _L, "--threads", why="prompts and decoding use the same threads"),
+    lacks("--threads-http --prio --prio-batch --poll --poll-batch --cpu-mask -C --cpu-range -Cr --cpu-strict --numa",
+          _L, "each thread keeps to a processor of its own; taskset and numactl choose which"),
+    only("--flash-attn -fa", _L, "on auto 1", "attention never stores the score matrix", arity="?"),
+    always("--enforce-eager --disable-cuda-graph --disable-cuda-graph-padding", _VS, _GRAPHS),
+    lacks("--compilation-config -O --cuda-graphs --cuda-graph-max-bs --cuda-graph-bs --max-seq-len-to-capture", _VST,
+          _GRAPHS),
+    lacks("--enable-torch-compile", _S, _GRAPHS, arity=""),
+    always("--enable-deterministic-inference", _S, "one request gives the same bits whatever else runs"),
+    # ---- answers
+    called("--chat-template-file", _L, "--chat-template"),
+    only("--chat-template-content-format", _V, "auto", "the format is detected from the template"),
+    always("--jinja", _L, "templates are always rendered"),
+    needs("--no-jinja", _L, "templates are always rendered", arity=""),
+    needs("--default-chat-template-kwargs --chat-template-kwargs", (VLLM, LCPP),
+          "requests set chat_template_kwargs; or change the default in the template (--chat-template)"),
+    only("--response-role", _V, "assistant", "answers always have the role assistant"),
+    always("--enable-auto-tool-choice", _V, "the model may call tools whenever a request has some"),
+    needs("--tool-parser-plugin", _V, _FORMATS.format("tool calls")),
+    needs("--reasoning-parser-plugin", _V, _FORMATS.format("reasoning")),
+    needs("--tool-server --mcp-servers-config --mcp-servers-json", (VLLM, LCPP),
+          "the server runs no tools; quire chat and the Python API run MCP servers"),
+    needs("--tools --tools-runtime", _L, "the server runs no tools; clients do"),
+    only("--reasoning-format", _L, "auto deepseek", "reasoning is in reasoning_content; --reasoning-parser names it"),
+    only("--reasoning-budget", _L, "-1", "requests set thinking_token_budget", essential=True),
+    only("--reasoning -rea", _L, "auto", "requests set enable_thinking in chat_template_kwargs", essential=True),
+    only("--generation-config", _V, "auto", _REQUEST, essential=True),
+    needs("--override-generation-config --preferred-sampling-params", _VS, _REQUEST),
+    only("--sampling-defaults", _S, "model", _REQUEST, essential=True),
+    needs(_long(f"temp temperature top-k top-p min-p typical typical-p top-nsigma top-n-sigma {_PENALTIES} {_SAMPLERS} "
+                "xtc-threshold dynatemp-range dynatemp-exp mirostat mirostat-lr mirostat-ent samplers sampler-seq "
+                "logit-bias adaptive-target adaptive-decay"), _L, _REQUEST),
+    needs("--n-predict --predict -n", _L, _LENGTH),
+    needs("--prompt -p", _L, "it is the prompt of quire generate; --port is the port of quire serve"),
+    called("-p", _T, "--port"),
+    needs("--grammar", _L, _GRAMMAR.format("grammar")),
+    needs("--grammar-file", _L, _GRAMMAR.format("grammar")),
+    needs("--json-schema -j --json-schema-file -jf", _L, _GRAMMAR.format("json-schema")),
+    only("--guided-decoding-backend --structured-outputs-config.backend", _V, "auto guidance", _STRUCTURED),
+    lacks("--structured-outputs-config", _V, _STRUCTURED, done=_BACKENDS),
+    only("--grammar-backend", _S, "llguidance", _STRUCTURED),
+    lacks("--max-logprobs", _V, "the maximum is 20 in a chat and 64 in a completion"),
+    lacks("--max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size", _T,
+          "limits of a request are in docs/server.md"),
+    needs("--logits-processors --logits-processor-pattern", _V, "the server loads no external code"),
+    called("--seed -s", _L, "--seed", done=("-1",)),
+    # ---- adapters, media, other tasks
+    needs("--lora-modules --lora-paths", _VS, _ADAPTERS, arity="+"),
+    needs("--lora --lora-scaled --lora-adapters --control-vector --control-vector-scaled", (LCPP, TGI), _ADAPTERS),
+    called("--max-loras-per-batch", _S, "--max-loras"),
+    needs("--mmproj -mm --mmproj-url -mmu --media-path --allowed-media-domains --allowed-local-media-path",
+          (LCPP, VLLM), _MEDIA),
+    lacks("--limit-mm-per-prompt --mm-processor-kwargs --image-max-tokens --image-min-tokens", (VLLM, LCPP), _MEDIA),
+    always("--no-mmproj --no-mmproj-auto --language-model-only", (LCPP, VLLM), _MEDIA),
+    needs("--enable-multimodal", _S, _MEDIA, arity=""),
+    only("--runner", _V, "auto generate", _TASK, essential=True),
+    called("--convert", _V, "--task", done=("auto", "none")),
+    called("--embedding --embeddings --is-embedding", (LCPP, SGLANG), "--task", arity="", convert=embedding),
+    called("--rerank --reranking", _L, "--task", arity="", convert=reranking),
+    needs("--pooler-config --override-pooler-config", _V, _POOLED),
+    needs("--models-dir --models-preset", _L, _ONE_MODEL),
+    only("--models-max", _L, "1", _ONE_MODEL),
+    # ---- speculation
+    called("--model-draft -md --spec-draft-model", _L, "--draft-model"),
+    called("--speculative-draft-model-path --speculative-draft-model", _S, "--draft-model"),
+    called("--spec-type", _L, "--speculate", done=("none",), why=_SETTINGS, values=dict.fromkeys(
+        ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), "ngram")),
+    called("--speculative-algorithm", _S, "--speculate", values={"NGRAM": "ngram"}, why=_SETTINGS,
+           done=("STANDALONE",)),
+    called("--speculate", _T, "--speculative-config", convert=guessed_tokens, done=("0",)),
+    lacks("--draft-max --draft-min --draft --draft-n --draft-p-min --spec-draft-n-max --spec-draft-n-min "
+          "--speculative-num-steps --speculative-eagle-topk --speculative-num-draft-tokens --gpu-layers-draft -ngld "
+          "--ctx-size-draft -cd --cache-type-k-draft -ctkd --cache-type-v-draft -ctvd", (LCPP, SGLANG), _SETTINGS),
+    # ---- address and access
+    called("--hostname", _T, "--host"),
+    called("--api-keys", _V, "--api-key"),
+    called("--api-key", _L, "--api-key", convert=listed),
+    called("--alias -a", _L, "--served-model-name", convert=listed),
+    called("--ssl-key-file", _L, "--ssl-keyfile"),
+    called("--ssl-cert-file", _L, "--ssl-certfile"),
+    needs("--ssl-ca-certs --ssl-cert-reqs", _VS, _CERTIFICATES),
+    always("--enable-ssl-refresh", _VS, "SIGHUP reloads both files"),
+    called("--allowed-origins", _V, "--allowed-origins", convert=from_json_list),
+    called("--cors-allow-origin", _T, "--allowed-origins"),
+    called("--cors-origins", _L, "--allowed-origins", convert=listed),
+    lacks("--allow-credentials", _V, "keys are sent in a header, never in cookies", arity=""),
+    lacks("--allowed-methods --cors-methods", (VLLM, LCPP), "only the methods of the routes are allowed"),
+    lacks("--allowed-headers --cors-headers", (VLLM, LCPP), "a listed origin may send any header"),
+    needs("--root-path --fastapi-root-path --api-prefix", (VLLM, SGLANG, LCPP),
+          "remove the prefix in a proxy in front of the server"),
+    needs("--middleware", _V, "the server loads no external code"),
+    always("--no-webui --no-ui --disable-fastapi-docs", (LCPP, VLLM), "there are no pages for browsers"),
+    lacks("--webui --ui", _L, "there are no pages for browsers", arity=""),
+    lacks("--path --webui-config --ui-config", _L, "there are no pages for browsers"),
+    lacks("--props", _L, _ROUTES, arity=""),
+    lacks("--slots", _L, "/slots shows what all clients send: it is there with --admin-api-key", arity=""),
+    always("--no-slots", _L, _ROUTES),
+    called("--file-storage-path", _S, "--files-dir"),
+    # ---- timeouts, supervision
+    called("--watchdog-timeout", _S, "--hang-timeout"),
+    called("--graceful-termination-timeout", _T, "--shutdown-timeout"),
+    called("--timeout -to", _L, "--reader-timeout", why="the time for which a client may leave output unread"),
+    called("--sse-ping-interval", _L, "--sse-ping-interval", convert=or_zero),
+    lacks("--sleep-idle-seconds", _L, "a server keeps its model; weights are memory-mapped and start at once"),
+    lacks("--enable-sleep-mode", _V, "a server keeps its model", arity=""),
+    # ---- logs and metrics
+    always("--enable-prompt-tokens-details --enable-cache-report", _VS, _CACHED),
+    always("--enable-per-request-metrics", _V, "a request turns them on with `timings`"),
+    always("--enable-metrics --metrics", (SGLANG, LCPP), "/metrics is always available"),
+    always("--disable-log-stats", _V, "statistics are at /metrics, not in the log"),
+    always("--disable-log-requests --no-enable-log-requests --disable-uvicorn-access-log", _V, _LOGGED),
+    switched("--enable-log-requests --log-requests", _VS, "--access-log"),
+    called("--uvicorn-log-level --log-level-http", _VS, "--log-level", values={
+        "debug": "debug", "info": "info", "warning": "warning", "error": "error", "critical": "error", "trace": "debug",
+    }),
+    lacks("--log-requests-level --max-log-len", _VS, "--access-log writes a line per request, without its text"),
+    called("--json-output", _T, "--log-format", arity="", values={"": "json", "true": "json"}),
+    called("--log-jsonl", _L, "--log-format", arity="", values={"": "json"}),
+    called("--otlp-endpoint", _T, "--otlp-traces-endpoint"),
+    lacks("--otlp-service-name", _T, "the collector can name the service"),
+    lacks("--crash-dump-folder", _S, "a request that ends the engine twice is refused, and the log says which"),
+    lacks("--log-file", _L, "the log is on standard error; redirect it"),
+    lacks("--log-colors --verbosity -lv", _L, "--log-level sets what is logged"),
+    lacks("--log-disable", _L, "--quiet writes only errors", arity=""),
+    called("--verbose -v --log-verbose", _L, "--log-level", arity="", values={"": "debug"}),
+    lacks("--log-prefix --log-timestamps --no-log-timestamps --perf --no-perf", _L, "--log-format sets the form",
+          arity=""),
+    # ---- environment variables
+    called("VLLM_API_KEY LLAMA_API_KEY", (VLLM, LCPP), "--api-key", convert=listed),
+    called("OLLAMA_HOST", _O, "--host", convert=address),
+    called("OLLAMA_CONTEXT_LENGTH", _O, "--max-model-len", done=("0",)),
+    called("OLLAMA_NUM_PARALLEL", _O, "--max-num-seqs", done=("0",)),
+    called("OLLAMA_MAX_QUEUE", _O, "--max-num-queued-reqs"),
+    called("OLLAMA_KV_CACHE_TYPE", _O, "--kv-cache-dtype", values=_PAGES, why=_INT8),
+    called("OLLAMA_ORIGINS", _O, "--allowed-origins", convert=listed),
+    called("OLLAMA_DEBUG", _O, "--log-level", done=("0", "false"), values=dict.fromkeys(("1", "true", "2"), "debug")),
+    only("OLLAMA_FLASH_ATTENTION", _O, "1 true", "attention never stores the score matrix"),
+    only("OLLAMA_MAX_LOADED_MODELS", _O, "0 1", _ONE_MODEL),
+    only("OLLAMA_KEEP_ALIVE", _O, "-1", "a server keeps its model until it is stopped"),
+    needs("OLLAMA_MODELS", _O, "quire serve takes the path of a model; a GGUF file of Ollama is named by its digest"),
+    lacks("OLLAMA_NOPRUNE OLLAMA_NOHISTORY OLLAMA_NO_CLOUD", _O, "there is nothing of this kind to turn off"),
+    lacks("OLLAMA_LOAD_TIMEOUT", _O, "a server waits for its model to load"),
+    lacks("OLLAMA_MULTIUSER_CACHE", _O, "prefixes are always shared in a tree of tokens"),
+    lacks("OLLAMA_SCHED_SPREAD OLLAMA_GPU_OVERHEAD OLLAMA_LLM_LIBRARY OLLAMA_INTEL_GPU OLLAMA_VULKAN", _O, _CPU),
+    lacks("CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES", (*_ALL, OLM), _CPU),
+)  # fmt: skip

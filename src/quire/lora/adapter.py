@@ -1,0 +1,53 @@
+"""An adapter as numbers: what it adds to the matrices of a base model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.records import dataclass
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """W + scale · b @ a in place of a stored matrix W [out, in] (LoRA, arXiv 2106.09685).
+
+    With `magnitude`, each row of that sum is divided by its length and multiplied by its magnitude (DoRA, 2402.09353).
+    For an embedding, `out` are its rows (the vocabulary) and `in` the width of the model.
+    """
+
+    a: F32  # [rank, in]
+    b: F32  # [out, rank]
+    scale: float  # alpha / rank, or alpha / sqrt(rank) for rsLoRA (2312.03732)
+    magnitude: F32 | None = None  # [out], DoRA
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """An adapter that fits its base, all numbers finite.
+
+    `parts`: by module name of the base, without ".weight", as in ModelSpec.names; experts have one each. A fused linear
+    has one part, whichever of its rows the adapter changes. `modules_to_save`: whole matrices of embedding and head, by
+    module name, that replace those of the base before `parts` are added.
+    """
+
+    name: str
+    digest: str  # sha256 of the files
+    rank: int  # the greatest of its parts
+    parts: Mapping[str, LowRank]
+    modules_to_save: Mapping[str, F32]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its numbers."""
+        lows = sum(low.a.nbytes + low.b.nbytes for low in self.parts.values())
+        lows += sum(low.magnitude.nbytes for low in self.parts.values() if low.magnitude is not None)
+        return lows + sum(matrix.nbytes for matrix in self.modules_to_save.values())

@@ -1,0 +1,168 @@
+"""Read adapters: where they are, whether they fit the base, and their numbers.
+
+Files are untrusted. Headers bound all sizes before anything is allocated, and every shape is compared with the base
+before the first number is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from quire.config.shipped import shipped_adapters
+from quire.loader.gguf_file import GGUFFile
+from quire.lora.adapter import F32, Adapter
+from quire.lora.base_modules import BaseModules
+from quire.lora.gguf_adapter import GGUFAdapter, is_adapter
+from quire.lora.module_pairs import MAX_RANK, AdapterFile, ModulePair, check_rank, checked, combined, unknown
+from quire.lora.peft_folder import CONFIG, WEIGHTS, PeftFolder
+from quire.spec import ModelSpec
+from quire.spec.config_reader import show
+from quire.types import CheckpointError
+from quire.util.sizes import format_size
+
+_MAX_NAME = 255  # bytes
+
+
+def find_adapter(name: str) -> Path:
+    """The folder or file of an adapter: a path, or the name of a shipped one such as quire-mini:pirate.
+
+    Raises CheckpointError if there is none.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    shipped = shipped_adapters()
+    if name in shipped:
+        return shipped[name]
+    there = f"; shipped are {', '.join(shipped)}" if shipped else ""
+    raise CheckpointError(f"{name}: no adapter folder or file{there}")
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The file or folder `name` in `folder`, for names that others give.
+
+    Raises CheckpointError for an absolute path, a step upwards, and a symlink that leads out of the folder.
+    """
+    refusal = CheckpointError(f"{show(name)} is not the name of an adapter in {folder}")
+    if not name or not name.isprintable() or "\\" in name or len(name.encode()) > _MAX_NAME:
+        raise refusal
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise refusal
+    try:
+        found, root = (folder / path).resolve(), folder.resolve()
+    except (OSError, RuntimeError):  # a circle of symlinks
+        raise refusal from None
+    if found == root or not found.is_relative_to(root):
+        raise CheckpointError(f"{show(name)} leads out of {folder}")
+    return folder / path
+
+
+def names_adapter(path: Path) -> bool:
+    """Whether a path is an adapter and not a model."""
+    if path.is_dir():
+        return (
+            not (path / "config.json").exists()
+            and (path / CONFIG).exists()
+            and any(path.glob("adapter_model.*"))
+        )
+    if path.suffix != ".gguf" or not path.is_file():
+        return False
+    try:
+        file = GGUFFile(path)
+    except CheckpointError:
+        return False  # a model's reader says why
+    try:
+        return is_adapter(file)
+    finally:
+        file.close()
+
+
+@contextmanager
+def open_adapter(path: Path, *, root: Path | None = None) -> Iterator[AdapterFile]:
+    """Open an adapter and check its header; with `root`, only if all of it is in that folder.
+
+    Raises CheckpointError or UnsupportedModelError naming the file, the key and the limit.
+    """
+    if root is not None:
+        files = [path / CONFIG, path / WEIGHTS] if path.is_dir() else [path]
+        for one in files:
+            if not one.resolve().is_relative_to(root.resolve()):
+                raise CheckpointError(f"{path.name}: {one.name} leads out of {root}")
+    if path.is_file() and path.suffix != ".gguf":
+        raise CheckpointError(f"{path}: an adapter is a folder with {CONFIG}, or a .gguf file")
+    if not path.exists():
+        raise CheckpointError(f"{path}: does not exist")
+    file: AdapterFile = PeftFolder(path) if path.is_dir() else GGUFAdapter(path)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def read_adapter(
+    path: Path,
+    spec: ModelSpec | BaseModules,
+    *,
+    name: str = "",
+    root: Path | None = None,
+    max_rank: int = MAX_RANK,
+    max_bytes: int | None = None,
+) -> Adapter:
+    """Read an adapter of the model `spec`. `name` is the folder's or file's unless given; `root` as in open_adapter.
+
+    Raises CheckpointError or UnsupportedModelError, before any number is read, for what is not supported, for a rank
+    above `max_rank`, for more than `max_bytes` of numbers in float32, and for a module or shape that the model does not
+    have; and for NaN or infinity.
+    """
+    base = spec if isinstance(spec, BaseModules) else BaseModules.of(spec)
+    with open_adapter(path, root=root) as file:
+        pairs = checked(file.pairs(base), base, file.where)
+        saved = _saved_by_module(file, base)
+        needed = float_bytes(pairs, saved, base)
+        if max_bytes is not None and needed > max_bytes:
+            raise CheckpointError(
+                f"{file.where}: needs {format_size(needed)} in float32, more than the limit of {format_size(max_bytes)}"
+            )
+        ranks = {module: sum(pair.rank for pair in several) for module, several in pairs.items()}
+        for module, rank in ranks.items():
+            check_rank(rank, max_rank, f"{file.where}: module {module}")
+        whole: dict[str, F32] = {module: file.read_saved(stored) for module, stored in saved.items()}
+        parts = {module: combined(several, module, base) for module, several in pairs.items()}
+        name = name or (path.name if path.is_dir() else path.stem)
+        return Adapter(name, file.digest(), max(ranks.values(), default=0), parts, whole)
+
+
+def float_bytes(pairs: Mapping[str, list[ModulePair]], saved: Mapping[str, str], base: BaseModules) -> int:
+    """Bytes of an adapter's numbers in float32, known from its header and the base."""
+    total = 0
+    for module, several in pairs.items():
+        rows, cols = base.shapes[module]
+        rank = sum(pair.rank for pair in several)
+        total += rank * (rows + cols) + rows * any(pair.dora for pair in several)
+    return 4 * (total + sum(rows * cols for rows, cols in (base.shapes[module] for module in saved)))
+
+
+def _saved_by_module(file: AdapterFile, base: BaseModules) -> dict[str, str]:
+    """Module of the base -> that in the file, of every matrix that replaces a whole one."""
+    found: dict[str, str] = {}
+    for stored, shape in file.saved().items():
+        module = base.name(stored)
+        if module not in base.shapes:
+            raise unknown(stored, stored, file.where)
+        if module not in base.whole:
+            names = " and ".join(sorted(base.whole))
+            raise CheckpointError(
+                f"{file.where}: modules_to_save: {show(stored)} is not supported: only {names}"
+            )
+        if shape != base.shapes[module]:
+            expected = list(base.shapes[module])
+            raise CheckpointError(
+                f"{file.where}: module {show(stored)}: shape {list(shape)}, but the model has {expected}"
+            )
+        if module in found:
+            raise CheckpointError(f"{file.where}: {found[module]} and {stored} both replace {module}")
+        found[module] = stored
+    return found

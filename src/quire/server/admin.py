@@ -1,0 +1,45 @@
+"""Routes for administrators: those that show or change the state of the server for all of its clients.
+
+A route is one when it says `admin=True`; its handler checks nothing. Without an administrator's key it does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.config.serving import ServingConfig
+from quire.server.access import presented_key, read_keys
+from quire.server.errors import ApiError
+from quire.server.exchange import Exchange
+from quire.server.routes import HttpRoute
+
+_OPTION = "admin_api_key"
+
+
+class AdminAccess:
+    """The keys of administrators. They open nothing else: a client's key is no administrator's, nor the reverse."""
+
+    def __init__(self, config: ServingConfig) -> None:
+        self._keys = [key.encode() for key in read_keys(config, _OPTION)]
+
+    def admin_only(self, exchange: Exchange) -> None:
+        """Raise ApiError 401 unless an administrator's key was presented, 404 where there are none."""
+        if not self._keys:
+            message = f"{exchange.path} is off; a server with --admin-api-key has it"
+            raise ApiError(404, message, code="not_found")
+        presented_key(exchange, self._keys, "administrator's key")
+
+
+def closed_routes(routes: Iterable[HttpRoute], config: ServingConfig) -> frozenset[HttpRoute]:
+    """The routes for administrators that a server without administrators does not offer."""
+    if config.admin_api_key or config.admin_api_key_file is not None:
+        return frozenset()
+    return frozenset(route for route in routes if route.admin)
+
+
+def check_all_keys(config: ServingConfig) -> None:
+    """Raise ValueError for keys that cannot be read, and for a client's that is an administrator's too."""
+    if set(read_keys(config)) & set(read_keys(config, _OPTION)):
+        raise ValueError(
+            f"{_OPTION}: a key is also one of api_key, so every client would be an administrator"
+        )

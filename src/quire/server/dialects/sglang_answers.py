@@ -1,0 +1,156 @@
+"""Answers in SGLang's form: one JSON object for each prompt and sample, or events with all of the text so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from quire.engine.api import StreamDelta
+from quire.logprobs import PositionLogprobs, TokenLogprob
+from quire.records import dataclass
+from quire.server import pieces
+from quire.server.chunks import DONE
+from quire.server.dialects.sglang_types import SglangLogprob, SglangReason
+from quire.server.generation import HttpGeneration
+from quire.server.logprob_bodies import TokenTexts, finite
+from quire.types import FinishReason, TokenIds
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class SglangHead:
+    """What the answers of a request have in common: the ids and tokens of its prompts, the logprobs that it wants, and
+    whether these have `texts`. `start`: the token of the prompt from which it wants them. `prompt_only`: the one token
+    that was sampled is not part of the answer. `hidden`: ids are not shown, as a hook edits the text.
+    """
+
+    ids: Sequence[str]
+    prompts: Sequence[TokenIds]
+    samples: int = 1
+    listed: bool = False
+    logprobs: bool = False
+    top: bool = False
+    texts: TokenTexts | None = None
+    start: int | None = None
+    prompt_only: bool = False
+    hidden: bool = False
+
+
+def meta_of(
+    head: SglangHead, run: HttpGeneration, choice: int, completion: int, *, ended: bool
+) -> dict[str, Any]:
+    """The facts about an answer of so many tokens, but for its logprobs."""
+    prompt, number = divmod(choice, head.samples)
+    output = run.outputs[prompt]
+    found: dict[str, Any] = {
+        "id": head.ids[prompt],
+        "finish_reason": None,
+        "prompt_tokens": output.usage.prompt_tokens,
+        "completion_tokens": completion,
+        "cached_tokens": output.usage.cached_tokens,
+    }
+    if ended:
+        sample = output.outputs[number]
+        if head.prompt_only or sample.finish_reason is FinishReason.LENGTH:
+            found["finish_reason"] = SglangReason("length", length=completion)
+        else:
+            found["finish_reason"] = SglangReason("stop", matched=sample.stop_reason)
+        found["e2e_latency"] = (output.timings.finished or time.monotonic()) - output.timings.arrival
+    return found
+
+
+def answer_pieces(head: SglangHead, run: HttpGeneration) -> Iterator[bytes]:
+    """The JSON of an SglangAnswer, or of a list of them."""
+    made = (_answer(head, run, choice) for choice in range(len(run.answers)))
+    return pieces.items(made) if head.listed else next(made)
+
+
+def _answer(head: SglangHead, run: HttpGeneration, choice: int) -> Iterator[bytes]:
+    prompt, number = divmod(choice, head.samples)
+    ids = () if head.prompt_only else run.outputs[prompt].outputs[number].token_ids
+    text = b"" if head.prompt_only else run.answers[choice].text
+    facts = meta_of(head, run, choice, len(ids), ended=True)
+    ids = () if head.hidden else ids
+    meta = [(name, pieces.value(given)) for name, given in facts.items()]
+    return pieces.fields([
+        ("text", pieces.text(text)),
+        ("output_ids", pieces.numbers(ids)),
+        ("meta_info", pieces.fields([*meta, *_logprobs(head, run, choice)])),
+    ])  # fmt: skip
+
+
+def _logprobs(head: SglangHead, run: HttpGeneration, choice: int) -> Iterator[tuple[str, pieces.Pieces]]:
+    """The fields with logprobs of an answer and its prompt."""
+    if not head.logprobs:
+        return
+    table = None if head.prompt_only else run.answers[choice].logprobs
+    prompt = choice // head.samples
+    before = None if head.start is None else run.prompt_logprobs(prompt)
+    yield "input_token_logprobs", pieces.items(_positions(head, before, prompt, top=False))
+    yield "output_token_logprobs", pieces.items(_each(head, table or (), top=False))
+    if head.top:
+        yield "input_top_logprobs", pieces.items(_positions(head, before, prompt, top=True))
+        yield "output_top_logprobs", pieces.items(_each(head, table or (), top=True))
+
+
+def _positions(
+    head: SglangHead, table: Sequence[PositionLogprobs] | None, prompt: int, *, top: bool
+) -> Iterator[pieces.Pieces]:
+    """The logprobs of a prompt from `start` on, whose first token has none."""
+    if table is None or head.start is None:
+        return
+    first = TokenLogprob(head.prompts[prompt][head.start], 0.0, 0)
+    yield pieces.value(None if top else (None, *_triple(head, first)[1:]))
+    yield from _each(head, table, top=top)
+
+
+def _each(head: SglangHead, table: Sequence[PositionLogprobs], *, top: bool) -> Iterator[pieces.Pieces]:
+    """The logprobs of positions: of the chosen token, or of the `top` ones."""
+    for batch in pieces.batches(table, pieces.width_of(table)):
+        for chosen, *likely in batch:
+            made = [_triple(head, token) for token in likely] if top else _triple(head, chosen)
+            yield pieces.value(made)
+
+
+def _triple(head: SglangHead, token: TokenLogprob) -> SglangLogprob:
+    text = None if head.texts is None else head.texts(token.token_id)[0]
+    return finite(token.logprob), token.token_id, text
+
+
+class SglangStream:
+    """The events of a streamed answer: a delta in, bytes out. Each event has all of the text of its choice so far."""
+
+    def __init__(self, head: SglangHead) -> None:
+        self._head = head
+        count = len(head.ids) * head.samples
+        self._texts = [bytearray() for _ in range(count)]  # as JSON, without quotes
+        self._ids = [bytearray() for _ in range(count)]
+        self._counts = [0] * count
+        self._run: HttpGeneration | None = None
+
+    def begun(self, run: HttpGeneration) -> None:
+        """The run whose deltas will come."""
+        self._run = run
+
+    def chunk_of(self, choice: int, delta: StreamDelta) -> bytes:
+        """The event of a delta."""
+        ended = delta.finish_reason is not None
+        if not delta.text and not delta.token_ids and not ended:
+            return b""
+        self._texts[choice] += _encode(delta.text)[1:-1]
+        self._counts[choice] += len(delta.token_ids)
+        if delta.token_ids and not self._head.hidden:
+            self._ids[choice] += b"," * bool(self._ids[choice]) + _encode(list(delta.token_ids))[1:-1]
+        assert self._run is not None
+        meta = _encode(meta_of(self._head, self._run, choice, self._counts[choice], ended=ended))
+        index = b',"index":%d' % choice if self._head.listed else b""
+        written = bytes(self._texts[choice]), bytes(self._ids[choice]), meta, index
+        return b'data: {"text":"%b","output_ids":[%b],"meta_info":%b%b}\n\n' % written
+
+    def last(self, _: HttpGeneration) -> bytes:
+        """The end of the stream."""
+        return DONE

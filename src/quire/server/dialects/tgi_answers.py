@@ -1,0 +1,226 @@
+"""Answers in TGI's form: one JSON object, or an event for every token of a stream."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from quire.engine.api import StreamDelta
+from quire.logprobs import LogprobTable, PositionLogprobs
+from quire.outputs import CompletionOutput
+from quire.records import dataclass
+from quire.server import pieces
+from quire.server.dialects.tgi_types import (
+    TgiEvent,
+    TgiPrefillToken,
+    TgiReason,
+    TgiStreamDetails,
+    TgiToken,
+)
+from quire.server.errors import event_of
+from quire.server.generation import HttpGeneration
+from quire.server.logprob_bodies import finite
+from quire.types import FinishReason, TokenIds
+
+NO_TOKEN = 0  # the id in an event that has no token: TGI's is unsigned
+_encode = msgspec.json.Encoder().encode
+
+
+class TokenSource(Protocol):
+    """What tokens are; an Engine."""
+
+    def token_bytes(self, token_id: int, /) -> bytes: ...
+
+    def is_special(self, token_id: int, /) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TgiHead:
+    """What a request asks of its answer. `inputs` is "" unless they are repeated; `prompt` has their tokens. `top`: the
+    most likely tokens are wanted; `prefill`: those of the inputs. `listed`: the answer is the only one of a list.
+    `hidden`: tokens are not shown, as a hook edits the text.
+    """
+
+    engine: TokenSource
+    prompt: TokenIds
+    inputs: str = ""
+    seed: int | None = None
+    details: bool = False
+    prefill: bool = False
+    top: bool = False
+    listed: bool = False
+    hidden: bool = False
+
+
+class TokenWriter:
+    """The tokens of one text in their order. A character of several tokens is the text of its last one."""
+
+    def __init__(self, engine: TokenSource) -> None:
+        self._engine = engine
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def token(self, token_id: int, position: PositionLogprobs | None) -> TgiToken:
+        """The next token."""
+        logprob = None if position is None else finite(position[0].logprob)
+        return TgiToken(token_id, *self._text(token_id, self._decoder), logprob, self._special(token_id))
+
+    def prefilled(self, token_id: int, position: PositionLogprobs | None) -> TgiPrefillToken:
+        """The next token of the inputs."""
+        logprob = None if position is None else finite(position[0].logprob)
+        return TgiPrefillToken(token_id, *self._text(token_id, self._decoder), logprob)
+
+    def likely(self, position: PositionLogprobs) -> list[TgiToken]:
+        """The most likely tokens at a position, each as if it stood alone."""
+        return [
+            TgiToken(
+                t.token_id, self._engine.token_bytes(t.token_id).decode("utf-8", "replace"), finite(t.logprob),
+                self._special(t.token_id),
+            )
+            for t in position[1:]
+        ]  # fmt: skip
+
+    def _special(self, token_id: int) -> bool:
+        return self._engine.is_special(token_id)
+
+    def _text(self, token_id: int, decoder: codecs.IncrementalDecoder) -> tuple[str]:
+        raw = self._engine.token_bytes(token_id)
+        return (raw.decode("utf-8", "replace") if self._special(token_id) else decoder.decode(raw),)
+
+
+def reason_of(sample: CompletionOutput) -> TgiReason:
+    """Why a sample ended."""
+    if sample.finish_reason in {FinishReason.STOP, FinishReason.CONTENT_FILTER}:
+        return "stop_sequence" if isinstance(sample.stop_reason, str) else "eos_token"
+    return "length"
+
+
+def answer_pieces(head: TgiHead, run: HttpGeneration) -> Iterator[bytes]:
+    """The JSON of a TgiAnswer, or of a list with it."""
+    best, *others = _by_probability(run)
+    found: list[tuple[str, pieces.Pieces]] = [("generated_text", _text(head, run, best))]
+    if head.details:
+        rest = [
+            pieces.fields([("generated_text", _text(head, run, other)), *_sequence(head, run, other)])
+            for other in others
+        ]
+        of_others = [("best_of_sequences", pieces.items(rest))] if others else []
+        found.append(("details", pieces.fields([*_sequence(head, run, best), *of_others])))
+    made = pieces.fields(found)
+    return pieces.items([made]) if head.listed else made
+
+
+def _by_probability(run: HttpGeneration) -> Sequence[int]:
+    """The samples, those with the highest mean log-probability first."""
+    if len(run.answers) == 1:
+        return (0,)
+    means = [answer.logprobs.mean() if answer.logprobs else 0.0 for answer in run.answers]
+    return sorted(range(len(means)), key=means.__getitem__, reverse=True)
+
+
+def _text(head: TgiHead, run: HttpGeneration, choice: int) -> pieces.Pieces:
+    return pieces.text(head.inputs.encode(), run.answers[choice].text)
+
+
+def _sequence(head: TgiHead, run: HttpGeneration, choice: int) -> Iterator[tuple[str, pieces.Pieces]]:
+    """The fields of a TgiSequence."""
+    sample, table = run.outputs[0].outputs[choice], run.answers[choice].logprobs
+    yield "finish_reason", pieces.value(reason_of(sample))
+    yield "generated_tokens", pieces.value(len(sample.token_ids))
+    yield "seed", pieces.value(head.seed)
+    yield "prefill", _prefill(head, run)
+    writer = TokenWriter(head.engine)
+    shown = () if head.hidden else sample.token_ids
+    rows = (writer.token(*row) for row in _rows(shown, table))
+    yield "tokens", pieces.slices(pieces.batches(rows, 1))
+    if head.top and table is not None:
+        likely = (writer.likely(position) for position in table)
+        yield "top_tokens", pieces.slices(pieces.batches(likely, pieces.width_of(table)))
+
+
+def _prefill(head: TgiHead, run: HttpGeneration) -> pieces.Pieces:
+    if not head.prefill:
+        return pieces.value([])
+    writer, table = TokenWriter(head.engine), run.prompt_logprobs(0)
+    unscored = run.unscored(0)
+    first = (writer.prefilled(token, None) for token in head.prompt[:unscored])
+    rest = (writer.prefilled(*row) for row in _rows(head.prompt[unscored:], table))
+    return pieces.slices(pieces.batches(_chained(first, rest), 1))
+
+
+def _chained(*parts: Iterable[Any]) -> Iterator[Any]:
+    for part in parts:
+        yield from part
+
+
+def _rows(ids: Sequence[int], table: LogprobTable | None) -> Iterator[tuple[int, PositionLogprobs | None]]:
+    """Tokens with their logprobs."""
+    if table is None:
+        return ((token, None) for token in ids)
+    return zip(ids, table, strict=False)
+
+
+class TgiStream:
+    """The events of a streamed answer: a delta in, bytes out. The last token is kept back until the end: its event has
+    the whole text.
+    """
+
+    def __init__(self, head: TgiHead) -> None:
+        self._head = head
+        self._writer = TokenWriter(head.engine)
+        self._text = bytearray(head.inputs.encode())
+        self._index = 0
+        self._kept: TgiEvent | None = None
+
+    def chunk_of(self, _: int, delta: StreamDelta) -> bytes:
+        """The events of a delta."""
+        self._text += delta.text.encode()
+        found = self._edited(delta) if self._head.hidden else self._tokens(delta)
+        if delta.finish_reason is not None and found:
+            self._kept = found.pop()
+        return b"".join(map(_written, found))
+
+    def last(self, run: HttpGeneration) -> bytes:
+        """The last event."""
+        (output,) = run.outputs
+        (sample,) = output.outputs
+        event = self._kept or self._nothing(sample)
+        event.generated_text = self._text.decode()
+        if self._head.details:
+            event.details = TgiStreamDetails(
+                reason_of(sample), len(sample.token_ids), self._head.seed, output.usage.prompt_tokens
+            )
+        return _written(event)
+
+    def _tokens(self, delta: StreamDelta) -> list[TgiEvent]:
+        return list(map(self._event, delta.token_ids, self._positions(delta)))
+
+    def _edited(self, delta: StreamDelta) -> list[TgiEvent]:
+        """An event of text that belongs to no token."""
+        if not delta.text:
+            return []
+        self._index += 1
+        return [TgiEvent(index=self._index, token=TgiToken(NO_TOKEN, delta.text, None, special=False))]
+
+    @staticmethod
+    def _positions(delta: StreamDelta) -> Iterable[PositionLogprobs | None]:
+        return [None] * len(delta.token_ids) if delta.logprobs is None else delta.logprobs
+
+    def _event(self, token_id: int, position: PositionLogprobs | None) -> TgiEvent:
+        self._index += 1
+        event = TgiEvent(index=self._index, token=self._writer.token(token_id, position))
+        if self._head.top and position is not None:
+            event.top_tokens = self._writer.likely(position)
+        return event
+
+    def _nothing(self, sample: CompletionOutput) -> TgiEvent:
+        """An event for an end that came after the last token: one without a text."""
+        shown = len(sample.token_ids) and not self._head.hidden
+        last = sample.token_ids[-1] if shown else NO_TOKEN
+        return TgiEvent(index=self._index + 1, token=TgiToken(last, "", None, special=True))
+
+
+def _written(event: TgiEvent) -> bytes:
+    return event_of(_encode(event))

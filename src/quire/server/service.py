@@ -1,0 +1,63 @@
+"""An application with what runs beside its requests, whatever serves it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from quire.config.serving import ServingConfig
+from quire.engine.api import Engine
+from quire.server.app import App, open_routes
+from quire.server.batches.batch_endpoints import batch_endpoints
+from quire.server.context import ServerContext
+from quire.server.metrics import ServerMetrics
+
+
+class Service:
+    """Answers requests by `app` as soon as it is made: with 503 until the engine is ready."""
+
+    def __init__(self, engine: Engine, config: ServingConfig) -> None:
+        self.context = ServerContext(engine, config, ServerMetrics(engine))
+        if config.otlp_traces_endpoint is not None:
+            from quire.server.tracing import Tracer
+
+            self.context.tracer = Tracer(config.otlp_traces_endpoint)
+        if config.output_hook is not None:
+            from quire.server.output_hooks import OutputHooks
+
+            self.context.hooks = OutputHooks(config, self.context.metrics.hooked)
+        self.app = App(self.context)
+        if config.files_dir is not None:
+            from quire.server.batches.batch_service import BatchService
+
+            self.context.batches = BatchService(
+                config, self.app, self.context.memory, batch_endpoints(open_routes(config))
+            )
+        self._sweeping: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin with what runs beside requests, in the running event loop."""
+        self._sweeping = asyncio.create_task(self.context.sweep())
+        if self.context.batches is not None:
+            self.context.batches.start()
+
+    async def stop_batches(self) -> None:
+        """Leave the batches where they are; the next server goes on with them."""
+        if self.context.batches is not None:
+            await self.context.batches.stop()
+
+    async def stop(self) -> None:
+        """End all that runs beside requests; to be called when these have ended."""
+        await self.stop_batches()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        behind = list(self.context.behind.values())  # most have ended with the engine
+        for task in behind:
+            task.cancel()
+        if behind:
+            await asyncio.wait(behind)
+        if self.context.responses is not None:
+            await asyncio.to_thread(self.context.responses.close)
+        if self.context.hooks is not None:
+            self.context.hooks.close()
+        if self.context.tracer is not None:
+            await asyncio.to_thread(self.context.tracer.close)

@@ -1,0 +1,101 @@
+"""A profile of the engine's steps, as a trace that Perfetto and chrome://tracing show."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.engine.api import Engine, EngineUnavailableError
+from quire.server.errors import ApiError, bad_request
+
+MAX_STEPS = 200_000  # of a profile; some 60 MB of trace
+_POLL_SECONDS = 0.1  # an engine keeps its latest steps only
+_PHASES = ("schedule", "execute", "update")
+_SHOWN = (
+    "step", "rows", "prefill_tokens", "decode_tokens", "context_tokens", "blocks_used", "running", "waiting",
+    "preempted", "drafted", "accepted",
+)  # fmt: skip
+
+
+class StepProfile:
+    """The steps of an engine from `start` to `stop`, written to a new file in a folder."""
+
+    def __init__(self, engine: Engine, folder: str | None) -> None:
+        self._engine, self._folder = engine, folder
+        self._task: asyncio.Task[None] | None = None
+        self._steps: list[Mapping[str, Any]] = []
+        self._since = 0.0
+
+    async def start(self) -> None:
+        """Begin. Raises ApiError without a folder, for one that cannot be made, or while a profile runs."""
+        if self._folder is None:
+            raise bad_request(
+                None, "profiles are off; a server with --profile-dir writes them", "profiles_off"
+            )
+        if self._task is not None:
+            raise ApiError(409, "a profile runs; POST /stop_profile ends it", code="profile_runs")
+        try:
+            await asyncio.to_thread(Path(self._folder).mkdir, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ApiError(
+                500, f"profile_dir: cannot be made: {error.strerror}", code="profile_failed"
+            ) from None
+        self._steps, self._since = [], time.monotonic()
+        self._task = asyncio.create_task(self._collect())
+
+    async def stop(self) -> str:
+        """End, and write the trace; returns its file name. Raises ApiError unless a profile runs, or if it cannot be
+        written.
+        """
+        task, self._task = self._task, None
+        if task is None:
+            raise ApiError(409, "no profile runs; POST /start_profile begins one", code="no_profile")
+        task.cancel()
+        await asyncio.wait([task])
+        with contextlib.suppress(EngineUnavailableError):
+            await self._take()
+        name, steps = f"steps-{time.strftime('%Y%m%dT%H%M%S')}-{time.monotonic_ns()}.json", self._steps
+        self._steps = []
+        try:
+            await asyncio.to_thread(self._write, name, steps)
+        except OSError as error:
+            message = f"profile_dir: the trace cannot be written: {error.strerror}"
+            raise ApiError(500, message, code="profile_failed") from None
+        return name
+
+    async def _collect(self) -> None:
+        while len(self._steps) < MAX_STEPS:
+            with contextlib.suppress(EngineUnavailableError):
+                await self._take()
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _take(self) -> None:
+        """Add the steps that began since the last one."""
+        found = (await self._engine.debug())["steps"]
+        last = self._steps[-1]["start"] if self._steps else self._since
+        self._steps += [step for step in found if step["start"] > last][: MAX_STEPS - len(self._steps)]
+
+    def _write(self, name: str, steps: list[Mapping[str, Any]]) -> None:
+        missed = steps[-1]["step"] - steps[0]["step"] + 1 - len(steps) if steps else 0
+        facts = {"steps": len(steps), "missed_steps": missed}
+        events = [event for step in steps for event in _events(step)]
+        text = msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events, "otherData": facts})
+        assert self._folder is not None
+        (Path(self._folder) / name).write_bytes(text)
+
+
+def _events(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A step and its phases as complete events; times in microseconds."""
+    at = step["start"] * 1e6
+    lengths = [step[f"{phase}_seconds"] * 1e6 for phase in _PHASES]
+    shown = {name: step[name] for name in _SHOWN}
+    yield {"name": "step", "ph": "X", "pid": 1, "tid": 1, "ts": at, "dur": sum(lengths), "args": shown}
+    for phase, length in zip(_PHASES, lengths, strict=True):
+        yield {"name": phase, "ph": "X", "pid": 1, "tid": 1, "ts": at, "dur": length}
+        at += length

@@ -1,0 +1,191 @@
+"""Adapters of low rank in the kernels: the definition's numbers, and the same bits in any company."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers.low_rank import random_matrix, slot_parts
+from helpers.specs import decoder_spec
+from helpers.stepper import Stepper, compare_buffers
+from quire import _native
+from quire.executor.base import F32, Executor, Limits
+from quire.executor.native import NativeExecutor
+from quire.executor.torch import TorchExecutor
+from quire.loader import RandomWeights, load
+from quire.program.formats import Groups, NumberFormats, WeightFormat
+from quire.program.lower import lower
+from quire.program.memory import adapter_bytes
+from quire.program.program import Program
+
+ISAS = _native.supported_isas()
+I8, I4 = WeightFormat("i8", Groups(64, "bf16", rotated=True)), WeightFormat("i4", Groups(32))
+FORMATS = {
+    "f32": NumberFormats("f32", "f32"),
+    "bf16": NumberFormats("bf16", "bf16"),
+    "f16": NumberFormats("f16", "f16"),
+    "i8": NumberFormats("bf16", "bf16", I8),
+    "i4": NumberFormats("f32", "f32", I4),
+}
+RANK, SLOTS = 20, 3  # a whole vector of ranks and a part of one
+LIMITS = Limits(max_tokens=96, max_rows=6, max_logit_rows=96, max_len=128, num_blocks=60, max_loras=SLOTS)
+# 40 query and 2 x 20 columns of key and value: parts begin inside vectors of columns.
+SPEC = decoder_spec(90, 64, 128, (2, 1, 20), [0, 0])
+
+
+def adapted(formats: str) -> Program:
+    return lower(SPEC, FORMATS[formats], lora_rank=RANK)
+
+
+def made(program: Program, executor: Executor, stepper: Stepper, ranks: Mapping[int, int]) -> Executor:
+    """An executor with random weights, and an adapter in each slot named, of this rank."""
+    load(program.params, RandomWeights(program.params, 3), executor)
+    executor.bind(stepper.limits, stepper.arrays)
+    for slot, rank in ranks.items():
+        for name, part, a, b in slot_parts(program, 100 + slot, rank):
+            executor.put_adapter(slot, name, part, a, b)
+    return executor
+
+
+def run(
+    executor: Executor, stepper: Stepper, counts: Mapping[int, int], slots: Mapping[int, int]
+) -> dict[int, F32]:
+    """Logits of every token of a step, by sequence; `slots` are those of sequences with an adapter."""
+    size = stepper.fill(counts)
+    ends = {tokens.start: number for number, tokens in size.tokens_of.items()}
+    for row in range(size.num_rows):
+        number = ends[int(stepper.arrays.query_start[row])]
+        stepper.arrays.adapters[stepper.arrays.slots[row]] = slots.get(number, -1)
+    logits = stepper.logits(executor, size)
+    return {number: logits[tokens] for number, tokens in size.tokens_of.items()}
+
+
+def texts() -> list[list[int]]:
+    return [np.random.default_rng(seed).integers(0, SPEC.vocab, 60).tolist() for seed in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("formats", "isa"), [*itertools.product(["f32", "bf16", "i4"], ISAS), ("f16", ISAS[0])]
+)
+def test_buffers(formats: str, isa: str) -> None:
+    """Every op, where all rows have adapters: prompts in chunks, then decodes."""
+    program, limits = adapted(formats), LIMITS
+    stepper = Stepper(program, limits)
+    native, reference = (
+        made(program, each, stepper, {0: RANK, 2: RANK})
+        for each in (NativeExecutor(program, threads=2, isa=isa), TorchExecutor(program))
+    )
+    a, b, c = (stepper.add(text) for text in texts()[:3])
+    typical, largest = {"f32": (5e-6, 1e-4), "f16": (3e-4, 3e-3), "bf16": (2e-2, 2e-1)}.get(
+        formats, (5e-2, 5e-1)
+    )
+    for counts in ({a: 33, b: 17}, {a: 1, b: 20, c: 5}, {a: 1, b: 1, c: 1}):
+        size = stepper.fill(counts)
+        stepper.arrays.adapters[stepper.arrays.slots[: size.num_rows]] = [0, 2, 0][: size.num_rows]
+        for difference in compare_buffers(native, reference, size):
+            columns = difference.buffer.startswith("shrunk")  # ranks of padding are not filled
+            if not columns:
+                assert difference.rms <= typical * max(difference.scale, 1.0), difference
+                assert difference.max_abs <= largest * max(difference.scale, 1.0), difference
+
+
+@functools.cache
+def alone(formats: str, isa: str, slot: int, ranks: tuple[tuple[int, int], ...]) -> list[F32]:
+    """Logits of every text with the adapter of a slot, alone on one thread, whole."""
+    program, found = adapted(formats), []
+    for text in texts():
+        stepper = Stepper(program, LIMITS)
+        executor = made(program, NativeExecutor(program, threads=1, isa=isa), stepper, dict(ranks))
+        sequence = stepper.add(text)
+        found.append(run(executor, stepper, {sequence: 40}, {sequence: slot})[sequence])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("formats", "isa"), [*itertools.product(["bf16", "i8"], ISAS), ("f32", ISAS[0]), ("i4", ISAS[0])]
+)
+def test_the_same_bits_in_any_company(formats: str, isa: str) -> None:
+    """Six sequences with three adapters of several ranks and without one, in chunks, on three threads."""
+    ranks = {0: RANK, 1: 3, 2: 16}
+    program = adapted(formats)
+    stepper = Stepper(program, LIMITS, seed=4)
+    executor = made(program, NativeExecutor(program, threads=3, isa=isa), stepper, ranks)
+    numbers = [stepper.add(text) for text in texts()]
+    slots = dict(zip(numbers, [0, -1, 1, 2, 1, -1], strict=True))
+    found: dict[int, list[F32]] = {number: [] for number in numbers}
+    random, left = np.random.default_rng(7), dict.fromkeys(numbers, 40)
+    while left:
+        some = random.permutation(list(left)).tolist()[: random.integers(1, 7)]
+        counts = {number: min(left[number], int(random.integers(1, 16))) for number in some}
+        for number, rows in run(executor, stepper, counts, slots).items():
+            found[number].append(rows)
+        left = {number: count - counts.get(number, 0) for number, count in left.items()}
+        left = {number: count for number, count in left.items() if count}
+    for index, number in enumerate(numbers):
+        expected = alone(formats, isa, slots[number], tuple(ranks.items()))[index]
+        assert np.array_equal(np.concatenate(found[number]), expected), f"sequence {index}"
+
+
+@pytest.mark.parametrize("formats", [*FORMATS])
+def test_rows_without_an_adapter_have_the_bits_of_a_program_without_adapters(formats: str) -> None:
+    program, limits = lower(SPEC, FORMATS[formats]), replace(LIMITS, max_loras=0)
+    stepper = Stepper(program, limits)
+    executor = made(program, NativeExecutor(program, threads=2), stepper, {})
+    for index, expected in enumerate(alone(formats, ISAS[0], -1, ((0, RANK),))):
+        sequence = stepper.add(texts()[index])
+        assert np.array_equal(stepper.step(executor, {sequence: 40})[sequence], expected)
+        stepper.drop(sequence)
+
+
+def test_a_slot_holds_what_was_put_last() -> None:
+    """Of the adapter before, with a greater rank and more parts, nothing is left."""
+    program = adapted("f32")
+    sequences = []
+    for before in (False, True):
+        stepper = Stepper(program, LIMITS)
+        executor = made(program, NativeExecutor(program, threads=2), stepper, {1: RANK} if before else {})
+        executor.clear_adapter(1)
+        name, part, a, b = slot_parts(program, 9, 2)[1]
+        executor.put_adapter(1, name, part, a, b)
+        sequence = stepper.add(texts()[0])
+        sequences.append(run(executor, stepper, {sequence: 30}, {sequence: 1})[sequence])
+    assert np.array_equal(*sequences)
+
+
+def test_slots_take_what_was_planned() -> None:
+    program = adapted("f32")
+    stepper = Stepper(program, LIMITS)
+    native = made(program, NativeExecutor(program, threads=1), stepper, {})
+    assert 0 <= native.memory()["adapters"] - SLOTS * adapter_bytes(program) < 4096
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_what_does_not_fit_is_refused(kind: str) -> None:
+    program = adapted("f32")
+    executor = NativeExecutor(program, threads=1) if kind == "native" else TorchExecutor(program)
+    stepper = Stepper(program, LIMITS)
+    made(program, executor, stepper, {})
+    random = np.random.default_rng(0)
+    a, b = random_matrix(random, 4, 64), random_matrix(random, 40, 4)
+    executor.put_adapter(0, "layers.0.qkv", 0, a, b)
+    for slot, name, part, first, second in [
+        (SLOTS, "layers.0.qkv", 0, a, b),
+        (-1, "layers.0.qkv", 0, a, b),
+        (0, "layers.0.qkv", 3, a, b),
+        (0, "head", 0, a, b),
+        (0, "layers.0.qkv", 1, a, b),
+        (0, "layers.0.qkv", 0, a[:, 1:], b),
+        (0, "layers.0.qkv", 0, random_matrix(random, RANK + 1, 64), random_matrix(random, 40, RANK + 1)),
+    ]:
+        with pytest.raises(ValueError, match=r"slot|layers|head"):
+            executor.put_adapter(slot, name, part, first, second)
+    with pytest.raises(ValueError, match="slot"):
+        executor.clear_adapter(SLOTS)
+    sequence = stepper.add(texts()[0])
+    with pytest.raises(ValueError, match="adapters"):
+        run(executor, stepper, {sequence: 3}, {sequence: SLOTS})

@@ -1,0 +1,153 @@
+"""Many small tasks of one kind in one request, an answer a line: much practice for few words.
+
+What a small model learns only by many examples stands here: sums, times tables, the letters of words, their forms in
+capitals and in quotes, order, and facts of two words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import arithmetic, tables
+from .columns import SIGNS, equation
+from .conversation import Conversation
+from .counting import common_word
+from .draw import Draw
+from .tasks import answered, request, sections
+
+Item = tuple[str, str]  # as it is asked, and the line that answers it
+
+
+def _sum(draw: Draw, kind: str) -> Item:
+    """Two numbers whose result is said at once."""
+    a, b = arithmetic.small_pair(draw, kind)
+    sign = draw.pick((SIGNS[kind], "x", "*")) if kind == "multiply" else SIGNS[kind]
+    gap = draw.pick(("", " "))
+    return f"{a}{gap}{sign}{gap}{b}", equation(kind, a, b)
+
+
+def _added(draw: Draw) -> Item:
+    return _sum(draw, draw.pick(("add", "subtract")))
+
+
+def _multiplied(draw: Draw) -> Item:
+    return _sum(draw, draw.pick(("multiply", "multiply", "divide")))
+
+
+def _spelled(draw: Draw) -> Item:
+    name = common_word(draw)
+    return name, f"{name}: {'-'.join(name)}"
+
+
+def _raised(draw: Draw) -> Item:
+    name = common_word(draw)
+    return name, name.upper()
+
+
+def _lowered(draw: Draw) -> Item:
+    name = common_word(draw)
+    return name.upper(), name
+
+
+def _backwards(draw: Draw) -> Item:
+    name = common_word(draw)
+    return name, f"{'-'.join(name)}: {'-'.join(reversed(name))}"
+
+
+def _shouted(draw: Draw) -> Item:
+    """A word in capitals, spelled in small letters."""
+    name = common_word(draw)
+    return name.upper(), f"{name}: {'-'.join(name)}"
+
+
+def _measured(draw: Draw) -> Item:
+    name = common_word(draw)
+    return name, f"{', '.join(f'{n} {letter}' for n, letter in enumerate(name, 1))}: {len(name)}"
+
+
+def _titled(draw: Draw) -> Item:
+    name = common_word(draw)
+    return name, name.capitalize()
+
+
+def _quoted(draw: Draw) -> Item:
+    name = common_word(draw)
+    return name, f'"{name}"'
+
+
+def _begun(draw: Draw) -> Item:
+    name = common_word(draw)
+    return name, f"{name}: {name[0]}"
+
+
+def _sorted(draw: Draw) -> Item:
+    names = draw.sample([common_word(draw) for _ in range(6)], draw.weighted(((2, 0.4), (3, 0.4), (4, 0.2))))
+    names = list(dict.fromkeys(names))
+    return ", ".join(names), f"- {', '.join(sorted(names))}"
+
+
+def _ordered(draw: Draw) -> Item:
+    numbers = draw.sample(range(1, draw.pick((10, 20, 100))), draw.between(2, 4))
+    return ", ".join(map(str, numbers)), f"- {', '.join(map(str, sorted(numbers)))}"
+
+
+def _reversed(draw: Draw) -> Item:
+    names = [common_word(draw) for _ in range(draw.between(2, 4))]
+    return ", ".join(names), f"- {', '.join(names[::-1])}"
+
+
+def _larger(draw: Draw) -> Item:
+    a, b = draw.sample(range(1, draw.pick((10, 100, 100))), 2)
+    return f"{a} or {b}", f"{max(a, b)} is larger than {min(a, b)}"
+
+
+def _after(draw: Draw) -> Item:
+    a = draw.between(0, 99)
+    return str(a), f"{a + 1} comes after {a}"
+
+
+def _column(table: str, asked: str, said: str) -> Callable[[Draw], Item]:
+    """Two columns of a table of facts."""
+
+    def make(draw: Draw) -> Item:
+        row = draw.pick([r for r in tables.rows(table) if "-" not in (r[asked], r[said])])
+        return row[asked], f"{row[asked]}: {row[said]}"
+
+    return make
+
+
+# Headings of tasks/practice.txt, what makes an item, and its share.
+_KINDS: tuple[tuple[tuple[str, Callable[[Draw], Item]], float], ...] = (
+    (("sums", _added), 0.3),
+    (("tables", _multiplied), 0.05),
+    (("spelling", _spelled), 0.13),
+    (("spelling", _shouted), 0.05),
+    (("measured", _measured), 0.03),
+    (("upper", _raised), 0.11),
+    (("lower", _lowered), 0.11),
+    (("titled", _titled), 0.02),
+    (("quoted", _quoted), 0.07),
+    (("backwards", _backwards), 0.03),
+    (("begun", _begun), 0.03),
+    (("sorted", _sorted), 0.06),
+    (("ordered", _ordered), 0.03),
+    (("reversed", _reversed), 0.03),
+    (("larger", _larger), 0.03),
+    (("after", _after), 0.02),
+    (("capitals", _column("capitals", "country", "capital")), 0.05),
+    (("opposites", _column("opposites", "word", "opposite")), 0.05),
+    (("past", _column("past", "verb", "past")), 0.03),
+)
+
+
+def make(draw: Draw) -> Conversation:
+    """Two to twelve items of one kind."""
+    heading, item = draw.weighted(_KINDS)
+    made = dict(item(draw) for _ in range(draw.between(2, 12)))
+    ends = draw.pick(("\n", "; ") if any("," in asked for asked in made) else (", ", "\n", "; ", "\n", " "))
+    if ends == " " and any(" " in asked for asked in made):
+        ends = ", "
+    # Behind a comma a word begins with a space, which the tokenizer makes a part of it: both forms are learned.
+    between = ", " if heading in {"upper", "lower", "titled", "quoted"} and draw.chance(0.5) else "\n"
+    asked = request(draw, f"practice: {heading}", sections("practice")[heading], {"l": ends.join(made)})
+    return Conversation("practice", answered(asked, between.join(made.values()), heading))
