@@ -1,5 +1,5 @@
-"""vLLM's benchmark client: 40 requests, 8 at once, over chats and completions; every one completes with the exact number
-of tokens.
+"""vLLM's benchmark client: 40 requests, 8 at once, over chats and completions; every one completes, with the exact
+number of tokens.
 """
 
 from __future__ import annotations
