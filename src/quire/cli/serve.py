@@ -15,6 +15,7 @@ from quire.cli.options import add_config_options, add_model_argument, named_mode
 from quire.cli.parser import Parser, take_foreign_options
 from quire.config.schema import OPTIONS, EngineConfig
 from quire.config.serving import ServingConfig
+from quire.config.shipped import shipped_adapters
 from quire.util.platform import memory_share
 
 if TYPE_CHECKING:
@@ -102,12 +103,23 @@ def settings(
     if share is not None:
         options["memory"] = memory_share(share)
     model = named_model(options.pop("model", None), quiet=options.get("quiet", False))
+    _with_adapters(model, options)
     chosen: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
     return (
         model,
         EngineConfig(**{name: value for name, value in chosen.items() if name in OPTIONS}),
         ServingConfig(**{name: value for name, value in chosen.items() if name not in OPTIONS}),
     )
+
+
+def _with_adapters(model: str, options: dict[str, Any]) -> None:
+    """Turn adapters on where they are named, and for a shipped model that has some, unless they are turned off."""
+    if options.get("lora_modules") or options.get("lora_dir"):
+        options.setdefault("enable_lora", True)
+    if not {"enable_lora", "max_loras", "max_lora_rank"} & options.keys():
+        shipped = [name for name in shipped_adapters() if name.startswith(f"{model}:")]
+        if shipped:
+            options |= {"enable_lora": True, "lora_modules": shipped, "max_loras": len(shipped)}
 
 
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
