@@ -113,13 +113,11 @@ def settings(
 
 
 def _with_adapters(model: str, options: dict[str, Any]) -> None:
-    """Turn adapters on where they are named, and for a shipped model that has some, unless they are turned off."""
+    """Turn adapters on where they are named, and those of a shipped model, unless the options say otherwise."""
+    if not {"enable_lora", "lora_modules", "max_lora_rank"} & options.keys():
+        options["lora_modules"] = [name for name in shipped_adapters() if name.startswith(f"{model}:")]
     if options.get("lora_modules") or options.get("lora_dir"):
         options.setdefault("enable_lora", True)
-    if not {"enable_lora", "max_loras", "max_lora_rank"} & options.keys():
-        shipped = [name for name in shipped_adapters() if name.startswith(f"{model}:")]
-        if shipped:
-            options |= {"enable_lora": True, "lora_modules": shipped, "max_loras": len(shipped)}
 
 
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
@@ -133,6 +131,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     gc.disable()  # imports leave no garbage, and collecting takes a tenth of the time
     import uvloop
 
+    from quire.engine.front.adapter_names import shown
     from quire.engine.front.async_engine import AsyncEngine
     from quire.server.admin import check_all_keys
     from quire.server.dialects.response_store import prepare_file
@@ -158,6 +157,8 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
                     return
                 if engine.card.answers:
                     log.say(f"  answers: {facts_text(engine.card.answers)}")
+                if engine.adapters:
+                    log.say(f"  adapters: {shown(engine.adapters)}")
                 for line in (*engine.memory_lines, *(f"note: {text}" for text in engine.card.notices)):
                     log.say(f"  {line}")
                 log.say(f"quire: serving {engine.card.name} at {address(serving, sock)}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 
 from quire.executor.base import Runnable
 from quire.lora.adapter import Adapter
+from quire.lora.base_modules import BaseModules
 from quire.lora.fitting import check_fits, fill_slot
 from quire.lora.read import find_adapter, inside, read_adapter
 from quire.lora.slot_turns import SlotTurns
@@ -30,7 +32,8 @@ class AdapterService:
     def __init__(
         self, executor: Runnable, spec: ModelSpec, max_loras: int, max_rank: int, kept: int = 0
     ) -> None:
-        self._executor, self._spec, self._max_rank, self._most_kept = executor, spec, max_rank, kept
+        self._executor, self._max_rank, self._most_kept = executor, max_rank, kept
+        self._base = cache(partial(BaseModules.of, spec))  # made with the first adapter
         self._turns = SlotTurns(max_loras)
         self._slots: dict[str, int] = {}
         self._versions: dict[str, str] = {}
@@ -61,7 +64,7 @@ class AdapterService:
             folder = None if root is None else Path(root)
             found = find_adapter(path) if folder is None else inside(folder, path)
             return read_adapter(
-                found, self._spec, name=name, root=folder, max_rank=self._max_rank, max_bytes=most
+                found, self._base(), name=name, root=folder, max_rank=self._max_rank, max_bytes=most
             )
 
         return read

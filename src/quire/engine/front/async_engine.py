@@ -194,8 +194,10 @@ class AsyncEngine:
                 self._text.close()
             raise
         try:
-            for adapter, path in adapter_paths(self.serving.lora_modules).items():
-                await self._adapters.load(adapter, path, None)
+            first = adapter_paths(self.serving.lora_modules)
+            await asyncio.gather(
+                *(self._adapters.load(adapter, path, None) for adapter, path in first.items())
+            )
         except BaseException:
             await client.stop()
             self._text.close()
