@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-
-from quire.types import CheckpointError
-from quire.util.strict_json import parse_json_object
 
 _KEYS = {"name", "path", "base_model_name"}
 
@@ -30,9 +28,9 @@ def _from_text(given: str) -> tuple[str, str]:
 
 def _from_json(given: str) -> tuple[str, str]:
     try:
-        read = parse_json_object(given.encode(), "lora_modules")
-    except CheckpointError as error:
-        raise ValueError(str(error)) from None
+        read = json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"lora_modules: {given!r:.200} is not JSON: {error}") from None
     if strange := sorted(read.keys() - _KEYS):
         raise ValueError(f"lora_modules: {strange[0]!r} is unknown; known: {', '.join(sorted(_KEYS))}")
     name, path = read.get("name"), read.get("path")

@@ -6,7 +6,7 @@ called on the thread of the event loop; none of them blocks it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -454,6 +454,9 @@ class Engine(Protocol):
 
     def unload_adapter(self, name: str) -> None:
         """Have a name stand for nothing; its requests end on their version. Raises RequestError for an unknown name."""
+
+    def keep_adapter(self, digest: str) -> Callable[[], None]:
+        """Keep a version, whatever its name stands for, until the returned function is called."""
 
     def adapter_name(self, digest: str) -> str:
         """A name that a version has, or had when its requests that run were made; "" for an unknown digest."""

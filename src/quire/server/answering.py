@@ -52,6 +52,8 @@ def generating_model(context: ServerContext, exchange: Exchange, asked: str | No
     if card.pooling is not None:
         raise RequestError("model", f"this model is for the task {card.pooling.task}, and generates no text")
     exchange.served, exchange.details["model"] = served, served.name
+    if served.digest:
+        exchange.held.keep(context.engine.keep_adapter(served.digest))
     exchange.add_headers([(b"x-quire-model-version", served.fingerprint(card).encode())])
     return served
 

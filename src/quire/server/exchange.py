@@ -339,7 +339,7 @@ class Exchange:
         scope = {name: value for name, value in self.scope.items() if not name.startswith("quire.")}
         made = Exchange(scope, receive, send, self.memory)
         made.tenant, made.request_id, made.handler = self.tenant, self.request_id, self.handler
-        made.held, self.held = self.held, Held()
+        made.held, self.held, made.served = self.held, Held(), self.served
         return made
 
     def watch(self) -> HangUpWatch:

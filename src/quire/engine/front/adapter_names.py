@@ -23,7 +23,7 @@ class AdapterNames:
         self._send = send
         self._named: dict[str, AdapterVersion] = {}
         self._known: dict[str, AdapterVersion] = {}  # to the engine, by digest
-        self._users: Counter[str] = Counter()  # requests by digest
+        self._users: Counter[str] = Counter()  # by digest: requests, and callers that are about to make some
         self._opening: dict[int, tuple[OpenAdapter, asyncio.Future[AdapterVersion]]] = {}
         self._numbers = itertools.count(1)
 
@@ -32,9 +32,11 @@ class AdapterNames:
         """What the names stand for now."""
         return self._named
 
-    def known(self, digest: str) -> AdapterVersion | None:
-        """A version that has a name, or requests."""
-        return self._known.get(digest)
+    def name(self, digest: str) -> str:
+        """A name of a version, or the one that it had last; "" for one that is not known."""
+        named = (version.name for version in self._named.values() if version.digest == digest)
+        last = self._known.get(digest)
+        return next(named, "" if last is None else last.name)
 
     async def load(self, name: str, path: str, root: str | None) -> AdapterVersion:
         """Have a name stand for an adapter; see api.Engine.load_adapter. Cancelled, it changes nothing."""
@@ -68,7 +70,7 @@ class AdapterNames:
             raise RequestError("adapter", "this version is not loaded any more")
 
     def enter(self, digest: str) -> None:
-        """A request of a version has begun."""
+        """A request of a version has begun, or will."""
         self._users[digest] += 1
 
     def leave(self, digest: str) -> None:

@@ -266,9 +266,16 @@ class AsyncEngine:
     def unload_adapter(self, name: str) -> None:
         self._adapters.unload(name)
 
+    def keep_adapter(self, digest: str) -> Callable[[], None]:
+        self._adapters.enter(digest)
+        return partial(self._adapters.leave, digest)
+
+    def adapter(self, name: str) -> AdapterVersion:
+        """What a name stands for now. Raises RequestError for an unknown one."""
+        return self._adapters.version(name)
+
     def adapter_name(self, digest: str) -> str:
-        found = self._adapters.known(digest)
-        return "" if found is None else found.name
+        return self._adapters.name(digest)
 
     def adapter_opened(self, report: AdapterOpened) -> None:
         self._adapters.opened(report)
