@@ -129,6 +129,41 @@ def test_every_api_takes_its_name(
     assert server.post(path, {"model": "a9"} | body).status == 404
 
 
+def test_fields_of_tgi_and_sglang_that_name_adapters(server: LiveServer) -> None:
+    (letter,) = server.post("/detokenize", {"tokens": [FIRST + 1]}).json["prompt"]
+    parameters = {"adapter_id": "a1", "max_new_tokens": 3}
+    reply = server.post("/generate", {"inputs": "Who?", "parameters": parameters})
+    assert reply.json["generated_text"] == letter * 3
+    sampling = {"temperature": 0, "max_new_tokens": 3}
+    reply = server.post("/generate", {"text": "Who?", "lora_path": "a1", "sampling_params": sampling})
+    assert reply.json["text"] == letter * 3
+    for body, told in (
+        ({"inputs": "Who?", "parameters": {"adapter_id": "a9"}}, "parameters.adapter_id: 'a9' is not served"),
+        ({"text": "Who?", "lora_path": "a9"}, "lora_path: 'a9' is not served"),
+    ):
+        reply = server.post("/generate", body)
+        assert reply.status == 404
+        assert told in reply.text
+
+
+def test_metrics(server: LiveServer) -> None:
+    name = "quire_adapter_{}_total"
+    before = server.metric(name.format("generation_tokens"), adapter="a0")
+    ask(server, "a0", max_tokens=5)
+    ask(server, "base", max_tokens=7)
+    server.counted(before + 5, name.format("generation_tokens"), adapter="a0")
+    assert server.metric(name.format("loads"), adapter="a0") >= 1
+    server.metric(name.format("evictions"), adapter="a0")
+    with server.connect() as sock:
+        body = {"prompt": "on", "model": "a1", "max_tokens": 190, "ignore_eos": True, "stream": True}
+        sock.sendall(request_bytes("/v1/completions", body))
+        sock.recv(1)
+        assert server.metric("vllm:lora_requests_info", max_lora="3", waiting_lora_adapters="") > 0
+    assert server.metric("quire_adapter_requests_waiting", adapter="a1") == 0
+    server.wait(server.idle)
+    assert server.metric("quire_adapter_requests_running") == 0
+
+
 def test_a_reload_is_a_new_version_and_streams_end_on_theirs(server: LiveServer) -> None:
     assert load(server, "moving", "a2").status == 200
     before = models(server)["moving"]["version"]

@@ -71,7 +71,12 @@ def test_options_of_other_servers_are_there_or_explained(parser: Parser) -> None
         assert row.to in {*actions, ""}, row.names
         assert row.to or row.why, row.names
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", row.why))
-        theirs = {"--json-schema", "--grammar", "--max-tokens"}  # of quire generate, as the texts say
+        theirs = {
+            "--json-schema",
+            "--grammar",
+            "--max-tokens",
+            "--merge-adapter",
+        }  # of others, as the texts say
         assert named <= {*actions} | theirs, row.names
 
 

@@ -324,6 +324,9 @@ class EngineStats:
     rows_by_drafts: tuple[int, ...] = ()  # from none up
     draft_faults: int = 0  # sequences that go on without drafts
     speculation_seconds_won: float = 0.0  # estimated
+    adapter_slots: int = 0
+    adapter_loads: Mapping[str, int] = field(default_factory=dict)  # into slots, by version
+    adapter_evictions: Mapping[str, int] = field(default_factory=dict)
     resident_bytes: int = 0
     waiting_tokens: int = 0
     wasted_tokens: int = 0  # of requests cancelled before their client received them

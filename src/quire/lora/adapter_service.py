@@ -34,6 +34,7 @@ class AdapterService:
     ) -> None:
         self._executor, self._max_rank, self._most_kept = executor, max_rank, kept
         self._base = cache(partial(BaseModules.of, spec))  # made with the first adapter
+        self.slot_count = max_loras
         self._turns = SlotTurns(max_loras)
         self._slots: dict[str, int] = {}
         self._versions: dict[str, str] = {}
