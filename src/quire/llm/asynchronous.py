@@ -20,6 +20,7 @@ from quire.engine.api import (
     OverloadedError,
     Stream,
     StreamDelta,
+    guided,
 )
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.front.forming import asked_part, formed, forming
@@ -32,11 +33,11 @@ from quire.llm.asked import (
     engine_options,
     one_each,
     one_prompt,
-    predictions,
     priority_list,
     prompt_list,
     refuse_others,
     taken_tools,
+    texts_beside,
 )
 from quire.llm.beam_outputs import BeamSearchOutput, BeamSearchParams, beam_asks, beam_output
 from quire.loader import DEFAULT_MODEL
@@ -122,6 +123,7 @@ class AsyncLLM:
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
         prediction: Prompt | Sequence[Prompt] | None = None,
+        negative_prompt: Prompt | Sequence[Prompt] | None = None,
         **others: object,
     ) -> list[RequestOutput]:
         """Run prompts (texts or token ids) to their end; outputs are in the order of the prompts.
@@ -134,11 +136,17 @@ class AsyncLLM:
         each = one_each("sampling_params", sampling_params, len(items), SamplingParams, self._default)
         ranks = priority_list(priority, len(items), self._config.scheduler.scheduling_policy)
         check_salt(cache_salt)
+        beside = (
+            texts_beside("prediction", prediction, len(items)),
+            texts_beside("negative_prompt", negative_prompt, len(items)),
+        )
         return await _all(
-            self._whole(self._ask(prompt, one, predicted, priority=rank, cache_salt=cache_salt))
-            for prompt, one, rank, predicted in zip(
-                items, each, ranks, predictions(prediction, len(items)), strict=True
+            self._whole(
+                self._ask(
+                    prompt, one, predicted, negative_prompt=negative, priority=rank, cache_salt=cache_salt
+                )
             )
+            for prompt, one, rank, predicted, negative in zip(items, each, ranks, *beside, strict=True)
         )
 
     async def beam_search(
@@ -155,12 +163,14 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         prediction: Prompt | None = None,
+        negative_prompt: Prompt | None = None,
     ) -> AsyncIterator[StreamDelta]:
         """Generate from one prompt and yield the delta of each step; leaving the loop aborts the request."""
         self._check()
         item = one_prompt(prompt)
         (one,) = one_each("sampling_params", sampling_params, 1, SamplingParams, self._default)
-        async with self.running(item, one, prediction=prediction) as stream:
+        beside = {"prediction": prediction, "negative_prompt": negative_prompt}
+        async with self.running(item, one, **beside) as stream:
             async for delta in stream:
                 yield delta
 
@@ -193,13 +203,16 @@ class AsyncLLM:
         options: dict[str, Any],
     ) -> list[Ask]:
         tools = taken_tools(options)
-        predicted = predictions(options.pop("prediction", None), len(chats))
+        beside = [
+            texts_beside(name, options.pop(name, None), len(chats))
+            for name in ("prediction", "negative_prompt")
+        ]
         prompts = [await self.encode_chat(chat, **options) for chat in chats]
         each = one_each("sampling_params", params, len(prompts), SamplingParams, self._default)
         reading = self._engine.reading(tools)
         return [
-            Ask(prompt=prompt, params=one, prediction=text, reading=reading)
-            for prompt, one, text in zip(prompts, each, predicted, strict=True)
+            Ask(prompt=prompt, params=one, prediction=text, negative_prompt=negative, reading=reading)
+            for prompt, one, text, negative in zip(prompts, each, *beside, strict=True)
         ]
 
     async def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
@@ -262,12 +275,18 @@ class AsyncLLM:
         return work.answers(await _all(map(self._whole, work.asks(encoded))))
 
     def running(
-        self, prompt: Prompt, params: SamplingParams, *, prediction: Prompt | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        prediction: Prompt | None = None,
+        negative_prompt: Prompt | None = None,
     ) -> AbstractAsyncContextManager[Stream]:
         """A request while it runs: iterate it for its deltas; `output` grows with them. Leaving the block aborts it."""
         self._check()
-        (predicted,) = predictions(prediction, 1)
-        return self._running(self._ask(one_prompt(prompt), params, predicted))
+        (predicted,) = texts_beside("prediction", prediction, 1)
+        (negative,) = texts_beside("negative_prompt", negative_prompt, 1)
+        return self._running(self._ask(one_prompt(prompt), params, predicted, negative_prompt=negative))
 
     def _ask(self, prompt: TextOrIds, params: SamplingParams, prediction: TextOrIds, **more: Any) -> Ask:
         """A text to continue; where its thinking is, if that has a budget."""
@@ -321,6 +340,9 @@ class AsyncLLM:
             predicted = (
                 await encode(predicted, add_special_tokens=False, name="prediction") if predicted else []
             )
+        negative = ask.negative_prompt
+        if isinstance(negative, str):
+            negative = await self._engine.encode(negative, name="negative_prompt") if negative else []
         request = Request(
             request_id=f"request-{next(self._numbers)}",
             prompt_token_ids=TokenIds(ids),
@@ -334,6 +356,7 @@ class AsyncLLM:
             texts=await self._engine.text_tokens(ask.params),
             pooling=ask.pooling,
         )
+        request = guided(request, negative)
         while True:
             try:
                 work = forming(request, ask.reading, asked_part(ask.params), divided=ask.divided)
