@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -236,8 +236,9 @@ def test_every_bit_is_that_without(case: Case, monkeypatch: pytest.MonkeyPatch) 
     formats, asked = FORMATS[case.method], [prompt[:60] for prompt in prompts()]
     with LLM(case.target, max_model_len=128, progress=False, **formats) as llm:
         expected = bits(llm.generate(asked, params()))
+    chosen = {"num_speculative_tokens": 8} | ({} if case.method == "medusa" else {"tree_width": 3})
     with LLM(
-        case.target, speculative_config=case.config | {"num_speculative_tokens": 8}, max_model_len=128,
+        case.target, speculative_config=case.config | chosen, max_model_len=128,
         progress=False, max_num_seqs=3, max_num_batched_tokens=32, num_kv_blocks=14, **formats,
     ) as llm:  # fmt: skip
         assert bits(llm.generate(asked, params())) == expected
@@ -247,6 +248,28 @@ def test_every_bit_is_that_without(case: Case, monkeypatch: pytest.MonkeyPatch) 
         assert len(trees) > 5
         assert not core.speculation.faults
         core.scheduler.audit()
+
+
+def test_heads_keep_to_what_was_asked_for(
+    checkpoint: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Medusa with fewer drafts than it has heads, of a part of the vocabulary: one sequence takes several rows."""
+    costs_without_a_clock(monkeypatch, 0.01)
+    trees = tree_rows(monkeypatch)
+    chosen = {"method": "medusa", "model": str(drafts.write_medusa(tmp_path / "draft"))}
+    common, asked = COMMON | {"max_num_seqs": 1}, replace(PARAMS, max_tokens=80)
+    with LLM(checkpoint("smollm3"), **common) as llm:
+        plain = llm.generate(PROMPTS[:1], asked)
+    for most in (2, 8):
+        chosen |= {"draft_vocab_size": 40, "num_speculative_tokens": most}
+        trees.clear()
+        with LLM(checkpoint("smollm3"), speculative_config=chosen, **common) as llm:
+            assert bits(llm.generate(PROMPTS[:1], asked)) == bits(plain)
+            assert llm._built.core.speculation is not None
+            assert not llm._built.core.speculation.faults
+            assert llm._built.core.speculation.drafted > 5
+        assert 2 <= max(row.drafts for row in trees) <= most
+        assert all(token < 40 for row in trees for token in row.token_ids[-row.drafts :])
 
 
 FORMATS: dict[str, dict[str, Any]] = {
