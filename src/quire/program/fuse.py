@@ -45,7 +45,9 @@ def _fused(
             between = op.gate_up if isinstance(op, GatedAct) else op.x
             if between not in kept and not _read(between, (*ops[index + 1 :], *after)):
                 joined = (
-                    _rounding(found[-1], op) if isinstance(op, Quantize) else _activated(found[-1], op, params)
+                    _rounding(found[-1], op)
+                    if isinstance(op, Quantize)
+                    else _activated(found[-1], op, params)
                 )
         if joined is None:
             found.append(op)
