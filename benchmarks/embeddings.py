@@ -65,7 +65,7 @@ def quire(folder: str, name: str, threads: int) -> Encode:
     )
 
     def encode(texts: Sequence[str]) -> np.ndarray:
-        found = llm.embed(list(texts), use_tqdm=False)
+        found = llm.embed(list(texts), use_tqdm=False, truncate_prompt_tokens=-1)
         return np.array([out.outputs.embedding for out in found], np.float32)
 
     return encode

@@ -47,9 +47,10 @@ A family is also read as `…Model` and `…ForSequenceClassification`: without 
 _ENCODERS = """
 ## Encoders
 
-BERT, RoBERTa and XLM-RoBERTa, DistilBERT, ModernBERT, Nomic Embed and GTE give
-[vectors, scores and labels](embeddings.md) and keep no cache. Each is tested against transformers (`new`: against its
-published definition) alone and in mixed batches, in float32 to about 1e-5.
+BERT, RoBERTa and XLM-RoBERTa, DistilBERT, ModernBERT, Nomic Embed, GTE and Jina's give
+[vectors, scores and labels](embeddings.md) and keep no cache. Each is tested against transformers (`new` and
+JinaBERT, which is `bert` with ALiBi in place of learned positions: against their published definitions) alone and in
+mixed batches, in float32 to about 1e-5.
 
 """
 _ENCODER_HEAD = (

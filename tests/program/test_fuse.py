@@ -21,7 +21,7 @@ from quire.program.lower import lower
 from quire.program.op import writes
 from quire.program.ops.attention import Attend
 from quire.program.ops.linear import Linear
-from quire.program.ops.rows import GatedAct, Norm, Quantize
+from quire.program.ops.rows import Activate, GatedAct, Norm, Quantize
 from quire.program.program import Program
 from quire.spec import MLP, ModelSpec
 from quire.spec.model import ClampedSwiGLU
@@ -41,7 +41,12 @@ WIDE = decoder_spec(128, 72, 320, (4, 2, 16), [0], bias=True)  # halves of five 
 CLAMPED = replace(
     WIDE, layers=tuple(replace(x, mlp=MLP(320, ClampedSwiGLU(), bias=True)) for x in WIDE.layers)
 )
+PLAIN = replace(
+    WIDE, layers=tuple(replace(x, mlp=MLP(320, "gelu", bias=True, gated=False)) for x in WIDE.layers)
+)
 CASES = {
+    "plain": (PLAIN, BF16),
+    "plain int8": (PLAIN, NumberFormats("bf16", "bf16", I8)),
     "gated": (WIDE, BF16),
     "gated int8": (WIDE, NumberFormats("bf16", "bf16", I8)),
     "gated int4": (CLAMPED, NumberFormats("f32", "f32", INT4)),
@@ -84,6 +89,18 @@ def test_a_gated_linear_has_halves_of_whole_panels() -> None:
         (gated,) = (op for op in program.ops if isinstance(op, Linear) and op.act)
         assert (gated.out, gated.act) == ("gated", "silu")
         assert "gate_up" not in {buffer.name for buffer in program.buffers}
+
+
+def test_a_plain_activation_is_part_of_its_linear() -> None:
+    """Of five panels; not where the last panel is half."""
+    for case in ("plain", "plain int8"):
+        program = lower(*CASES[case])
+        assert not any(isinstance(op, Activate) for op in program.ops)
+        (activated,) = (op for op in program.ops if isinstance(op, Linear) and op.act)
+        assert (activated.out, activated.act, activated.up) == ("gated", "gelu", False)
+        assert "up" not in {buffer.name for buffer in program.buffers}
+    narrow = replace(PLAIN, layers=tuple(replace(x, mlp=replace(x.mlp, width=300)) for x in PLAIN.layers))
+    assert any(isinstance(op, Activate) for op in lower(narrow, BF16).ops)
 
 
 def test_buffers_with_other_readers_stay() -> None:

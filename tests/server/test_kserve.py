@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
+import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from test_memory_bound import MIB, bounded, completions
 from test_serve import make_certificate, subject
 
 from helpers.server import ENDLESS, GUARD, PATIENT, LiveServer, serving
 from quire.config.serving import ServingConfig
+from quire.config.shipped import DEFAULT_MODEL, shipped_models
+from quire.engine.host.held import GRPC_CALLS
 from quire.server.app import App
 from quire.server.context import ServerContext
 from quire.server.kserve.kserve_messages import CLASSES, SERVICE
@@ -347,3 +353,35 @@ def test_tls_and_a_new_certificate(folder: Path, tmp_path: Path) -> None:
         assert server.http.grpc is not None
         server.http.grpc.reload()
         assert subject(port(server)) == "renewed"
+
+
+def test_calls_that_wait_stay_under_the_bound() -> None:
+    """As many connections and calls as there may be, with messages near the limit, most of which have no memory."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number = free.getsockname()[1]
+    options = ("--max-model-len", "512", "--request-memory", "12MiB", "--max-connections", "400")
+    with bounded(shipped_models()[DEFAULT_MODEL], 200 * MIB, *options, "--grpc-port", str(number)) as server:
+        assert server.memory()["planned"]["grpc"] > 3 * GRPC_CALLS * 32 * 1024
+        server.ask(*completions(prompt="x", max_tokens=2))
+        with contextlib.ExitStack() as stack:
+            apart = [("grpc.use_local_subchannel_pool", 1)]
+            channels = [
+                stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{number}", apart)) for _ in range(4)
+            ]
+            for channel in channels[:3]:
+                grpc.channel_ready_future(channel).result(GUARD)
+            with pytest.raises(grpc.FutureTimeoutError):  # one more than there may be
+                grpc.channel_ready_future(channels[3]).result(0.5)
+            seen = Counter[grpc.StatusCode]()
+            for size in (200_000, 250_000, 250_000):
+                request = ask("a" * size)
+                request.model_name = ""
+                calls = [infer_later(channel, request) for channel in channels[:3] for _ in range(GRPC_CALLS)]
+                seen.update(call.code() for call in calls)
+        assert set(seen) <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT}, seen
+
+
+def infer_later(channel: grpc.Channel, request: Any) -> Any:
+    method = channel.unary_unary(f"/{SERVICE}/ModelInfer", lambda m: m.SerializeToString(), bytes)
+    return method.future(request, timeout=GUARD)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from quire.spec.model import LatentAttention, Mixer, ModelSpec, MoE, Rope
+from quire.spec.model import Attention, LatentAttention, Mixer, ModelSpec, MoE, Rope
 
 
 def attention_kind(att: Mixer) -> str:
@@ -73,11 +73,11 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def rope_text(att: Mixer) -> str:
-    """Describe the rope of a layer, such as "rope 10000, 96 of 128, longrope x32"."""
+    """Describe the rope of a layer, such as "rope 10000, 96 of 128, longrope x32", or what it has in its place."""
     rope: Rope | None = att.rope
     head_dim = att.q_dim if isinstance(att, LatentAttention) else att.head_dim
     if rope is None:
-        return "no rope"
+        return "ALiBi" if isinstance(att, Attention) and att.alibi else "no rope"
     part = "" if rope.dim == head_dim else f", {rope.dim} of {head_dim}"
     scaling = "" if rope.kind == "default" else f", {rope.kind} x{rope.factor:g}"
     return f"rope {rope.theta:g}{part}{', interleaved' if rope.interleaved else ''}{scaling}"

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from quire import __version__
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState
+from quire.engine.host.held import GRPC_CALLS, grpc_connections
 from quire.server.access import AccessControl
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, ClientGoneError, api_error, bad_request, shorten
@@ -36,6 +37,7 @@ from quire.types import QuireError
 MAX_MESSAGE_BYTES = 256 * 1024
 # Inferences of one ModelStreamInfer at a time; the next message is read when there are fewer.
 MAX_RUNNING = 16
+WINDOW_BYTES = 16 * 1024  # of a message that nobody reads yet
 _PATH = "/v1/completions"
 _OPEN = frozenset({"ServerLive", "ServerReady"})
 _CODES = {
@@ -64,11 +66,14 @@ class GrpcServer:
         self._reload = False
         self._server = grpc.aio.server(
             handlers=[_Calls(context, application)],
-            maximum_concurrent_rpcs=config.max_connections,
             options=[
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_connection_idle_ms", int(config.keep_alive_timeout * 1000)),
+                ("grpc.max_allowed_incoming_connections", grpc_connections(config)),
+                ("grpc.max_concurrent_streams", GRPC_CALLS),
+                # small windows: a message is read once there is memory for it
                 ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
                 ("grpc.so_reuseport", 0),  # a second server on the port fails to start
             ],
         )

@@ -128,8 +128,8 @@ def roberta(config: ConfigReader) -> ModelSpec:
     if config.values.get("lora_adaptations"):
         raise config.unsupported(
             "lora_adaptations",
-            "adapters for tasks inside a checkpoint are not implemented; the model as transformers has it, "
-            "jina_embeddings_v3, is, with adapters of PEFT merged by quire convert --merge-adapter",
+            "adapters for tasks inside a checkpoint are not implemented; the model as transformers has it is "
+            "(model_type jina_embeddings_v3)",
         )
     first = 1 + config.integer("pad_token_id", 1, low=0, high=MAX_VOCAB)
     names = _FLASH_NAMES if config.has("use_flash_attn") else _BERT_NAMES
