@@ -322,7 +322,7 @@ def build(
                 raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
     with startup.span("bind"):
-        adapters = _adapters(executor, config)
+        adapters = _adapters(executor, model.facts.spec, config)
         worker = _worker(model, executor, plan.limits, config, adapters)
         scheduler = _scheduler(program, config, plan, model.facts.spec)
     grammars = partial(_grammars, later, program, config, plan)
@@ -332,13 +332,13 @@ def build(
     return Built(later.model, config, program, plan, executor, core, weights, made)
 
 
-def _adapters(executor: Executor, config: ResolvedConfig) -> AdapterService | None:
+def _adapters(executor: Executor, spec: ModelSpec, config: ResolvedConfig) -> AdapterService | None:
     asked = config.asked.adapters
     if not asked.enable_lora:
         return None
     from quire.lora.adapter_service import AdapterService
 
-    return AdapterService(executor, asked.max_loras, asked.max_lora_rank, asked.max_cpu_loras or 0)
+    return AdapterService(executor, spec, asked.max_loras, asked.max_lora_rank, asked.max_cpu_loras or 0)
 
 
 def _worker(
