@@ -204,7 +204,7 @@ def test_what_a_draft_says_behind_a_branch_is_what_it_says_of_that_text(
     said = SaidBehind(monkeypatch, PROMPT + list(plain.outputs[0].token_ids))
     chosen = {"method": method, "top_k": 2, **({"layers": 2} if method == "self" else {"model": str(folder)})}
     if not copied:
-        monkeypatch.setattr(DraftBranches, "_fork", lambda self, line, other, first, at: None)
+        monkeypatch.setattr(DraftBranches, "copy", lambda self: None)
     for sizes in ({"num_speculative_tokens": 20, "tree_width": 4}, {"num_speculative_tokens": 1}):
         with LLM(folder, speculative_config=chosen | sizes, **COMMON) as llm:
             assert bits(llm.generate([PROMPT], ASKED)) == bits([plain])

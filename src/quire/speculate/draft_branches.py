@@ -24,9 +24,12 @@ class DraftBranches:
 
     def __init__(self, arrays: StepArrays, limits: Limits, copy: Copy) -> None:
         self._arrays, self._limits, self._copy = arrays, limits, copy
+        self._tables = arrays.block_tables
         self._lines: list[int] = []  # that are free
         self._blocks: list[int] = []
-        self._held: dict[int, list[int]] = {}  # blocks of branches by their lines
+        self._held: dict[
+            int, list[int]
+        ] = {}  # of branches by their lines: a block of each table, place by place
         self._of: dict[int, list[int]] = {}  # lines of branches by that of their sequence
         self._copies: tuple[list[int], list[int]] = [], []
 
@@ -36,61 +39,29 @@ class DraftBranches:
         if self._held or not self._lines:
             self._lines = list(range(limits.max_rows, limits.lines))
             self._blocks = list(range(limits.num_blocks, limits.blocks))
-        self._held.clear()
-        self._of.clear()
+            self._held.clear()
+            self._of.clear()
 
     def go_on(self, growth: TreeGrowth, tree: GrowingTree, room: Room, own: int, first: int) -> bool:
-        """Choose the tips of a tree's next pass. Returns whether there are any; see `place`."""
+        """Choose the tips of a tree's next pass, and give them lines for it; the drafts of the sequence in line `own`
+        begin at position `first`. Tips for which there is no room are dropped. Returns whether there are any. `copy`
+        must follow."""
         if not growth.go_on(tree, room):
             return False
-        self.place(tree, own, first, first + tree.depth - 1)
+        self._place(tree, own, first, first + tree.depth - 1)
         return bool(tree.tips)
 
     def rows(self, tree: GrowingTree, own: int, first: int) -> list[PassRow]:
         """The tips of a tree as rows of a pass."""
         at = first + tree.depth - 1
-        return [PassRow(own, at, [tip.token], branch=tip.line) for tip in tree.tips]
-
-    def place(self, tree: GrowingTree, own: int, first: int, at: int) -> None:
-        """Give the tips of a tree lines for a pass at position `at`; the drafts of the sequence in line `own` begin at
-        `first`. Tips for which there is no room are dropped, the poorest first. `copy` must follow."""
-        tips = tree.tips
-        if len(tips) == 1 and (tips[0].before is None or tips[0].before.line == own):
-            tips[0].line, tree.own = own, tips[0]
-            return
-        goes_on, others = dict[int, Tip](), list[Tip]()
-        for tip in tips:
-            line = own if tip.before is None else tip.before.line
-            if line in goes_on:
-                others.append(tip)
-            else:
-                goes_on[line] = tip
-        for line in self._of.get(own, ()):
-            if line not in goes_on:
-                self._give_back(line)
-        placed = {line: tip for line, tip in goes_on.items() if line == own or self._extend(line, first, at)}
-        for line in goes_on.keys() - placed.keys():
-            self._give_back(line)
-        for tip in others:
-            before = own if tip.before is None else tip.before.line
-            line = own if own not in placed else self._branch(own, first, at)
-            if line >= 0 and before in placed:
-                self._fork(before, line, first, at)
-                placed[line] = tip
-        self._of[own] = [line for line in placed if line != own]
-        for line, tip in placed.items():
-            tip.line = line
-        tree.own = placed.get(own, tree.own)
-        tree.tips = [tip for tip in tips if tip.line >= 0]
+        return [PassRow(own, at, (tip.token,), True, tip.line) for tip in tree.tips]
 
     def fan_out(self, tree: GrowingTree, own: int, first: int, at: int) -> None:
-        """As `place` for a pass over the whole paths, from `first` up to `at`: nothing of them has been computed, and
-        no branch goes on."""
+        """Give the tips of a tree lines for a pass over their whole paths, from `first` up to `at`: nothing of them has
+        been computed, and no branch goes on."""
         tree.tips[0].line = own
         for tip in tree.tips[1:]:
-            tip.line = self._branch(own, first, at)
-            if tip.line >= 0:
-                self._fork(own, tip.line, first, first)
+            self._fork(tip, own, self._line(own, first), own, first, first, at)
         tree.tips = [tip for tip in tree.tips if tip.line >= 0]
 
     def copy(self) -> None:
@@ -99,41 +70,68 @@ class DraftBranches:
             self._copy(*self._copies)
             self._copies = [], []
 
-    def _branch(self, own: int, first: int, at: int) -> int:
-        """A line with blocks for the drafts up to position `at`; -1 if there is no room."""
-        size = self._limits.block_size
-        count = (at // size + 1 - first // size) * len(self._arrays.block_tables)
-        if not self._lines or count > len(self._blocks):
+    def _place(self, tree: GrowingTree, own: int, first: int, at: int) -> None:
+        """Lines for a pass at position `at`: the likeliest tip behind a path stays in its line."""
+        tips = tree.tips
+        if len(tips) == 1 and (tips[0].before is None or tips[0].before.line == own):
+            tips[0].line, tree.own = own, tips[0]
+            return
+        goes_on, others = dict[int, Tip](), list[tuple[Tip, int]]()
+        for tip in tips:
+            line = own if tip.before is None else tip.before.line
+            if line in goes_on:
+                others.append((tip, line))
+            elif line == own or self._reach(line, first, at):
+                goes_on[line] = tip
+                tip.line = line
+        if others or own not in goes_on:
+            free = [line for line in self._of.get(own, ()) if line not in goes_on]
+            if own not in goes_on:
+                free.append(own)
+            for tip, before in others:
+                line = free.pop() if free else self._line(own, first)
+                self._fork(tip, before, line, own, first, at, at)
+                if tip.line == own:
+                    goes_on[own] = tip
+            tree.tips = [tip for tip in tips if tip.line >= 0]
+        tree.own = goes_on.get(own, tree.own)
+
+    def _line(self, own: int, first: int) -> int:
+        """Another line for a sequence, with what it has before the block of its first draft; -1 if there is none."""
+        if not self._lines:
             return -1
-        line = self._lines.pop()
-        self._held[line] = blocks = [self._blocks.pop() for _ in range(count)]
+        line, count = self._lines.pop(), first // self._limits.block_size
+        for table in self._tables:
+            table[line, :count] = table[own, :count]
         self._arrays.adapters[line] = self._arrays.adapters[own]
-        each = len(blocks) // len(self._arrays.block_tables)
-        for group, table in enumerate(self._arrays.block_tables):
-            table[line, : first // size] = table[own, : first // size]
-            table[line, first // size : at // size + 1] = blocks[group * each : (group + 1) * each]
+        self._held[line] = []
+        self._of.setdefault(own, []).append(line)
         return line
 
-    def _extend(self, line: int, first: int, at: int) -> bool:
-        """Make room for position `at` behind the drafts of a branch."""
-        if at % self._limits.block_size or at == first:
-            return True
-        tables = self._arrays.block_tables
-        if len(tables) > len(self._blocks):
-            return False
-        for table in tables:
-            self._held[line].append(self._blocks.pop())
-            table[line, at // self._limits.block_size] = self._held[line][-1]
+    def _reach(self, line: int, first: int, at: int) -> bool:
+        """Have blocks in a branch from that of the first draft up to position `at`; False if there are too few."""
+        size, held, tables = self._limits.block_size, self._held[line], self._tables
+        while (block := first // size + len(held) // len(tables)) <= at // size:
+            if len(self._blocks) < len(tables):
+                return False
+            for table in tables:
+                table[line, block] = self._blocks[-1]
+                held.append(self._blocks.pop())
         return True
 
-    def _fork(self, line: int, other: int, first: int, at: int) -> None:
-        """Have what is in one line before position `at` copied to another, from the block of the first draft on."""
+    def _fork(self, tip: Tip, before: int, line: int, own: int, first: int, stop: int, at: int) -> None:
+        """Put a tip into a line, for a pass up to position `at`, with what line `before` has of drafts before `stop`,
+        from the block of the first one on. Without room it is left without a line."""
+        if line < 0 or (line != own and not self._reach(line, first, at)):
+            return
+        tip.line = line
         size = self._limits.block_size
-        for table in self._arrays.block_tables:
-            span = slice(first // size, (at - 1) // size + 1)
-            self._copies[0].extend(table[line, span].tolist())
-            self._copies[1].extend(table[other, span].tolist())
-
-    def _give_back(self, line: int) -> None:
-        self._blocks += self._held.pop(line)
-        self._lines.append(line)
+        start, end = first // size, (stop - 1) // size + 1
+        if start < end:
+            for blocks, of in zip(self._copies, (before, line), strict=True):
+                if of == own:
+                    blocks.extend(
+                        int(table[own, block]) for block in range(start, end) for table in self._tables
+                    )
+                else:
+                    blocks.extend(self._held[of][: (end - start) * len(self._tables)])

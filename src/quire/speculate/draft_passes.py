@@ -55,8 +55,11 @@ class DraftPasses:
             arrays.slots[row] = piece.line if piece.branch < 0 else piece.branch
             arrays.query_start[row] = end
             count = len(piece.tokens)
-            arrays.token_ids[end : end + count] = piece.tokens
-            arrays.positions[end : end + count] = range(piece.start, piece.start + count)
+            if count == 1:  # most rows; a slice takes longer
+                arrays.token_ids[end], arrays.positions[end] = piece.tokens[0], piece.start
+            else:
+                arrays.token_ids[end : end + count] = piece.tokens
+                arrays.positions[end : end + count] = range(piece.start, piece.start + count)
             end += count
             if piece.draws:
                 arrays.logit_rows[drawn] = end - 1

@@ -83,17 +83,21 @@ class GrowingTree:
         """
         if self.depth >= min(room):
             return []
+        best, before, count = self._best, self.tips, room.drafts
+        least = best[-1] if len(best) == count else 0.0  # values are negative here
         found: list[tuple[float, int, int]] = []
         for parent, place in enumerate(self._places):
-            above = self.tips[parent].value if self.tips else 1.0
-            found += [(-above * rate.mean, parent, rank) for rank, rate in enumerate(place.rates)]
+            above = -before[parent].value if before else -1.0
+            for rank, rate in enumerate(place.rates):
+                value = above * rate.mean
+                if value >= least:
+                    break
+                found.append((value, parent, rank))
         found.sort()
-        best = self._best
         best += [value for value, _, _ in found]
         best.sort()
-        del best[room.drafts :]
-        least = best[-1] if len(best) == room.drafts else 0.0
-        before = self.tips
+        del best[count:]
+        least = best[-1] if len(best) == count else 0.0
         self.tips = [
             Tip(self._places[parent], rank, parent, -value, before[parent] if before else None)
             for value, parent, rank in found[:spread]
