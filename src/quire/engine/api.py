@@ -26,6 +26,7 @@ from quire.types import (
     Request,
     RequestError,
     SamplingParams,
+    TokenIds,
 )
 
 if TYPE_CHECKING:
@@ -116,8 +117,9 @@ class GenerateAsk:
 class Ask:
     """One prompt of the Python API, as text or token ids, and how to continue it.
 
-    `prediction` is what the answer may turn out to be. Not `divided`, the answer is one text. `beams`: it is found by
-    beam search. `adapter`: the name of what computes it, "" for the model alone.
+    `prediction` is what the answer may turn out to be. `negative_prompt` is what it is guided away from, with a
+    guidance_scale: by default the last token of the prompt. Not `divided`, the answer is one text. `beams`: it is
+    found by beam search. `adapter`: the name of what computes it, "" for the model alone.
     """
 
     prompt: str | Sequence[int]
@@ -125,6 +127,7 @@ class Ask:
     priority: int = 0
     cache_salt: str = ""
     prediction: str | Sequence[int] = ""
+    negative_prompt: str | Sequence[int] = ""
     reading: Reading | None = None
     divided: bool = True
     pooling: bool = False
@@ -170,6 +173,19 @@ def check_prediction(prediction: Sequence[int], vocab: int, window: int) -> None
     if prediction and not 0 <= min(prediction) <= max(prediction) < vocab:
         wrong = next(token for token in prediction if not 0 <= token < vocab)
         raise RequestError("prediction", f"{wrong} is not a token id below the vocabulary size {vocab}")
+
+
+def guided(request: Request, negative: Sequence[int]) -> Request:
+    """The same request with its negative prompt, where it asks for guidance.
+
+    Without one it is the last token of the prompt, as in transformers. Raises RequestError without a guidance_scale.
+    """
+    if request.params.guidance_scale == 1:
+        if negative:
+            raise RequestError("negative_prompt", "has no effect without a guidance_scale other than 1")
+        return request
+    found = TokenIds(negative or request.prompt_token_ids[-1:])
+    return replace(request, negative_prompt=found, stepwise=True, speculate=False)
 
 
 def constrained(request: Request, grammar: Grammar) -> Request:

@@ -109,11 +109,12 @@ def priority_list(priority: Sequence[int] | None, count: int, policy: str) -> li
     return one_each("priority", priority, count, int, int)
 
 
-def predictions(given: Prompt | Sequence[Prompt] | None, count: int) -> list[TextOrIds]:
-    """Return a prediction per prompt from one for all, or one per prompt; "" is none. Raises RequestError."""
-    found: list[TextOrIds] = [""] if given is None else prompt_list(given, "prediction")
+def texts_beside(name: str, given: Prompt | Sequence[Prompt] | None, count: int) -> list[TextOrIds]:
+    """Return a text per prompt, such as its prediction, from one for all, or one per prompt; "" is none. `name` is that
+    of the argument. Raises RequestError."""
+    found: list[TextOrIds] = [""] if given is None else prompt_list(given, name)
     if len(found) not in {1, count}:
-        raise RequestError("prediction", f"got {len(found)} for {count} prompts")
+        raise RequestError(name, f"got {len(found)} for {count} prompts")
     return found if len(found) == count else found * count
 
 

@@ -22,6 +22,7 @@ from quire.engine.api import (
     OverloadedError,
     Stream,
     StreamDelta,
+    guided,
 )
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.front.forming import asked_part, formed, forming
@@ -35,11 +36,11 @@ from quire.llm.asked import (
     engine_options,
     one_each,
     one_prompt,
-    predictions,
     priority_list,
     prompt_list,
     refuse_others,
     taken_tools,
+    texts_beside,
 )
 from quire.llm.beam_outputs import BeamSearchOutput, BeamSearchParams, beam_asks, beam_output
 from quire.loader import DEFAULT_MODEL
@@ -141,6 +142,7 @@ class AsyncLLM:
         cache_salt: str = "",
         prediction: Prompt | Sequence[Prompt] | None = None,
         adapter: str | Sequence[str] | None = None,
+        negative_prompt: Prompt | Sequence[Prompt] | None = None,
         **others: object,
     ) -> list[RequestOutput]:
         """Run prompts (texts or token ids) to their end; outputs are in the order of the prompts.
@@ -154,10 +156,25 @@ class AsyncLLM:
         ranks = priority_list(priority, len(items), self._config.scheduler.scheduling_policy)
         check_salt(cache_salt)
         names = one_each("adapter", adapter, len(items), str, str)
-        predicted = predictions(prediction, len(items))
+        beside = (
+            texts_beside("prediction", prediction, len(items)),
+            texts_beside("negative_prompt", negative_prompt, len(items)),
+        )
         return await _all(
-            self._whole(self._ask(prompt, one, text, priority=rank, cache_salt=cache_salt, adapter=name))
-            for prompt, one, rank, text, name in zip(items, each, ranks, predicted, names, strict=True)
+            self._whole(
+                self._ask(
+                    prompt,
+                    one,
+                    predicted,
+                    negative_prompt=negative,
+                    priority=rank,
+                    cache_salt=cache_salt,
+                    adapter=name,
+                )
+            )
+            for prompt, one, rank, name, predicted, negative in zip(
+                items, each, ranks, names, *beside, strict=True
+            )
         )
 
     async def beam_search(
@@ -175,12 +192,14 @@ class AsyncLLM:
         *,
         prediction: Prompt | None = None,
         adapter: str = "",
+        negative_prompt: Prompt | None = None,
     ) -> AsyncIterator[StreamDelta]:
         """Generate from one prompt and yield the delta of each step; leaving the loop aborts the request."""
         self._check()
         item = one_prompt(prompt)
         (one,) = one_each("sampling_params", sampling_params, 1, SamplingParams, self._default)
-        async with self.running(item, one, prediction=prediction, adapter=adapter) as stream:
+        beside = {"prediction": prediction, "negative_prompt": negative_prompt}
+        async with self.running(item, one, adapter=adapter, **beside) as stream:
             async for delta in stream:
                 yield delta
 
@@ -213,14 +232,24 @@ class AsyncLLM:
         options: dict[str, Any],
     ) -> list[Ask]:
         tools = taken_tools(options)
-        predicted = predictions(options.pop("prediction", None), len(chats))
         names = one_each("adapter", options.pop("adapter", None), len(chats), str, str)
+        beside = [
+            texts_beside(name, options.pop(name, None), len(chats))
+            for name in ("prediction", "negative_prompt")
+        ]
         prompts = [await self.encode_chat(chat, **options) for chat in chats]
         each = one_each("sampling_params", params, len(prompts), SamplingParams, self._default)
         reading = self._engine.reading(tools)
         return [
-            Ask(prompt=prompt, params=one, prediction=text, reading=reading, adapter=name)
-            for prompt, one, text, name in zip(prompts, each, predicted, names, strict=True)
+            Ask(
+                prompt=prompt,
+                params=one,
+                prediction=text,
+                negative_prompt=negative,
+                reading=reading,
+                adapter=name,
+            )
+            for prompt, one, name, text, negative in zip(prompts, each, names, *beside, strict=True)
         ]
 
     async def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
@@ -283,12 +312,21 @@ class AsyncLLM:
         return work.answers(await _all(map(self._whole, work.asks(encoded))))
 
     def running(
-        self, prompt: Prompt, params: SamplingParams, *, prediction: Prompt | None = None, adapter: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        prediction: Prompt | None = None,
+        adapter: str = "",
+        negative_prompt: Prompt | None = None,
     ) -> AbstractAsyncContextManager[Stream]:
         """A request while it runs: iterate it for its deltas; `output` grows with them. Leaving the block aborts it."""
         self._check()
-        (predicted,) = predictions(prediction, 1)
-        return self._running(self._ask(one_prompt(prompt), params, predicted, adapter=adapter))
+        (predicted,) = texts_beside("prediction", prediction, 1)
+        (negative,) = texts_beside("negative_prompt", negative_prompt, 1)
+        return self._running(
+            self._ask(one_prompt(prompt), params, predicted, negative_prompt=negative, adapter=adapter)
+        )
 
     def _ask(self, prompt: TextOrIds, params: SamplingParams, prediction: TextOrIds, **more: Any) -> Ask:
         """A text to continue; where its thinking is, if that has a budget."""
@@ -342,6 +380,9 @@ class AsyncLLM:
             predicted = (
                 await encode(predicted, add_special_tokens=False, name="prediction") if predicted else []
             )
+        negative = ask.negative_prompt
+        if isinstance(negative, str):
+            negative = await self._engine.encode(negative, name="negative_prompt") if negative else []
         request = Request(
             request_id=f"request-{next(self._numbers)}",
             prompt_token_ids=TokenIds(ids),
@@ -355,6 +396,7 @@ class AsyncLLM:
             texts=await self._engine.text_tokens(ask.params),
             pooling=ask.pooling,
         )
+        request = guided(request, negative)
         while True:
             try:
                 work = forming(request, ask.reading, asked_part(ask.params), divided=ask.divided)

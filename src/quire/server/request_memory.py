@@ -392,7 +392,16 @@ def answer_costs(
         "stop": STOP_CHAR * sum(map(len, params.stop)) * len(asks),
         "structured_outputs": _grammar_cost(asks),
         "prediction": _prediction_cost(asks),
+        "negative_prompt": _negative_cost(asks, samples, generated),
     }
+
+
+def _negative_cost(asks: Sequence[GenerateAsk], samples: int, generated: int) -> int:
+    """The second sequences of guided samples in the engine: their prompt, and what the first ones generate."""
+    negative = asks[0].request.negative_prompt
+    if negative is None:
+        return 0
+    return len(asks) * len(negative) * (ENGINE_TOKEN + samples * SEQUENCE_TOKEN) + generated * ENGINE_TOKEN
 
 
 def _prediction_cost(asks: Sequence[GenerateAsk]) -> int:

@@ -370,7 +370,8 @@ def _draft(
     check_vocabulary(target, model, asked)
     found = in_one_group(choose(model, asked, machine)[1])
     count = chosen.draft_vocab_size or found.vocab
-    return Draft(weight_origin(model), trimmed(found, count), model.facts.longest)
+    program, longest = trimmed(found, count), model.facts.longest
+    return Draft(weight_origin(model), program, longest, tree_width=chosen.tree_width)
 
 
 def _coming_tokenizer(model: Model) -> int:

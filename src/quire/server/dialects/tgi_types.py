@@ -19,7 +19,7 @@ TGI_PARAMETERS = {
 }  # fmt: skip
 # Parameters that are refused unless they ask for what happens anyway: name -> such values, and why.
 TGI_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "watermark": ((False,), "not supported; no text is marked"),
+    "watermark": ((False,), "must be false; this route has no watermark"),
 }
 
 _StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
