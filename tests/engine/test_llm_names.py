@@ -45,7 +45,6 @@ def test_options_of_vllm_mean_what_they_mean_on_the_command_line(llm: LLM) -> No
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size: 2 takes only 1 here"),
         ({"tokenizer": "other"}, "tokenizer: 'other' is not supported: it is part of the checkpoint"),
-        ({"lora_modules": ["a=b"]}, "lora_modules: .* is not supported: adapters"),
         (
             {"trust_remote_code": True},
             "trust_remote_code: True is not supported: code in checkpoints is never run",
