@@ -200,7 +200,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"post_sampling_probs": True}, "post_sampling_probs: "),
     ({"samplers": ["best"]}, "samplers: "),
     ({"t_max_predict_ms": 5}, "t_max_predict_ms: "),
-    ({"lora": [{"id": 0, "scale": 1}]}, "lora: "),
+    ({"lora": [{"id": 0, "scale": 1}]}, "lora: 0 is not the number of an adapter; there are 0"),
     ({"max_tokens": 5}, "max_tokens: "),
     ({"prompt": 3}, "prompt"),
 ]  # fmt: skip

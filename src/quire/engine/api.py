@@ -471,6 +471,13 @@ class Engine(Protocol):
         on that. Raises CheckpointError, and changes nothing, if it cannot be read or does not fit the model.
         """
 
+    async def mix_adapters(
+        self, parts: Sequence[tuple[str, float]]
+    ) -> tuple[AdapterVersion, Callable[[], None]]:
+        """The sum of adapters, by name, with weights, and what ends its being kept. Raises CheckpointError if its rank,
+        the sum of theirs, is above the limit.
+        """
+
     def unload_adapter(self, name: str) -> None:
         """Have a name stand for nothing; its requests end on their version. Raises RequestError for an unknown name."""
 

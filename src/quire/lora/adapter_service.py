@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from quire.executor.base import Runnable
 from quire.lora.adapter import Adapter
 from quire.lora.base_modules import BaseModules
 from quire.lora.fitting import check_fits, fill_slot
+from quire.lora.mix import mix
 from quire.lora.read import find_adapter, inside, read_adapter
 from quire.lora.slot_turns import SlotTurns
 from quire.program.memory import adapter_bytes
@@ -67,6 +68,18 @@ class AdapterService:
             return read_adapter(
                 found, self._base(), name=name, root=folder, max_rank=self._max_rank, max_bytes=most
             )
+
+        return read
+
+    def mixed(self, parts: Sequence[tuple[str, float]]) -> Open:
+        """What reads the sum of versions with weights."""
+        openers = [(self._sources.get(digest), weight) for digest, weight in parts]
+
+        def read() -> Adapter:
+            known = [(opener(), weight) for opener, weight in openers if opener is not None]
+            if len(known) < len(openers):
+                raise CheckpointError("one of these adapters is not loaded any more")
+            return mix(known)
 
         return read
 

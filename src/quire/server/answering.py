@@ -48,12 +48,18 @@ def generating_model(context: ServerContext, exchange: Exchange, asked: str | No
     """What a requested name stands for: the requests of this exchange are for it, and the answer says so. Raises
     ApiError for an unknown name, RequestError for a model that generates no text.
     """
-    served, card = context.find(asked), context.engine.card
+    served = context.find(asked)
+    if served.digest:
+        exchange.held.keep(context.engine.keep_adapter(served.digest))
+    return note_served(context, exchange, served)
+
+
+def note_served(context: ServerContext, exchange: Exchange, served: Served) -> Served:
+    """Have the requests of this exchange be for a version that it keeps; see generating_model."""
+    card = context.engine.card
     if card.pooling is not None:
         raise RequestError("model", f"this model is for the task {card.pooling.task}, and generates no text")
     exchange.served, exchange.details["model"] = served, served.name
-    if served.digest:
-        exchange.held.keep(context.engine.keep_adapter(served.digest))
     exchange.add_headers([(b"x-quire-model-version", served.fingerprint(card).encode())])
     return served
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from quire.engine.api import AdapterVersion, EngineUnavailableError
 from quire.engine.host.messages import AdapterOpened, Command, ForgetAdapter, OpenAdapter
@@ -44,7 +44,16 @@ class AdapterNames:
             raise CheckpointError(f"the name of an adapter has 1 to {MAX_NAME_CHARS} printable characters")
         if name not in self._named and len(self._named) >= MAX_ADAPTERS:
             raise CheckpointError(f"{MAX_ADAPTERS} adapters are loaded, which is the limit; unload one")
-        asked = OpenAdapter(next(self._numbers), name, path, root)
+        return await self._open(OpenAdapter(next(self._numbers), name, path, root))
+
+    async def mix(self, parts: Sequence[tuple[str, float]]) -> AdapterVersion:
+        """The sum of named adapters with weights, which is kept until `leave`; see api.Engine.mix_adapters."""
+        found = [(self.version(name), weight) for name, weight in parts]
+        name = " + ".join(f"{weight:g} * {version.name}" for version, weight in found)
+        mixed = tuple((version.digest, weight) for version, weight in found)
+        return await self._open(OpenAdapter(next(self._numbers), name, "", mixed=mixed))
+
+    async def _open(self, asked: OpenAdapter) -> AdapterVersion:
         answer: asyncio.Future[AdapterVersion] = asyncio.get_running_loop().create_future()
         self._opening[asked.number] = asked, answer
         self._send(asked)
@@ -94,13 +103,17 @@ class AdapterNames:
             )
             self._known[version.digest] = version
             if not answer.done():
-                self._named[asked.name] = version
+                if asked.mixed:
+                    self.enter(version.digest)
+                else:
+                    self._named[asked.name] = version
                 answer.set_result(version)
         self._sweep()
 
     def started(self) -> None:
-        """An engine has started, again: it knows none of them."""
+        """An engine has started, again: it knows none of them. Sums of others are not told again."""
         self._sweep()
+        self._known = {digest: one for digest, one in self._known.items() if one.path}
         for one in self._known.values():
             self._send(OpenAdapter(0, one.name, one.path, one.root, one.digest))
 

@@ -263,6 +263,13 @@ class AsyncEngine:
         require_ready(self.state)
         return await self._adapters.load(name, path, root)
 
+    async def mix_adapters(
+        self, parts: Sequence[tuple[str, float]]
+    ) -> tuple[AdapterVersion, Callable[[], None]]:
+        require_ready(self.state)
+        version = await self._adapters.mix(parts)
+        return version, partial(self._adapters.leave, version.digest)
+
     def unload_adapter(self, name: str) -> None:
         self._adapters.unload(name)
 

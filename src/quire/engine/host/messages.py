@@ -98,7 +98,8 @@ class ClearCache(_Message, frozen=True, tag=9):
 
 
 class OpenAdapter(_Message, frozen=True, tag=10):
-    """Read an adapter, and answer with AdapterOpened: a path, or with `root` a name in that folder.
+    """Read an adapter, and answer with AdapterOpened: a path, or with `root` a name in that folder; or the sum of
+    versions that are known, with their weights.
 
     With a `digest`, a version that was opened before is known again without being read, and there is no answer.
     """
@@ -108,6 +109,7 @@ class OpenAdapter(_Message, frozen=True, tag=10):
     path: str
     root: str | None = None
     digest: str = ""
+    mixed: tuple[tuple[str, float], ...] = ()
 
 
 class ForgetAdapter(_Message, frozen=True, tag=11):

@@ -35,7 +35,11 @@ class OpeningAdapters:
         if isinstance(command, ForgetAdapter):
             service.forget(command.digest)
             return
-        opener = service.opener(command.name, command.path, command.root)
+        opener = (
+            service.mixed(command.mixed)
+            if command.mixed
+            else service.opener(command.name, command.path, command.root)
+        )
         if command.digest:
             service.know(command.digest, opener)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from quire.server.dialects import (
     anthropic,
     llama_server,
+    llama_server_adapters,
     llama_server_pages,
     ollama,
     ollama_pages,
@@ -32,6 +33,7 @@ DIALECTS: tuple[HttpRoute, ...] = (
     *ollama_pages.ROUTES,
     *llama_server.ROUTES,
     *llama_server_pages.ROUTES,
+    *llama_server_adapters.ROUTES,
     *sglang.ROUTES,
     *tgi.ROUTES,
 )

@@ -14,12 +14,12 @@ from quire.server.answering import (
     StreamForm,
     answer_whole,
     check_streaming,
-    generating_model,
     ping_seconds,
 )
 from quire.server.completions import prepare_completion
 from quire.server.context import ServerContext
 from quire.server.dialects.asking import Renames, renamed
+from quire.server.dialects.llama_server_adapters import served_with
 from quire.server.dialects.llama_server_answers import LlamaServerHead, LlamaServerStream, answer_pieces
 from quire.server.dialects.llama_server_types import (
     LLAMA_SERVER_ERRORS,
@@ -161,7 +161,7 @@ async def _answer(
 ) -> None:
     """Answer, whole or as a stream. `stop_ids` end an answer too."""
     body: LlamaServerRequest = read.value
-    model = generating_model(context, exchange, body.model).name
+    model = (await served_with(context, exchange, body)).name
     if body.stream and body.n_predict == 0:
         message = "stream: nothing to stream, because n_predict is 0"
         raise bad_request("stream", message, "unsupported_parameter")
@@ -232,7 +232,7 @@ def settings_of(body: LlamaServerRequest, params: SamplingParams, model: str, wi
         "dry_sequence_breakers": params.dry_sequence_breakers, "n_keep": -1, "n_discard": 0,
         "stop": list(params.stop), "stream": bool(body.stream), "n_probs": body.n_probs or 0,
         "logit_bias": [{"bias": value, "token": token} for token, value in bias],
-        "grammar": body.grammar or "", "lora": [], "post_sampling_probs": False,
+        "grammar": body.grammar or "", "lora": body.lora or (), "post_sampling_probs": False,
         "timings_per_token": bool(body.timings_per_token),
     }  # fmt: skip
 

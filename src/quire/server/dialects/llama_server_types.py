@@ -32,6 +32,7 @@ _SHARED = (
     "mirostat_tau", "mirostat_eta", "repeat_last_n",
 )  # fmt: skip
 # Parameters by llama-server's name -> the name here.
+MAX_SCALED = 64  # adapters of a request
 LLAMA_SERVER_PARAMETERS = parameter_names("llama-server") | {name: name for name in _SHARED}
 
 _StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
@@ -72,10 +73,21 @@ else:
     _LlamaServerSampling = parameter_struct(LLAMA_SERVER_PARAMETERS)
 
 
+class ScaledAdapter(msgspec.Struct):
+    """An adapter by its number in /lora-adapters."""
+
+    id: int
+    scale: float
+
+
 class LlamaServerRequest(_LlamaServerSampling, kw_only=True):
     """Fields that completions and infills share. null means the default for each of them."""
 
     model: str | None = None
+    lora: Annotated[
+        Annotated[list[ScaledAdapter], Meta(max_length=MAX_SCALED)] | None,
+        Meta(description="adapters by number, with scales"),
+    ] = None
     stream: bool | None = None
     n_cmpl: Annotated[int | None, Meta(description="samples of each prompt")] = None
     stop: _StopText | Annotated[list[_StopText], Meta(max_length=MAX_STOP_STRINGS)] | None = None
@@ -196,7 +208,7 @@ def _error(error: ApiError, message: str, _: str | None) -> LlamaServerErrorBody
 LLAMA_SERVER_ERRORS = ErrorForm(_error, LlamaServerErrorBody, event_of)
 LLAMA_SERVER_REFUSED: RefusedFields = {
     "cache_prompt": (True,), "id_slot": (-1,), "n_cache_reuse": (0,), "n_indent": (0,), "t_max_predict_ms": (0,),
-    "post_sampling_probs": (False,), "lora": ([],), "image_data": ([],),
+    "post_sampling_probs": (False,), "image_data": ([],),
     "grammar_lazy": (False,), "grammar_triggers": ([],), "preserved_tokens": ([],),
     "max_tokens": (), "repetition_penalty": (), "n": (1,),
 }  # fmt: skip

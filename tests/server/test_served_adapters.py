@@ -146,6 +146,46 @@ def test_fields_of_tgi_and_sglang_that_name_adapters(server: LiveServer) -> None
         assert told in reply.text
 
 
+def test_adapters_by_number_with_scales(server: LiveServer) -> None:
+    """As llama-server has them: one, one that is scaled, a sum, and a sum whose rank is above the limit."""
+    load(server, "a2", "a2")
+    listed = server.get("/lora-adapters").json
+    assert [(one["id"], one["name"]) for one in listed] == [(0, "a0"), (1, "a1"), (2, "a2")]
+    body: dict[str, Any] = {"prompt": "Who?", "n_predict": 3, "temperature": 0, "return_tokens": True}
+
+    def tokens(*lora: tuple[int, float], **more: Any) -> tuple[set[int], str]:
+        given = [{"id": number, "scale": scale} for number, scale in lora]
+        reply = server.post("/completion", {**body, "lora": given, **more})
+        assert reply.status == 200, reply.text
+        return set(reply.json["tokens"]), reply.headers["x-quire-model-version"]
+
+    versions = models(server)
+    assert tokens((1, 1.0), (0, 0.0)) == ({FIRST + 1}, versions["a1"]["version"])
+    assert tokens((1, 0.0))[1] == versions["base"]["version"]
+    half = tokens((1, 0.5))
+    assert half[0] == {FIRST + 1}
+    mixed = tokens((0, 0.01), (1, 1.5))
+    assert mixed[0] == {FIRST + 1}
+    assert mixed == tokens((1, 1.5), (0, 0.01))
+    assert tokens((0, 1.5), (1, 0.01))[0] == {FIRST}
+    assert len({half[1], mixed[1], *(one["version"] for one in versions.values())}) == 2 + len(versions)
+    for lora, more, told in [
+        ([(0, 1.0), (1, 1.0), (2, 1.0)], {}, r"rank 6 is not in [1, 4] (max_lora_rank)"),
+        ([(3, 1.0)], {}, "3 is not the number of an adapter; there are 3"),
+        ([(-1, 1.0)], {}, "-1 is not the number of an adapter"),
+        ([(0, 0.5)], {"model": "a1"}, "the model 'a1' has an adapter already"),
+        ([(0, 1e300)], {}, "holds a number that is not finite"),
+    ]:
+        given = [{"id": number, "scale": scale} for number, scale in lora]
+        reply = server.post("/completion", {**body, "lora": given, **more})
+        assert reply.status == 400
+        assert told in reply.text
+    unload(server, "a2")
+    server.wait(server.idle)
+    named = {version.digest for version in server.engine.adapters.values()}
+    server.wait(lambda: set(server.engine._adapters._known) == named)
+
+
 def test_metrics(server: LiveServer) -> None:
     name = "quire_adapter_{}_total"
     before = server.metric(name.format("generation_tokens"), adapter="a0")

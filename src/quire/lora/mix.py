@@ -1,0 +1,25 @@
+"""Several adapters with weights as one of the sum of their ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.lora.adapter import Adapter, LowRank
+
+
+def mix(parts: Sequence[tuple[Adapter, float]]) -> Adapter:
+    """What adds Σ weight · scale · B A of adapters without magnitudes and whole matrices. Numbers may be infinite."""
+    made: dict[str, LowRank] = {}
+    for module in dict.fromkeys(module for adapter, _ in parts for module in adapter.parts):
+        lows = [(adapter.parts[module], weight) for adapter, weight in parts if module in adapter.parts]
+        a = np.concatenate([low.a for low, _ in lows])
+        with np.errstate(over="ignore", invalid="ignore"):
+            b = np.concatenate([low.b * np.float32(low.scale * weight) for low, weight in lows], axis=1)
+        made[module] = LowRank(a, b, 1.0)
+    name = " + ".join(f"{weight:g} × {adapter.name}" for adapter, weight in parts)
+    content = repr([(adapter.digest, weight) for adapter, weight in parts])
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return Adapter(name, digest, max(low.rank for low in made.values()), made, {})
