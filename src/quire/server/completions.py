@@ -225,7 +225,7 @@ def _embedded_prompts(body: CompletionRequest, card: ModelCard, samples: int) ->
 def _split(prompt: Prompt | None, card: ModelCard, samples: int) -> tuple[list[str], list[list[int]]]:
     """The prompts of a request: either texts or lists of ids. Raises ApiError; lengths are checked first."""
     if prompt is None:
-        raise bad_request("prompt", "prompt: is missing")
+        raise bad_request("prompt", "prompt: is missing", "invalid_type")
     if isinstance(prompt, str):
         return [prompt], []
     if prompt and type(prompt[0]) is int:
