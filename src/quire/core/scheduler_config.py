@@ -118,8 +118,11 @@ class SchedulerConfig:
 
     def _pooled_length(self, length: int) -> int:
         """The same for a request without output."""
-        holds = most_tokens(self.groups, self.num_blocks, self.block_size, self.max_model_len)
-        if length > min(holds, self.max_model_len):
+        if (
+            length > self.max_model_len
+            or peak_blocks(self.groups, length, 1, self.block_size) > self.num_blocks
+        ):
+            holds = most_tokens(self.groups, self.num_blocks, self.block_size, self.max_model_len)
             which = "KV cache" if holds < self.max_model_len else "model's context (max_model_len)"
             raise ContextLengthError(
                 "prompt_token_ids",

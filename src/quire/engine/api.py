@@ -6,7 +6,7 @@ called on the thread of the event loop; none of them blocks it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -284,6 +284,18 @@ class ModelCard:
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterVersion:
+    """What the name of an adapter stands for. `digest`: sha256 of its configuration and weights."""
+
+    name: str
+    digest: str
+    rank: int
+    path: str
+    root: str | None  # the folder that the path is in, for one that was loaded by a request
+    created: int  # wall-clock seconds when it was loaded
+
+
 # Upper bounds of EngineStats.step_tokens, in tokens.
 STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -329,6 +341,9 @@ class EngineStats:
     rows_by_drafts: tuple[int, ...] = ()  # from none up
     draft_faults: int = 0  # sequences that go on without drafts
     speculation_seconds_won: float = 0.0  # estimated
+    adapter_slots: int = 0
+    adapter_loads: Mapping[str, int] = field(default_factory=dict)  # into slots, by version
+    adapter_evictions: Mapping[str, int] = field(default_factory=dict)
     resident_bytes: int = 0
     waiting_tokens: int = 0
     wasted_tokens: int = 0  # of requests cancelled before their client received them
@@ -447,6 +462,24 @@ class Engine(Protocol):
 
     def is_special(self, token_id: int) -> bool:
         """Whether texts without special tokens leave a token out."""
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterVersion]:
+        """What the names of adapters stand for now."""
+
+    async def load_adapter(self, name: str, path: str, *, root: str | None = None) -> AdapterVersion:
+        """Have a name stand for the adapter at a path, in a folder `root` if given; requests of the version before end
+        on that. Raises CheckpointError, and changes nothing, if it cannot be read or does not fit the model.
+        """
+
+    def unload_adapter(self, name: str) -> None:
+        """Have a name stand for nothing; its requests end on their version. Raises RequestError for an unknown name."""
+
+    def keep_adapter(self, digest: str) -> Callable[[], None]:
+        """Keep a version, whatever its name stands for, until the returned function is called."""
+
+    def adapter_name(self, digest: str) -> str:
+        """A name that a version has, or had when its requests that run were made; "" for an unknown digest."""
 
     async def ping(self, timeout: float) -> bool:
         """Whether the engine process answers in time."""

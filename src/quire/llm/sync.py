@@ -147,7 +147,7 @@ class LLM:
         If it stands for another, that is replaced for later requests; running ones end on theirs. Raises
         CheckpointError or UnsupportedModelError, and changes nothing, for one that is broken or does not fit.
         """
-        self._engine.load_adapter(name, adapter_opener(name, adapter, self._built))
+        self._engine.load_adapter(name, adapter_opener(name, adapter, self._engine.adapters))
 
     def unload_adapter(self, name: str) -> None:
         """Have `name` stand for nothing; running requests end. Raises RequestError for an unknown name."""

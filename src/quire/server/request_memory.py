@@ -182,12 +182,15 @@ class _Turn:
 
 
 class Held:
-    """The memory that one request has taken. `tenant`: its API key when there are several, as soon as it is known."""
+    """The memory that one request has taken, and what else it keeps until its end. `tenant`: its API key when there are
+    several, as soon as it is known.
+    """
 
-    __slots__ = ("_sizes", "tenant")
+    __slots__ = ("_releases", "_sizes", "tenant")
 
     def __init__(self) -> None:
         self._sizes: dict[Pool, int] = {}
+        self._releases: list[Callable[[], None]] = []
         self.tenant = ""
 
     def assign(self, tenant: str) -> None:
@@ -225,8 +228,14 @@ class Held:
             self._sizes[pool] -= size
             pool.give(size, self.tenant)
 
+    def keep(self, release: Callable[[], None]) -> None:
+        """Call `release` at the end."""
+        self._releases.append(release)
+
     def close(self) -> None:
         """Return everything."""
+        while self._releases:
+            self._releases.pop()()
         for pool in list(self._sizes):
             self.give(pool)
 

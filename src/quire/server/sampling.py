@@ -213,6 +213,7 @@ def make_ask(
             f"prompt_logprobs: {entries} entries for {scored} prompt tokens are over the limit of "
             f"{MAX_PROMPT_LOGPROB_ENTRIES}",
         )
+    assert exchange.served is not None, "a route that generates calls generating_model first"
     request = Request(
         request_id=request_id,
         prompt_token_ids=prompt,
@@ -225,6 +226,7 @@ def make_ask(
         prediction=prediction,
         beams=beams_of(body),
         texts=texts,
+        adapter=exchange.served.digest,
     )
     return GenerateAsk(
         request=request,

@@ -217,8 +217,9 @@ class Worker:
         """Logits of a draft with a column for each token of the vocabulary, valid until the next call. What they take
         is in the plan, where a draft has other columns: see Draft.kept_bytes."""
         vocab = self._executor.program.vocab
-        if self._wide is None:
-            self._wide = np.empty((self._limits.max_rows, vocab), np.float32)
+        if self._wide is None or len(self._wide) < len(logits):
+            self._wide = None  # never both
+            self._wide = np.empty((len(logits), vocab), np.float32)
         wide = self._wide[: len(logits)]
         wide.fill(-np.inf)
         if ids is None:

@@ -14,7 +14,9 @@ from quire.engine.host.messages import (
     ClearCache,
     Command,
     Finish,
+    ForgetAdapter,
     Note,
+    OpenAdapter,
     Ping,
     Pong,
     Records,
@@ -27,6 +29,7 @@ from quire.engine.host.messages import (
     pack_ids,
     pack_logprobs,
 )
+from quire.engine.host.opening_adapters import OpeningAdapters
 from quire.engine.host.stats import StepTotals
 from quire.types import RequestError, SeqEvent
 
@@ -53,6 +56,7 @@ class EngineLoop:
     def __init__(self, core: EngineCore, channel: Channel) -> None:
         self._core, self._channel = core, channel
         self._totals = StepTotals(core)
+        self._adapters = OpeningAdapters(core.adapters, channel)
         self._live: dict[str, _Live] = {}
         self._ids: dict[int, str] = {}
         self._seen = 0
@@ -62,7 +66,7 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until a Stop command. Raises ChannelClosedError when the other end goes away."""
         while True:
-            due = self._core.ready_in()
+            due = self._adapters.settle(self._core.ready_in())
             if self._core.refused:
                 self._refuse()
             idle = due != 0.0
@@ -98,6 +102,8 @@ class EngineLoop:
             case ClearCache():
                 self._core.scheduler.clear_prefix_cache()
                 self._dirty = True
+            case OpenAdapter() | ForgetAdapter():
+                self._adapters.obey(command)
             case _:
                 raise TypeError(f"{type(command).__name__} is not valid for a running engine")
 
