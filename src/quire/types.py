@@ -184,9 +184,7 @@ class SamplingParams:
         0.0, "penalty of tokens that go on with a repetition (DRY); 0 is off", 0, 100, "F"
     )
     dry_base: float = number(1.75, "DRY multiplies its penalty by B for each repeated token", 1, 10, "B")
-    dry_allowed_length: int = integer(
-        2, "DRY does not penalize shorter repetitions than N tokens", 0, 50, "N"
-    )
+    dry_allowed_length: int = integer(2, "DRY penalizes no shorter repetitions than N tokens", 0, 50, "N")
     dry_penalty_last_n: int = integer(
         -1, "DRY looks at the last N tokens of prompt and output; -1 is all, 0 is off", -1, MAX_INTEGER, "N"
     )
@@ -223,7 +221,7 @@ class SamplingParams:
         names={"llama-server": "seed", "Ollama": "seed", "SGLang": "sampling_seed"},
     )  # fmt: skip
     logprobs: int | None = integer(
-        None, "report the N most likely tokens at every position", 0, MAX_LOGPROBS, "N"
+        None, "report the N likeliest tokens at every position", 0, MAX_LOGPROBS, "N"
     )
     prompt_logprobs: int | None = integer(
         None, "report the N most likely tokens at every position of the prompt", 0, MAX_LOGPROBS, "N"
@@ -401,7 +399,7 @@ class Request:
     `tenant` and, within a tenant, `namespace` and `adapter` separate prefix caches (API key; cache salt): equal
     prompts of different ones never share blocks. Each tenant has its part of the blocks.
     `adapter` is the digest of the adapter's version that computes it, "" for the model alone.
-    `soft_tokens` are in order and do not overlap.
+    `soft_tokens` are in order and do not overlap. `prompt_embeds` are the rows of one span: float32 as bytes.
     `grammar` is enforced on the output of every sample. Such a request is `stepwise`.
     `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
     in flight it is in one of them only.
@@ -432,6 +430,7 @@ class Request:
     texts: TextTokens | None = None
     adapter: str = ""
     negative_prompt: TokenIds | None = None
+    prompt_embeds: bytes = b""
 
 
 @records.dataclass(slots=True)
@@ -466,6 +465,7 @@ class NewSeq:
     surprise: float | None = None
     adapter: str = ""
     leader: int | None = None
+    prompt_embeds: bytes = b""
 
 
 @records.dataclass(slots=True)

@@ -275,6 +275,9 @@ class ExecutionOptions:
         "native", "native kernels, or the torch reference (needs torch)", choices=("native", "torch")
     )
     device: str = option("cpu", "device of the torch executor", metavar="NAME")
+    enable_prompt_embeds: bool = option(
+        False, "take rows of embeddings in place of a prompt's tokens (prompt_embeds)"
+    )
     jump_forward: bool = option(
         True, "add tokens that a grammar forces without sampling them; the same tokens, in fewer steps"
     )

@@ -35,6 +35,7 @@ def negative_of(request: Request, limit: int, seed: int) -> Request:
         params=SamplingParams(temperature=0, max_tokens=length, n=request.params.n, seed=seed),
         eos_token_ids=(),
         soft_tokens=(),
+        prompt_embeds=b"",
         grammar=None,
         regions=None,
         texts=None,

@@ -86,6 +86,7 @@ def new_seq(seq: Sequence) -> NewSeq:
         texts=request.texts,
         surprise=seq.surprise,
         adapter=request.adapter,
+        prompt_embeds=request.prompt_embeds,
         leader=seq.partner.seq_id if seq.follows and seq.partner else None,
     )
 

@@ -281,6 +281,7 @@ class ModelCard:
     pooling: PoolingFacts | None = None  # of a model that gives vectors or scores
     chat_template: str = ""
     max_num_seqs: int = 0  # sequences that run at once
+    embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
 
 
 @dataclass(frozen=True, slots=True)

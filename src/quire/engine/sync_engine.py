@@ -14,6 +14,7 @@ from quire.engine.build.assemble import Built
 from quire.engine.front.forming import asked_part, formed_now, forming
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
+from quire.engine.front.prompt_embeds import PromptEmbeds, embedded
 from quire.engine.front.text_tokens import text_tokens
 from quire.outputs import RequestOutput
 from quire.parameters import Structure
@@ -80,6 +81,8 @@ class SyncEngine:
             adapter=self.adapters.version(ask.adapter) if ask.adapter else "",
         )
         request = guided(request, negative)
+        if isinstance(prompt, PromptEmbeds):
+            request = embedded(request, prompt)
         work = forming(request, ask.reading, asked_part(params), divided=ask.divided)
         form = formed_now(work, lambda part: self.compile(part.ask))
         request = form.request

@@ -63,10 +63,16 @@ def refuse_others(call: str, others: Mapping[str, object]) -> None:
             raise RequestError(name, f"is not supported: {why}")
 
 
-def prompt_list(prompts: Prompt | Sequence[Prompt], field: str = "prompts") -> list[TextOrIds]:
-    """Return one prompt or several as a list; a string or a list of integers is one prompt. Raises RequestError."""
+def prompt_list(
+    prompts: Prompt | Sequence[Prompt], field: str = "prompts", embed_dim: int | None = None
+) -> list[TextOrIds]:
+    """Return one prompt or several as a list; a string or a list of integers is one prompt.
+
+    `embed_dim`: of rows that may be in place of tokens, 0 for a model that takes none; None where they have no meaning.
+    Raises RequestError.
+    """
     if isinstance(prompts, str | Mapping):
-        return [_prompt(prompts, field, "")]
+        return [_prompt(prompts, field, "", embed_dim)]
     items = _listed(prompts)
     if items is None:
         raise RequestError(
@@ -74,13 +80,17 @@ def prompt_list(prompts: Prompt | Sequence[Prompt], field: str = "prompts") -> l
         )
     if items and _is_id(items[0]):
         return [_ids(items, field)]
-    return [_prompt(item, f"{field}[{i}]", f"item {i} ") for i, item in enumerate(items)]
+    return [_prompt(item, f"{field}[{i}]", f"item {i} ", embed_dim) for i, item in enumerate(items)]
 
 
-def _prompt(item: Any, field: str, place: str) -> TextOrIds:
+def _prompt(item: Any, field: str, place: str, embed_dim: int | None) -> TextOrIds:
     """One prompt, unpacked and checked. `place` tells it from the others."""
     if isinstance(item, Mapping):
         given = {name: value for name, value in item.items() if value is not None}
+        if embed_dim is not None and given.keys() == {"prompt_embeds"}:
+            from quire.engine.front.prompt_embeds import from_array
+
+            return from_array(given["prompt_embeds"], embed_dim)
         strange = sorted(given.keys() - {"prompt", "prompt_token_ids"})
         if strange or not given:
             raise RequestError(field, f"{strange[0]!r} is not supported" if strange else "has no prompt")
@@ -94,9 +104,9 @@ def _prompt(item: Any, field: str, place: str) -> TextOrIds:
     return _ids(ids, field)
 
 
-def one_prompt(prompt: Prompt) -> TextOrIds:
-    """Check a prompt to stream. Raises RequestError."""
-    items = prompt_list(prompt, "prompt")
+def one_prompt(prompt: Prompt, embed_dim: int | None = None) -> TextOrIds:
+    """Check a prompt to stream; see prompt_list. Raises RequestError."""
+    items = prompt_list(prompt, "prompt", embed_dim)
     if len(items) != 1:
         raise RequestError("prompt", f"a stream takes one prompt, not {len(items)}")
     return items[0]

@@ -26,6 +26,7 @@ from quire.engine.api import (
 )
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.front.forming import asked_part, formed, forming
+from quire.engine.front.prompt_embeds import PromptEmbeds, embedded
 from quire.llm.asked import (
     Message,
     Prompt,
@@ -151,7 +152,7 @@ class AsyncLLM:
         """
         self._check()
         refuse_others("generate", others)
-        items = prompt_list(prompts)
+        items = prompt_list(prompts, embed_dim=self._engine.card.embed_dim)
         each = one_each("sampling_params", sampling_params, len(items), SamplingParams, self._default)
         ranks = priority_list(priority, len(items), self._config.scheduler.scheduling_policy)
         check_salt(cache_salt)
@@ -196,7 +197,7 @@ class AsyncLLM:
     ) -> AsyncIterator[StreamDelta]:
         """Generate from one prompt and yield the delta of each step; leaving the loop aborts the request."""
         self._check()
-        item = one_prompt(prompt)
+        item = one_prompt(prompt, self._engine.card.embed_dim)
         (one,) = one_each("sampling_params", sampling_params, 1, SamplingParams, self._default)
         beside = {"prediction": prediction, "negative_prompt": negative_prompt}
         async with self.running(item, one, adapter=adapter, **beside) as stream:
@@ -324,9 +325,8 @@ class AsyncLLM:
         self._check()
         (predicted,) = texts_beside("prediction", prediction, 1)
         (negative,) = texts_beside("negative_prompt", negative_prompt, 1)
-        return self._running(
-            self._ask(one_prompt(prompt), params, predicted, negative_prompt=negative, adapter=adapter)
-        )
+        item = one_prompt(prompt, self._engine.card.embed_dim)
+        return self._running(self._ask(item, params, predicted, negative_prompt=negative, adapter=adapter))
 
     def _ask(self, prompt: TextOrIds, params: SamplingParams, prediction: TextOrIds, **more: Any) -> Ask:
         """A text to continue; where its thinking is, if that has a budget."""
@@ -397,6 +397,8 @@ class AsyncLLM:
             pooling=ask.pooling,
         )
         request = guided(request, negative)
+        if isinstance(prompt, PromptEmbeds):
+            request = embedded(request, prompt)
         while True:
             try:
                 work = forming(request, ask.reading, asked_part(ask.params), divided=ask.divided)

@@ -166,7 +166,8 @@ class LLM:
         adapter: str | Sequence[str] | None = None,
         **others: object,
     ) -> list[RequestOutput]:
-        """Run prompts (texts or token ids) to their end; outputs are in the order of the prompts.
+        """Run prompts to their end; outputs are in the order of the prompts. A prompt is a text, token ids, or with
+        enable_prompt_embeds {"prompt_embeds": rows}, an array [tokens, hidden size] of embeddings.
 
         One SamplingParams for all or one per prompt; None uses the checkpoint's defaults. `prediction` is what the
         outputs may turn out to be, for all or one per prompt: such outputs are faster. `negative_prompt` is what a
@@ -176,7 +177,7 @@ class LLM:
         refused unless they ask for nothing. If one prompt is refused, RequestError is raised and none has run.
         """
         refuse_others("generate", others)
-        items = prompt_list(prompts)
+        items = prompt_list(prompts, embed_dim=self._built.embed_dim)
         each = self._params(sampling_params, len(items))
         ranks = priority_list(priority, len(items), self._built.config.asked.scheduler.scheduling_policy)
         names = one_each("adapter", adapter, len(items), str, str)
@@ -237,7 +238,7 @@ class LLM:
         adapter: str = "",
     ) -> TextStream:
         """Generate from one prompt and yield the delta of each step. Closing the stream aborts the request."""
-        item = one_prompt(prompt)
+        item = one_prompt(prompt, self._built.embed_dim)
         (one,), (predicted,) = self._params(sampling_params, 1), texts_beside("prediction", prediction, 1)
         (negative,) = texts_beside("negative_prompt", negative_prompt, 1)
         ask = Ask(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from quire.context_window import check_window
 from quire.engine.api import GenerateAsk, ModelCard, StreamDelta
+from quire.engine.front.prompt_embeds import PromptEmbeds, embedded, from_base64
 from quire.records import dataclass
 from quire.server import fields, pieces
 from quire.server.answer_forms import with_form
@@ -64,6 +65,7 @@ class RawPrompt:
     token_ids: TokenIds
     text: str
     stop_ids: tuple[int, ...] = ()
+    embeds: PromptEmbeds | None = None
 
 
 class PreparedCompletion(NamedTuple):
@@ -90,10 +92,13 @@ async def prepare_completion(
     params = await off_loop(read.size, lambda: completion_params(body, card.default_sampling, length))
     structure = None if scores_only(body) else await off_loop(read.size, lambda: find_structure(body))
     samples = params.n if beams is None else max(params.n, beams.width)
-    prompts = await _prompts(
-        context, exchange, body, *await off_loop(read.size, lambda: _split(body.prompt, card, samples))
-    )
-    body.prompt, body.suffix = "", None
+    if body.prompt_embeds is not None:
+        prompts = await off_loop(read.size, lambda: _embedded_prompts(body, card, samples))
+    else:
+        prompts = await _prompts(
+            context, exchange, body, *await off_loop(read.size, lambda: _split(body.prompt, card, samples))
+        )
+    body.prompt = body.suffix = body.prompt_embeds = None
     for prompt in prompts:
         check_window(len(prompt.token_ids), body.max_tokens, card.max_model_len, "prompt")
     check_logprobs(params, [len(prompt.token_ids) for prompt in prompts], card.max_model_len, "logprobs")
@@ -113,6 +118,10 @@ async def prepare_completion(
         for i, prompt in enumerate(prompts)
     ]
     asks = await with_negative(context, body, asks)
+    asks = [
+        ask if prompt.embeds is None else replace(ask, request=embedded(ask.request, prompt.embeds))
+        for ask, prompt in zip(asks, prompts, strict=True)
+    ]
     dropped: tuple[str, ...] = ()
     if params.thinking_token_budget is not None:
         forms = [await with_form(context, exchange, ask, None, structure, divided=False) for ask in asks]
@@ -159,7 +168,8 @@ def _check_stream(body: CompletionRequest) -> None:
     check_streaming(body)
     if body.suffix and body.echo:
         raise bad_request("echo", "echo: not supported with suffix", "unsupported_parameter")
-    if body.suffix and not isinstance(body.prompt, str) and not all(type(one) is str for one in body.prompt):
+    given = body.prompt or ""
+    if body.suffix and not isinstance(given, str) and not all(type(one) is str for one in given):
         raise bad_request("suffix", "suffix: needs a prompt of text, not token ids", "unsupported_parameter")
     if body.stream and body.echo and body.logprobs is not None:
         raise bad_request("echo", "echo: not supported with logprobs in a stream", "unsupported_parameter")
@@ -198,8 +208,24 @@ async def _prompts(
     return found
 
 
-def _split(prompt: Prompt, card: ModelCard, samples: int) -> tuple[list[str], list[list[int]]]:
+def _embedded_prompts(body: CompletionRequest, card: ModelCard, samples: int) -> list[RawPrompt]:
+    """The prompts of a request that are rows of embeddings. Raises ApiError or RequestError."""
+    given = body.prompt_embeds
+    payloads = [given] if isinstance(given, str) else given or []
+    for name, asked in (("prompt", body.prompt), ("suffix", body.suffix), ("echo", body.echo)):
+        if asked:
+            raise bad_request(name, f"{name}: not supported with prompt_embeds", "unsupported_parameter")
+    if not payloads:
+        raise bad_request("prompt_embeds", "prompt_embeds: is empty")
+    check_choices(len(payloads), samples)
+    found = [from_base64(payload, card.embed_dim, card.max_model_len - 1) for payload in payloads]
+    return [RawPrompt(TokenIds(embeds), "", (), embeds) for embeds in found]
+
+
+def _split(prompt: Prompt | None, card: ModelCard, samples: int) -> tuple[list[str], list[list[int]]]:
     """The prompts of a request: either texts or lists of ids. Raises ApiError; lengths are checked first."""
+    if prompt is None:
+        raise bad_request("prompt", "prompt: is missing", "invalid_type")
     if isinstance(prompt, str):
         return [prompt], []
     if prompt and type(prompt[0]) is int:

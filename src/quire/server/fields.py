@@ -39,7 +39,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": ([],),
     "lora_request": (),
     "mm_processor_kwargs": ({},),
-    "prompt_embeds": (),
     "truncate_prompt_tokens": (),
     "vllm_xargs": ({},),
 }
@@ -65,11 +64,13 @@ _CHAT: RefusedFields = {
     "chat_template": (),
     "echo": (False,),
     "modalities": (["text"], []),
+    "prompt_embeds": (),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 _COMPLETION: RefusedFields = {"top_logprobs": (0,)}
 _WHY = {
+    "prompt_embeds": "not for a conversation; send them to /v1/completions",
     "cache_prompt": "must be true; prefixes are always cached, and cache_salt keeps them apart",
     "id_slot": "must be -1; there are no slots",
     "n_cache_reuse": "must be 0; only equal prefixes are reused",
@@ -79,7 +80,6 @@ _WHY = {
     "grammar_triggers": "not supported; a grammar applies from the first token",
     "guided_decoding_backend": "must be auto or guidance; llguidance enforces every grammar",
     "chat_template": "not accepted; the template is part of the model",
-    "prompt_embeds": "not supported; send text or token ids",
     "max_cost": "not supported; limit a request with max_tokens and deadline_ms",
     "options": "not supported; send its fields at the top level: temperature, top_k, seed, …",
     "prompt_cache_retention": "not supported; cached prefixes stay until other requests need their blocks",

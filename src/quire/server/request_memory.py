@@ -37,6 +37,7 @@ TEXT_CHAR = 64  # of text that is rendered and tokenized
 PARSED_BYTE = 5  # a string of the body with one wide character, in addition to the body
 SMALL_TEXTS = 32 * 1024  # characters of the texts that are tokenized besides the longest
 CHOICE = 6 * 1024  # the sequence, detokenizer, counters and events of a sample
+EMBEDS_COPIES = 4  # of rows in place of tokens: here, on the way to the engine twice, and in the engine
 PROMPT = 16 * 1024  # the request and stream of a prompt, in both processes
 CONNECTION = 64 * 1024  # the tasks and headers of a request, and what is being encoded
 ENGINE_TOKEN = 41  # an id in the engine's lists: an int, and its slot with room to grow
@@ -393,6 +394,7 @@ def answer_costs(
         "structured_outputs": _grammar_cost(asks),
         "prediction": _prediction_cost(asks),
         "negative_prompt": _negative_cost(asks, samples, generated),
+        "prompt_embeds": EMBEDS_COPIES * sum(len(ask.request.prompt_embeds) for ask in asks),
     }
 
 

@@ -374,7 +374,13 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[Prompt, Meta(description="text, token ids, or a list of either")]
+    prompt: Annotated[Prompt | None, Meta(description="text, token ids, or a list of either")] = None
+    prompt_embeds: Annotated[
+        str | list[str] | None,
+        Meta(
+            description="in place of a prompt: its embeddings [tokens, hidden size] as safetensors in base64, or a list"
+        ),
+    ] = None
     max_tokens: Annotated[
         _Length | None, Meta(description=f"{PARAMETERS['max_tokens'].help}; default 16")
     ] = None

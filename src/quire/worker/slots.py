@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from quire.executor.base import F32, I32, Embeddings, StepArrays
 from quire.records import dataclass
 from quire.types import NEXT_TOKEN, NewSeq, ScheduledSeq, SoftSpan
@@ -31,6 +33,7 @@ class Slot:
     scored: int  # how many tokens at its end get logprobs
     last: int = 0  # the token sampled last, for a row that was scheduled before it was known
     surprised: bool = False  # it goes by mirostat
+    embeds: F32 | None = None  # rows that came with it, of its soft tokens
 
 
 class Slots:
@@ -57,6 +60,8 @@ class Slots:
         self._adapters[slot.line] = adapter
         if new.soft_tokens:
             self.soft[new.seq_id] = new.soft_tokens
+        if new.prompt_embeds:
+            slot.embeds = np.frombuffer(new.prompt_embeds, np.float32).reshape(new.soft_tokens[0].length, -1)
         if new.leader is not None:
             self.leaders[new.seq_id] = new.leader
         self.append(slot, new.blocks)
@@ -81,7 +86,7 @@ class Slots:
 
 
 def soft_rows(
-    slots: Slots, store: EmbeddingStore, scheduled: list[ScheduledSeq], starts: I32
+    slots: Slots, store: EmbeddingStore | None, scheduled: list[ScheduledSeq], starts: I32
 ) -> list[Embeddings]:
     """The embeddings of the soft tokens of a step, whose rows begin at tokens `starts`.
 
@@ -93,7 +98,10 @@ def soft_rows(
         for span in slots.soft.get(item.seq_id, ()):
             first, last = max(item.start, span.start), min(stop, span.end)
             if first < last:
-                rows = store.get(span.digest)
+                rows = slots[item.seq_id].embeds
+                if rows is None:
+                    assert store is not None
+                    rows = store.get(span.digest)
                 if len(rows) != span.length:
                     raise ValueError(
                         f"soft_tokens: {len(rows)} embeddings for a span of {span.length} tokens"

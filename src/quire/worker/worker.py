@@ -236,7 +236,7 @@ class Worker:
             if slot is not None:
                 self._sampler.drop(slot.line)
         for new in out.new:
-            if new.soft_tokens and self._embeddings is None:
+            if new.soft_tokens and self._embeddings is None and not new.prompt_embeds:
                 raise ValueError("soft_tokens: this model takes no embeddings")
             adapter = self._adapters[new.adapter] if new.adapter else -1
             self._sampler.add(self._slots.admit(new, adapter).line, new)
@@ -245,7 +245,6 @@ class Worker:
                 self._slots.append(self._slots[item.seq_id], item.new_blocks)
 
     def _soft_rows(self, scheduled: list[ScheduledSeq]) -> list[Embeddings]:
-        assert self._embeddings is not None
         starts = self.arrays.query_start[: len(scheduled)]
         return soft_rows(self._slots, self._embeddings, scheduled, starts)
 

@@ -93,6 +93,13 @@ class Built:
         """The large parts of the executors' memory; see Inspectable.areas."""
         return [*self.executor.areas(), *(self.draft.areas() if self.draft else ())]
 
+    @property
+    def embed_dim(self) -> int:
+        """Numbers in a row of embeddings that a request may send in place of a token; 0 if it may not."""
+        entry = self.program.entry
+        enabled = self.config.asked.execution.enable_prompt_embeds and not self.program.pools
+        return self.program.buffer(entry.buffer).cols if enabled and entry is not None else 0
+
     def notices(self) -> list[str]:
         """What the user should know about how the model runs."""
         found = [*self.model.facts.notices, *self.config.notices]
@@ -420,6 +427,7 @@ def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan, spec:
             max_model_len=plan.limits.max_len,
             max_draft_tokens=max_draft_tokens(config, program.cache_groups),
             groups=program.cache_groups,
+            soft_tokens=asked.execution.enable_prompt_embeds,
             enable_prefix_caching=asked.cache.enable_prefix_caching and not whole,
             enable_chunked_prefill=asked.scheduler.enable_chunked_prefill and not whole,
             pooling=pooling,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import logging
 import time
@@ -176,6 +177,8 @@ class AsyncEngine:
         self._drained = asyncio.Event()
         folder = await loop.run_in_executor(None, find_model, self._name)
         files = await loop.run_in_executor(None, gguf_files, folder)
+        if self._config.execution.enable_prompt_embeds:
+            importlib.import_module("numpy")  # what it takes is then in the plan
         beside = {} if self._in_process else memory_beside(folder, files, self.serving)
         client = self._client = EngineClient(
             Load(str(folder), self._config, beside), self.serving, self._new_host, self

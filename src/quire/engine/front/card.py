@@ -31,4 +31,5 @@ def model_card(name: str, model: Model, ready: Ready, text: TextService, accepta
         pooling=facts.pooling,
         chat_template=text.template_source,
         max_num_seqs=ready.scheduler.max_num_seqs,
+        embed_dim=ready.embed_dim,
     )

@@ -147,7 +147,9 @@ def _blocked(deaths: int) -> RequestBlockedError:
 def digest_of(request: Request) -> bytes:
     """The content of a request without its id: equal when a request is sent again."""
     grammar = request.grammar.digest if request.grammar else b""
+    negative = request.negative_prompt.tobytes() if request.negative_prompt else b""
+    beside = grammar, negative, [span.digest for span in request.soft_tokens]
     asked = msgspec.msgpack.encode(
-        (request.namespace, request.adapter, request.params, grammar, request.regions)
+        (request.namespace, request.adapter, request.params, beside, request.regions)
     )
     return hashlib.sha256(request.prompt_token_ids.tobytes() + asked).digest()

@@ -145,6 +145,7 @@ class Ready(_Message, frozen=True, tag=2):
     memory_areas: tuple[tuple[str, int, int], ...] = ()  # name, address, bytes: in the engine process
     startup: tuple[Span, ...] = ()
     ids: int = 0  # token ids that a prompt may have, when that is not `vocab`
+    embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
 
 
 class Fatal(_Message, frozen=True, tag=3):

@@ -83,6 +83,7 @@ def _ready(built: Built, startup: Startup) -> Ready:
         memory_areas=tuple(built.areas()),
         startup=startup.spans,
         ids=built.program.ids,
+        embed_dim=built.embed_dim,
     )
 
 

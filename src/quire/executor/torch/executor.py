@@ -238,7 +238,7 @@ class TorchExecutor:
     def _enter(self, buffer: Tensor) -> None:
         """Put the embeddings of soft tokens in place of those of their ids."""
         for given in self._bound()[1].arrays.embeddings:
-            rows = torch.from_numpy(np.ascontiguousarray(given.rows))
+            rows = torch.tensor(given.rows)  # a copy: those of a request are read-only
             buffer[given.start : given.start + len(rows)] = rows.to(buffer.device)
 
 
