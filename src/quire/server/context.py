@@ -57,6 +57,7 @@ class ServerContext:
     profile: StepProfile = field(init=False)
     connections: Collection[Reader] = ()
     batches: BatchService | None = None  # with --files-dir
+    also: frozenset[str] = frozenset()  # names that were resolved before a request came here
     has_keys: bool = False  # clients must present a key
     memory: RequestMemory = field(init=False)
     texts: TokenTexts = field(init=False)
@@ -91,7 +92,7 @@ class ServerContext:
         names = self.names()
         if asked is None:
             return names[0]
-        if asked not in names:
+        if asked not in names and asked not in self.also:
             message = f"model: {shorten(asked, 200)!r} is not served here; available: {', '.join(names)}"
             raise ApiError(404, message, code="model_not_found", param="model")
         return asked

@@ -10,6 +10,7 @@ from quire.server.app import App, open_routes
 from quire.server.batches.batch_endpoints import batch_endpoints
 from quire.server.context import ServerContext
 from quire.server.metrics import ServerMetrics
+from quire.server.request_memory import RequestMemory
 
 
 class Service:
@@ -33,6 +34,11 @@ class Service:
                 config, self.app, self.context.memory, batch_endpoints(open_routes(config))
             )
         self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def memory(self) -> RequestMemory:
+        """What the bodies of requests are taken from as they arrive."""
+        return self.context.memory
 
     def start(self) -> None:
         """Begin with what runs beside requests, in the running event loop."""

@@ -43,13 +43,27 @@ def _connections(serving: ServingConfig) -> int:
 
 def memory_beside(folder: Path, files: GGUFFiles | None, serving: ServingConfig) -> dict[str, int]:
     """Bytes that this process will hold besides the engine's, under the same bound."""
+    alone = server_memory(serving)
+    return {
+        "server": alone["server"] + tokenizer_beside(folder, files)["server"],
+        "connections": alone["connections"],
+    }
+
+
+def server_memory(serving: ServingConfig) -> dict[str, int]:
+    """Bytes that this process will hold whatever model it serves."""
+    each = TLS_CONNECTION if serving.ssl_certfile else CONNECTION
+    return {
+        "server": resident_exactly() + SERVER_GROWTH,
+        "connections": buffers(serving) + _connections(serving) * each,
+    }
+
+
+def tokenizer_beside(folder: Path, files: GGUFFiles | None) -> dict[str, int]:
+    """Bytes that this process will hold for a model that it serves."""
     tokenizer = tokenizer_memory(folder, files)
     texts = min(_TEXTS, tokenizer // TOKENIZER_FACTOR // _FILE_BYTES) * _TEXT_BYTES
-    return {
-        "server": resident_exactly() + SERVER_GROWTH + tokenizer + texts,
-        "connections": buffers(serving)
-        + _connections(serving) * (TLS_CONNECTION if serving.ssl_certfile else CONNECTION),
-    }
+    return {"server": tokenizer + texts}
 
 
 def memory_held(engine: int | None, compiler: int | None, areas: Sequence[Area]) -> dict[str, dict[str, int]]:

@@ -44,11 +44,14 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Load(_Message, frozen=True, tag=1):
-    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part."""
+    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `turns`
+    the file over which several engines take turns (step_turns), "" for one that is alone.
+    """
 
     folder: str
     config: EngineConfig
     beside: dict[str, int] = {}
+    turns: str = ""
 
 
 class AddRequest(_Message, frozen=True, tag=2):
@@ -97,7 +100,11 @@ class ClearCache(_Message, frozen=True, tag=9):
     """Forget the prefixes that no running sequence holds, before the next step."""
 
 
-Command = Load | AddRequest | Abort | Finish | Ping | AskRecords | Stop | Vocabulary | ClearCache
+class GivePages(_Message, frozen=True, tag=10):
+    """Forget all cached prefixes, and give back the pages that can be had again; see engine/host/given_pages."""
+
+
+Command = Load | AddRequest | Abort | Finish | Ping | AskRecords | Stop | Vocabulary | ClearCache | GivePages
 
 
 # -- from the engine ----------------------------------------------------------------------------------------
