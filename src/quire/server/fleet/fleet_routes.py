@@ -160,11 +160,8 @@ async def _is_sleeping(fleet: Fleet, _: ServerContext, exchange: Exchange) -> Sl
 async def _debug_memory(fleet: Fleet, context: ServerContext, exchange: Exchange) -> dict[str, Any]:
     """The bound, the shares, and what the engine of each model holds."""
     check_may_look(context, exchange)
-    models = {
-        member.id: await member.engine.memory()
-        for member in fleet.members.values()
-        if member.state == "ready"
-    }
+    loaded = [member for member in fleet.members.values() if member.state == "ready"]
+    models = {member.id: {"pid": member.engine.pid, **await member.engine.memory()} for member in loaded}
     shares = fleet.shares
     return {
         "bound": shares.bound,
@@ -187,8 +184,8 @@ def fleet_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
         ),
         *(
             Act(
-                verb=verb, path=path, summary="200 when requests are taken", tag="status", handler=partial(_health, fleet),
-                response=HealthBody, api="", open=True,
+                verb=verb, path=path, summary="200 when requests are taken", tag="status",
+                handler=partial(_health, fleet), response=HealthBody, api="", open=True,
             )
             for verb, path in (("GET", "/health"), ("GET", "/health/ready"), ("GET", "/ping"), ("POST", "/ping"))
         ),
