@@ -71,11 +71,20 @@ def test_models_load_on_first_use_and_have_their_names_in_every_api(server: Proc
     chat = {"model": "second:latest", "messages": [{"role": "user", "content": "Hi"}], "stream": False}
     answer = server.request("POST", "/api/chat", chat | {"options": {"num_predict": 2}})
     assert (answer.status, answer.json["model"]) == (200, "second:latest")
-    for path, message in (("/v1/completions", "error"), ("/api/generate", "error"), ("/v1/messages", "error")):
-        refused = server.request("POST", path, {"model": "third", "prompt": "Hi", "messages": [], "max_tokens": 1})
+    for path, message in (
+        ("/v1/completions", "error"),
+        ("/api/generate", "error"),
+        ("/v1/messages", "error"),
+    ):
+        refused = server.request(
+            "POST", path, {"model": "third", "prompt": "Hi", "messages": [], "max_tokens": 1}
+        )
         assert refused.status == 404, path
         assert "third" in str(refused.json[message])
-    names = {line.split('model_name="')[1].split('"')[0] for line in metrics(server, "quire_generation_tokens_total")}
+    names = {
+        line.split('model_name="')[1].split('"')[0]
+        for line in metrics(server, "quire_generation_tokens_total")
+    }
     assert names == {first, "second"}
 
 
@@ -136,7 +145,8 @@ def test_who_would_wait_too_long_is_told_when_to_come_back(folder: Path, section
 
 def shares_of(bound: int, *asked: int | None) -> Any:
     models = [
-        ServedModel(f"m{at}", "quire-mini", EngineConfig(memory=size), ServingConfig()) for at, size in enumerate(asked)
+        ServedModel(f"m{at}", "quire-mini", EngineConfig(memory=size), ServingConfig())
+        for at, size in enumerate(asked)
     ]
     return divided(bound, models, ServingConfig())
 
@@ -146,7 +156,9 @@ def test_shares_are_within_the_bound_and_refused_by_part() -> None:
     assert made.models["m0"] == 2**30
     assert made.models["m1"] == made.models["m2"]
     assert 0 <= made.free < 3
-    with pytest.raises(MemoryBudgetError, match=r"memory: 1\.00 GiB is less than the sum .*m0 1\.00 GiB; m1 2\.00 GiB"):
+    with pytest.raises(
+        MemoryBudgetError, match=r"memory: 1\.00 GiB is less than the sum .*m0 1\.00 GiB; m1 2\.00 GiB"
+    ):
         shares_of(2**30, 2**30, 2 * 2**30)
     with pytest.raises(MemoryBudgetError, match="m1 would have none"):
         shares_of(2**30, 2**30, None)
@@ -155,7 +167,18 @@ def test_shares_are_within_the_bound_and_refused_by_part() -> None:
 def test_a_model_that_does_not_fit_its_share_stops_the_start(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     file.write_text(f'[a]\npath = "{folder}"\n[b]\npath = "{folder}"\nmemory = "50MiB"\n')
-    command = [sys.executable, "-m", "quire.cli.main", "serve", "--models", str(file), "--port", "0", "--memory", "1GiB"]
+    command = [
+        sys.executable,
+        "-m",
+        "quire.cli.main",
+        "serve",
+        "--models",
+        str(file),
+        "--port",
+        "0",
+        "--memory",
+        "1GiB",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "b: memory: 50.00 MiB cannot hold" in done.stderr
@@ -208,7 +231,9 @@ def test_turns_alternate_and_survive_a_killed_holder(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(taken) == 100
-    code = "import sys, time; from quire.engine.host.step_turns import StepTurns; t = StepTurns(sys.argv[1])\n"
+    code = (
+        "import sys, time; from quire.engine.host.step_turns import StepTurns; t = StepTurns(sys.argv[1])\n"
+    )
     holder = subprocess.Popen(
         [sys.executable, "-c", code + "t.__enter__(); print('held', flush=True); time.sleep(600)", path],
         stdout=subprocess.PIPE,

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from quire.config.serving import ServingConfig
-from quire.engine.api import EngineState
+from quire.engine.api import EngineState, EngineUnavailableError
 from quire.engine.build.opening import find_model, gguf_files
 from quire.engine.host.held import tokenizer_beside
 from quire.engine.host.messages import Load
 from quire.engine.host.plan_process import planned
 from quire.server.errors import ApiError, shorten
 from quire.server.fleet.member import Member
+from quire.server.fleet.shadows import Shadows
 from quire.server.fleet.shares import ServedModel, Shares, with_share
 from quire.server.fleet.traffic import TrafficRoute, TrafficRule, TrafficRules
 from quire.server.logs import log
@@ -60,8 +61,10 @@ class Fleet:
                     raise ValueError(f"{name}: two models have this name")
             member = self.add(with_share(each, shares.models[each.name]), 1)
             self.current[each.name] = member.id
+            self.shares = self.shares.with_model(each.name, 0).with_model(member.id, shares.models[each.name])
             self._aliases |= dict.fromkeys(each.aliases, each.name)
         self.rules = self._make_rules()
+        self.shadows = Shadows()
         self.added: Callable[[Member], None] = lambda _: (
             None
         )  # called for versions that come while the server runs
@@ -105,18 +108,37 @@ class Fleet:
                 return known
         return None
 
+    async def settled_route(self, name: str | None, key: str) -> TrafficRoute:
+        """Where a request goes, once no version of its model is being swapped. Raises ApiError 404 and 503."""
+        asked = next(iter(self.current)) if name is None else name
+        route = self.route(asked, key)
+        while (swap := self.members[route.target].swap) is not None:
+            try:
+                async with asyncio.timeout(self.config.max_load_wait):
+                    await asyncio.shield(swap)
+            except TimeoutError:
+                raise EngineUnavailableError(f"{asked} is being replaced by another version") from None
+            route = self.route(asked, key)
+        return route
+
+    async def ready(self, member: Member) -> None:
+        """Return when requests can be passed to a member; raises what Member.ready raises."""
+        await member.ready(self.config.max_load_wait, self.config.max_num_queued_reqs)
+
     def add(self, served: ServedModel, version: int) -> Member:
         """A version of a model, which gets no requests yet."""
         member = Member(served, version, str(Path(self._folder.name) / "steps"), self._loading_turn)
         self.members[member.id] = member
         return member
 
-    def set_rules(self, extra: dict[str, TrafficRule], current: dict[str, str]) -> None:
-        """Replace the rules at once. Raises ValueError for rules that lead nowhere, and changes nothing then."""
+    def set_rules(self, extra: dict[str, TrafficRule], current: dict[str, str], without: str = "") -> None:
+        """Replace the rules at once; no request goes to the version `without` then. Raises ValueError for
+        rules that lead nowhere, and changes nothing then.
+        """
         before = self._extra, self.current
         self._extra, self.current = extra, current
         try:
-            self.rules = self._make_rules()
+            self.rules = self._make_rules(without)
         except ValueError:
             self._extra, self.current = before
             raise
@@ -126,10 +148,10 @@ class Fleet:
         """The rules that administrators made, by name."""
         return dict(self._extra)
 
-    def _make_rules(self) -> TrafficRules:
+    def _make_rules(self, without: str = "") -> TrafficRules:
         plain = {**self.current, **self._aliases}
         rules = {name: TrafficRule(((target, 1.0),)) for name, target in plain.items()} | self._extra
-        made = TrafficRules(rules, self.members)
+        made = TrafficRules(rules, self.members.keys() - {without})
         for member in self.members.values():
             member.service.context.also = frozenset((*rules, *self.members))
         return made

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
-from quire.config.serving import ServingConfig
 from quire.engine.api import Engine, EngineState, require_ready
 from quire.records import dataclass
 from quire.server.access import AccessControl
@@ -19,11 +17,14 @@ from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.fleet.fleet import Fleet
 from quire.server.fleet.fleet_routes import fleet_routes
 from quire.server.fleet.member import Member
+from quire.server.fleet.passing import Passing
+from quire.server.fleet.shadows import Copied
 from quire.server.fleet.shares import BODIES
 from quire.server.logs import log_access
 from quire.server.query import query_of
 from quire.server.request_memory import RequestMemory
 from quire.server.routes import RouteTable
+from quire.types import QuireError
 
 _BODIES_PART = 16 / 3  # a RequestMemory has three sixteenths for bodies
 _PACKED = "msgpack"
@@ -69,25 +70,26 @@ class FleetApp:
         exchange = Exchange(scope, receive, send, self.memory)
         app = self._fleet.default.service.app
         try:
-            found = await self._answer_own(exchange)
-            chosen = None if found else await self._choose(exchange)
+            own = await self._answer_own(exchange)
+            if not own and await self._pass(exchange, receive, send):
+                return
         except ClientGoneError as gone:
-            exchange.details["ended"], chosen = gone.reason, None
+            exchange.details["ended"] = gone.reason
         except asyncio.CancelledError:
-            exchange.held.close()
             raise
         except Exception as error:
-            chosen = None
             await app.fail(exchange, error)
-        if chosen is None:
+        else:
+            if not own:
+                member = self._any(exchange)
+                with member.serving():
+                    await member.service.app(scope, receive, send)
+                return
+        finally:
             exchange.held.close()
-            app.context.metrics.count_http(exchange)
-            if self._config.access_log:
-                log_access(exchange)
-            return
-        member, body = chosen
-        with member.serving():
-            await member.service.app(scope, _again(body, receive), send)
+        app.context.metrics.count_http(exchange)
+        if self._config.access_log:
+            log_access(exchange)
 
     async def _answer_own(self, exchange: Exchange) -> bool:
         """Answer what concerns all models; false for a path of a model's."""
@@ -107,12 +109,15 @@ class FleetApp:
         await route.answer(self._fleet.default.service.context, exchange)
         return True
 
-    async def _choose(self, exchange: Exchange) -> tuple[Member, bytes | None]:
-        """The model for a request, and its body if it was read. Raises ApiError, in the form of the request's API."""
+    async def _pass(self, exchange: Exchange, receive: Receive, send: Send) -> bool:
+        """Pass a request on to the model that it names; false for one that has no body to name a model.
+
+        Raises ApiError, to be answered in the form of the request's API.
+        """
         methods = self._routes.find(exchange.path)
         route = None if methods is None else methods.get(exchange.method)
         if route is None or exchange.method not in _WRITES or route.open:
-            return self._any(exchange), None
+            return False
         exchange.errors, exchange.handler = route.errors, route.path
         if not exchange.inner:
             self._access.check_source(exchange)
@@ -122,15 +127,15 @@ class FleetApp:
                 self._access.check_key(exchange)
         require_ready(self._fleet.state)
         body = await exchange.body(self._config.max_body_bytes, self._config.body_timeout)
-        named = _named(exchange, body)
-        name = named.model or named.name or _of_query(exchange)
-        member = self._fleet.default
-        if name is not None:
-            key = exchange.header(b"x-session-id") or named.user or ""
-            member = self._fleet.members[self._fleet.route(name, key).target]
-        if not route.admin:  # those for administrators also concern models that sleep
-            await member.ready(self._config.max_load_wait, self._config.max_num_queued_reqs)
-        return member, body
+        found = await self._fleet.settled_route(*_asked(exchange, body))
+        passing = Passing(self._fleet, found, exchange.scope, body, receive)
+        await passing.answer(send, administrative=route.admin)
+        if passing.seen is not None and found.shadow is not None and not route.admin:
+            copied = Copied(exchange.path, body, exchange.tenant, exchange.request_id)
+            self._fleet.shadows.compare(
+                found.target, self._fleet.members.get(found.shadow), copied, passing.seen
+            )
+        return True
 
     def _any(self, exchange: Exchange) -> Member:
         """A model for a path that needs none in particular: the one that is named, or one that is loaded."""
@@ -150,8 +155,8 @@ class FleetApp:
             name = query_of(scope["query_string"]).get("model")
             if name is not None:
                 member = self._fleet.members[self._fleet.route(name, "").target]
-            await member.ready(self._config.max_load_wait, self._config.max_num_queued_reqs)
-        except ApiError:
+            await self._fleet.ready(member)
+        except (ApiError, QuireError):
             pass  # the API of the socket refuses it in its own form
         with member.serving():
             await member.service.app(scope, receive, send)
@@ -159,6 +164,14 @@ class FleetApp:
 
 def _of_query(exchange: Exchange) -> str | None:
     return query_of(exchange.scope.get("query_string", b"")).get("model")
+
+
+def _asked(exchange: Exchange, body: bytes) -> tuple[str | None, str]:
+    """The model that a request names, and the key by which its choice among versions stays the same."""
+    named = _named(exchange, body)
+    return named.model or named.name or _of_query(exchange), exchange.header(
+        b"x-session-id"
+    ) or named.user or ""
 
 
 def _named(exchange: Exchange, body: bytes) -> _Named:
@@ -170,19 +183,3 @@ def _named(exchange: Exchange, body: bytes) -> _Named:
         return msgspec.json.decode(body, type=_Named) if "json" in kind else _Named()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _Named()
-
-
-def _again(body: bytes | None, receive: Receive) -> Receive:
-    """The messages of a request whose body was read already."""
-    pending = [] if body is None else [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def first() -> MutableMapping[str, Any]:
-        return pending.pop() if pending else await receive()
-
-    return first
-
-
-def check_serving(config: ServingConfig) -> None:
-    """Raise ValueError for keys that cannot be read."""
-    AccessControl(config)
-    AdminAccess(config)

@@ -15,10 +15,12 @@ from quire.server.context import ServerContext
 from quire.server.control import SleepBody, asked_sleep
 from quire.server.dialects.ollama import time_text
 from quire.server.dialects.ollama_types import OLLAMA_ERRORS, OllamaDetails, OllamaModel, OllamaModels
-from quire.server.errors import ApiError, retry_headers, shorten
+from quire.server.errors import ApiError, bad_request, retry_headers, shorten
 from quire.server.exchange import Exchange
+from quire.server.fleet.deploy import DeployBody, Deployments, RuleBody
 from quire.server.fleet.fleet import Fleet
 from quire.server.fleet.member import Member
+from quire.server.fleet.shadows import ShadowReport
 from quire.server.query import query_of
 from quire.server.routes import Act, Get, HttpRoute
 from quire.server.status import HealthBody, check_may_look
@@ -171,6 +173,82 @@ async def _debug_memory(fleet: Fleet, context: ServerContext, exchange: Exchange
     }
 
 
+class VersionsBody(msgspec.Struct):
+    """The versions by id, the names with what they stand for, and what shadows have found by pair of versions."""
+
+    versions: dict[str, FleetModelBody]
+    current: dict[str, str]
+    rules: dict[str, Any]
+    shadows: dict[str, ShadowReport]
+    free: int
+
+
+class NameBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The name of a model."""
+
+    name: str
+
+
+async def _versions(fleet: Fleet, _: ServerContext, __: Exchange) -> VersionsBody:
+    """All versions, rules and reports."""
+    return VersionsBody(
+        {of: model_body(member.served.name, member) for of, member in fleet.members.items()},
+        fleet.current, msgspec.to_builtins(fleet.extra), fleet.shadows.reports, fleet.shares.free,
+    )  # fmt: skip
+
+
+async def _body(fleet: Fleet, exchange: Exchange, kind: Any) -> Any:
+    """The body of a request for administrators. Raises ApiError 400."""
+    raw = await exchange.body(fleet.config.max_body_bytes, fleet.config.body_timeout)
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_request(None, str(error)) from None
+
+
+def _admin_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
+    made = Deployments(fleet)
+
+    async def deploy(_: ServerContext, exchange: Exchange) -> FleetModelBody:
+        member = await made.deploy(await _body(fleet, exchange, DeployBody))
+        return model_body(member.served.name, member)
+
+    async def back(_: ServerContext, exchange: Exchange) -> FleetModelBody:
+        member = await made.back((await _body(fleet, exchange, NameBody)).name)
+        return model_body(member.served.name, member)
+
+    async def remove(_: ServerContext, exchange: Exchange) -> None:
+        await made.remove(exchange.path.removeprefix("/admin/models/"))
+        await exchange.respond(200, b"{}")
+
+    async def rules(context: ServerContext, exchange: Exchange) -> VersionsBody:
+        await made.set_rules(await _body(fleet, exchange, dict[str, RuleBody]))
+        return await _versions(fleet, context, exchange)
+
+    return (
+        Get(
+            path="/admin/models", summary="The versions and their traffic", tag="admin",
+            handler=partial(_versions, fleet), response=VersionsBody, admin=True, api="",
+        ),
+        Act(
+            verb="POST", path="/admin/models", summary="Deploy a version", tag="admin", handler=deploy,
+            response=FleetModelBody, admin=True, api="",
+        ),
+        Act(
+            verb="POST", path="/admin/models/back", summary="Switch back to the version before", tag="admin",
+            handler=back, response=FleetModelBody, admin=True, api="",
+        ),
+        Act(
+            verb="DELETE", path="/admin/models/{}", rest="version", summary="Drain and remove a version", tag="admin",
+            handler=remove, response=dict, admin=True, api="",
+        ),
+        Act(
+            verb="PUT", path="/admin/traffic", summary="Replace all traffic rules", tag="admin", handler=rules,
+            response=VersionsBody, admin=True, api="",
+        ),
+    )  # fmt: skip
+
+
 def fleet_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
     """The routes of a server with several models, over its models."""
     return (
@@ -216,4 +294,5 @@ def fleet_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
             path="/is_sleeping", summary="Whether a model sleeps", tag="admin", handler=partial(_is_sleeping, fleet),
             response=SleepBody, admin=True,
         ),
+        *_admin_routes(fleet),
     )  # fmt: skip

@@ -38,12 +38,14 @@ class Member:
         self.active = 0  # requests that were passed to it and have not ended
         self.used = time.monotonic()  # when the last one ended
         self.failure: Exception | None = None  # of the last load
+        self.swap: asyncio.Future[None] | None = None  # while another version takes its place in memory
         self.held = False  # put to sleep by an administrator: requests do not wake it
         self._loaded = False  # the engine was started once: it can wake up
         self._loading_turn, self._change = loading_turn, asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None
         self._began, self._took = 0.0, 0.0
         self._waiting = 0
+        self._quiet = asyncio.Event()  # set whenever a request ends
 
     @property
     def id(self) -> str:
@@ -102,6 +104,7 @@ class Member:
             yield
         finally:
             self.active -= 1
+            self._quiet.set()
             self.used = time.monotonic()
 
     async def load(self) -> None:
@@ -118,6 +121,16 @@ class Member:
         async with self._change:
             await self.engine.sleep(level, drain_seconds)
             self.held = held
+
+    async def drained(self, seconds: float) -> None:
+        """Wait until no request is with it, at most so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.active:
+                    self._quiet.clear()
+                    await self._quiet.wait()
+        except TimeoutError:
+            logger.warning("%s: %d requests still ran after %g s", self.id, self.active, seconds)
 
     async def stop(self, drain_seconds: float) -> None:
         """End it."""

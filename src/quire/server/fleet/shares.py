@@ -44,6 +44,11 @@ class Shares:
         """Bytes that nothing has."""
         return self.bound - sum(self.server.values()) - sum(self.models.values())
 
+    def with_model(self, name: str, size: int) -> Shares:
+        """With another share of a model; none if it is 0."""
+        others = {other: share for other, share in self.models.items() if other != name}
+        return replace(self, models={**others, name: size} if size else others)
+
     def lines(self) -> list[str]:
         """The sum in readable form, one part a line."""
         parts = {**self.server, **self.models}
