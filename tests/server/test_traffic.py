@@ -96,7 +96,11 @@ def test_failures_that_another_model_might_not_have() -> None:
 
 def test_texts_of_answers_are_compared_whatever_their_form() -> None:
     whole = b'{"id":"1","choices":[{"text":"one two"}]}'
-    stream = b'data: {"choices":[{"delta":{"content":"one "}}]}\n\ndata: {"choices":[{"delta":{"content":"two"}}]}\n\ndata: [DONE]\n'
+    events = [
+        b'data: {"choices":[{"delta":{"content":"one "}}]}',
+        b'data: {"choices":[{"delta":{"content":"two"}}]}',
+    ]
+    stream = b"\n\n".join([*events, b"data: [DONE]\n"])
     lines = b'{"message":{"content":"one "}}\n{"message":{"content":"two"}}\n'
     assert {text_of(body) for body in (whole, stream, lines)} == {"one two"}
     report = ShadowReport()

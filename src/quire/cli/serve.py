@@ -57,11 +57,13 @@ def run(args: argparse.Namespace) -> int:
     further = given.pop("more_models", [])
     options = {} if file is None else read_config(Path(file))
     sources = ({**options, **environment, **given}).keys()
+    sources = {*options, *environment, *given}
     several = bool(further) or not sources.isdisjoint(("models", "models_dir"))
-    first: list[str] | None = [] if several and "model" not in sources else None
+    if several and "model" not in sources:
+        options["model"] = ""
     model, engine_config, serving = settings(given, options, environment)
     if several:
-        return _serve_several([*([model] if first is None else []), *further], engine_config, serving)
+        return _serve_several([*([model] if model else []), *further], engine_config, serving)
     return _serve(model, engine_config, serving)
 
 

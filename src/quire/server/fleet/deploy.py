@@ -56,7 +56,7 @@ class FallbackBody(msgspec.Struct, forbid_unknown_fields=True):
     """Another target, and the failures after which it is asked."""
 
     target: str
-    on: list[Failure] = list(Failure)
+    on: tuple[Failure, ...] = tuple(Failure)
 
 
 class RuleBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -77,7 +77,8 @@ class Deployments:
 
     async def deploy(self, asked: DeployBody) -> Member:
         """Load and verify a version, and switch to it if asked. The old version answers until then, and goes on
-        answering if anything fails. Raises ApiError: 404, 409 where both do not fit, 422 for a version that is not as it should be.
+        answering if anything fails. Raises ApiError: 404, 409 where both do not fit, 422 for a version that is not
+        as it should be.
         """
         fleet = self._fleet
         if asked.name not in fleet.current:
