@@ -43,7 +43,7 @@ test: check
 	$(BIN)/python -m pytest -n 2 --durations 10 $(TESTS)
 
 test-%: $(VENV)/.dev
-	$(BIN)/python -m pytest -m $* $(TESTS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=3600 -m $* $(TESTS)
 
 export PYTHONS ?= python3.11 python3.12
 wheels: | $(BIN)/python

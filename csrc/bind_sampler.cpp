@@ -70,7 +70,7 @@ class BoundSampler {
   int sample(Logits logits, Ids slots, Ids positions, std::optional<Bits> masks, std::optional<Ids> lines,
              std::optional<Logits> maxima, std::optional<Ids> drafts, std::optional<Ids> places,
              const BoundJudging* judging, std::optional<Distributions> distributions, std::optional<Guesses> guesses,
-             std::optional<Distributions> chances) {
+             std::optional<Distributions> chances, std::optional<Ids> guides) {
     require(static_cast<int>(logits.shape(1)) == sampler_.vocab(), "logits: the row length is not the vocabulary size");
     const size_t rows = places ? places->shape(0) : logits.shape(0);
     require(slots.shape(0) == rows, "slots: as many slots as rows of logits are needed");
@@ -81,6 +81,13 @@ class BoundSampler {
         require(places->data()[i] >= 0 && places->data()[i] < static_cast<int64_t>(logits.shape(0)),
                 "places: a row of the logits does not exist");
       task.places = places->data();
+    }
+    if (guides) {
+      require(guides->shape(0) == rows, "guides: expected the number of a row of logits, or -1, for every row");
+      for (size_t i = 0; i < rows; ++i)
+        require(guides->data()[i] >= -1 && guides->data()[i] < static_cast<int64_t>(logits.shape(0)),
+                "guides: a row of the logits does not exist");
+      task.guides = guides->data();
     }
     if (masks) {
       require(masks->shape(1) == (logits.shape(1) + 31) / 32, "bitmask: expected lines of ceil(vocab / 32) words");
@@ -284,7 +291,7 @@ void bind_sampler(nb::module_& m) {
            "masks"_a.noconvert().none(), "lines"_a.noconvert().none(), "maxima"_a.noconvert().none(),
            "drafts"_a.noconvert().none(), "places"_a.noconvert().none() = nb::none(), "judging"_a.none() = nb::none(),
            "distributions"_a.noconvert().none() = nb::none(), "guesses"_a.noconvert().none() = nb::none(),
-           "chances"_a.noconvert().none() = nb::none())
+           "chances"_a.noconvert().none() = nb::none(), "guides"_a.noconvert().none() = nb::none())
       .def("commit", &BoundSampler::commit, "slots"_a.noconvert(), "tokens"_a.noconvert())
       .def("logprobs", &BoundSampler::logprobs, "row"_a)
       .def("surprise", &BoundSampler::surprise, "slot"_a)

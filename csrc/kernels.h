@@ -270,6 +270,7 @@ struct AttendTask : CacheRow {
   float scale;               // above zero
   float softcap;             // c > 0: scores become c * tanh(score / c)
   const float* sinks;        // [heads] logits that count in the denominator only, or null
+  const float* slopes;       // [heads] what a key loses for each position between it and the query, or null
   int window;
   int last;                            // -1: causal; else the row's last position, and a window reaches forward too
   int partition_begin, partition_end;  // positions of the KV axis, in units of kPartition

@@ -68,7 +68,7 @@ float zero_below(float max, double temperature) { return to_finite(max + kLowest
 }  // namespace
 
 RowSampler::RowSampler(const Kernels& kernels, int vocab)
-    : k_(kernels), vocab_(vocab), edited_(vocab), weights_(vocab), values_(vocab), ids_(vocab),
+    : k_(kernels), vocab_(vocab), guided_(vocab), edited_(vocab), weights_(vocab), values_(vocab), ids_(vocab),
       raw_block_max_(sample_blocks(vocab)), block_max_(sample_blocks(vocab)), block_sum_(sample_blocks(vocab)),
       block_order_(sample_blocks(vocab)), span_max_(maxima_of(vocab)), span_first_(maxima_of(vocab)),
       span_bound_(maxima_of(vocab)), spans_(maxima_of(vocab)), span_picks_(maxima_of(vocab)), small_x_(kSmall),
@@ -76,7 +76,7 @@ RowSampler::RowSampler(const Kernels& kernels, int vocab)
 
 size_t RowSampler::bound(int vocab) {
   const size_t n = static_cast<size_t>(vocab), blocks = static_cast<size_t>(sample_blocks(vocab));
-  return sizeof(RowSampler) + n * 16 + blocks * 16 + static_cast<size_t>(maxima_of(vocab)) * 20 + kSmall * 20;
+  return sizeof(RowSampler) + n * 20 + blocks * 16 + static_cast<size_t>(maxima_of(vocab)) * 20 + kSmall * 20;
 }
 
 size_t RowSampler::bytes() const { return bound(vocab_); }
@@ -90,6 +90,18 @@ View RowSampler::scan(const float* x, const float* maxima, RowMax* top) {
 View RowSampler::rescan(const float* x, RowMax* top) {
   *top = k_.row_max(x, vocab_, false, block_max_.data());
   return {x, nullptr, vocab_, block_max_.data()};
+}
+
+const float* RowSampler::guide(const float* conditional, double total, const float* other, double other_total,
+                               double scale) {
+  for (int i = 0; i < vocab_; ++i) {
+    const double c = conditional[i] - total, u = other[i] - other_total;
+    if (conditional[i] == -INFINITY)
+      guided_[i] = -INFINITY;
+    else
+      guided_[i] = to_finite(other[i] == -INFINITY ? c : u + scale * (c - u));
+  }
+  return guided_.data();
 }
 
 int32_t RowSampler::argmax(const View& row, float max) const {

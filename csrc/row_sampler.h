@@ -50,6 +50,11 @@ class RowSampler {
   // Room for [vocab] numbers, which any function may change.
   int32_t* scratch() { return ids_.data(); }
 
+  // Classifier-free guidance (Sanchez et al., 2023, arXiv:2306.17806) as in transformers' processor: for two rows of
+  // logits and the ln of the sums of their exponentials, u + scale * (c - u) of their log-probabilities c and u. A token
+  // without a probability has none afterwards; one that only the second row excludes keeps c. Valid until the next call.
+  const float* guide(const float* conditional, double total, const float* other, double other_total, double scale);
+
   // The first token whose logit is `max`.
   int32_t argmax(const View& row, float max) const;
 
@@ -116,7 +121,7 @@ class RowSampler {
 
   const Kernels& k_;
   int vocab_;
-  std::vector<float> edited_, weights_, values_;
+  std::vector<float> guided_, edited_, weights_, values_;
   std::vector<int32_t> ids_;
   std::vector<float> raw_block_max_, block_max_, block_sum_, block_order_;
   std::vector<float> span_max_, span_first_, span_bound_;

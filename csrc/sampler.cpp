@@ -9,6 +9,7 @@
 #include <string>
 
 #include "acceptance.h"
+#include "watermark.h"
 
 namespace quire {
 
@@ -179,7 +180,6 @@ void Sampler::commit(const int32_t* slots, const int32_t* tokens, size_t count) 
 void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
   Slot& slot = *slots_[task.slots[row]];
   const SlotParams& p = slot.params;
-  const float* raw = task.logits + static_cast<size_t>(task.place(row)) * vocab_;
   auto finish = [&](RowStatus status, int32_t token) {
     status_[row] = static_cast<int32_t>(status);
     tokens_[row] = token;
@@ -189,14 +189,14 @@ void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
   std::fill_n(task.chances + guesses, task.guess_count, 0.0f);
 
   RowMax raw_max;
-  const View raw_view = rows.scan(raw, maxima_of_row(task.maxima, task.place(row)), &raw_max);
-  if (!raw_max.finite) return finish(RowStatus::not_finite, -1);
-  if (raw_max.max == -kInfinity) return finish(RowStatus::nothing_left, -1);
+  View raw_view{};
+  if (const RowStatus status = read(task, row, rows, &raw_view, &raw_max); status != RowStatus::ok)
+    return finish(status, -1);
 
   RowMax max = raw_max;
   View view = raw_view;
-  const float* x = edit(task, row, rows);
-  if (x != raw) view = rows.rescan(x, &max);
+  const float* x = edit(task, row, raw_view.x, rows);
+  if (x != raw_view.x) view = rows.rescan(x, &max);
   if (max.max == -kInfinity) return finish(RowStatus::nothing_left, -1);
   Mirostat mirostat;
   const SamplingParams* how = &p;
@@ -221,6 +221,23 @@ void Sampler::sample_row(const SampleTask& task, int row, RowSampler& rows) {
   if (p.logprobs >= 0) fill_logprobs(raw_view, raw_max.max, token, p.logprobs, rows, &logprobs_[row]);
   if (!task.drafts) slot.take(token);
   finish(RowStatus::ok, token);
+}
+
+RowStatus Sampler::read(const SampleTask& task, int row, RowSampler& rows, View* view, RowMax* top) const {
+  auto scan = [&](int place) {
+    *view = rows.scan(task.logits + static_cast<size_t>(place) * vocab_, maxima_of_row(task.maxima, place), top);
+    return !top->finite ? RowStatus::not_finite : top->max == -kInfinity ? RowStatus::nothing_left : RowStatus::ok;
+  };
+  RowStatus status = scan(task.place(row));
+  if (!task.guides || task.guides[row] < 0 || status != RowStatus::ok) return status;
+  const float* conditional = view->x;
+  const double total = rows.log_sum_exp(*view, top->max);
+  status = scan(task.guides[row]);
+  if (status != RowStatus::ok) return status;
+  const double other = rows.log_sum_exp(*view, top->max);
+  const float* x = rows.guide(conditional, total, view->x, other, slots_[task.slots[row]]->params.guidance_scale);
+  *view = rows.scan(x, nullptr, top);
+  return RowStatus::ok;
 }
 
 Place Sampler::place_of(const SampleTask& task, int row) const {
@@ -294,10 +311,9 @@ void Sampler::guess(const SampleTask& task, int row, const View& view, float max
 }
 
 // The row with masks, bias and penalties applied: a copy, or the row itself when nothing changes it.
-const float* Sampler::edit(const SampleTask& task, int row, RowSampler& rows) const {
+const float* Sampler::edit(const SampleTask& task, int row, const float* x, RowSampler& rows) const {
   const Slot& slot = *slots_[task.slots[row]];
   const SlotParams& p = slot.params;
-  const float* x = task.logits + static_cast<size_t>(task.place(row)) * vocab_;
   const bool masked = task.masks && task.lines[row] >= 0;
   const uint32_t* bitmask = masked ? task.masks + static_cast<size_t>(task.lines[row]) * mask_words(vocab_) : nullptr;
   const bool hold_stops = task.positions[row] - p.prompt_len < p.min_tokens && !p.stop_ids.empty();
@@ -319,6 +335,13 @@ const float* Sampler::edit(const SampleTask& task, int row, RowSampler& rows) co
   for (size_t i = 0; i < p.bias_ids.size(); ++i) {
     float& logit = y[p.bias_ids[i]];
     logit = change(logit, logit + p.bias_values[i]);
+  }
+  if (p.watermark_delta > 0) {
+    const PastTokens past = past_of(task, row);
+    const int32_t* green = rows.scratch();
+    const int count = draw_green(past[past.size() - 1], p, vocab_, rows.scratch());
+    for (int i = 0; i < count; ++i)
+      y[green[i]] = change(y[green[i]], y[green[i]] + static_cast<float>(p.watermark_delta));
   }
   if (!p.bad_ends.empty()) ban_sequences(past_of(task, row), p.bad_tokens, p.bad_ends, y);
   if (p.chained()) return y;  // which has the rest

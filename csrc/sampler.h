@@ -1,8 +1,8 @@
 // The sampler of one worker: sampling state per sequence slot, and one call for all rows of a step.
 //
 // Order of operations on a row of raw logits:
-//   1. a row with NaN or +inf fails; log-probabilities are taken here
-//   2. allowed tokens, grammar mask, banned tokens, min_tokens, logit bias, banned sequences
+//   1. a row with NaN or +inf fails; with guidance two rows become one; log-probabilities are taken here
+//   2. allowed tokens, grammar mask, banned tokens, min_tokens, logit bias, watermark, banned sequences
 //   3. repetition penalty, frequency penalty, presence penalty, DRY
 //   4. temperature 0: argmax. Otherwise temperature, top-k, top-p, min-p and a draw
 // A slot with other steps, or another order, has 3 and 4 in a chain (sampler_chain.h) and a draw from what it leaves.
@@ -42,7 +42,9 @@ struct SlotParams : SamplingParams {
   double surprise = 0;  // mirostat's mu
 
   // Whether the order of the tokens so far matters, or only which they are.
-  bool looks_back() const { return dry() || (penalized() && repeat_last_n > 0) || !bad_ends.empty(); }
+  bool looks_back() const {
+    return dry() || (penalized() && repeat_last_n > 0) || !bad_ends.empty() || watermark_delta > 0;
+  }
   bool counts() const { return penalized() && !looks_back(); }
   bool needs_tokens() const { return counts() || looks_back(); }
   // Whether steps 3 and 4 are a chain.
@@ -80,6 +82,7 @@ struct SampleTask {
   const float* maxima = nullptr;    // [rows, maxima_of(vocab)] of the logits, or null: they are all read
   const int32_t* drafts = nullptr;  // [rows], or null
   const int32_t* places = nullptr;  // [rows], or null: the row of the logits that each row samples
+  const int32_t* guides = nullptr;  // [rows], or null: the row of the logits that guides each row, -1 for none
   Judging judging = {};
   float* distributions = nullptr;  // [rows, vocab] that each row's token is drawn from, or null; not with temperature 0
   int guess_count = 0;             // tokens a row that are wanted besides, in the order in which they would be sampled
@@ -170,6 +173,8 @@ class Sampler {
   size_t offset(int row) const { return static_cast<size_t>(row) * static_cast<size_t>(vocab_); }
   const float* maxima_of_row(const float* maxima, int row) const;
   void sample_row(const SampleTask& task, int row, RowSampler& rows);
+  // What a row is sampled from, before any change: its logits, or what guidance makes of them.
+  RowStatus read(const SampleTask& task, int row, RowSampler& rows, View* view, RowMax* top) const;
   // The row after the chain of its slot, in place of `view`, and its maximum.
   Mirostat run_chain(const SampleTask& task, int row, RowSampler& rows, View* view, float* max) const;
   // `how`: what the row is drawn by.
@@ -179,7 +184,7 @@ class Sampler {
   // with how sure it is: with temperature 0 its probability, else its share of the speeds of those that are named.
   void guess(const SampleTask& task, int row, const View& view, float max, const SamplingParams& how,
              RowSampler& rows) const;
-  const float* edit(const SampleTask& task, int row, RowSampler& rows) const;
+  const float* edit(const SampleTask& task, int row, const float* x, RowSampler& rows) const;
   Place place_of(const SampleTask& task, int row) const;
   PastTokens past_of(const SampleTask& task, int row) const;
   void penalize(const Slot& slot, const PastTokens& past, RowSampler& rows) const;

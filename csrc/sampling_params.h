@@ -33,6 +33,10 @@ namespace quire {
   X(double, dry_base, 1.75)                   \
   X(int, dry_allowed_length, 2)               \
   X(int, dry_penalty_last_n, -1) /* all */    \
+  X(double, guidance_scale, 1.0)              \
+  X(double, watermark_delta, 0.0)             \
+  X(double, watermark_gamma, 0.25)            \
+  X(int, watermark_key, 15485863)             \
   X(int, min_tokens, 0)                       \
   X(int, logprobs, -1) /* -1 for none at all */
 

@@ -7,19 +7,18 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-// erf by Abramowitz & Stegun 7.1.26, absolute error below 1.5e-7.
-QUIRE_INLINE V16 erf16(V16 x) {
-  const V16 minus = sub(zero(), x), a = vmax(x, minus);
-  const V16 t = div(set1(1.0f), fma(a, set1(0.3275911f), set1(1.0f)));
-  V16 p = set1(1.061405429f);
-  p = fma(p, t, set1(-1.453152027f));
-  p = fma(p, t, set1(1.421413741f));
-  p = fma(p, t, set1(-0.284496736f));
-  p = fma(p, t, set1(0.254829592f));
-  const V16 y = sub(set1(1.0f), mul(mul(p, t), exp(sub(zero(), mul(a, a)))));
-  // the sign of x: x / |x| away from zero, and erf(0) is 0 to within the error anyway
-  const V16 sign = div(x, vmax(a, set1(1e-30f)));
-  return mul(y, sign);
+// max(g, 0) - |g| / 2 · erfc(|g| / √2), which is g / 2 · (1 + erf(g / √2)). erfc by Abramowitz & Stegun 7.1.26, absolute
+// error below 1.5e-7.
+QUIRE_INLINE V16 gelu16(V16 g) {
+  const V16 a = vmax(g, sub(zero(), g));
+  const V16 t = ratio(set1(1.0f), fma(a, set1(0.3275911f * 0.70710678118654752f), set1(1.0f)));
+  V16 p = set1(0.5f * 1.061405429f);
+  p = fma(p, t, set1(0.5f * -1.453152027f));
+  p = fma(p, t, set1(0.5f * 1.421413741f));
+  p = fma(p, t, set1(0.5f * -0.284496736f));
+  p = fma(p, t, set1(0.5f * 0.254829592f));
+  const V16 power = exp2(mul(mul(g, g), set1(-0.5f * 1.44269504088896341f)));
+  return sub(vmax(zero(), g), mul(mul(a, power), mul(p, t)));
 }
 
 // g / (1 + e^-z)
@@ -30,10 +29,7 @@ QUIRE_INLINE V16 swish(V16 g, V16 z) {
 template <Act kAct>
 QUIRE_INLINE V16 activate(V16 g) {
   if (kAct == Act::silu) return swish(g, g);
-  if (kAct == Act::gelu) {
-    const V16 half = mul(set1(0.5f), g);
-    return fma(half, erf16(mul(g, set1(0.70710678118654752f))), half);
-  }
+  if (kAct == Act::gelu) return gelu16(g);
   if (kAct == Act::relu) return vmax(g, zero());
   if (kAct == Act::tanh) return tanh16(g);
   // (1 + tanh z) / 2 is 1 / (1 + e^-2z)

@@ -88,6 +88,8 @@ QUIRE_INLINE void start_row(const AttendTask& t, SoftmaxRow& row, float* total, 
   const int position = t.positions[at.token];
   row.lo = t.window && position >= t.window ? position - t.window + 1 : 0;
   row.hi = last_key(t, position);
+  row.slope = t.slopes ? -kLog2e * t.slopes[at.head] : 0.0f;
+  row.position = position;
   row.max = t.sinks ? t.sinks[at.head] * kLog2e : -INFINITY;
   row.sum_total = t.sinks ? 1.0f : 0.0f;
   if (t.sinks) clear(total, t.kv.d16);

@@ -305,6 +305,7 @@ QUIRE_INLINE void softmax_row(const Scratch<T>& s, int r, int group, int v16) {
 QUIRE_INLINE void start_row(SoftmaxRow& row, int position, float scale, float* total, int v16) {
   row.lo = 0;
   row.factor = scale * kLog2e;
+  row.slope = 0.0f;
   row.hi = position;
   row.max = -INFINITY;
   row.sum_total = 0.0f;

@@ -25,7 +25,9 @@ struct SoftmaxRow {
   float max, sum_total;  // of merged partitions
   float part_max;        // of the current partition, up to kSlack
   float factor;          // what its scores are multiplied by
-  float p_scale;         // i8: what a step of the current group's probabilities is worth
+  float slope;           // added to a score for each position between its key and `position`; 0: nothing
+  int position;
+  float p_scale;  // i8: what a step of the current group's probabilities is worth
 
   bool sees(int group) const { return hi >= group && lo < group + kGroup; }
 };
@@ -80,6 +82,17 @@ static __attribute__((noinline)) void raise_maximum(SoftmaxRow& row, float seen,
   row.part_max = seen;
 }
 
+// Scores in units of log2(e) from those of a group's first N vectors, with a bias for each key's distance.
+template <int N>
+QUIRE_INLINE void bias_group(const SoftmaxRow& row, int group, V16 factor, V16* x) {
+  alignas(64) static constexpr float kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const V16 slope = set1(row.slope), lanes = load(kLanes);
+  for (int c = 0; c < N; ++c) {
+    const V16 ahead = add(lanes, set1(static_cast<float>(group + c * 16 - row.position)));
+    x[c] = fma(x[c], factor, mul(slope, vmax(ahead, sub(zero(), ahead))));
+  }
+}
+
 // Scores of the first N * 16 keys of a group -> probabilities, in place; the row sees none of the others. `lane_sum` [16]
 // is the partition's sum of probabilities, `acc` [d16] its output so far.
 template <int N = kGroupVectors>
@@ -90,6 +103,10 @@ QUIRE_INLINE void softmax_group(SoftmaxRow& row, int group, float softcap, float
     const V16 cap = set1(softcap), inner = div(factor, set1(kLog2e * softcap));
     for (int c = 0; c < N; ++c) x[c] = mul(cap, tanh16(mul(x[c], inner)));
     factor = set1(kLog2e);
+  }
+  if (row.slope != 0.0f) {
+    bias_group<N>(row, group, factor, x);
+    factor = set1(1.0f);
   }
   mask_group<N>(row, group, set1(-INFINITY), x);
   const V16 top = mul(largest_of<N>(x), factor);

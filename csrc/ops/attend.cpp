@@ -1,7 +1,23 @@
+#include <cmath>
+#include <vector>
+
 #include "attention_op.h"
 
 namespace quire {
 namespace {
+
+// ALiBi's slopes of all heads (arXiv 2108.12409): 2^(-8 (h + 1) / n) for the power of two n up to the number of heads, then
+// every other one of those for 2n.
+std::vector<float> alibi_slopes(int heads) {
+  int n = 1;
+  while (2 * n <= heads) n *= 2;
+  std::vector<float> found;
+  for (int h = 0; h < heads; ++h) {
+    const double power = h < n ? -8.0 * (h + 1) / n : -4.0 * (2 * (h - n) + 1) / n;
+    found.push_back(static_cast<float>(std::exp2(power)));
+  }
+  return found;
+}
 
 struct Attend final : AttentionOp {
   // An int8 row is assembled in float32 in `wide`: several threads may compute its heads.
@@ -11,6 +27,7 @@ struct Attend final : AttentionOp {
         causal(f.flag("causal")) {
     f.record("shape", "HeadShape");
     want(f.integer("shape.heads"), window, 0, causal);
+    if (f.flag("alibi")) slopes = alibi_slopes(heads_);
     f.require(f.integer("shape.kv_heads") == layer_.kv_heads && f.integer("shape.head_dim") == layer_.head_dim &&
                   queries_.cols == (heads_ + 2 * layer_.kv_heads) * layer_.head_dim &&
                   out.cols == heads_ * layer_.head_dim && heads_ % layer_.kv_heads == 0,
@@ -27,6 +44,7 @@ struct Attend final : AttentionOp {
     AttendTask t = AttentionOp::task(part, thread);
     t.softcap = softcap;
     t.sinks = sinks ? sinks->vector() : nullptr;
+    t.slopes = slopes.empty() ? nullptr : slopes.data();
     t.window = window;
     if (!causal) t.last = context_.step.positions[context_.step.query_start[part.row + 1] - 1];
     return t;
@@ -43,6 +61,7 @@ struct Attend final : AttentionOp {
 
   const Buffer& out;
   const Param* sinks;
+  std::vector<float> slopes;
   float softcap;
   int window;
   bool causal, rounds;

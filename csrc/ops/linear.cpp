@@ -14,33 +14,34 @@ struct Linear final : Op {
   Linear(Fields& f, Context& c)
       : Op(c), x(f.buffer("x")), weight(f.weight("weight")), bias(f.optional_vector("bias")), out(f.buffer("out")),
         first(f.integer("first")), count(f.integer("rows")), maxima(f, out, kernels()), expansion(f, c),
-        multiply(linear_kernel(kernels(), weight)), act(Activation::optional(f)) {
+        multiply(linear_kernel(kernels(), weight)), act(Activation::optional(f)), halves(f.flag("up") ? 2 : 1) {
     f.require(count >= 0 && count <= weight.rows && (!count || (!act && !bias)),
               "the rows that are computed must be some of a weight without a bias");
     if (!count) count = weight.rows;
-    panels = ceil_div(count, kPanel) / (act ? 2 : 1);
+    if (!act) halves = 1;
+    panels = ceil_div(count, kPanel) / halves;
     panel_bytes = weight.panel_bytes();
     f.require(can_multiply(x, weight), "x must have the weight's type, width and groups");
     f.require(!bias || bias->rows == weight.rows, "bias must be a number for each row of the weight");
-    const int cols = act ? count / 2 : count;
+    const int cols = count / halves;
     f.require(first >= 0 && first <= out.cols - cols && (act || out.dtype == DType::f32),
               "out must have the columns that are filled");
-    f.require(!act || (weight.rows % (2 * kPanel) == 0 && !first && out.cols == cols),
-              "gate and up must be whole panels, and out as wide as one");
+    f.require(!act || (weight.rows % (halves * kPanel) == 0 && !first && out.cols == cols),
+              "gate and up must be whole panels, and out as wide as one of them");
     f.require(!expansion || (!out.logits && out.per == 1 && first + count <= expansion.columns()),
               "an adapted linear must have a row for each token, and its columns");
     f.require(!maxima || (!act && !first && out.cols == count), "maxima are of a linear that fills its rows");
   }
 
-  // Panels per task so that a task streams enough weight, and row chunks per panel range. With `act` panels are pairs, of
-  // gate and of up.
+  // Panels per task so that a task streams enough weight, and row chunks per panel range. With two halves panels are
+  // pairs, of gate and of up.
   struct Split {
     int panels_per_task, panel_tasks, row_tasks;
     int tasks() const { return panel_tasks * row_tasks; }
   };
   Split split(int rows) const {
     Split s;
-    s.panels_per_task = panels_of_task(panel_bytes * (act ? 2 : 1));
+    s.panels_per_task = panels_of_task(panel_bytes * halves);
     s.row_tasks = ceil_div(rows, kLinearRows);
     // few rows over small panels wait for memory: long streams, but still four tasks a thread to even out; many rows
     // read the same inputs for every panel: some panels while the L2 cache holds them
@@ -79,7 +80,7 @@ struct Linear final : Op {
       t.next = nullptr;  // the same panels again
     else if (task + 1 == Tasks::first(s.tasks(), thread + 1, context_.threads))
       t.next = next_stream ? next_stream->first_weights(thread) : nullptr;
-    if (act) return run_gated(t, begin);
+    if (act) return run_activated(t, begin);
     t.ldy = static_cast<size_t>(out.cols);
     t.y = out.f32_row(begin) + first;
     multiply(t);
@@ -90,30 +91,28 @@ struct Linear final : Op {
 
   // Panels of gate and then those of up, as many as a piece of memory on the stack takes, which the L2 cache holds; and
   // what the activation makes of them, to rows from `row` on. `t` is the task for panels of gate.
-  void run_gated(const LinearTask& t, int row) {
+  void run_activated(const LinearTask& t, int row) {
     alignas(64) float sums[kLinearRows * 2 * kPanel];
-    const int most = kLinearRows / t.rows, last = t.panel_end;
+    const int most = 2 * kLinearRows / (halves * t.rows), last = t.panel_end;
     const char *w = static_cast<const char*>(t.w), *after = static_cast<const char*>(t.next);
     const auto product = [&](int panel, int count, float* y, const void* next) {
       LinearTask part = t;
-      const size_t column = static_cast<size_t>(panel) * kPanel;
+      const size_t column = static_cast<size_t>(panel) * kPanel, ldy = static_cast<size_t>(halves * count) * kPanel;
       part.w = w + panel * panel_bytes;
       if (t.bias) part.bias = t.bias + column;
-      part.y = y, part.ldy = static_cast<size_t>(2 * count) * kPanel;
+      part.y = y, part.ldy = ldy;
       part.n = count * kPanel, part.panel_begin = 0, part.panel_end = count, part.next = next;
       multiply(part);
+      expansion.add(row, row + t.rows, y, ldy, panel * kPanel, (panel + count) * kPanel);
     };
     for (int begin = t.panel_begin; begin < last; begin += most) {
       const int count = std::min(most, last - begin), width = count * kPanel;
-      product(begin, count, sums, w + (panels + begin) * panel_bytes);
-      product(panels + begin, count, sums + width, begin + count < last ? w + (begin + count) * panel_bytes : after);
-      const auto expand = [&](int panel, float* y) {
-        expansion.add(row, row + t.rows, y, static_cast<size_t>(2 * width), panel * kPanel, panel * kPanel + width);
-      };
-      expand(begin, sums), expand(panels + begin, sums + width);
+      const char* next = begin + count < last ? w + (begin + count) * panel_bytes : after;
+      product(begin, count, sums, halves == 2 ? w + (panels + begin) * panel_bytes : next);
+      if (halves == 2) product(panels + begin, count, sums + width, next);
       const size_t at = static_cast<size_t>(row) * out.cols + static_cast<size_t>(begin) * kPanel;
       kernels().gated_act(act->task(sums, out.data() + at * dtype_bytes(out.dtype), out.dtype, t.rows, width,
-                                    static_cast<size_t>(out.cols)));
+                                    static_cast<size_t>(out.cols), halves == 2));
     }
   }
 
@@ -125,8 +124,9 @@ struct Linear final : Op {
   Maxima maxima;
   Expansion expansion;
   LinearKernel multiply;
-  std::optional<Activation> act;  // with one the weight is [gate | up]
-  int panels;                     // of gate, with `act`
+  std::optional<Activation> act;
+  int halves;  // of the weight: with `act` and up it is [gate | up]
+  int panels;  // of one of them
   size_t panel_bytes;
 };
 

@@ -428,6 +428,8 @@ class Sampler:
         | None = None,
         chances: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")]
         | None = None,
+        guides: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
     ) -> int: ...
     def commit(
         self,

@@ -140,13 +140,8 @@ class SamplingParams:
         -1.0, "keep logits within N standard deviations of the greatest; 0 and below are off", -1, 1e3, "N"
     )
     xtc_probability: float = number(
-        0.0,
-        "how often the most likely tokens are excluded (XTC)",
-        0,
-        1,
-        "P",
-        names={"GGUF": "xtc_probability"},
-    )
+        0.0, "how often the most likely tokens are excluded (XTC)", 0, 1, "P", names={"GGUF": "xtc_probability"}
+    )  # fmt: skip
     xtc_threshold: float = number(
         0.1, "XTC excludes all but the last of the tokens from this probability on", 0, 1, "P",
         names={"GGUF": "xtc_threshold"},
@@ -165,13 +160,8 @@ class SamplingParams:
         names={"GGUF": "mirostat_tau", "Ollama": "mirostat_tau"},
     )  # fmt: skip
     mirostat_eta: float = number(
-        0.1,
-        "learning rate of mirostat",
-        0,
-        100,
-        "R",
-        names={"GGUF": "mirostat_eta", "Ollama": "mirostat_eta"},
-    )
+        0.1, "learning rate of mirostat", 0, 100, "R", names={"GGUF": "mirostat_eta", "Ollama": "mirostat_eta"}
+    )  # fmt: skip
     samplers: Sequence[str] | None = several(
         None, "the steps of sampling in their order, by llama.cpp's names", len(SAMPLERS)
     )
@@ -203,6 +193,13 @@ class SamplingParams:
     dry_sequence_breakers: Sequence[str] = several(
         ("\n", ":", '"', "*"), "texts whose last token ends a repetition (DRY)", MAX_BREAKERS
     )
+    guidance_scale: float = number(
+        1.0, "how far the answer keeps from that to negative_prompt (classifier-free guidance); 1 is off", 0, 100, "S",
+        names={"generation_config": "guidance_scale"},
+    )  # fmt: skip
+    watermark_delta: float = number(0.0, "bias of the tokens that carry a watermark; 0 is off", 0, 100, "D")
+    watermark_gamma: float = number(0.25, "share of the vocabulary that carries it", 0, 1, "G", above=True)
+    watermark_key: int = integer(15485863, "number from which it is drawn", 1, MAX_INTEGER, "K")
     bad_words: Sequence[str] = several((), "texts whose tokens never come one after the other", MAX_BAD_WORDS)
     logit_bias: Mapping[int | str, float] = several(
         {}, "token id, or a text for each of its tokens, to bias in [-100, 100]", MAX_NAMED_TOKENS
@@ -329,10 +326,8 @@ class SamplingParams:
                 if allowed is None
                 else "allowed_token_ids and banned_token_ids leave"
             )
-            raise RequestError(
-                "min_tokens",
-                f"{self.min_tokens} tokens must come before the end, but {names} no other token",
-            )
+            text = f"{self.min_tokens} tokens must come before the end, but {names} no other token"
+            raise RequestError("min_tokens", text)
 
 
 def _refuse(name: str, refusal: str | None) -> None:
@@ -414,6 +409,8 @@ class Request:
     `beams`: the answer is found by beam search (see core.beam_search).
     `pooling`: a row of numbers is wanted for the prompt, and no token.
     `texts` are there if `params.has_texts`.
+    `negative_prompt`: what `params.guidance_scale` keeps away from; there are two sequences a sample (see
+    core.guided_pairs). Such a request is `stepwise`, and without `speculate`.
     """
 
     request_id: str
@@ -434,6 +431,7 @@ class Request:
     pooling: bool = False
     texts: TextTokens | None = None
     adapter: str = ""
+    negative_prompt: TokenIds | None = None
 
 
 @records.dataclass(slots=True)
@@ -446,6 +444,7 @@ class NewSeq:
     records only. `soft_tokens` are the request's: a row takes those at its positions. So are `grammar`, `prediction`,
     `speculate`, `adapter` and `origin`, its tenant and namespace: texts of another one must not show in its speed.
     `surprise` is what StepOutput.surprises had for it last.
+    `leader`: the sequence whose tokens this one takes, drawn from the logits of both.
     """
 
     seq_id: int
@@ -466,6 +465,7 @@ class NewSeq:
     texts: TextTokens | None = None
     surprise: float | None = None
     adapter: str = ""
+    leader: int | None = None
 
 
 @records.dataclass(slots=True)

@@ -204,6 +204,23 @@ def test_inspect_speculation(folder: Path, capsys: pytest.CaptureFixture[str]) -
             tokens = sum(entry["rate"] ** right for right in range(entry["drafts"] + 1))
             assert entry["tokens"] == pytest.approx(tokens)
             assert entry["speedup"] == pytest.approx(tokens / (1 + entry["drafts"] * found["draft_cost"]))
+    assert plain["trees"] is None
+    by_width = []
+    for width in (1, 4):
+        chosen = {"method": "self", "num_speculative_tokens": 8, "top_k": 2, "tree_width": width}
+        found = report("--speculative-config", json.dumps(chosen))
+        (sibling,), cost = found["trees"]["siblings"], found["draft_cost"]
+        by_width.append([entry["speedup"] for entry in found["trees"]["expected"]])
+        for entry in found["trees"]["expected"]:
+            rate, depth = entry["rate"], entry["depth"]
+            assert entry["speedup"] == pytest.approx(entry["tokens"] / (1 + depth * cost))
+            if entry["drafts"] == 2:  # a chain, or two guesses in one place
+                tokens = 1 + rate + (rate * rate if depth == 2 else (1 - rate) * sibling)
+                assert entry["tokens"] == pytest.approx(tokens)
+    assert all(narrow <= wide for narrow, wide in zip(*by_width, strict=True))
+    assert by_width[0] != by_width[1]
+    text = run(capsys, "inspect", str(folder), "--no-measure", "--speculate", "self")[1]
+    assert "as trees: 4 guesses in a place, behind 1 of a depth" in text
     text = run(capsys, "inspect", str(folder), "--no-measure", "--speculate", "ngram")[1]
     assert "speculation: ngram" in text
     assert "expected speed-up" in text

@@ -15,9 +15,12 @@ TOOLS: Any = [
     {
         "name": "get_weather",
         "description": NOTE,
-        "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "input_schema": {
+            "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+            "additionalProperties": False,
+        },
     }
-]
+]  # fmt: skip
 FIXED: Any = {"model": "tiny", "max_tokens": 200, "extra_body": {"temperature": 0}}
 
 

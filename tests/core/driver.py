@@ -7,6 +7,7 @@ import zlib
 from array import array
 from collections import Counter, deque
 from collections.abc import Iterable
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 
 from quire.cache_kinds import StateGroup
@@ -24,6 +25,7 @@ from quire.types import (
     SeqEvent,
     SoftSpan,
     StepOutput,
+    TokenIds,
 )
 
 from .host_tier import HostTier
@@ -92,19 +94,21 @@ class Driver:
         eos: tuple[int, ...] = (),
         stepwise: bool = True,
         soft: Iterable[tuple[int, int, str]] = (),
+        negative: Sequence_[int] = (),
         **params: object,
     ) -> Request:
         index = len(self.requests)
         request = Request(
             request_id=f"r{index}",
             prompt_token_ids=prompt,
-            params=SamplingParams(seed=index, **params),  # type: ignore[arg-type]
+            params=SamplingParams(seed=index, guidance_scale=2 if negative else 1, **params),  # type: ignore[arg-type]
             arrival=float(index),
             priority=priority,
             namespace=namespace,
             tenant=tenant,
             eos_token_ids=eos,
-            stepwise=stepwise,
+            stepwise=stepwise or bool(negative),
+            negative_prompt=TokenIds(negative) if negative else None,
             soft_tokens=tuple(SoftSpan(start, length, digest_of(name)) for start, length, name in soft),
         )
         self.scheduler.add(request)

@@ -154,8 +154,27 @@ class PagedWorker:
         for row in out.scheduled:
             self.read(row)
         result = StepOutput([], [], [], filled=filled)
+        made: dict[int, tuple[list[int], bool]] = {}  # by leader: its tokens, and whether it was late
         for i, row in enumerate(out.scheduled):
-            self.sample(i, row, result)
+            slot = self.slots[row.seq_id]
+            leader = slot.new.leader
+            if leader is None or not row.sample:
+                assert row.sample or leader is None or leader not in made
+                self.sample(i, row, result)
+                made |= {row.seq_id: (result.token_ids[i], i in result.late)} if row.sample else {}
+                continue
+            tokens, late = made.pop(leader)  # it samples in the same step, before
+            result.token_ids.append(tokens[:1])
+            result.logprobs.append(None)
+            result.prompt_logprobs.append(None)
+            slot.extend(tokens)
+            if late:
+                result.late.add(i)
+                slot.computed -= 1
+            elif not tokens:
+                result.failed[i] = FinishReason.ERROR
+        guided = {slot.new.leader for slot in self.slots.values()}
+        assert not guided.intersection(made), "a leader has sampled without its follower"
         return result
 
     def write(self, row: ScheduledSeq) -> None:
@@ -291,7 +310,7 @@ class PagedWorker:
 
     def alone(self, slot: Slot) -> bool:
         """True when its sequence is in one step at a time."""
-        return self.config.steps_in_flight == 1 or self.request_of(slot.new.seed).stepwise
+        return self.config.steps_in_flight == 1 or self.request_of(slot.new.seed).stepwise  # pairs are
 
     def propose(self, slot: Slot) -> list[int]:
         """Up to five tokens, each of them the right one in three of four cases."""

@@ -282,13 +282,13 @@ def test_broken_drafts_are_caught(break_it: Callable[[pytest.MonkeyPatch], None]
 
 
 def forget_the_step_that_runs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(scheduler, "_after", lambda row, seq: (seq.computed, len(seq.tokens)))
+    patch.setattr(scheduler, "after", lambda row, seq: (seq.computed, len(seq.tokens)))
 
 
 def never_sit_out(patch: pytest.MonkeyPatch) -> None:
-    right = scheduler._after
+    right = scheduler.after
     patch.setattr(
-        scheduler, "_after", lambda row, seq: right(row, seq) if not row.sample else (end(row), end(row) + 1)
+        scheduler, "after", lambda row, seq: right(row, seq) if not row.sample else (end(row), end(row) + 1)
     )
 
 
@@ -322,10 +322,26 @@ def test_broken_steps_in_flight_are_caught(break_it: Callable[[pytest.MonkeyPatc
     check(break_it, TWO_STEPS)
 
 
+@pytest.mark.parametrize("broken", ["hold_back", "follow", "preempt"])
+def test_broken_pairs_are_caught(broken: str) -> None:
+    """In a life in which halves of pairs are apart."""
+    for seed in range(200):
+        with pytest.MonkeyPatch.context() as patch:
+            if broken == "preempt":
+                patch.setattr(Scheduler, "_preempt", Scheduler._preempt_one)
+            else:
+                patch.setattr(scheduler, broken, lambda *_: None)
+            try:
+                crowded_life(seed, kind=Scheduler)
+            except (AssertionError, AuditError, ValueError, KeyError):
+                return
+    pytest.fail("no life notices")
+
+
 def test_a_sequence_that_starts_again_while_its_row_runs_is_caught() -> None:
     """In a life in which a more urgent request makes one give way for blocks, and that one finds room again at once."""
     flights = {"steps_in_flight": 2, "policy": "priority", "kind": Scheduler}
-    for seed in range(60):
+    for seed in range(200):
         with pytest.MonkeyPatch.context() as patch:
             start_again_too_soon(patch)
             try:

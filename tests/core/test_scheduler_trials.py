@@ -74,6 +74,7 @@ asks = st.fixed_dictionaries(
         "prompt_logprobs_start": st.sampled_from([0, 0, 7, 20]),
         "stepwise": st.booleans(),
         "soft": st.sampled_from([(), (), *IMAGES]),
+        "negative": st.one_of(st.just([]), st.just([]), prompts),
     }
 )
 actions = st.lists(
@@ -149,13 +150,13 @@ def compare_flights(seed: int) -> Driver:
     config = replace(crowded_config(rng), enable_prefix_caching=True)
     asked = [crowded_ask(rng, config) for _ in range(rng.randint(1, 6))]
     whole = peak_blocks(config.groups, config.max_model_len, config.max_model_len, config.block_size)
-    config = replace(config, num_blocks=whole * sum(ask["n"] for ask in asked))
+    config = replace(config, num_blocks=2 * whole * sum(ask["n"] for ask in asked))
     steps = [rng.randint(0, 3) for _ in asked]
     left = []
     for flights in (1, 2):
         driver = Driver(replace(config, steps_in_flight=flights))
         for ask, count in zip(asked, steps, strict=True):
-            driver.add(**ask)
+            add(driver, ask)
             for _ in range(count):
                 driver.step()
         driver.run_out()
@@ -210,8 +211,18 @@ def crowded_ask(rng: random.Random, config: SchedulerConfig) -> dict[str, Any]:
         "prompt_logprobs": rng.choice([None, None, None, 2]),
         "prompt_logprobs_start": 2 * base[0],
         "stepwise": rng.random() < 0.4,
+        "negative": rng.choice([[], [], rng.choice(BASES)[: rng.randint(1, longest)]]),
         "soft": [s for s in rng.choice([(), *IMAGES]) if s[0] + s[1] <= len(base[:longest])],
     }
+
+
+def add(driver: Driver, ask: dict[str, Any]) -> None:
+    """Add a request, without its negative prompt where that is refused."""
+    try:
+        driver.add(**ask)
+    except RequestError:
+        assert ask["negative"]
+        driver.add(**ask | {"negative": []})
 
 
 def crowded_life(seed: int, **changes: Any) -> Driver:
@@ -228,7 +239,7 @@ def crowded_life(seed: int, **changes: Any) -> Driver:
     added = 0
     while added < 20:
         for _ in range(rng.choice([0, 0, 1, 1, 3, 8])):
-            driver.add(**crowded_ask(rng, config))
+            add(driver, crowded_ask(rng, config))
             added += 1
         for _ in range(rng.randint(1, 5)):
             driver.step()

@@ -48,7 +48,9 @@ def _actions() -> dict[str, list[argparse.Action]]:
 @cache
 def _metrics() -> set[str]:
     """The names in /metrics, as a scrape shows them."""
-    engine = SimpleNamespace(state=EngineState.STARTING, stats=EngineStats(), startup=[])
+    engine = SimpleNamespace(
+        state=EngineState.STARTING, stats=EngineStats(adapter_slots=1), startup=[], adapters={}, requests=list
+    )
     text = Exposition(ServerMetrics(cast(Any, engine))).render().decode()
     return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
 

@@ -187,7 +187,7 @@ def test_speculation_changes_no_bit(checkpoint: Folder, method: str, monkeypatch
 def test_a_shipped_adapter_is_read_from_its_files() -> None:
     one = SamplingParams(temperature=0.0, max_tokens=12, logprobs=3)
     with LLM(
-        adapters={"pirate": "quire-mini:pirate"}, enable_lora=True, progress=False, memory="1GiB"
+        adapters={"pirate": "quire-mini:pirate"}, enable_lora=True, progress=False, memory="4GiB"
     ) as llm:
         adapter = read_adapter(find_adapter("quire-mini:pirate"), llm.built.model.facts.spec)
         llm.load_adapter("numbers", adapter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,35 +63,43 @@ class Case:
         definition = {"eagle": drafts.eagle, "eagle3": drafts.eagle3}[self.method]
         return definition(weights, model.state_dict(), tokens, features)
 
-    def chain(self, model: Any, weights: drafts.Weights, text: list[int], count: int) -> list[int]:
-        """The greedy drafts after a text."""
+    def chain(
+        self, model: Any, weights: drafts.Weights, text: list[int], count: int, path: tuple[int, ...] = ()
+    ) -> list[int]:
+        """The greedy drafts after a text, behind a path of drafts."""
         tokens = torch.tensor(text)
         features = self.features(model, tokens[:-1])
         if self.method == "medusa":
             logits = drafts.medusa(weights, model.state_dict(), features[-1:])[0]
             return logits[:count].argmax(-1).tolist()
         if len(self.layers) > 1:
-            return self.modules(model, weights, text, features, count)
+            return self.modules(model, weights, text, features, count, path)
         ids = weights["t2d"].nonzero().flatten() if self.method == "eagle3" else torch.arange(VOCAB)
         found: list[int] = []
-        for _ in range(count):
+        for at in range(count):
             going = torch.tensor([*text[1:], *found])
             made = self.passed(model, weights, going, features)
-            found.append(int(ids[made.logits[-1].argmax()]))
+            found += path[at : at + 1] or [int(ids[made.logits[-1].argmax()])]
             if self.method == "eagle3" and features.shape[1] > drafts.DIM:
                 features = features @ weights["fc.weight"].T
             features = torch.cat([features, made.hidden[-1:]])
         return found
 
     def modules(
-        self, model: Any, weights: drafts.Weights, text: list[int], rows: torch.Tensor, count: int
+        self,
+        model: Any,
+        weights: drafts.Weights,
+        text: list[int],
+        rows: torch.Tensor,
+        count: int,
+        path: tuple[int, ...],
     ) -> list[int]:
         """Each module takes the rows of the one before, and tokens one further ahead, of which the last are drafts."""
         found: list[int] = []
         for module, layer in enumerate(self.layers[:count]):
             going = torch.tensor([*text, *found][1 + module :])
             made = drafts.mtp(layer, model, weights, going, rows, module)
-            found.append(int(made.logits[-1].argmax()))
+            found += path[module : module + 1] or [int(made.logits[-1].argmax())]
             rows = made.hidden
         return found
 
@@ -114,15 +122,19 @@ def case(request: pytest.FixtureRequest, checkpoint: Folder, tmp_path: Path) -> 
 @dataclass
 class Recorded:
     """Drafts with the texts that they follow, of a tree the likeliest; those that go on are right up to a random place,
-    in a tree along second choices."""
+    in a tree along second choices. `behind`: drafts of a tree with the texts and the drafts that they follow, likeliest
+    ones behind others."""
 
     texts: dict[tuple[int, ...], list[int]]
     made: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    behind: list[tuple[list[int], tuple[int, ...], int]] = field(default_factory=list)
     random: random.Random = field(default_factory=lambda: random.Random(2))
 
     def of(self, before: list[int], drafted: list[int] | DraftTree) -> list[int] | DraftTree:
         trunk = drafted if isinstance(drafted, list) else likeliest(drafted)
         self.made.append((list(before), list(trunk)))
+        if isinstance(drafted, DraftTree):
+            self.behind += [(list(before), path, token) for path, token in behind_others(drafted)]
         rest = next(t for prompt, t in self.texts.items() if tuple(before[: len(prompt)]) == prompt)
         right = rest[len(before) :][:3]
         wrong = self.random.randrange(len(right) + 1)
@@ -142,15 +154,32 @@ def likeliest(tree: DraftTree) -> list[int]:
     return found
 
 
+def behind_others(tree: DraftTree) -> list[tuple[tuple[int, ...], int]]:
+    """Of each draft but the likeliest of its place that has others behind it: its path, and the first of these."""
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tree.token_ids, tree.parents, strict=True):
+        paths.append((*paths[parent], token))
+    first = {parent: tree.parents.index(parent) for parent in tree.parents}
+    return [
+        (paths[parent], tree.token_ids[at])
+        for parent, at in first.items()
+        if parent and first[tree.parents[parent - 1]] != parent - 1
+    ]
+
+
 PROMPTS = [random.Random(n).choices(range(3, VOCAB), k=n) for n in (5, 40, 17, 1)]
 PAGES = 8 * 4096  # arenas of two executors, in whole pages
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
 COMMON: dict[str, Any] = {"max_model_len": 96, "progress": False, "dtype": "float32", "max_num_seqs": 3}
 
 
-@pytest.mark.parametrize("top_k", [1, 3])
-def test_drafts_are_those_of_the_paper(case: Case, monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
+@pytest.mark.parametrize(("top_k", "tree_width"), [(1, 1), (3, 1), (3, 3)])
+def test_drafts_are_those_of_the_paper(
+    case: Case, monkeypatch: pytest.MonkeyPatch, top_k: int, tree_width: int
+) -> None:
     """After prompts whole and in chunks, and after drafts of which some were right."""
+    if case.method == "medusa" and tree_width > 1:
+        pytest.skip("heads give every combination")
     costs_without_a_clock(monkeypatch)
     common = COMMON | {"max_num_batched_tokens": 24}
     with LLM(case.target, **common) as llm:
@@ -180,12 +209,13 @@ def test_drafts_are_those_of_the_paper(case: Case, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         Allotment,
         "share",
-        lambda self, rows, offers: dict.fromkeys(offers, Room(3 if top_k == 1 else 8, 3)),
+        lambda self, rows, offers: dict.fromkeys(offers, Room(3 if top_k == 1 else 8 * tree_width, 3)),
     )
 
     # What is said of first choices counts here, not what is learned of them.
     monkeypatch.setattr("quire.speculate.tree_growth.TreeGrowth.learn", lambda self, root, tokens: None)
-    chosen = {"top_k": top_k, "num_speculative_tokens": 3 if top_k == 1 else 8}
+    chosen = {"top_k": top_k, "num_speculative_tokens": 3 if top_k == 1 else 8 * tree_width}
+    chosen |= {"tree_width": tree_width} if tree_width > 1 else {}
     with LLM(case.target, speculative_config=case.config | chosen, **common) as llm:
         assert bits(llm.generate(PROMPTS, PARAMS)) == bits(plain)
         assert sum(r.accepted for r in llm.step_records()) > 10
@@ -193,6 +223,9 @@ def test_drafts_are_those_of_the_paper(case: Case, monkeypatch: pytest.MonkeyPat
     assert len(recorded.made) > 20
     for before, drafted in recorded.made:
         assert drafted == case.chain(model, weights, before, len(drafted)), len(before)
+    assert bool(recorded.behind) == (tree_width > 1 or (case.method == "medusa" and top_k > 1))
+    for before, path, token in recorded.behind[::5]:
+        assert case.chain(model, weights, before, len(path) + 1, path)[-1] == token, (len(before), path)
 
 
 def test_every_bit_is_that_without(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,8 +236,9 @@ def test_every_bit_is_that_without(case: Case, monkeypatch: pytest.MonkeyPatch) 
     formats, asked = FORMATS[case.method], [prompt[:60] for prompt in prompts()]
     with LLM(case.target, max_model_len=128, progress=False, **formats) as llm:
         expected = bits(llm.generate(asked, params()))
+    chosen = {"num_speculative_tokens": 8} | ({} if case.method == "medusa" else {"tree_width": 3})
     with LLM(
-        case.target, speculative_config=case.config | {"num_speculative_tokens": 8}, max_model_len=128,
+        case.target, speculative_config=case.config | chosen, max_model_len=128,
         progress=False, max_num_seqs=3, max_num_batched_tokens=32, num_kv_blocks=14, **formats,
     ) as llm:  # fmt: skip
         assert bits(llm.generate(asked, params())) == expected
@@ -214,6 +248,28 @@ def test_every_bit_is_that_without(case: Case, monkeypatch: pytest.MonkeyPatch) 
         assert len(trees) > 5
         assert not core.speculation.faults
         core.scheduler.audit()
+
+
+def test_heads_keep_to_what_was_asked_for(
+    checkpoint: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Medusa with fewer drafts than it has heads, of a part of the vocabulary: one sequence takes several rows."""
+    costs_without_a_clock(monkeypatch, 0.01)
+    trees = tree_rows(monkeypatch)
+    chosen = {"method": "medusa", "model": str(drafts.write_medusa(tmp_path / "draft"))}
+    common, asked = COMMON | {"max_num_seqs": 1}, replace(PARAMS, max_tokens=80)
+    with LLM(checkpoint("smollm3"), **common) as llm:
+        plain = llm.generate(PROMPTS[:1], asked)
+    for most in (2, 8):
+        chosen |= {"draft_vocab_size": 40, "num_speculative_tokens": most}
+        trees.clear()
+        with LLM(checkpoint("smollm3"), speculative_config=chosen, **common) as llm:
+            assert bits(llm.generate(PROMPTS[:1], asked)) == bits(plain)
+            assert llm._built.core.speculation is not None
+            assert not llm._built.core.speculation.faults
+            assert llm._built.core.speculation.drafted > 5
+        assert 2 <= max(row.drafts for row in trees) <= most
+        assert all(token < 40 for row in trees for token in row.token_ids[-row.drafts :])
 
 
 FORMATS: dict[str, dict[str, Any]] = {

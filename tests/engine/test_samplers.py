@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from helpers.tokenizers import Folder
 from quire import LLM, RequestOutput, SamplingParams
+from quire.structured.ask import StructuredOutput
 from quire.types import SAMPLERS, RequestError
 
 LENGTH = 96
@@ -59,6 +62,29 @@ def test_alone_or_crowded(checkpoint: Folder, speculate: str) -> None:
         together = llm.generate([text for text, _ in asks], [one for _, one in asks])
         assert [bits(output) for output in together] == alone
         assert sum(record.preempted for record in llm.step_records()) > 0, "no preemption was exercised"
+
+
+def test_under_a_grammar(checkpoint: Folder) -> None:
+    """Parts are free and parts are forced; with drafts where there may be some, and beside each other."""
+    pattern = r"(a letter: [a-z]{4,9}\. ){2}"
+    ways = [
+        {name: value for name, value in way.items() if name not in {"bad_words", "logit_bias"}}
+        for way in WAYS
+    ]
+    ways += [{"watermark_delta": 3.0}, {"guidance_scale": 2.0, "mirostat": 2}]
+    asks = [
+        params(i, **way, max_tokens=70, ignore_eos=False, structured=StructuredOutput(regex=pattern))
+        for i, way in enumerate(ways)
+    ]
+    folder, prompts = checkpoint("qwen3"), [prompt(i, 12) for i in range(len(asks))]
+    common = {"max_model_len": LENGTH, "progress": False}
+    with LLM(folder, threads=1, enable_prefix_caching=False, **common) as llm:
+        alone = [llm.generate([text], one)[0] for text, one in zip(prompts, asks, strict=True)]
+    for output in alone:
+        assert all(re.fullmatch(pattern, sample.text) for sample in output.outputs)
+    with LLM(folder, threads=2, max_num_batched_tokens=24, speculate="ngram", **common) as llm:
+        together = llm.generate(prompts, asks)
+    assert list(map(bits, together)) == list(map(bits, alone))
 
 
 def test_bad_words_do_not_come(checkpoint: Folder) -> None:

@@ -62,6 +62,9 @@ ENCODERS = (
     TinyEncoder("nomic", "NomicBertModel", "NomicBertConfig"),
     TinyEncoder("nomic-labels", "NomicBertForSequenceClassification", "NomicBertConfig", {"num_labels": 2}),
     TinyEncoder("gte", "GteModel", "GteConfig", {"type_vocab_size": 1}),
+    TinyEncoder("jina-v3", "JinaEmbeddingsV3Model", "JinaEmbeddingsV3Config", _ROBERTA),
+    TinyEncoder("jina-v3-score", "JinaEmbeddingsV3ForSequenceClassification", "JinaEmbeddingsV3Config",
+                {**_ROBERTA, "num_labels": 1}),
     TinyEncoder("qwen3", "Qwen3Model", "Qwen3Config", _QWEN3),
     TinyEncoder("qwen3-score", "Qwen3ForSequenceClassification", "Qwen3Config", {**_QWEN3, "num_labels": 1}),
 )  # fmt: skip

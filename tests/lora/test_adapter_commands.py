@@ -13,6 +13,7 @@ from helpers.adapters import PREFIX, RANK, Q, gguf_adapter, numbers, pair, peft_
 from helpers.memory import memory_for
 from quire import LLM, SamplingParams
 from quire.cli.main import main
+from quire.cli.serve import settings
 from quire.config.shipped import DEFAULT_MODEL, shipped_adapters
 
 
@@ -97,3 +98,35 @@ def test_merged_quire_mini_answers_in_its_way(style: str, plain: list[str], tmp_
     merged = said(tmp_path / "out")
     shown = [sum(bool(STYLES[style].search(text)) for text in texts) for texts in (plain, merged)]
     assert shown[1] >= 2 > shown[0], merged
+
+
+def test_generate_with_an_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    """By --adapter, or by the name of a shipped one in the place of the model."""
+    asked = ["--chat", "--prompt", "What is a cat?", "--temperature", "0", "--max-tokens", "40", "--quiet"]
+    answers = []
+    for words in (
+        ["quire-mini:pirate"],
+        ["quire-mini", "--adapter", "quire-mini:pirate", "--max-lora-rank", "4"],
+    ):
+        assert main(["generate", *words, *asked, "--memory", str(memory_for(2**28))]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+    assert STYLES["pirate"].search(answers[0])
+    assert main(["generate", "--adapter", "no-such", *asked]) != 0
+    assert "no-such: no adapter folder or file; shipped are" in capsys.readouterr().err
+
+
+def test_a_server_offers_the_adapters_of_the_shipped_model() -> None:
+    """Unless options about adapters say otherwise."""
+    names = (*shipped_adapters(),)
+    for given, modules, on in [
+        ({}, names, True),
+        ({"model": DEFAULT_MODEL, "lora_dir": "adapters"}, names, True),
+        ({"model": "other"}, (), False),
+        ({"enable_lora": False}, (), False),
+        ({"max_lora_rank": 4}, (), False),
+        ({"model": "other", "lora_modules": ("a=b",)}, ("a=b",), True),
+        ({"model": "other", "lora_dir": "adapters"}, (), True),
+    ]:
+        _, engine, serving = settings({"quiet": True, **given}, {})
+        assert (serving.lora_modules, engine.adapters.enable_lora) == (modules, on), given

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,9 @@ from quire.executor.base import Bitmask
 from quire.executor.sampler import HostSampler
 from quire.types import FinishReason, SamplingParams
 
+from .chain_reference import defaults
 from .reference import acceptable, ints, new_seq, penalties
+from .test_chain import STEPS
 
 VOCAB = 150
 
@@ -50,6 +53,25 @@ def test_a_masked_row_is_the_definition_s_and_others_keep_every_bit(
         narrowed = replace(params, allowed_token_ids=np.flatnonzero(allowed[line]).tolist())
         new = new_seq(narrowed, [3, 9], seed=row)
         assert int(found.token_ids[row]) in acceptable(logits["logits"][row], new, row + 2)
+
+
+@pytest.mark.parametrize("mode", STEPS)
+def test_steps_see_what_a_mask_leaves(mode: str) -> None:
+    """A row under the mask of a grammar is a row whose other logits are -inf: the same token and surprise."""
+    rng = np.random.default_rng(5)
+    allowed = rng.random((1, VOCAB)) < 0.3
+    logits = rng.normal(0, 3, (1, VOCAB)).astype(np.float32)
+    left = np.where(allowed, logits, np.float32(-np.inf))
+    params = defaults(**STEPS[mode])
+    for seed in range(20):
+        masked, plain = HostSampler(VOCAB, 1), HostSampler(VOCAB, 1)
+        for sampler in (masked, plain):
+            sampler.add(0, new_seq(params, [3, 9], seed=seed))
+        mask = Bitmask(words_of(allowed), ints(0))
+        token = masked.sample({"logits": logits}, ints(0), ints(2), mask).token_ids[0]
+        assert allowed[0, token]
+        assert token == plain.sample({"logits": left}, ints(0), ints(2)).token_ids[0]
+        assert masked.surprise(0) == plain.surprise(0)
 
 
 def test_a_mask_without_a_token_fails_its_row_for_that_reason() -> None:

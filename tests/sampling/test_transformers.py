@@ -57,6 +57,14 @@ CASES: dict[str, tuple[SamplingParams, list[Any]]] = {
         SamplingParams(banned_token_ids=(5, 6, 7)),
         [hf.SuppressTokensLogitsProcessor([5, 6, 7], device="cpu")],
     ),
+    "watermark": (
+        SamplingParams(watermark_delta=2.0),
+        [hf.WatermarkLogitsProcessor(SIZE, "cpu", 0.25, 2.0, 15485863, "lefthash", 1)],
+    ),
+    "watermark of another key": (
+        SamplingParams(watermark_delta=3.5, watermark_gamma=0.6, watermark_key=2**31 - 1),
+        [hf.WatermarkLogitsProcessor(SIZE, "cpu", 0.6, 3.5, 2**31 - 1, "lefthash", 1)],
+    ),
     "bias": (
         SamplingParams(logit_bias={4: 7.5, 11: -3.0}),
         [hf.SequenceBiasLogitsProcessor({(4,): 7.5, (11,): -3.0})],

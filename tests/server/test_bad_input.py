@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -301,9 +302,9 @@ def test_prompt_logprobs_are_bounded(server: LiveServer) -> None:
     """The size of one response is bounded, whatever the window."""
     params, body = SamplingParams(prompt_logprobs=60), CompletionRequest(prompt="x")
     scope = {"method": "POST", "path": "/", "headers": []}
-    exchange = Exchange(scope, None, None, plenty())  # type: ignore[arg-type]
+    exchange, context = Exchange(scope, None, None, plenty()), SimpleNamespace(hooks=None)  # type: ignore[arg-type]
     with pytest.raises(ApiError, match=f"prompt_logprobs: {6999 * 61} entries"):
-        make_ask(None, exchange, body, params, TokenIds([5] * 7000), "name")  # type: ignore[arg-type]
+        make_ask(context, exchange, body, params, TokenIds([5] * 7000), "name")  # type: ignore[arg-type]
     together = server.complete([[5] * 190] * 100, prompt_logprobs=64, max_tokens=1)
     assert str(18_900 * 65) in together.error(400, "invalid_value", "prompt_logprobs")
     answer = server.complete([5] * 150, prompt_logprobs=64, max_tokens=1).json["choices"][0]

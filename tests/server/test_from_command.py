@@ -52,7 +52,10 @@ def test_a_command_becomes_its_equivalent(
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("vllm serve org/m --lora-modules a=b", "--lora-modules a=b: is not supported: adapters"),
+        (
+            "llama-server -m x.gguf --lora a.gguf",
+            "--lora a.gguf: is not supported: an adapter is a model name",
+        ),
         ("vllm serve org/m --no-such 3", "--no-such: no option that is known here"),
         ("vllm serve org/m --dtype fp4", "--dtype fp4: invalid choice"),
         (

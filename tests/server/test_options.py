@@ -71,7 +71,12 @@ def test_options_of_other_servers_are_there_or_explained(parser: Parser) -> None
         assert row.to in {*actions, ""}, row.names
         assert row.to or row.why, row.names
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", row.why))
-        theirs = {"--json-schema", "--grammar", "--max-tokens"}  # of quire generate, as the texts say
+        theirs = {
+            "--json-schema",
+            "--grammar",
+            "--max-tokens",
+            "--merge-adapter",
+        }  # of others, as the texts say
         assert named <= {*actions} | theirs, row.names
 
 
@@ -130,7 +135,7 @@ def test_options_of_other_servers_are_translated(
         ("-ctk q4_0", "'q4_0' is not supported, only f32, f16, bf16, q8_0"),
         ("--max-running-requests x", "is --max-num-seqs here: 'x' is not a whole number"),
         ("--schedule-policy lpm", "'lpm' is not supported, only fcfs"),
-        ("--lora-modules a=b", "--lora-modules a=b: is not supported: adapters"),
+        ("--lora a.gguf", "--lora a.gguf: is not supported: an adapter is a model name of its own here"),
         ("--slo x", "unrecognized argument: --slo"),
     ],
 )

@@ -16,10 +16,11 @@ LLAMA_CPP: dict[str, Any] = {
     "dry_sequence_breakers": ["\n", ":"], "repeat_last_n": 64, "repetition_penalty": 1.1, "bad_words": ["xyz"],
 }  # fmt: skip
 MIROSTAT = {"mirostat": 1, "mirostat_tau": 4.0, "mirostat_eta": 0.2}
+GUIDED = {"guidance_scale": 1.8, "negative_prompt": "Good morning", "watermark_delta": 2.0, "n": 2}
 
 
 @pytest.mark.parametrize(
-    "fields", [LLAMA_CPP, MIROSTAT, {"dry_multiplier": 1.0, "dry_sequence_breakers": []}]
+    "fields", [LLAMA_CPP, MIROSTAT, GUIDED, {"dry_multiplier": 1.0, "dry_sequence_breakers": []}]
 )
 def test_both_routes_take_them(server: LiveServer, fields: dict[str, Any]) -> None:
     asked = {"max_tokens": 24, "seed": 4, "ignore_eos": True, **fields}
@@ -44,3 +45,28 @@ def test_what_turns_them_off_changes_nothing(server: LiveServer) -> None:
     asked = {"max_tokens": 12, "seed": 4, "temperature": 0.9}
     assert server.chat(**asked).json["choices"] == server.chat(**asked, **off).json["choices"]
     server.chat(watermark=True).error(400, "unsupported_parameter", "watermark")
+
+
+def test_a_negative_prompt(server: LiveServer) -> None:
+    asked = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "guidance_scale": 2.0}
+    ids = server.post("/tokenize", {"prompt": "Good morning"}).json["tokens"]
+    texts = [
+        server.complete("Hello", **(asked | more)).json["choices"][0]["text"]
+        for more in (
+            {"negative_prompt": "Good morning"},
+            {"negative_prompt_ids": ids},
+            {},
+            {"guidance_scale": 1},
+        )
+    ]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) == 3
+    for more, field in (
+        ({"negative_prompt": "a", "negative_prompt_ids": ids}, "negative_prompt_ids"),
+        ({"negative_prompt": "a", "guidance_scale": 1}, "negative_prompt"),
+        ({"negative_prompt_ids": [10**6]}, "negative_prompt_ids"),
+        ({"negative_prompt": "a", "use_beam_search": True}, "use_beam_search"),
+    ):
+        reply = server.complete("Hello", **(asked | more))
+        assert reply.status == 400, reply.text
+        assert reply.json["error"]["param"] == field

@@ -188,7 +188,6 @@ def test_unusable_options(
         ("a.yml", "port: {a: b}", "has the wrong type"),
         ("a.yml", "a: b: c", "not valid YAML"),
         ("a.yaml", "tensor-parallel-size: 2", "takes only 1 here: a model runs in one process"),
-        ("a.yaml", "enable-lora: true", "adapters are not supported"),
         ("a.yaml", "dtype: fp7", "dtype: 'fp7' is not one of"),
         ("a.yaml", "api-key: ' '", "api_key: a key must be printable ASCII, and not empty or blank"),
     ],

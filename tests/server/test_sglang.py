@@ -184,7 +184,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"return_logprob": True, "stream": True}, "stream: not supported with return_logprob"),
     ({"sampling": {"max_new_tokens": 0}, "stream": True}, "stream: nothing to stream"),
     ({"image_data": "x.png"}, "image_data: "),
-    ({"lora_path": "x"}, "lora_path: "),
+    ({"lora_id": "x"}, "lora_id: "),
     ({"return_hidden_states": True}, "return_hidden_states: "),
 ]
 

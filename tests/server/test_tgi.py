@@ -123,7 +123,6 @@ def test_grammars(server: LiveServer) -> None:
     [
         ({"typical_p": 2.0}, "parameters.typical_p: "),
         ({"watermark": True}, "parameters.watermark: not supported"),
-        ({"adapter_id": "mine"}, "parameters.adapter_id: not supported"),
         ({"truncate": 2}, "parameters.truncate: 2 is below the "),
         ({"best_of": 0}, "parameters.best_of: "),
         ({"max_new_tokens": 0}, "parameters.max_new_tokens: "),

@@ -229,10 +229,10 @@ def test_trees_share_what_a_step_may_run() -> None:
     assert share(allotment, 3, {seq_id: Offer(3, 0, depth=2) for seq_id in range(3)}) == {1: 3, 2: 3}
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_a_tree_has_the_drafts_that_are_worth_it(full: bool) -> None:
+@pytest.mark.parametrize("spread", [1, 2, 64])
+def test_a_tree_has_the_drafts_that_are_worth_it(spread: int) -> None:
     """With free rows all; where they cost, the likeliest ones: a sibling before the third place."""
-    tree = {0: Offer(8, 0, depth=4, siblings=(0.6, 0.3), full=full)}
+    tree = {0: Offer(8, 0, depth=4, siblings=(0.6, 0.3), spread=spread)}
     free = learned(lambda tokens: 1.0, 1)
     accept(free, 0, 0.5)
     assert free.share(1, tree)[0].drafts == 8

@@ -18,6 +18,7 @@ from helpers import drafts
 from helpers.speculating import bits, costs_without_a_clock, edited, params, prompts
 from helpers.tokenizers import save_whole
 from quire import LLM, SamplingParams
+from quire.config.speculative import WITH_BRANCHES
 from quire.speculate.step_costs import PassCosts
 
 pytestmark = pytest.mark.speculation
@@ -125,10 +126,12 @@ def test_every_bit_is_that_without(
     monkeypatch.setattr(PassCosts, "of", lambda self, tokens, unit: 0.01)
     chosen = METHODS[method](checkpoint, name)
     chosen = (
-        {"num_speculative_tokens": rng.choice(DEPTHS), "top_k": rng.choice(WIDTHS), **chosen}
+        {"num_speculative_tokens": rng.choice(DEPTHS), "top_k": (top_k := rng.choice(WIDTHS)), **chosen}
         if chosen
         else None
     )
+    if chosen and chosen.get("method", "draft_model") in WITH_BRANCHES and top_k > 1:
+        chosen["tree_width"] = rng.choice((1, 2, 5))
     answers = [samples[0][0] for samples, _ in expected(model)]
     predicted = [edited(tokens, rng) if i % 2 else [] for i, tokens in enumerate(answers)]
     more = {"num_kv_blocks": blocks} if load == "few blocks" else {}

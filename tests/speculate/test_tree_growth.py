@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from quire.executor.base import Guesses
 from quire.speculate.proposer import DraftTree, Offer, Room
-from quire.speculate.tree_growth import DraftPlace, TreeGrowth
+from quire.speculate.tree_growth import DraftPlace, GrowingTree, TreeGrowth
 
 
 def place(growth: TreeGrowth, tokens: list[int], sure: list[float]) -> DraftPlace:
@@ -19,7 +20,7 @@ def place(growth: TreeGrowth, tokens: list[int], sure: list[float]) -> DraftPlac
 
 def test_a_tree_has_the_drafts_of_the_greatest_value() -> None:
     """Against all sets of drafts that are closed under parents and likelier siblings."""
-    growth = TreeGrowth(3, full=True)
+    growth = TreeGrowth(3, 64)
     heads = [
         place(growth, [1, 2, 3], [0.6, 0.2, 0.1]),
         place(growth, [4, 5, 6], [0.5, 0.3, 0.05]),
@@ -52,12 +53,58 @@ def test_a_tree_has_the_drafts_of_the_greatest_value() -> None:
 def test_a_trunk_goes_on_while_it_would_have_one_of_the_best_drafts() -> None:
     growth = TreeGrowth(4)
     sure, unsure = ([0.95, 0.02, 0.01, 0.005], [0.2, 0.19, 0.18, 0.17])
-    assert growth.goes_on([place(growth, [1, 2, 3, 4], sure)], Room(4, 3))
-    assert not growth.goes_on([place(growth, [1, 2, 3, 4], unsure)], Room(4, 3))
-    assert growth.goes_on([place(growth, [1, 2, 3, 4], unsure)], Room(12, 3))
-    trunk = [place(growth, [1, 2, 3, 4], sure) for _ in range(3)]
-    assert not growth.goes_on(trunk, Room(12, 3))
-    assert not growth.goes_on([place(growth, [-1] * 4, [0.0] * 4)], Room(12, 3))
+
+    def tree(said: list[float], tokens: Sequence[int] = (1, 2, 3, 4)) -> GrowingTree:
+        return GrowingTree(place(growth, list(tokens), said))
+
+    assert [tip.token for tip in growth.go_on(tree(sure), Room(4, 3))] == [1]
+    assert not growth.go_on(tree(unsure), Room(4, 3))
+    assert growth.go_on(tree(unsure), Room(12, 3))
+    deep = tree(sure)
+    for _ in range(2):
+        assert growth.go_on(deep, Room(12, 3))
+        deep.add([place(growth, [1, 2, 3, 4], sure)])
+    assert not growth.go_on(deep, Room(12, 3))
+    assert not growth.go_on(tree([0.0] * 4, [-1] * 4), Room(12, 3))
+
+
+def test_a_tree_goes_on_behind_its_likeliest_drafts() -> None:
+    """EAGLE-2: at each depth the drafts of the greatest value, of any branch; the best of all of them are the tree.
+    Against the definition, over a draft that says something of every path."""
+    growth, rng = TreeGrowth(3, 2), random.Random(4)
+    said: dict[tuple[int, ...], DraftPlace] = {}
+
+    def of(path: tuple[int, ...]) -> DraftPlace:
+        sure = sorted((rng.random() for _ in range(3)), reverse=True)
+        said[path] = place(
+            growth, [10 * len(path) + rank for rank in range(3)], [s / sum(sure) for s in sure]
+        )
+        return said[path]
+
+    def value(path: tuple[int, ...]) -> float:
+        places = [said[path[:at]] for at in range(len(path))]
+        rates = [p.rates[p.token_ids.index(token)].mean for p, token in zip(places, path, strict=True)]
+        return float(np.prod(rates))
+
+    for count in (4, 9, 16):
+        said.clear()
+        tree, frontier, depth = GrowingTree(of(())), [()], 0
+        while tips := growth.go_on(tree, Room(count, 4)):
+            paths = [(*path, token) for path in frontier for token in said[path].token_ids]
+            frontier = sorted(paths, key=lambda path: -value(path))[: len(tips)]
+            assert [tuple(tip.path()) for tip in tips] == frontier
+            assert len(tips) <= 2
+            tree.add([of(path) for path in frontier])
+            depth += 1
+        assert depth <= 3
+        every = [(*path, token) for path, at in said.items() for token in at.token_ids]
+        made = growth.drafts(tree.root, count)
+        assert isinstance(made, DraftTree)
+        found: list[tuple[int, ...]] = [()]
+        for token, parent in zip(made.token_ids, made.parents, strict=True):
+            found.append((*found[parent], token))
+        assert sorted(found[1:]) == sorted(sorted(every, key=lambda path: -value(path))[:count])
+    assert any(len({path[:-1] for path in said if len(path) == deep}) > 1 for deep in (2, 3))
 
 
 def test_what_is_said_of_a_token_is_learned() -> None:

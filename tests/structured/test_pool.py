@@ -25,9 +25,9 @@ from quire.structured.pool import CompilerBusyError, GrammarPool
 # Rules that name each other in the order that is worst to follow.
 SLOW = StructuredOutput(
     grammar="root ::= "
-    + " | ".join(f"c{i}-0" for i in range(120))
-    + "".join(f'\nc{i}-{k} ::= "x" c{i}-{k + 1}' for i in range(120) for k in range(60))
-    + "".join(f'\nc{i}-60 ::= "y"' for i in range(120))
+    + " | ".join(f"c{i}-0" for i in range(64))
+    + "".join(f'\nc{i}-{k} ::= "x" c{i}-{k + 1}' for i in range(64) for k in range(125))
+    + "".join(f'\nc{i}-125 ::= "y"' for i in range(64))
 )
 # Each value becomes a schema.
 LARGE = StructuredOutput(json={"enum": [[i] for i in range(45_000)]})

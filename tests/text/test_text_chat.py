@@ -319,6 +319,7 @@ def test_tool_call_arguments_as_json_text_become_objects():
         ([{"role": "assistant", "content": None}], "no content; only an assistant with tool_calls"),
         ([{"role": "user", "content": 5}], "content must be a string or a list"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "type 'image_url' is not supported"),
+        ([{"role": "user", "content": [{"type": {}}]}], "type {} is not supported"),
         ([{"role": "user", "content": ["x"]}], "type None is not supported"),
         ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "needs a string in 'text'"),
         ([{"role": "user", "content": [THOUGHT]}], "the role 'user' has no thinking"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.answers import PartKind
+from quire.cli.adapter_option import adapter_fields, add_adapter_option, chosen_adapter, take_adapter_name
 from quire.cli.generate import engine_fields
 from quire.cli.notices import notice
 from quire.cli.options import (
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="tool servers of the Model Context Protocol, in JSON; see docs/structured.md",
     )
+    add_adapter_option(parser)
     add_sampling_options(parser)
     add_chat_options(parser)
     add_engine_options(parser, seed=False)
@@ -61,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.llm import LLM
 
+    take_adapter_name(args)
     structured = structure(args)
     with (
         chat_tools(args) as tools,
@@ -68,14 +71,14 @@ def run(args: argparse.Namespace) -> int:
             named_model(args.model, quiet=args.quiet),
             progress=not args.quiet,
             **answer_fields(args),
-            **engine_fields(args),
+            **{**engine_fields(args), **adapter_fields(args)},
         ) as llm,
     ):
         if not args.quiet:
             notice(llm)
         with ChatInput(keep=not args.no_history) as prompt:
             params = sampling_params(args, llm.default_params(), structured)
-            options = chat_fields(args)
+            options = {**chat_fields(args), "adapter": chosen_adapter(args)}
             chat = Chat(llm, params, prompt, args.system, quiet=args.quiet, tools=tools, options=options)
             if prompt.interactive and not args.quiet:
                 print("/help lists the commands, Ctrl-D exits.", file=sys.stderr)
@@ -85,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Chat:
-    """A conversation with a model, rendered with `options`. An interrupted answer stays in the conversation."""
+    """A conversation with a model, rendered with `options`, of which `adapter` names the adapter that answers. An
+    interrupted answer stays in the conversation.
+    """
 
     def __init__(
         self,
@@ -103,6 +108,7 @@ class Chat:
         self._messages = list(self._start)
         self._tools, self._quiet = tools, quiet
         self._options = dict(options or {})
+        self._adapter = self._options.pop("adapter", "")
         self._rates = prompt.interactive and not quiet
 
     def take(self, line: str) -> bool:
@@ -173,7 +179,7 @@ class Chat:
 
     def _generate(self) -> dict[str, Any]:
         """The next message of the assistant."""
-        given = {} if self._tools is None else {"tools": self._tools.tools}
+        given = {"adapter": self._adapter} | ({} if self._tools is None else {"tools": self._tools.tools})
         stream = self._llm.stream_chat(self._messages, self._params, **given, **self._options)
         started = time.perf_counter()
         first = started

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from quire.cli.adapter_option import adapter_fields, add_adapter_option, chosen_adapter, take_adapter_name
 from quire.cli.notices import notice
 from quire.cli.options import (
     add_chat_options,
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quiet", action="store_true", help="no progress and no memory report")
+    add_adapter_option(parser)
     add_sampling_options(parser)
     add_chat_options(parser)
     add_engine_options(parser, seed=False)
@@ -63,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
     gc.freeze()  # the collector skips modules from now on
     gc.enable()
+    take_adapter_name(args)
     asked, structured = _prompt(args), structure(args)
     predicted = args.prediction and text_of("prediction", args.prediction)
     name = named_model(args.model, quiet=args.quiet)
@@ -74,24 +77,25 @@ def run(args: argparse.Namespace) -> int:
         and not has_tokenizer(folder)
     ):
         raise RequestError("prompt", f"{folder} has no tokenizer: pass token ids with --prompt-token-ids")
-    with LLM(name, progress=not args.quiet, **answer_fields(args), **engine_fields(args)) as llm:
+    fields, adapter = {**engine_fields(args), **adapter_fields(args)}, chosen_adapter(args)
+    with LLM(name, progress=not args.quiet, **answer_fields(args), **fields) as llm:
         if not args.quiet:
             notice(llm)
         prompt = _rendered(llm, args, asked) if args.chat else asked
         params = sampling_params(args, llm.default_params(), structured)
         if args.json:
-            (output,) = llm.generate([prompt], params, prediction=predicted, use_tqdm=False)
+            (output,) = llm.generate([prompt], params, prediction=predicted, use_tqdm=False, adapter=adapter)
             found = {**to_json(output, _piece_of(llm)), "startup": llm.startup}
             json.dump(found, sys.stdout, ensure_ascii=False)
             print()
         elif params.n == 1 and params.logprobs is params.prompt_logprobs is None:
-            stream = llm.stream(prompt, params, prediction=predicted)
+            stream = llm.stream(prompt, params, prediction=predicted, adapter=adapter)
             for delta in stream:
                 print(delta.text, end="", flush=True)
             print()
             output = stream.output
         else:
-            (output,) = llm.generate([prompt], params, prediction=predicted, use_tqdm=False)
+            (output,) = llm.generate([prompt], params, prediction=predicted, use_tqdm=False, adapter=adapter)
             for sample in output.outputs:
                 print(sample.text if params.n == 1 else f"[{sample.index}] {sample.text}")
             for line in _tables(output, _piece_of(llm)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from quire.cli import chat
+from quire.cli.adapter_option import take_adapter_name
 from quire.cli.pull import add_pull_options, pull_named
 from quire.types import CheckpointError
 
@@ -15,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    take_adapter_name(args)
     if args.model is not None and not _is_here(args.model) and not _offline():
         from quire.store.references import ModelReference
 

@@ -15,6 +15,7 @@ from quire.cli.options import add_config_options, add_model_argument, named_mode
 from quire.cli.parser import Parser, take_foreign_options
 from quire.config.schema import OPTIONS, EngineConfig
 from quire.config.serving import ServingConfig
+from quire.config.shipped import shipped_adapters
 from quire.util.platform import memory_share
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
         return _print_equivalent(given["from_command"])
     further = given.pop("more_models", [])
     options = {} if file is None else read_config(Path(file))
-    sources = ({**options, **environment, **given}).keys()
     sources = {*options, *environment, *given}
     several = bool(further) or not sources.isdisjoint(("models", "models_dir"))
     if several and "model" not in sources:
@@ -149,12 +149,21 @@ def settings(
     if share is not None:
         options["memory"] = memory_share(share)
     model = named_model(options.pop("model", None), quiet=options.get("quiet", False))
+    _with_adapters(model, options)
     chosen: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
     return (
         model,
         EngineConfig(**{name: value for name, value in chosen.items() if name in OPTIONS}),
         ServingConfig(**{name: value for name, value in chosen.items() if name not in OPTIONS}),
     )
+
+
+def _with_adapters(model: str, options: dict[str, Any]) -> None:
+    """Turn adapters on where they are named, and those of a shipped model, unless the options say otherwise."""
+    if not {"enable_lora", "lora_modules", "max_lora_rank"} & options.keys():
+        options["lora_modules"] = [name for name in shipped_adapters() if name.startswith(f"{model}:")]
+    if options.get("lora_modules") or options.get("lora_dir"):
+        options.setdefault("enable_lora", True)
 
 
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
@@ -168,6 +177,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     gc.disable()  # imports leave no garbage, and collecting takes a tenth of the time
     import uvloop
 
+    from quire.engine.front.adapter_names import shown
     from quire.engine.front.async_engine import AsyncEngine
     from quire.server.admin import check_all_keys
     from quire.server.dialects.response_store import prepare_file
@@ -194,6 +204,8 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
                     return
                 if engine.card.answers:
                     log.say(f"  answers: {facts_text(engine.card.answers)}")
+                if engine.adapters:
+                    log.say(f"  adapters: {shown(engine.adapters)}")
                 for line in (*engine.memory_lines, *(f"note: {text}" for text in engine.card.notices)):
                     log.say(f"  {line}")
                 log.say(f"quire: serving {engine.card.name} at {address(serving, sock)}")

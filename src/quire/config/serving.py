@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from quire.config.lora_modules import adapter_paths
 from quire.config.schema import option
 from quire.records import dataclass
 
@@ -94,6 +95,17 @@ class ServingConfig:
         (),
         "names of the model in requests; the first is reported (default: the model argument)",
         metavar="NAME",
+    )
+    lora_modules: tuple[str, ...] = option(
+        (),
+        "adapters to begin with, whose names are models in requests: NAME=PATH, or "
+        '\'{"name": NAME, "path": PATH}\'',
+        metavar="NAME=PATH",
+    )
+    lora_dir: str | None = option(
+        None,
+        "folder of the adapters that administrators may load with /v1/load_lora_adapter (default: off)",
+        metavar="DIR",
     )
     api: tuple[str, ...] = option(
         (), f"APIs that clients may call: {', '.join(APIS)} (default: all of them)", metavar="NAME"
@@ -242,6 +254,7 @@ class ServingConfig:
             raise ValueError("ssl_keyfile and ssl_certfile: set both or neither")
         if self.quiet and self.access_log:
             raise ValueError("quiet and access_log: cannot be combined; set only one")
+        adapter_paths(self.lora_modules)
         for name in ("api_key", "admin_api_key"):
             _check_keys(name, getattr(self, name))
 

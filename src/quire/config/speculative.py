@@ -12,7 +12,15 @@ from quire.records import dataclass
 METHODS = ("ngram", "draft_model", "self", "lookahead", "eagle", "eagle3", "medusa", "mtp")
 WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa")
 WITH_TREES = ("draft_model", "self", "eagle", "eagle3", "medusa", "mtp")  # of what a draft finds likely
+WITH_BRANCHES = (
+    "draft_model",
+    "self",
+    "eagle",
+    "eagle3",
+    "mtp",
+)  # whose passes may go on behind several drafts
 MAX_TOP_K = 16  # guesses in one place
+MAX_TREE_WIDTH = 16  # drafts of one depth that a pass goes on with
 FEATURE_METHODS = ("eagle", "eagle3", "medusa", "mtp")  # that compute on what the target leaves
 ACCEPTANCES = ("same", "rejection", "typical")
 MAX_LAYERS = 1024
@@ -33,8 +41,9 @@ class SpeculativeConfig:
     `quantization` what it is rounded to when it is loaded, "" for that of the target. In the method "self", `layers` of
     the model draft, 0 for a quarter of them. `draft_vocab_size`: only so many tokens of the vocabulary, from the first
     on, can be drafts; 0 for all. `top_k` are the guesses that a draft makes in one place, which trees are made of; 1
-    for chains. `lookahead_window` columns, n-grams of `lookahead_ngram` tokens and
-    `lookahead_guesses` are those of lookahead decoding. `acceptance` says which drafts are right, and `epsilon` belongs
+    for chains. `tree_width`: behind so many drafts of each depth, the likeliest, a draft goes on.
+    `lookahead_window` columns, n-grams of `lookahead_ngram` tokens and `lookahead_guesses` are those of lookahead
+    decoding. `acceptance` says which drafts are right, and `epsilon` belongs
     to "typical". Raises ValueError naming the field.
     """
 
@@ -45,6 +54,7 @@ class SpeculativeConfig:
     layers: int = 0
     draft_vocab_size: int = 0
     top_k: int = 4
+    tree_width: int = 1
     prompt_lookup_min: int = 3
     prompt_lookup_max: int = LONGEST_MATCH
     recent_outputs: int = 0
@@ -68,6 +78,7 @@ class SpeculativeConfig:
             ("lookahead_guesses", 1, MAX_DEPTH),
             ("draft_vocab_size", 0, MAX_DRAFT_VOCAB),
             ("top_k", 1, MAX_TOP_K),
+            ("tree_width", 1, MAX_TREE_WIDTH),
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -86,6 +97,7 @@ class SpeculativeConfig:
         if bool(self.model) != (self.method in WITH_MODEL):
             problem = "no model, which this method needs" if self.method in WITH_MODEL else "takes no model"
             raise _wrong("model", f"{self.method}: {problem}")
+        self._check_tree_width()
         if self.method == "lookahead" and self.acceptance != "same":
             raise _wrong("acceptance", f"{self.acceptance!r} is not there for lookahead, only 'same'")
         if self.method == "lookahead" and self.lookahead_drafts > self.num_speculative_tokens:
@@ -95,6 +107,19 @@ class SpeculativeConfig:
                 f"lookahead_window {self.lookahead_window}, lookahead_ngram {self.lookahead_ngram} and "
                 f"lookahead_guesses {self.lookahead_guesses}",
             )
+
+    def _check_tree_width(self) -> None:
+        if self.tree_width == 1:
+            return
+        problem = ""
+        if self.method not in WITH_BRANCHES:
+            problem = f"there for {', '.join(WITH_BRANCHES)}, not for {self.method}"
+        elif self.acceptance != "same":
+            problem = f"there for acceptance 'same': under {self.acceptance!r} drafts are chains"
+        elif self.top_k == 1:
+            problem = "there for top_k above 1: with 1 drafts are chains"
+        if problem:
+            raise _wrong("tree_width", f"{self.tree_width} is only {problem}")
 
     @property
     def width(self) -> int:

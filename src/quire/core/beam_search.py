@@ -51,7 +51,11 @@ def check_beams(request: Request) -> None:
         value = tuple(value) if isinstance(value, list) else value
         if value not in (default, ()):
             raise RequestError(name, "not supported with a beam search")
-    for field, given in (("prediction", request.prediction), ("structured", request.grammar)):
+    for field, given in (
+        ("prediction", request.prediction),
+        ("structured", request.grammar),
+        ("negative_prompt", request.negative_prompt),
+    ):
         if given:
             raise RequestError(field, "not supported with a beam search")
 

@@ -7,6 +7,8 @@ back until it has, and then find the blocks in the prefix cache. If the first en
 from __future__ import annotations
 
 from quire.core.block_pool import AuditError
+from quire.core.guidance import negative_of
+from quire.core.guided_pairs import link
 from quire.core.policy import WaitingQueue, rank
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, RequestState, Sequence, Status
@@ -24,6 +26,7 @@ class Requests:
         self._held_back = 0
         self._next_seq_id = 0
         self._private_namespaces = 0
+        self.num_guided = 0  # live requests that are pairs
 
     @property
     def num_waiting(self) -> int:
@@ -36,6 +39,17 @@ class Requests:
 
     def add(self, request: Request, *, limit: int, seed: int) -> None:
         """Create and queue the sequences of a request. Raises RequestError when its id is in use."""
+        state = self._add(request, limit=limit, seed=seed)
+        if request.negative_prompt is not None:
+            negative = negative_of(request, limit, seed)
+            ends = limit - len(request.prompt_token_ids) + len(negative.prompt_token_ids)
+            other = self._add(negative, limit=ends, seed=seed)
+            link(state.sequences, other.sequences)
+            self._let_in(other, 1)
+            self.num_guided += 1
+        self._let_in(state, 1)
+
+    def _add(self, request: Request, *, limit: int, seed: int) -> RequestState:
         if request.request_id in self._states:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
         state = self._states[request.request_id] = self._make_state(request)
@@ -50,11 +64,14 @@ class Requests:
         state.held_back.extend(state.sequences)
         state.live = len(state.sequences)
         self._held_back += state.live
-        self._let_in(state, 1)
+        return state
 
     def prompt_computed(self, seq: Sequence) -> None:
-        """A sequence has computed its prompt: queue the siblings that waited for it."""
-        self._let_in(seq.state, len(seq.state.held_back))
+        """A sequence has computed its prompt: queue the siblings that waited for it, those of a pair together."""
+        other = seq.partner
+        if other is None or other.computed >= other.prompt_len:
+            for half in (seq,) if other is None else (seq, other):
+                self._let_in(half.state, len(half.state.held_back))
 
     def end(self, seq: Sequence) -> bool:
         """Mark a sequence as ended and remove it from the queues; True for the last one of its request."""
@@ -71,6 +88,7 @@ class Requests:
                 self._let_in(state, 1)
             return False
         del self._states[state.request.request_id]
+        self.num_guided -= state.request.negative_prompt is not None
         state.sequences = []  # they refer to each other: without this their tokens would wait for the garbage collector
         return True
 

@@ -18,10 +18,11 @@ import random
 from bisect import insort
 from collections import deque
 from dataclasses import replace
-from operator import add, attrgetter
+from operator import attrgetter
 
 from quire.core.block_pool import AuditError
 from quire.core.fetching import Fetches
+from quire.core.guided_pairs import follow, halves, hold_back
 from quire.core.live_requests import Requests
 from quire.core.policy import displaces
 from quire.core.prefix_cache import Hit, PrefixCacheStats
@@ -33,6 +34,8 @@ from quire.core.step_plan import (
     Flight,
     StepCounts,
     StepPlan,
+    add_drafts,
+    after,
     check_result,
     check_stepwise,
     final_event,
@@ -177,6 +180,8 @@ class Scheduler:
         self._advance_running(step)
         if not step.preempted:
             self._admit_waiting(step)
+        if self._requests.num_guided:
+            hold_back(step)
         self.step_counts = step.counts(self.config.max_num_batched_tokens)
         if self._drafts_wait:
             self._add_drafts(step)
@@ -202,7 +207,10 @@ class Scheduler:
         drafted, pooled, events, ended = result.drafted, result.pooled, [], False
         for i, seq in enumerate(seqs):
             if seq.status is not running:
-                self.wasted_rows += 1
+                continue
+            if seq.follows:
+                follow(seq)
+                self._ran(seq, rows[i], [])
                 continue
             if (failed or pooled) and (i in failed or i in pooled):
                 ending = self._fail(seq, failed[i]) if i in failed else self._pooled(seq, rows[i], pooled[i])
@@ -215,13 +223,7 @@ class Scheduler:
                 kept, reason, stop = seq.append(new, complete=i in complete)
                 if kept < len(new):
                     new, logprobs = new[:kept], logprobs[:kept] if logprobs is not None else None
-            # Tokens past the known ones are in the cache only if the row ran them and they were accepted; the newest
-            # token never is.
-            end, last = row.start + len(row.token_ids), len(seq.tokens) - 1
-            end -= 0 if row.parents is None else row.drafts - len(row.path(new))
-            seq.computed = end = end if end < last else last
-            if end >= seq.wake:
-                self._reach_wake(seq)
+            self._ran(seq, row, new)
             if row.prompt_logprobs:
                 prompt_logprobs = take_prompt_logprobs(seq, row, result.prompt_logprobs[i])
             elif not new:
@@ -247,6 +249,17 @@ class Scheduler:
             self._sweep()
         return events
 
+    def _ran(self, seq: Sequence, row: ScheduledSeq, new: list[int]) -> None:
+        """Count what is in the cache after a row, of whose tokens `new` were accepted.
+
+        Tokens past the known ones are there only if the row ran them and they were accepted; the newest token never is.
+        """
+        end, last = row.start + len(row.token_ids), len(seq.tokens) - 1
+        end -= 0 if row.parents is None else row.drafts - len(row.path(new))
+        seq.computed = end = end if end < last else last
+        if end >= seq.wake:
+            self._reach_wake(seq)
+
     def _pooled(self, seq: Sequence, row: ScheduledSeq, numbers: bytes) -> SeqEvent:
         """End a sequence whose whole prompt has been computed and pooled."""
         seq.computed = row.start + len(row.token_ids)
@@ -271,6 +284,7 @@ class Scheduler:
             take_drafts(out, seqs, result)
             self._drafts_wait = len(flights) > 1 or any(seq.drafts for seq in self._running)
         flights.popleft()
+        self.wasted_rows += sum([seq.status is not Status.RUNNING for seq in seqs])
         for i, surprise in result.surprises.items():
             seqs[i].surprise = surprise
         return seqs
@@ -282,7 +296,7 @@ class Scheduler:
         return [
             (seq.state.request.request_id, seq.computed, seq.state.cached_tokens)
             for seq in self._running
-            if seq.computed < seq.prompt_len
+            if seq.computed < seq.prompt_len and not seq.follows
         ]
 
     def clear_prefix_cache(self) -> None:
@@ -311,7 +325,7 @@ class Scheduler:
             start = seq.computed
             end = known = len(seq.tokens)
             if ahead and seq in ahead:
-                start, end = _after(ahead[seq], seq)
+                start, end = after(ahead[seq], seq)
                 if start == end:
                     continue
                 known = end
@@ -362,14 +376,17 @@ class Scheduler:
             if reach > start:
                 return min(end, reach)
             # Its running row may release blocks behind a window. A fetch releases its blocks by itself.
-            if seq in step.ahead or (self._fetches and seq is self._running[-1]):
+            pair = halves(seq, Status.RUNNING)
+            if any(half in step.ahead for half in pair) or (self._fetches and self._running[-1] in pair):
                 return start
             bounded = blocks.reachable_end(seq, blocks.caches.available) > start
             victim = self._last_of(seq.state.tenant) if bounded else self._running[-1]
-            if bounded and victim is seq:
-                if seq is not self._running[0]:
+            if bounded and victim in pair:
+                if self._running[0] not in pair:
                     return start
                 victim = self._running[-1]
+            if seq.partner is not None and victim in pair:
+                return start  # a pair waits for those ahead of it
             self._preempt(victim, step)
             if seq.status is not Status.RUNNING:
                 return start
@@ -380,7 +397,12 @@ class Scheduler:
         while step.budget:
             seq = self._waiting.peek()
             # A preempted sequence does not start again before its running row has been passed to `update`.
-            if seq is None or seq in step.ahead or not self._may_have_slot(seq):
+            pair = [] if seq is None else halves(seq, Status.WAITING)
+            if seq is None or any(half in step.ahead for half in pair):
+                return
+            if not self._may_have_slots(seq, len(pair)):
+                if self._part(step):
+                    continue
                 return
             room = self._room(seq, step)
             blocked = self._blocked
@@ -389,26 +411,52 @@ class Scheduler:
             hit = self._blocks.find(seq)
             if self._first_end(seq, hit, step.budget) == hit.length:
                 return
-            needs = self._blocks.outstanding(seq, hit.length, hit) + self._blocks.unheld(hit)
-            if needs <= room and self._num_placed < self.config.max_num_seqs:
+            needs = sum(self._needs(half, hit if half is seq else self._blocks.find(half)) for half in pair)
+            if len(pair) > 1:
+                needs += self._blocks.num_groups  # that much is kept for the first when the second starts
+            if needs <= room and self._num_placed + len(pair) <= self.config.max_num_seqs:
+                left = self._blocks.room(seq) - self._blocks.unheld(hit)
+                if seq.follows and left < self._blocks.num_groups:
+                    return  # its leader holds all blocks until its chunk has run
                 self._blocked = None
                 self._waiting.pop()
-                if self._fetches is None or not self._fetches.begin(seq, hit, room):
+                fetches = None if seq.partner is not None else self._fetches
+                if fetches is None or not fetches.begin(seq, hit, room):
                     self._start(seq, hit, step)
             elif self._can_displace(seq, needs - room):
                 # Look again: the blocks found may have been evicted.
                 self._preempt(self._running[-1], step)
-            else:
+            elif not self._part(step):
                 self._blocked = Blocked(seq, needs, self._step + LOOK_AGAIN_STEPS)
                 return
+
+    def _needs(self, seq: Sequence, hit: Hit) -> int:
+        """Blocks that a waiting sequence takes for its known tokens."""
+        return self._blocks.outstanding(seq, hit.length, hit) + self._blocks.unheld(hit)
+
+    def _part(self, step: StepPlan) -> bool:
+        """Preempt leaders whose followers wait, as what waits ahead of these cannot start; whether there was one.
+
+        They could not go on, and hold what it waits for.
+        """
+        if not self._requests.num_guided:
+            return False
+        new = {new.seq_id for new in step.new}  # the worker does not know them yet
+        halved = [
+            seq for seq in self._running if len(halves(seq, Status.WAITING)) > 1 and seq.seq_id not in new
+        ]
+        for seq in halved:
+            self._preempt(seq, step)
+        return bool(halved)
 
     @property
     def _num_placed(self) -> int:
         """Sequences that run, or will when their blocks have arrived."""
         return len(self._running) + (0 if self._fetches is None else len(self._fetches))
 
-    def _may_have_slot(self, seq: Sequence) -> bool:
-        if self._num_placed < self.config.max_num_seqs:
+    def _may_have_slots(self, seq: Sequence, count: int) -> bool:
+        """Whether there may be room for `count` sequences more, of which this is the first."""
+        if self._num_placed + count <= self.config.max_num_seqs:
             return True
         return bool(self._running) and displaces(self.config.policy, seq, self._running[-1])
 
@@ -417,7 +465,10 @@ class Scheduler:
         remaining = len(seq.tokens) - hit.length
         if remaining > budget and not self.config.enable_chunked_prefill:
             # A prompt runs whole. It is split only if it outgrew the budget of any step before a preemption.
-            outgrew = seq.preemptions > 0 and remaining > self.config.max_num_batched_tokens
+            most = self.config.max_num_batched_tokens - (
+                seq.partner is not None
+            )  # the other one has a row, too
+            outgrew = seq.preemptions > 0 and remaining > most
             return hit.length + budget if outgrew else hit.length
         return hit.length + min(remaining, budget)
 
@@ -429,7 +480,7 @@ class Scheduler:
         room, since `add` refuses requests that cannot run alone.
         """
         running = len(self._running)
-        if not running and not self._fetches:
+        if running == len(halves(seq, Status.RUNNING)) - 1 and not self._fetches:
             return NEVER
         return self._blocks.room(seq) - step.owed - running * self._blocks.num_groups
 
@@ -444,7 +495,7 @@ class Scheduler:
                 return False
             running -= 1
             short -= len(victim.table.live()) + self._blocks.num_groups
-            if short <= 0 and running < self.config.max_num_seqs:
+            if short <= 0 and running + len(halves(seq, Status.WAITING)) <= self.config.max_num_seqs:
                 return True
         return not self._fetches
 
@@ -475,32 +526,7 @@ class Scheduler:
         step.decode += start >= seq.prompt_len and end == start + 1
 
     def _add_drafts(self, step: StepPlan) -> None:
-        """Add drafts to rows from the remaining budget and blocks; no sequence waits or is preempted for drafts."""
-        blocks, added, seen, left = self._blocks, 0, 0, min(step.budget, self.config.max_draft_tokens)
-        for row, seq in zip(step.rows, step.seqs, strict=True):
-            if not seq.drafts or not row.sample:
-                continue
-            drafts, seq.drafts = seq.drafts, []
-            known = row.start + len(row.token_ids)
-            count = min(len(drafts), left - added)
-            # The last token of a sequence is never computed. Draft blocks are those that its next tokens will need.
-            end = min(
-                known + min(seq.depth or count, count),
-                seq.limit - 1,
-                blocks.reachable_end(seq, blocks.room(seq)),
-            )
-            if (depth := end - known) <= 0:
-                continue
-            if seq.depth:
-                row.depth = depth
-            else:
-                count = depth
-            if end > seq.table.capacity:
-                row.new_blocks = tuple(map(add, row.new_blocks, blocks.grow(seq, end)))
-            row.token_ids += drafts[:count]
-            row.logits += count
-            added += count
-            seen += depth
+        added, seen = add_drafts(step, self._blocks, self.config.max_draft_tokens)
         if added:
             counts = self.step_counts
             self.step_counts = replace(
@@ -513,11 +539,15 @@ class Scheduler:
         """The last in rank of a tenant's running sequences."""
         return next(seq for seq in reversed(self._running) if seq.state.tenant == tenant)
 
-    def _preempt(self, seq: Sequence, step: StepPlan) -> None:
-        """A running sequence releases everything and waits again; it will be recomputed.
+    def _preempt(self, victim: Sequence, step: StepPlan) -> None:
+        """A running sequence, and that of its pair, release everything and wait again; they will be recomputed.
 
         Only sequences known to the worker are preempted: one started in this step outranks them all.
         """
+        for seq in halves(victim, Status.RUNNING):
+            self._preempt_one(seq, step)
+
+    def _preempt_one(self, seq: Sequence, step: StepPlan) -> None:
         self._running.remove(seq)
         if seq in step.seqs:
             index = step.seqs.index(seq)
@@ -532,6 +562,7 @@ class Scheduler:
         self._gone.append(seq.seq_id)
         self._waiting.push(seq)
         seq.drafts = []
+        seq.unsent = None
         seq.fetched = False
         seq.preemptions += 1
         step.preempted += 1
@@ -551,23 +582,18 @@ class Scheduler:
         return final_event(seq, reason)
 
     def _end(self, seq: Sequence) -> None:
-        """Release everything a sequence holds. One that ran stays in the running list until `_sweep`."""
-        if seq.status is Status.RUNNING:
-            self._blocks.give_back(seq)
-            self._gone.append(seq.seq_id)
-        if self._requests.end(seq):
-            self._blocks.end_request(seq.state)
+        """Release everything that a sequence, and that of its pair, hold. One that ran stays in the running list until
+        `_sweep`."""
+        pair, seq.partner = [seq, seq.partner], None
+        for half in pair:
+            if half is None:
+                continue
+            half.partner = None  # they refer to each other
+            if half.status is Status.RUNNING:
+                self._blocks.give_back(half)
+                self._gone.append(half.seq_id)
+            if self._requests.end(half):
+                self._blocks.end_request(half.state)
 
     def _sweep(self) -> None:
         self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
-
-
-def _after(row: ScheduledSeq, seq: Sequence) -> tuple[int, int]:
-    """Where a sequence continues, and up to where, while its `row` still runs. Equal when it sits the next step out."""
-    start = row.start + len(row.token_ids)
-    if not row.sample:
-        return start, len(seq.tokens)
-    # One more token is being sampled. If it is the last one, there is nothing to compute after it.
-    if row.drafts or seq.state.request.stepwise or start + 1 >= seq.limit:
-        return start, start
-    return start, start + 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 
 from quire.cache_kinds import CacheGroup, FullGroup, StateGroup
 from quire.context_window import check_window
 from quire.core.capacity import most_tokens, peak_blocks
+from quire.core.guidance import check_guidance, negative_of
 from quire.core.policy import POLICIES
 from quire.core.soft_tokens import check_soft_tokens
 from quire.records import dataclass
@@ -72,11 +74,16 @@ class SchedulerConfig:
             )
 
     def length_limit(self, request: Request) -> int:
-        """The length in tokens at which the request's sequences end.
+        """The length in tokens at which the request's sequences end, of pairs the leaders.
 
-        Raises RequestError, naming field and limit, when a single sequence could not run to that length: what is
-        admitted always completes. Without `max_tokens` the limit is the capacity of the pool.
+        Raises RequestError, naming field and limit, when a single sequence, or pair, could not run to that length: what
+        is admitted always completes. Without `max_tokens` the limit is the capacity of the pool.
         """
+        limit = self._single_limit(request)
+        guided = request.params.guidance_scale != 1 or request.negative_prompt is not None
+        return self._pair_limit(request, limit) if guided else limit
+
+    def _single_limit(self, request: Request) -> int:
         prompt = request.prompt_token_ids
         _check_token_ids(prompt)
         length, max_tokens = len(prompt), request.params.max_tokens
@@ -111,8 +118,11 @@ class SchedulerConfig:
 
     def _pooled_length(self, length: int) -> int:
         """The same for a request without output."""
-        holds = most_tokens(self.groups, self.num_blocks, self.block_size, self.max_model_len)
-        if length > min(holds, self.max_model_len):
+        if (
+            length > self.max_model_len
+            or peak_blocks(self.groups, length, 1, self.block_size) > self.num_blocks
+        ):
+            holds = most_tokens(self.groups, self.num_blocks, self.block_size, self.max_model_len)
             which = "KV cache" if holds < self.max_model_len else "model's context (max_model_len)"
             raise ContextLengthError(
                 "prompt_token_ids",
@@ -121,6 +131,46 @@ class SchedulerConfig:
         if not self.enable_chunked_prefill:
             self._check_whole_prompt(length)
         return length + 1
+
+    def _pair_limit(self, request: Request, limit: int) -> int:
+        """The length at which the leaders end whose samples alone would end at `limit`.
+
+        Raises RequestError, naming field and limit, if a pair could not run to that length, or not at all.
+        """
+        check_guidance(request)
+        if min(self.max_num_seqs, self.max_num_batched_tokens) < 2:
+            raise RequestError(
+                "guidance_scale", "needs max_num_seqs and max_num_batched_tokens of at least 2"
+            )
+        prompt, negative = len(request.prompt_token_ids), len(request.negative_prompt or ())
+        try:
+            other = self.length_limit(
+                negative_of(request, limit if request.params.max_tokens else prompt + 1, 0)
+            )
+        except RequestError as error:
+            raise type(error)("negative_prompt", error.message) from None
+        if not self.enable_chunked_prefill and max(prompt, negative) >= self.max_num_batched_tokens:
+            raise RequestError(
+                "negative_prompt",
+                f"a prompt of {max(prompt, negative)} tokens and a token of its pair exceed max_num_batched_tokens"
+                f" {self.max_num_batched_tokens}, and chunked prefill is off",
+            )
+        if request.params.max_tokens is None:
+            other = negative + self.max_model_len - max(prompt, negative)
+        limit = min(limit, other - negative + prompt)
+
+        def blocks(length: int) -> int:
+            sizes = length - 1, length - 1 + negative - prompt
+            return sum(peak_blocks(self.groups, size, 1, self.block_size) for size in sizes)
+
+        fits = prompt + bisect_right(range(prompt + 1, limit + 1), self.num_blocks, key=blocks)
+        if fits < limit and (request.params.max_tokens is not None or fits == prompt):
+            raise ContextLengthError(
+                "max_tokens" if fits > prompt else "negative_prompt",
+                f"with a negative prompt of {negative} tokens, prompt and output may have {fits} tokens:"
+                " the KV cache holds both sequences of a pair",
+            )
+        return min(limit, fits)
 
     def _check_whole_prompt(self, length: int) -> None:
         if length > self.max_num_batched_tokens:

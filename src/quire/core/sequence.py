@@ -90,10 +90,12 @@ class Sequence:
         "depth",
         "drafts",
         "fetched",
+        "follows",
         "limit",
         "min_length",
         "node",
         "on_worker",
+        "partner",
         "preemptions",
         "prompt_len",
         "prompt_logprobs_left",
@@ -108,6 +110,7 @@ class Sequence:
         "surprise",
         "table",
         "tokens",
+        "unsent",
         "wake",
     )
 
@@ -141,6 +144,9 @@ class Sequence:
         self.on_worker = False
         self.preemptions = 0
         self.surprise: float | None = None  # mirostat's mu, which outlives a preemption
+        self.partner: Sequence | None = None  # the other one of its pair; see core.guided_pairs
+        self.follows = False  # it is the one that takes the tokens of the other
+        self.unsent: tuple[list[int], ...] | None = None  # blocks that the worker has not heard of
 
     def key(self, start: int = 0, stop: int | None = None) -> bytes:
         """Tokens start … stop-1 as a prefix-cache key, without the marks of their blocks."""

@@ -59,9 +59,10 @@ class SequenceBlocks:
         return max(0, blocks_for(end - seq.table.capacity, self._size)) * self.num_groups
 
     def room(self, seq: Sequence) -> int:
-        """Blocks that a sequence may take now: all available ones if no other runs."""
+        """Blocks that a sequence may take now: all available ones if no other runs but that of its pair."""
         caches = self.caches
-        if caches.num_running <= (seq.cache is not None):
+        other = seq.partner
+        if caches.num_running <= (seq.cache is not None) + (other is not None and other.cache is not None):
             return caches.available
         return caches.room(seq.cache or caches.of(seq.state.tenant))
 

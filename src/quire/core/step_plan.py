@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import field
+from operator import add
 from typing import NamedTuple
 
 from quire.core.sequence import Sequence
+from quire.core.sequence_blocks import SequenceBlocks
 from quire.logprobs import LogprobTable
 from quire.records import dataclass
 from quire.types import FinishReason, NewSeq, ScheduledSeq, SchedulerOutput, SeqEvent, StepOutput
@@ -84,7 +86,52 @@ def new_seq(seq: Sequence) -> NewSeq:
         texts=request.texts,
         surprise=seq.surprise,
         adapter=request.adapter,
+        leader=seq.partner.seq_id if seq.follows and seq.partner else None,
     )
+
+
+def after(row: ScheduledSeq, seq: Sequence) -> tuple[int, int]:
+    """Where a sequence continues, and up to where, while its `row` still runs. Equal when it sits the next step out."""
+    start = row.start + len(row.token_ids)
+    if not row.sample:
+        return start, len(seq.tokens)
+    # One more token is being sampled. If it is the last one, there is nothing to compute after it.
+    if row.drafts or seq.state.request.stepwise or start + 1 >= seq.limit:
+        return start, start
+    return start, start + 1
+
+
+def add_drafts(step: StepPlan, blocks: SequenceBlocks, most: int) -> tuple[int, int]:
+    """Add up to `most` drafts to rows from the remaining budget and blocks; no sequence waits or is preempted for
+    drafts. Returns how many were added, and the keys that they see."""
+    added, seen, left = 0, 0, min(step.budget, most)
+    for row, seq in zip(step.rows, step.seqs, strict=True):
+        if not seq.drafts or not row.sample:
+            continue
+        drafts, seq.drafts = seq.drafts, []
+        if seq.partner is not None:
+            continue
+        known = row.start + len(row.token_ids)
+        count = min(len(drafts), left - added)
+        # The last token of a sequence is never computed. Draft blocks are those that its next tokens will need.
+        end = min(
+            known + min(seq.depth or count, count),
+            seq.limit - 1,
+            blocks.reachable_end(seq, blocks.room(seq)),
+        )
+        if (depth := end - known) <= 0:
+            continue
+        if seq.depth:
+            row.depth = depth
+        else:
+            count = depth
+        if end > seq.table.capacity:
+            row.new_blocks = tuple(map(add, row.new_blocks, blocks.grow(seq, end)))
+        row.token_ids += drafts[:count]
+        row.logits += count
+        added += count
+        seen += depth
+    return added, seen
 
 
 def final_event(seq: Sequence, reason: FinishReason, pooled: bytes = b"") -> SeqEvent:

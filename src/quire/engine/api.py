@@ -6,7 +6,7 @@ called on the thread of the event loop; none of them blocks it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +26,7 @@ from quire.types import (
     Request,
     RequestError,
     SamplingParams,
+    TokenIds,
 )
 
 if TYPE_CHECKING:
@@ -118,8 +119,9 @@ class GenerateAsk:
 class Ask:
     """One prompt of the Python API, as text or token ids, and how to continue it.
 
-    `prediction` is what the answer may turn out to be. Not `divided`, the answer is one text. `beams`: it is found by
-    beam search. `adapter`: the name of what computes it, "" for the model alone.
+    `prediction` is what the answer may turn out to be. `negative_prompt` is what it is guided away from, with a
+    guidance_scale: by default the last token of the prompt. Not `divided`, the answer is one text. `beams`: it is
+    found by beam search. `adapter`: the name of what computes it, "" for the model alone.
     """
 
     prompt: str | Sequence[int]
@@ -127,6 +129,7 @@ class Ask:
     priority: int = 0
     cache_salt: str = ""
     prediction: str | Sequence[int] = ""
+    negative_prompt: str | Sequence[int] = ""
     reading: Reading | None = None
     divided: bool = True
     pooling: bool = False
@@ -172,6 +175,19 @@ def check_prediction(prediction: Sequence[int], vocab: int, window: int) -> None
     if prediction and not 0 <= min(prediction) <= max(prediction) < vocab:
         wrong = next(token for token in prediction if not 0 <= token < vocab)
         raise RequestError("prediction", f"{wrong} is not a token id below the vocabulary size {vocab}")
+
+
+def guided(request: Request, negative: Sequence[int]) -> Request:
+    """The same request with its negative prompt, where it asks for guidance.
+
+    Without one it is the last token of the prompt, as in transformers. Raises RequestError without a guidance_scale.
+    """
+    if request.params.guidance_scale == 1:
+        if negative:
+            raise RequestError("negative_prompt", "has no effect without a guidance_scale other than 1")
+        return request
+    found = TokenIds(negative or request.prompt_token_ids[-1:])
+    return replace(request, negative_prompt=found, stepwise=True, speculate=False)
 
 
 def constrained(request: Request, grammar: Grammar) -> Request:
@@ -269,6 +285,18 @@ class ModelCard:
     max_num_seqs: int = 0  # sequences that run at once
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterVersion:
+    """What the name of an adapter stands for. `digest`: sha256 of its configuration and weights."""
+
+    name: str
+    digest: str
+    rank: int
+    path: str
+    root: str | None  # the folder that the path is in, for one that was loaded by a request
+    created: int  # wall-clock seconds when it was loaded
+
+
 # Upper bounds of EngineStats.step_tokens, in tokens.
 STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -314,6 +342,9 @@ class EngineStats:
     rows_by_drafts: tuple[int, ...] = ()  # from none up
     draft_faults: int = 0  # sequences that go on without drafts
     speculation_seconds_won: float = 0.0  # estimated
+    adapter_slots: int = 0
+    adapter_loads: Mapping[str, int] = field(default_factory=dict)  # into slots, by version
+    adapter_evictions: Mapping[str, int] = field(default_factory=dict)
     resident_bytes: int = 0
     waiting_tokens: int = 0
     wasted_tokens: int = 0  # of requests cancelled before their client received them
@@ -440,6 +471,24 @@ class Engine(Protocol):
 
     def is_special(self, token_id: int) -> bool:
         """Whether texts without special tokens leave a token out."""
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterVersion]:
+        """What the names of adapters stand for now."""
+
+    async def load_adapter(self, name: str, path: str, *, root: str | None = None) -> AdapterVersion:
+        """Have a name stand for the adapter at a path, in a folder `root` if given; requests of the version before end
+        on that. Raises CheckpointError, and changes nothing, if it cannot be read or does not fit the model.
+        """
+
+    def unload_adapter(self, name: str) -> None:
+        """Have a name stand for nothing; its requests end on their version. Raises RequestError for an unknown name."""
+
+    def keep_adapter(self, digest: str) -> Callable[[], None]:
+        """Keep a version, whatever its name stands for, until the returned function is called."""
+
+    def adapter_name(self, digest: str) -> str:
+        """A name that a version has, or had when its requests that run were made; "" for an unknown digest."""
 
     async def ping(self, timeout: float) -> bool:
         """Whether the engine process answers in time."""

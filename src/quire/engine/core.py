@@ -206,7 +206,7 @@ class EngineCore:
         out = self.scheduler.schedule()
         counts = self.scheduler.step_counts
         scheduled = time.perf_counter()
-        self.started = [new.request_id for new in out.new]
+        self.started = [new.request_id for new in out.new if new.leader is None]
         if self._beams is not None:
             self.started = [*map(self._beams.asked, self.started)]
         result = self._execute(out, start)

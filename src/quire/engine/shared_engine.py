@@ -20,7 +20,7 @@ from quire.types import QuireError, SamplingParams
 from quire.util.turns import Turns, interrupts_wait
 
 if TYPE_CHECKING:
-    from quire.lora.adapter_service import Open
+    from quire.lora.adapter_service import AdapterService, Open
     from quire.text.reading import Reading
 
 
@@ -102,6 +102,11 @@ class SharedEngine:
                 self._abort_dropped()
             finally:
                 self._turns.release()
+
+    @property
+    def adapters(self) -> AdapterService:
+        """The adapters of the engine. Raises RequestError without enable_lora."""
+        return self._engine.adapters
 
     def load_adapter(self, name: str, opener: Open) -> None:
         """Have a name stand for an adapter; see AdapterService.register."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.answers import AnswerPart
-from quire.engine.api import Ask, CompiledStructure, check_prediction
+from quire.engine.api import Ask, CompiledStructure, check_prediction, guided
 from quire.engine.build.assemble import Built
 from quire.engine.front.forming import asked_part, formed_now, forming
 from quire.engine.front.grammars import GrammarService
@@ -47,7 +47,7 @@ class SyncEngine:
         self._ids = itertools.count()
         self._grammars = GrammarService(built.plan.parts["compiler"])
 
-    def add(self, ask: Ask, ids: tuple[Sequence[int], Sequence[int]] | None = None) -> RequestOutput:
+    def add(self, ask: Ask, ids: tuple[Sequence[int], ...] | None = None) -> RequestOutput:
         """Queue a prompt; returns the output that grows as `step` is called.
 
         `ids` is what `encode` has made of it. Raises RequestError naming the field when the request could never
@@ -57,12 +57,13 @@ class SyncEngine:
         vocab = self.built.program.ids if ask.pooling and self.built.program.ids else self.built.program.vocab
         eos = self.built.model.facts.generation.eos_token_ids
         params.check_vocab(vocab, eos)
-        prompt, predicted = ids or self.encode(ask)
+        prompt, predicted, negative = ids or self.encode(ask)
         if not prompt:
             raise RequestError("prompt", "the prompt has no tokens")
-        for token in prompt:
-            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
-                raise RequestError("prompt_token_ids", f"{token!r} is not a token id below {vocab}")
+        for name, given in (("prompt_token_ids", prompt), ("negative_prompt", negative)):
+            for token in given:
+                if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
+                    raise RequestError(name, f"{token!r} is not a token id below {vocab}")
         check_prediction(predicted, vocab, self.built.plan.limits.max_len)
         request = Request(
             request_id=f"request-{next(self._ids)}",
@@ -78,6 +79,7 @@ class SyncEngine:
             texts=text_tokens(params, self.built.model.tokenizer),
             adapter=self.adapters.version(ask.adapter) if ask.adapter else "",
         )
+        request = guided(request, negative)
         work = forming(request, ask.reading, asked_part(params), divided=ask.divided)
         form = formed_now(work, lambda part: self.compile(part.ask))
         request = form.request
@@ -119,16 +121,19 @@ class SyncEngine:
                 raise RequestError("structured", "this model folder has no tokenizer, which a grammar needs")
             self.core.vocabulary = tokenizer.all_bytes(self.built.program.vocab)
 
-    def encode(self, ask: Ask) -> tuple[Sequence[int], Sequence[int]]:
-        """Token ids of a prompt, with the special tokens that the checkpoint adds, and of its prediction."""
-        prompt, predicted = ask.prompt, ask.prediction
+    def encode(self, ask: Ask) -> tuple[Sequence[int], ...]:
+        """Token ids of a prompt, with the special tokens that the checkpoint adds, of its prediction, and of its
+        negative prompt."""
+        prompt, predicted, negative = ask.prompt, ask.prediction, ask.negative_prompt
         if isinstance(prompt, str):
             prompt = self._tokenizer("prompt").encode(prompt)
         if isinstance(predicted, str):
             predicted = (
                 self._tokenizer("prediction").encode(predicted, add_special_tokens=False) if predicted else []
             )
-        return prompt, predicted
+        if isinstance(negative, str):
+            negative = self._tokenizer("negative_prompt").encode(negative) if negative else []
+        return prompt, predicted, negative
 
     def _tokenizer(self, name: str) -> Tokenizer:
         tokenizer = self.built.model.tokenizer

@@ -36,15 +36,15 @@ class WholeBatchScheduler(Scheduler):
             self._places = min(len(self._waiting), self.config.max_num_seqs)
         super()._admit_waiting(step)
 
-    def _may_have_slot(self, seq: Sequence) -> bool:
-        return self._places > 0 and super()._may_have_slot(seq)
+    def _may_have_slots(self, seq: Sequence, count: int) -> bool:
+        return self._places >= count and super()._may_have_slots(seq, count)
 
     def _start(self, seq: Sequence, hit: Hit, step: StepPlan) -> None:
         super()._start(seq, hit, step)
         self._places -= 1
 
-    def _preempt(self, seq: Sequence, step: StepPlan) -> None:
-        super()._preempt(seq, step)
+    def _preempt_one(self, seq: Sequence, step: StepPlan) -> None:
+        super()._preempt_one(seq, step)
         self._places += 1  # it keeps its place in the batch
 
 

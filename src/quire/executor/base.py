@@ -243,11 +243,13 @@ class Sampler(Protocol):
         positions: I32,
         bitmask: Bitmask | None = None,
         places: I32 | None = None,
+        guides: I32 | None = None,
     ) -> SampledRows:
         """Sample one token for every row of logits, or for those at `places`, and count it as output of its slot.
 
-        slots: [rows], no slot twice. positions: [rows], index in its sequence of the token to sample. Raises
-        ValueError, without a change, if these disagree.
+        slots: [rows], no slot twice. positions: [rows], index in its sequence of the token to sample. guides: [rows],
+        the row of logits that a row is guided away from, -1 for none. Raises ValueError, without a change, if these
+        disagree.
         """
 
     def verify(
@@ -259,6 +261,7 @@ class Sampler(Protocol):
         bitmask: Bitmask | None = None,
         *,
         judging: Judging | None = None,
+        guides: I32 | None = None,
     ) -> SampledRows:
         """Sample one token for every row and count none; `commit` counts those that are accepted.
 

@@ -2,9 +2,11 @@
 
 Order of operations on a row of raw logits:
 
-1. A row that holds NaN or +inf fails. Log-probabilities and ranks are taken here, before any change.
+1. A row that holds NaN or +inf fails. With a negative prompt the row becomes u + guidance_scale · (c - u), of the
+   log-probabilities c of the row and u of that after the negative prompt (Sanchez et al., arXiv:2306.17806).
+   Log-probabilities and ranks are taken here, before any change.
 2. allowed_token_ids, the bitmask of a grammar, banned_token_ids, min_tokens (stop ids cannot be sampled yet),
-   logit_bias, bad_words.
+   logit_bias, the watermark (Kirchenbauer et al., arXiv:2301.10226), bad_words.
 3. repetition_penalty over prompt and output (a positive logit is divided, another multiplied: Keskar et al.,
    CTRL, arXiv:1909.05858), then frequency_penalty and presence_penalty over the output (OpenAI's API
    reference).
@@ -100,13 +102,14 @@ class HostSampler:
         positions: I32,
         bitmask: Bitmask | None = None,
         places: I32 | None = None,
+        guides: I32 | None = None,
     ) -> SampledRows:
         """Sample one token for every row; see Sampler.sample.
 
         Reads "logits", C-contiguous and left unchanged, and "maxima" if they are there: then it need not read all of
         the logits.
         """
-        return self._sample(outputs, slots, positions, bitmask, places=places)
+        return self._sample(outputs, slots, positions, bitmask, places=places, guides=guides)
 
     def verify(
         self,
@@ -117,12 +120,13 @@ class HostSampler:
         bitmask: Bitmask | None = None,
         *,
         judging: Judging | None = None,
+        guides: I32 | None = None,
     ) -> SampledRows:
         """Sample one token for every row and count none; see Sampler.verify."""
         how = None
         if judging is not None:
             how = _native.Judging(judging.acceptance, judging.epsilon, judging.proposals, judging.lines)
-        return self._sample(outputs, slots, positions, bitmask, drafts=drafts, judging=how)
+        return self._sample(outputs, slots, positions, bitmask, drafts=drafts, judging=how, guides=guides)
 
     def guess(
         self, outputs: Outputs, slots: I32, positions: I32, count: int, distributions: F32 | None = None
@@ -162,6 +166,7 @@ class HostSampler:
         drafts: I32 | None = None,
         places: I32 | None = None,
         judging: _native.Judging | None = None,
+        guides: I32 | None = None,
     ) -> SampledRows:
         logits = outputs["logits"]
         words, lines = (None, None) if bitmask is None else (bitmask.words, bitmask.lines)
@@ -175,6 +180,7 @@ class HostSampler:
             drafts,
             places,
             judging,
+            guides=guides,
         )
         rows = len(slots)
         token_ids = self._tokens[:rows].copy()

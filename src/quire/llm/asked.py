@@ -11,8 +11,7 @@ from quire.types import RequestError
 from quire.util.sizes import parse_size
 
 if TYPE_CHECKING:
-    from quire.engine.build.assemble import Built
-    from quire.lora.adapter_service import Open
+    from quire.lora.adapter_service import AdapterService, Open
     from quire.text.tools import ToolUse
 
 TextOrIds = str | Sequence[int]
@@ -110,28 +109,29 @@ def priority_list(priority: Sequence[int] | None, count: int, policy: str) -> li
     return one_each("priority", priority, count, int, int)
 
 
-def predictions(given: Prompt | Sequence[Prompt] | None, count: int) -> list[TextOrIds]:
-    """Return a prediction per prompt from one for all, or one per prompt; "" is none. Raises RequestError."""
-    found: list[TextOrIds] = [""] if given is None else prompt_list(given, "prediction")
+def texts_beside(name: str, given: Prompt | Sequence[Prompt] | None, count: int) -> list[TextOrIds]:
+    """Return a text per prompt, such as its prediction, from one for all, or one per prompt; "" is none. `name` is that
+    of the argument. Raises RequestError."""
+    found: list[TextOrIds] = [""] if given is None else prompt_list(given, name)
     if len(found) not in {1, count}:
-        raise RequestError("prediction", f"got {len(found)} for {count} prompts")
+        raise RequestError(name, f"got {len(found)} for {count} prompts")
     return found if len(found) == count else found * count
 
 
-def adapter_opener(name: str, given: object, built: Built) -> Open:
-    """What reads an adapter of the built model: its path, or its numbers. Raises ValueError."""
+def adapter_opener(name: str, given: object, service: AdapterService) -> Open:
+    """What reads an adapter: its path, or its numbers. Raises ValueError."""
     from quire.lora.adapter import Adapter
 
     if isinstance(given, Adapter):
         return lambda: given
+    return service.opener(name, adapter_path(name, given))
+
+
+def adapter_path(name: str, given: object) -> str:
+    """The path of an adapter. Raises ValueError for anything else."""
     if not isinstance(given, str | Path):
         raise ValueError(f"adapters: {name}: must be a path or an Adapter, not {_kind(given)}")
-    from quire.lora.read import find_adapter, read_adapter
-    from quire.program.memory import adapter_bytes
-
-    spec, rank = built.model.facts.spec, built.config.asked.adapters.max_lora_rank
-    most = 2 * adapter_bytes(built.program)  # float32, where a slot is bfloat16
-    return lambda: read_adapter(find_adapter(str(given)), spec, name=name, max_rank=rank, max_bytes=most)
+    return str(given)
 
 
 def check_salt(cache_salt: object) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +22,7 @@ from quire.engine.api import (
     OverloadedError,
     Stream,
     StreamDelta,
+    guided,
 )
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.front.forming import asked_part, formed, forming
@@ -27,16 +30,17 @@ from quire.llm.asked import (
     Message,
     Prompt,
     TextOrIds,
+    adapter_path,
     check_salt,
     conversations,
     engine_options,
     one_each,
     one_prompt,
-    predictions,
     priority_list,
     prompt_list,
     refuse_others,
     taken_tools,
+    texts_beside,
 )
 from quire.llm.beam_outputs import BeamSearchOutput, BeamSearchParams, beam_asks, beam_output
 from quire.loader import DEFAULT_MODEL
@@ -80,12 +84,17 @@ class AsyncLLM:
         chat_template: str | Path | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         **options: Any,
     ) -> None:
+        modules = [
+            {"name": name, "path": adapter_path(name, path)} for name, path in (adapters or {}).items()
+        ]
         serving = ServingConfig(  # a library waits for its caller without a limit
             max_num_queued_reqs=_AT_ONCE, max_num_queued_tokens=2**62, reader_tokens=2**31, reader_timeout=1e9,
             chat_template=None if chat_template is None else str(chat_template),
             tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser,
+            lora_modules=tuple(map(json.dumps, modules)),
         )  # fmt: skip
         self._config = engine_options(options)
         self._engine = AsyncEngine(model, self._config, serving)
@@ -114,6 +123,16 @@ class AsyncLLM:
         await self._engine.start()
         self._state = ""
 
+    async def load_adapter(self, name: str, adapter: str | Path) -> None:
+        """Have `name` stand for the adapter in a folder or file; see LLM.load_adapter."""
+        self._check()
+        await self._engine.load_adapter(name, adapter_path(name, adapter))
+
+    def unload_adapter(self, name: str) -> None:
+        """Have `name` stand for nothing; running requests end. Raises RequestError for an unknown name."""
+        self._check()
+        self._engine.unload_adapter(name)
+
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -122,6 +141,8 @@ class AsyncLLM:
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
         prediction: Prompt | Sequence[Prompt] | None = None,
+        adapter: str | Sequence[str] | None = None,
+        negative_prompt: Prompt | Sequence[Prompt] | None = None,
         **others: object,
     ) -> list[RequestOutput]:
         """Run prompts (texts or token ids) to their end; outputs are in the order of the prompts.
@@ -134,10 +155,25 @@ class AsyncLLM:
         each = one_each("sampling_params", sampling_params, len(items), SamplingParams, self._default)
         ranks = priority_list(priority, len(items), self._config.scheduler.scheduling_policy)
         check_salt(cache_salt)
+        names = one_each("adapter", adapter, len(items), str, str)
+        beside = (
+            texts_beside("prediction", prediction, len(items)),
+            texts_beside("negative_prompt", negative_prompt, len(items)),
+        )
         return await _all(
-            self._whole(self._ask(prompt, one, predicted, priority=rank, cache_salt=cache_salt))
-            for prompt, one, rank, predicted in zip(
-                items, each, ranks, predictions(prediction, len(items)), strict=True
+            self._whole(
+                self._ask(
+                    prompt,
+                    one,
+                    predicted,
+                    negative_prompt=negative,
+                    priority=rank,
+                    cache_salt=cache_salt,
+                    adapter=name,
+                )
+            )
+            for prompt, one, rank, name, predicted, negative in zip(
+                items, each, ranks, names, *beside, strict=True
             )
         )
 
@@ -155,12 +191,15 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         prediction: Prompt | None = None,
+        adapter: str = "",
+        negative_prompt: Prompt | None = None,
     ) -> AsyncIterator[StreamDelta]:
         """Generate from one prompt and yield the delta of each step; leaving the loop aborts the request."""
         self._check()
         item = one_prompt(prompt)
         (one,) = one_each("sampling_params", sampling_params, 1, SamplingParams, self._default)
-        async with self.running(item, one, prediction=prediction) as stream:
+        beside = {"prediction": prediction, "negative_prompt": negative_prompt}
+        async with self.running(item, one, adapter=adapter, **beside) as stream:
             async for delta in stream:
                 yield delta
 
@@ -193,13 +232,24 @@ class AsyncLLM:
         options: dict[str, Any],
     ) -> list[Ask]:
         tools = taken_tools(options)
-        predicted = predictions(options.pop("prediction", None), len(chats))
+        names = one_each("adapter", options.pop("adapter", None), len(chats), str, str)
+        beside = [
+            texts_beside(name, options.pop(name, None), len(chats))
+            for name in ("prediction", "negative_prompt")
+        ]
         prompts = [await self.encode_chat(chat, **options) for chat in chats]
         each = one_each("sampling_params", params, len(prompts), SamplingParams, self._default)
         reading = self._engine.reading(tools)
         return [
-            Ask(prompt=prompt, params=one, prediction=text, reading=reading)
-            for prompt, one, text in zip(prompts, each, predicted, strict=True)
+            Ask(
+                prompt=prompt,
+                params=one,
+                prediction=text,
+                negative_prompt=negative,
+                reading=reading,
+                adapter=name,
+            )
+            for prompt, one, name, text, negative in zip(prompts, each, names, *beside, strict=True)
         ]
 
     async def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
@@ -262,12 +312,21 @@ class AsyncLLM:
         return work.answers(await _all(map(self._whole, work.asks(encoded))))
 
     def running(
-        self, prompt: Prompt, params: SamplingParams, *, prediction: Prompt | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        prediction: Prompt | None = None,
+        adapter: str = "",
+        negative_prompt: Prompt | None = None,
     ) -> AbstractAsyncContextManager[Stream]:
         """A request while it runs: iterate it for its deltas; `output` grows with them. Leaving the block aborts it."""
         self._check()
-        (predicted,) = predictions(prediction, 1)
-        return self._running(self._ask(one_prompt(prompt), params, predicted))
+        (predicted,) = texts_beside("prediction", prediction, 1)
+        (negative,) = texts_beside("negative_prompt", negative_prompt, 1)
+        return self._running(
+            self._ask(one_prompt(prompt), params, predicted, negative_prompt=negative, adapter=adapter)
+        )
 
     def _ask(self, prompt: TextOrIds, params: SamplingParams, prediction: TextOrIds, **more: Any) -> Ask:
         """A text to continue; where its thinking is, if that has a budget."""
@@ -321,6 +380,9 @@ class AsyncLLM:
             predicted = (
                 await encode(predicted, add_special_tokens=False, name="prediction") if predicted else []
             )
+        negative = ask.negative_prompt
+        if isinstance(negative, str):
+            negative = await self._engine.encode(negative, name="negative_prompt") if negative else []
         request = Request(
             request_id=f"request-{next(self._numbers)}",
             prompt_token_ids=TokenIds(ids),
@@ -334,14 +396,18 @@ class AsyncLLM:
             texts=await self._engine.text_tokens(ask.params),
             pooling=ask.pooling,
         )
+        request = guided(request, negative)
         while True:
             try:
                 work = forming(request, ask.reading, asked_part(ask.params), divided=ask.divided)
                 form = await formed(work, self._compile)
                 if form.request.grammar is not None:
                     await self._engine.share_vocabulary()
+                made = form.request
+                if ask.adapter:  # its version as of now
+                    made = replace(made, adapter=self._engine.adapter(ask.adapter).digest)
                 running = self._engine.generate(
-                    GenerateAsk(request=form.request, prompt_text=text, reading=form.reading)
+                    GenerateAsk(request=made, prompt_text=text, reading=form.reading)
                 )
             except OverloadedError as error:
                 await asyncio.sleep(error.retry_after)

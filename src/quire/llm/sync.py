@@ -22,11 +22,11 @@ from quire.llm.asked import (
     engine_options,
     one_each,
     one_prompt,
-    predictions,
     priority_list,
     prompt_list,
     refuse_others,
     taken_tools,
+    texts_beside,
 )
 from quire.loader import DEFAULT_MODEL
 from quire.outputs import RequestOutput
@@ -147,7 +147,7 @@ class LLM:
         If it stands for another, that is replaced for later requests; running ones end on theirs. Raises
         CheckpointError or UnsupportedModelError, and changes nothing, for one that is broken or does not fit.
         """
-        self._engine.load_adapter(name, adapter_opener(name, adapter, self._built))
+        self._engine.load_adapter(name, adapter_opener(name, adapter, self._engine.adapters))
 
     def unload_adapter(self, name: str) -> None:
         """Have `name` stand for nothing; running requests end. Raises RequestError for an unknown name."""
@@ -162,14 +162,16 @@ class LLM:
         priority: Sequence[int] | None = None,
         cache_salt: str = "",
         prediction: Prompt | Sequence[Prompt] | None = None,
+        negative_prompt: Prompt | Sequence[Prompt] | None = None,
         adapter: str | Sequence[str] | None = None,
         **others: object,
     ) -> list[RequestOutput]:
         """Run prompts (texts or token ids) to their end; outputs are in the order of the prompts.
 
         One SamplingParams for all or one per prompt; None uses the checkpoint's defaults. `prediction` is what the
-        outputs may turn out to be, for all or one per prompt: such outputs are faster. `adapter` is the name of one for
-        all, or one per prompt, "" being none. `use_tqdm` shows a bar on a
+        outputs may turn out to be, for all or one per prompt: such outputs are faster. `negative_prompt` is what a
+        `guidance_scale` keeps them away from, for all or one per prompt; without it that is the last token of the
+        prompt. `adapter` is the name of one for all, or one per prompt, "" being none. `use_tqdm` shows a bar on a
         terminal and in a notebook; a callable makes it. `others` are arguments of vLLM without a counterpart, which are
         refused unless they ask for nothing. If one prompt is refused, RequestError is raised and none has run.
         """
@@ -186,12 +188,19 @@ class LLM:
                 priority=rank,
                 cache_salt=cache_salt,
                 prediction=predicted,
+                negative_prompt=negative,
                 reading=self._thinks(one),
                 divided=False,
                 adapter=name,
             )
-            for prompt, one, rank, predicted, name in zip(
-                items, each, ranks, predictions(prediction, len(items)), names, strict=True
+            for prompt, one, rank, predicted, negative, name in zip(
+                items,
+                each,
+                ranks,
+                texts_beside("prediction", prediction, len(items)),
+                texts_beside("negative_prompt", negative_prompt, len(items)),
+                names,
+                strict=True,
             )
         ]
         return self._whole(asks, use_tqdm)
@@ -224,15 +233,18 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         prediction: Prompt | None = None,
+        negative_prompt: Prompt | None = None,
         adapter: str = "",
     ) -> TextStream:
         """Generate from one prompt and yield the delta of each step. Closing the stream aborts the request."""
         item = one_prompt(prompt)
-        (one,), (predicted,) = self._params(sampling_params, 1), predictions(prediction, 1)
+        (one,), (predicted,) = self._params(sampling_params, 1), texts_beside("prediction", prediction, 1)
+        (negative,) = texts_beside("negative_prompt", negative_prompt, 1)
         ask = Ask(
             prompt=item,
             params=one,
             prediction=predicted,
+            negative_prompt=negative,
             reading=self._thinks(one),
             divided=False,
             adapter=adapter,
@@ -253,8 +265,8 @@ class LLM:
         """Answer one conversation or several, rendered with the checkpoint's chat template.
 
         Options are those of ChatAsk, such as `chat_template_kwargs` and `reasoning_effort`, `tools`, `tool_choice` and
-        `parallel_tool_calls` as in OpenAI's API, and `prediction` and `adapter` as in `generate`. Each output
-        has the `text` of the answer, its `reasoning` and its `tool_calls`.
+        `parallel_tool_calls` as in OpenAI's API, and `prediction`, `negative_prompt` and `adapter` as in `generate`.
+        Each output has the `text` of the answer, its `reasoning` and its `tool_calls`.
         """
         return self._whole(self._chats(conversations(messages), sampling_params, options), use_tqdm)
 
@@ -273,13 +285,23 @@ class LLM:
     ) -> list[Ask]:
         tools = taken_tools(options)
         each = self._params(params, len(chats))
-        predicted = predictions(options.pop("prediction", None), len(chats))
+        beside = [
+            texts_beside(name, options.pop(name, None), len(chats))
+            for name in ("prediction", "negative_prompt")
+        ]
         names = one_each("adapter", options.pop("adapter", None), len(chats), str, str)
         prompts = [self.encode_chat(chat, **options) for chat in chats]
         reading = self._answer_format().reading(tools)
         return [
-            Ask(prompt=prompt, params=one, prediction=text, reading=reading, adapter=name)
-            for prompt, one, text, name in zip(prompts, each, predicted, names, strict=True)
+            Ask(
+                prompt=prompt,
+                params=one,
+                prediction=text,
+                negative_prompt=negative,
+                reading=reading,
+                adapter=name,
+            )
+            for prompt, one, text, negative, name in zip(prompts, each, *beside, names, strict=True)
         ]
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
 
 from quire.executor.base import Runnable
 from quire.lora.adapter import Adapter
+from quire.lora.base_modules import BaseModules
 from quire.lora.fitting import check_fits, fill_slot
+from quire.lora.read import find_adapter, inside, read_adapter
 from quire.lora.slot_turns import SlotTurns
+from quire.program.memory import adapter_bytes
+from quire.spec import ModelSpec
 from quire.types import CheckpointError, RequestError
 
 Open = Callable[[], Adapter]
 
 
 class AdapterService:
-    """One thread calls it, between steps; slots are filled in a thread of its own while steps of others run.
+    """One thread calls it, between steps; adapters are read, and slots filled, in threads of its own while steps run.
 
     A version is the digest of an adapter's weights and configuration. The weights of the `kept` versions that were read
-    last stay in memory; others are opened again when they are to be put into a slot.
+    last stay in memory; others are opened again when they are to be put into a slot. `loads` and `evictions` count how
+    often each version was put into a slot, and gave one up to another.
     """
 
-    def __init__(self, executor: Runnable, max_loras: int, max_rank: int, kept: int = 0) -> None:
+    def __init__(
+        self, executor: Runnable, spec: ModelSpec, max_loras: int, max_rank: int, kept: int = 0
+    ) -> None:
         self._executor, self._max_rank, self._most_kept = executor, max_rank, kept
+        self._base = cache(partial(BaseModules.of, spec))  # made with the first adapter
+        self.slot_count = max_loras
         self._turns = SlotTurns(max_loras)
         self._slots: dict[str, int] = {}
         self._versions: dict[str, str] = {}
@@ -32,6 +43,9 @@ class AdapterService:
         self._loading: dict[str, Future[Adapter]] = {}
         self._failed: dict[str, str] = {}  # why versions could not be loaded
         self._thread = ThreadPoolExecutor(1, "adapters")
+        self._checks = ThreadPoolExecutor(1, "adapter-checks")
+        self.loads: Counter[str] = Counter()
+        self.evictions: Counter[str] = Counter()
 
     @property
     def slots(self) -> Mapping[str, int]:
@@ -43,18 +57,48 @@ class AdapterService:
         """The digest of the version that each name stands for now."""
         return self._versions
 
+    def opener(self, name: str, path: str, root: str | None = None) -> Open:
+        """What reads an adapter of this model: a path, or a shipped one's name; with `root`, a name in that folder."""
+        most = 2 * adapter_bytes(self._executor.program)  # float32, where a slot is bfloat16
+
+        def read() -> Adapter:
+            folder = None if root is None else Path(root)
+            found = find_adapter(path) if folder is None else inside(folder, path)
+            return read_adapter(
+                found, self._base(), name=name, root=folder, max_rank=self._max_rank, max_bytes=most
+            )
+
+        return read
+
     def register(self, name: str, opener: Open) -> str:
         """Read an adapter, and have a name stand for this version from now on; returns its digest.
 
         Requests of the version before end on that. Raises CheckpointError, and changes nothing, if it cannot be read or
         does not fit the model.
         """
-        adapter = opener()
-        check_fits(self._executor.program, adapter, self._max_rank)
-        self._sources[adapter.digest] = opener
+        adapter = self._checked(opener)
+        self.know(adapter.digest, opener)
         self._versions[name] = adapter.digest
         self._keep(adapter)
         return adapter.digest
+
+    def check(self, opener: Open) -> Future[Adapter]:
+        """Begin to read an adapter, one after the other while steps run; the future raises what `register` does."""
+        return self._checks.submit(self._checked, opener)
+
+    def know(self, digest: str, opener: Open) -> None:
+        """Take a version that was checked, without a name."""
+        self._sources[digest] = opener
+
+    def forget(self, digest: str) -> None:
+        """Have a version unknown, of which no request is left; it stays in its slot until that is needed."""
+        for known in (self._sources, self._kept, self.loads, self.evictions):
+            known.pop(digest, None)
+
+    def _checked(self, opener: Open) -> Adapter:
+        adapter = opener()
+        check_fits(self._executor.program, adapter, self._max_rank)
+        return adapter
 
     def unregister(self, name: str) -> None:
         """Have a name stand for nothing; its requests end on their version. Raises RequestError for an unknown name."""
@@ -84,12 +128,18 @@ class AdapterService:
         if digest in self._slots:
             return self._turns.enter(digest)
         if digest not in self._loading:
+            opener = self._sources.get(digest)
+            if opener is None:
+                raise RequestError("adapter", "this version is not loaded any more")
             claimed = self._turns.claim(digest)
             if claimed is not None:
                 slot, before = claimed
                 if before is not None:
                     del self._slots[before]
-                self._loading[digest] = self._thread.submit(self._load, slot, digest, self._kept.get(digest))
+                    if before in self._sources:
+                        self.evictions[before] += 1
+                kept = self._kept.get(digest)
+                self._loading[digest] = self._thread.submit(self._load, slot, digest, kept, opener)
         return False
 
     def release(self, digest: str) -> None:
@@ -97,7 +147,8 @@ class AdapterService:
         self._turns.leave(digest)
 
     def close(self) -> None:
-        """End the thread, once it has loaded what it is loading."""
+        """End the threads, once they have read what they are reading."""
+        self._checks.shutdown(cancel_futures=True)
         self._thread.shutdown(cancel_futures=True)
 
     def _settle(self) -> None:
@@ -110,11 +161,12 @@ class AdapterService:
                 self._failed[digest] = str(error)
                 continue
             self._slots[digest] = slot
+            self.loads[digest] += 1
             self._turns.leave(digest)  # the claim's
             self._keep(future.result())
 
-    def _load(self, slot: int, digest: str, kept: Adapter | None) -> Adapter:
-        adapter = kept or self._sources[digest]()
+    def _load(self, slot: int, digest: str, kept: Adapter | None, opener: Open) -> Adapter:
+        adapter = kept or opener()
         if adapter.digest != digest:
             raise CheckpointError(f"adapter {adapter.name}: its files changed since it was loaded")
         fill_slot(self._executor, slot, adapter)

@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quire.config.shipped import shipped_adapters
-from quire.loader.gguf_file import GGUFFile
 from quire.lora.adapter import F32, Adapter
 from quire.lora.base_modules import BaseModules
-from quire.lora.gguf_adapter import GGUFAdapter, is_adapter
 from quire.lora.module_pairs import MAX_RANK, AdapterFile, ModulePair, check_rank, checked, combined, unknown
 from quire.lora.peft_folder import CONFIG, WEIGHTS, PeftFolder
 from quire.spec import ModelSpec
@@ -70,6 +68,9 @@ def names_adapter(path: Path) -> bool:
         )
     if path.suffix != ".gguf" or not path.is_file():
         return False
+    from quire.loader.gguf_file import GGUFFile
+    from quire.lora.gguf_adapter import is_adapter
+
     try:
         file = GGUFFile(path)
     except CheckpointError:
@@ -95,11 +96,17 @@ def open_adapter(path: Path, *, root: Path | None = None) -> Iterator[AdapterFil
         raise CheckpointError(f"{path}: an adapter is a folder with {CONFIG}, or a .gguf file")
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist")
-    file: AdapterFile = PeftFolder(path) if path.is_dir() else GGUFAdapter(path)
+    file = PeftFolder(path) if path.is_dir() else _gguf(path)
     try:
         yield file
     finally:
         file.close()
+
+
+def _gguf(path: Path) -> AdapterFile:
+    from quire.lora.gguf_adapter import GGUFAdapter  # a start with folders does not need it
+
+    return GGUFAdapter(path)
 
 
 def read_adapter(

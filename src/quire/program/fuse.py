@@ -1,6 +1,7 @@
 """Fusing: an op becomes the last part of the op before it, where nothing else reads what is between them.
 
     linear gate_up -> gate_up · gated_act -> gated       becomes    linear gate_up -> gated
+    linear up -> up · activate -> gated                  becomes    linear up -> gated
     norm -> hidden · quantize -> hidden_bytes            becomes    norm -> hidden_bytes
     attend -> mixed · quantize -> mixed_bytes            becomes    attend -> mixed_bytes, by way of mixed
 
@@ -23,7 +24,7 @@ from quire.program.tensors import Param
 
 
 def fuse(program: Program) -> Program:
-    """The same program with every GatedAct and Quantize in the op that fills its input, where it can be."""
+    """The same program with every GatedAct, Activate and Quantize in the op that fills its input, where it can be."""
     params = {param.name: param for param in program.all_params}
     kept = {output.buffer for output in program.outputs}
     body = _fused(program.body, program.head, params, kept)
@@ -40,11 +41,13 @@ def _fused(
     found: list[Op] = []
     for index, op in enumerate(ops):
         joined = None
-        if isinstance(op, Quantize | GatedAct) and found:
-            between = op.x if isinstance(op, Quantize) else op.gate_up
+        if isinstance(op, Quantize | GatedAct | Activate) and found:
+            between = op.gate_up if isinstance(op, GatedAct) else op.x
             if between not in kept and not _read(between, (*ops[index + 1 :], *after)):
                 joined = (
-                    _rounding(found[-1], op) if isinstance(op, Quantize) else _gated(found[-1], op, params)
+                    _rounding(found[-1], op)
+                    if isinstance(op, Quantize)
+                    else _activated(found[-1], op, params)
                 )
         if joined is None:
             found.append(op)
@@ -53,13 +56,15 @@ def _fused(
     return tuple(found)
 
 
-def _gated(op: Op, act: GatedAct, params: Mapping[str, Param]) -> Op | None:
-    """Both in one when `op` is the one linear of gate and up, and panels of its packed weight hold one of them each."""
+def _activated(op: Op, act: GatedAct | Activate, params: Mapping[str, Param]) -> Op | None:
+    """Both in one when `op` is the one linear of what `act` takes, and panels of its packed weight hold gate or up."""
+    up = isinstance(act, GatedAct)
     match op:
-        case Linear(weight=weight, out=act.gate_up, first=0) if (
-            params[weight].rows % (2 * _native.PANEL_ROWS) == 0
+        case Linear(weight=weight, out=out, first=0, act=None, rows=0) if (
+            out == reads(act)[0] != act.out
+            and params[weight].rows % ((2 if up else 1) * _native.PANEL_ROWS) == 0
         ):
-            return replace(op, out=act.out, act=act.act)
+            return replace(op, out=act.out, act=act.act, up=up)
     return None
 
 

@@ -41,11 +41,24 @@ def lower_attention(to: Lowering, index: int, att: Attention, hidden: str) -> st
         f"{at}.qkv", hidden, qkv, sources, rows, axes=axes, bias=att.qkv_bias, fused=names.qkv.format(i=index)
     )  # fmt: skip
     to.body.append(_rope_write(to, index, att, shape, qkv))
+    if att.alibi and to.plan.tensor_parallel_size > 1:
+        raise UnsupportedModelError("tensor_parallel_size above 1 is not supported with ALiBi")
     sinks = None
     if att.sinks:
         sinks = to.vector(f"{at}.sinks", (Part(names.sinks.format(i=index), att.heads, row_axis="heads"),))
     to.body.append(
-        Attend(qkv, mixed, shape, layer, att.scale, att.window, att.softcap, sinks, causal=att.causal)
+        Attend(
+            qkv,
+            mixed,
+            shape,
+            layer,
+            att.scale,
+            att.window,
+            att.softcap,
+            sinks,
+            causal=att.causal,
+            alibi=att.alibi,
+        )
     )
     source = names.o.format(i=index)
     to.branch(

@@ -20,6 +20,7 @@ from quire.server.heartbeat import Heartbeat
 from quire.server.pieces import Pieces, gathered, portions, value
 from quire.server.request_memory import answer_costs
 from quire.server.requests import GenerationRequest
+from quire.server.served import Served
 from quire.types import RequestError
 
 ChunkOf = Callable[[int, StreamDelta], bytes]
@@ -37,21 +38,24 @@ def make_envelope(
 
     Two requests with the same request id are independent: the id only appears in the response.
     """
-    model = generating_model(context, exchange, body.model)
+    served = generating_model(context, exchange, body.model)
     name = answer_id(prefix, body.request_id)
     kind = "text_completion" if prefix == "cmpl" else _CHAT_KINDS[bool(body.stream)]
-    return Envelope(name, kind, int(time.time()), model, context.fingerprint())
+    return Envelope(name, kind, int(time.time()), served.name, served.fingerprint(context.engine.card))
 
 
-def generating_model(context: ServerContext, exchange: Exchange, asked: str | None) -> str:
-    """The served name for the requested one, for the log too. Raises ApiError for an unknown name, RequestError for a
-    model that generates no text.
+def generating_model(context: ServerContext, exchange: Exchange, asked: str | None) -> Served:
+    """What a requested name stands for: the requests of this exchange are for it, and the answer says so. Raises
+    ApiError for an unknown name, RequestError for a model that generates no text.
     """
-    model, pooling = context.model(asked), context.engine.card.pooling
-    if pooling is not None:
-        raise RequestError("model", f"this model is for the task {pooling.task}, and generates no text")
-    exchange.details["model"] = model
-    return model
+    served, card = context.find(asked), context.engine.card
+    if card.pooling is not None:
+        raise RequestError("model", f"this model is for the task {card.pooling.task}, and generates no text")
+    exchange.served, exchange.details["model"] = served, served.name
+    if served.digest:
+        exchange.held.keep(context.engine.keep_adapter(served.digest))
+    exchange.add_headers([(b"x-quire-model-version", served.fingerprint(card).encode())])
+    return served
 
 
 def answer_id(prefix: str, given: str | None) -> str:

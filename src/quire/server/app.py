@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from quire.config.serving import ServingConfig
-from quire.server import chat, completions, control, embeddings, scoring, status, tokens
+from quire.server import adapter_routes, chat, completions, control, embeddings, scoring, status, tokens
 from quire.server.access import AccessControl
 from quire.server.admin import AdminAccess, closed_routes
 from quire.server.batches import batch_routes
@@ -40,6 +40,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     *tokens.ROUTES,
     *status.ROUTES,
     *control.ROUTES,
+    *adapter_routes.ROUTES,
     *DIALECTS,
     Act(
         verb="GET", path=REALTIME_PATH.decode(), summary="A conversation over a WebSocket", tag="generation",

@@ -34,7 +34,7 @@ from quire.server.logprob_bodies import TokenTexts, prompt_pieces
 from quire.server.requests import ChatCompletionRequest, Documents, Messages, Tools, Variables
 from quire.server.responses import ChatCompletion, ChatCompletionChunk
 from quire.server.routes import Post
-from quire.server.sampling import chat_params, check_logprobs, make_ask, predicted
+from quire.server.sampling import chat_params, check_logprobs, make_ask, predicted, with_negative
 from quire.server.structured import find_structure, with_grammar
 from quire.text.chat_renderer import ChatAsk
 from quire.text.tools import ToolUse, read_tools
@@ -137,6 +137,7 @@ async def prepare_chat(
     prediction = await predicted(context, body)
     texts = await context.engine.text_tokens(params) if params.has_texts else None
     ask = make_ask(context, exchange, body, params, prompt, request_id, prediction, texts)
+    (ask,) = await with_negative(context, body, [ask])
     if raw is None:
         ask, dropped = await with_form(context, exchange, ask, tools, structure)
     elif structure is None:

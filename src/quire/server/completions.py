@@ -50,6 +50,7 @@ from quire.server.sampling import (
     make_ask,
     predicted,
     scores_only,
+    with_negative,
 )
 from quire.server.structured import find_structure, with_grammar
 from quire.text.infill import InfillAsk
@@ -111,6 +112,7 @@ async def prepare_completion(
         )
         for i, prompt in enumerate(prompts)
     ]
+    asks = await with_negative(context, body, asks)
     dropped: tuple[str, ...] = ()
     if params.thinking_token_budget is not None:
         forms = [await with_form(context, exchange, ask, None, structure, divided=False) for ask in asks]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
-from quire import __version__
 from quire.config.serving import ServingConfig
 from quire.engine.api import Engine, ModelCard, require_ready
 from quire.records import dataclass
@@ -20,6 +18,7 @@ from quire.server.logprob_bodies import TokenTexts
 from quire.server.metrics import ServerMetrics
 from quire.server.replay import Replays
 from quire.server.request_memory import RequestMemory
+from quire.server.served import Served, ServedModels
 from quire.server.step_profile import StepProfile
 
 if TYPE_CHECKING:
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from quire.server.exposition import Exposition
     from quire.server.output_hooks import OutputHooks
     from quire.server.tracing import Tracer
+
+_NAMES_SHOWN = 20  # in a message
 
 
 class Reader(Protocol):
@@ -53,11 +54,11 @@ class ServerContext:
     hooks: OutputHooks | None = None  # with --output-hook
     responses: ResponseStore | None = None  # made at the first use
     behind: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # responses in the background, by id
+    served: ServedModels = field(init=False)
     replays: Replays = field(init=False)
     profile: StepProfile = field(init=False)
     connections: Collection[Reader] = ()
     batches: BatchService | None = None  # with --files-dir
-    also: frozenset[str] = frozenset()  # names that were resolved before a request came here
     has_keys: bool = False  # clients must present a key
     memory: RequestMemory = field(init=False)
     texts: TokenTexts = field(init=False)
@@ -65,6 +66,7 @@ class ServerContext:
 
     def __post_init__(self) -> None:
         self.memory = RequestMemory(self.engine, self.config.max_num_queued_reqs)
+        self.served = ServedModels(self.engine, self.config)
         self.replays = Replays(lambda: self.memory.replays)
         self.profile = StepProfile(self.engine, self.config.profile_dir)
         self.texts, self.texts_as_ids = TokenTexts(self.engine), TokenTexts(self.engine, as_ids=True)
@@ -83,24 +85,22 @@ class ServerContext:
         require_ready(self.engine.state)
         return self.engine.card
 
-    def names(self) -> tuple[str, ...]:
-        """The names under which the model is served."""
-        return self.config.served_model_name or (self.engine.card.name,)
+    def names(self) -> Sequence[str]:
+        """The names of the model alone; the first is reported."""
+        return self.served.base()
 
     def model(self, asked: str | None) -> str:
         """The served name for the requested one. Raises ApiError 404 for an unknown name."""
-        names = self.names()
-        if asked is None:
-            return names[0]
-        if asked not in names and asked not in self.also:
-            message = f"model: {shorten(asked, 200)!r} is not served here; available: {', '.join(names)}"
-            raise ApiError(404, message, code="model_not_found", param="model")
-        return asked
+        return self.find(asked).name
 
-    def fingerprint(self) -> str:
-        """Equal for equal versions of Quire serving the same model: what system_fingerprint promises."""
-        text = f"{__version__} {self.engine.card.config_sha256} {self.engine.card.template_hash}"
-        return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
+    def find(self, asked: str | None) -> Served:
+        """What a requested name stands for. Raises ApiError 404 for an unknown one."""
+        found = self.served.find(asked)
+        if found is None:
+            names = ", ".join(one.name for one in self.served.all()[:_NAMES_SHOWN])
+            message = f"model: {shorten(asked or '', 200)!r} is not served here; available: {names}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+        return found
 
     async def sweep(self) -> None:
         """End responses whose client has not read for `reader_timeout` seconds; runs until cancelled.

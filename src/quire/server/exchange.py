@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from quire.answers import Timings
 from quire.records import dataclass
@@ -18,6 +18,9 @@ from quire.server.errors import OPENAI_ERRORS, ApiError, ClientGoneError, Header
 from quire.server.pieces import gathered
 from quire.server.request_memory import MAX_RECORDED_BYTES, Held, RequestMemory
 from quire.types import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.server.served import Served
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -88,6 +91,7 @@ class Exchange:
         self.received = 0.0  # when the body was complete; a time like `arrival`
         self.details: dict[str, Any] = {}  # for the access log and the span
         self.timings: Timings | None = None  # of the prompt that ended last
+        self.served: Served | None = None  # what its requests are for, once that is known
         self.params: SamplingParams | None = None  # of a generation, for the span
         self.finish_reasons: list[str] = []  # of its samples
         self.memory = memory
@@ -335,7 +339,7 @@ class Exchange:
         scope = {name: value for name, value in self.scope.items() if not name.startswith("quire.")}
         made = Exchange(scope, receive, send, self.memory)
         made.tenant, made.request_id, made.handler = self.tenant, self.request_id, self.handler
-        made.held, self.held = self.held, Held()
+        made.held, self.held, made.served = self.held, Held(), self.served
         return made
 
     def watch(self) -> HangUpWatch:

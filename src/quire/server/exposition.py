@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from quire import __version__
 from quire.answers import CALL_OUTCOMES
 from quire.engine.api import STEP_TOKEN_BOUNDS, EngineState, EngineStats
+from quire.server.adapter_metrics import adapter_families
 from quire.server.histogram import Histogram
 from quire.server.metrics import COMPILE, FINE, HOOK_OUTCOMES, ServerMetrics
 from quire.structured.ask import KINDS
@@ -66,6 +67,7 @@ class Exposition(Collector):
         yield from self._tgi_families(stats, labels)
         acceptance = self._metrics.engine.card.acceptance if labels["model_name"] else "same"
         yield from _engine_families(stats, labels, acceptance)
+        yield from adapter_families(self._metrics, labels)
         yield _startup_family(self._metrics.engine.startup)
         yield from self._token_families(labels)
         yield from self._grammar_families(labels)

@@ -86,7 +86,7 @@ _WHY = {
     "service_tier": "must be auto or default; there is one tier",
     "system": "not supported; send a message with the role system",
     "template": "not accepted; the template is part of the model",
-    "watermark": "not supported; texts carry no hidden mark, which would change what the model says",
+    "watermark": "must be false; a watermark is asked for with watermark_delta",
     "think": "not supported; set the variable that the template reads in chat_template_kwargs, such as enable_thinking",
 }
 

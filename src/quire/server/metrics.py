@@ -89,6 +89,7 @@ class ServerMetrics:
         self.finished: Counter[str] = Counter()
         self.hooked: Counter[str] = Counter()  # chunks by what the output hook made of them
         self.tokens: Counter[str] = Counter()
+        self.adapter_tokens: Counter[tuple[str, str]] = Counter()  # by name and kind
         self.grammars = GrammarCounts()
         self.http: Counter[tuple[str, str, str]] = Counter()
         self.http_seconds: dict[tuple[str, str], Histogram] = {}
@@ -98,7 +99,11 @@ class ServerMetrics:
         self, exchange: Exchange, asks: Sequence[GenerateAsk], outputs: Sequence[RequestOutput]
     ) -> None:
         """Count a generation that has ended, for whatever reason."""
+        adapter = exchange.served.name if exchange.served is not None and exchange.served.digest else ""
         for ask, output in zip(asks, outputs, strict=False):
+            if adapter:
+                self.adapter_tokens[adapter, "prompt"] += output.usage.prompt_tokens
+                self.adapter_tokens[adapter, "generation"] += output.usage.completion_tokens
             for sample in output.outputs:
                 self.finished[str(sample.finish_reason or FinishReason.ABORT)] += 1
             self.tokens["prompt"] += output.usage.prompt_tokens

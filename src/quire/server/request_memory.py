@@ -181,12 +181,15 @@ class _Turn:
 
 
 class Held:
-    """The memory that one request has taken. `tenant`: its API key when there are several, as soon as it is known."""
+    """The memory that one request has taken, and what else it keeps until its end. `tenant`: its API key when there are
+    several, as soon as it is known.
+    """
 
-    __slots__ = ("_sizes", "tenant")
+    __slots__ = ("_releases", "_sizes", "tenant")
 
     def __init__(self) -> None:
         self._sizes: dict[Pool, int] = {}
+        self._releases: list[Callable[[], None]] = []
         self.tenant = ""
 
     def assign(self, tenant: str) -> None:
@@ -224,8 +227,14 @@ class Held:
             self._sizes[pool] -= size
             pool.give(size, self.tenant)
 
+    def keep(self, release: Callable[[], None]) -> None:
+        """Call `release` at the end."""
+        self._releases.append(release)
+
     def close(self) -> None:
         """Return everything."""
+        while self._releases:
+            self._releases.pop()()
         for pool in list(self._sizes):
             self.give(pool)
 
@@ -383,7 +392,16 @@ def answer_costs(
         "stop": STOP_CHAR * sum(map(len, params.stop)) * len(asks),
         "structured_outputs": _grammar_cost(asks),
         "prediction": _prediction_cost(asks),
+        "negative_prompt": _negative_cost(asks, samples, generated),
     }
+
+
+def _negative_cost(asks: Sequence[GenerateAsk], samples: int, generated: int) -> int:
+    """The second sequences of guided samples in the engine: their prompt, and what the first ones generate."""
+    negative = asks[0].request.negative_prompt
+    if negative is None:
+        return 0
+    return len(asks) * len(negative) * (ENGINE_TOKEN + samples * SEQUENCE_TOKEN) + generated * ENGINE_TOKEN
 
 
 def _prediction_cost(asks: Sequence[GenerateAsk]) -> int:

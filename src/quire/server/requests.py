@@ -238,6 +238,14 @@ class GenerationRequest(_Sampling, kw_only=True):
         Prediction | None,
         Meta(description="a predicted output: it makes an answer like it faster, and no other"),
     ] = None
+    # transformers, text-generation-webui
+    negative_prompt: Annotated[
+        str | None,
+        Meta(
+            description="what guidance_scale keeps the answer away from; default: the last token of the prompt"
+        ),
+    ] = None
+    negative_prompt_ids: Annotated[list[int] | None, Meta(description="the same as token ids")] = None
     # vLLM
     stop_token_ids: Annotated[_NamedIds | None, _known("stop_token_ids")] = None
     allowed_token_ids: Annotated[

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quire.beams import Beams
 from quire.core.policy import BACKGROUND
-from quire.engine.api import GenerateAsk
+from quire.engine.api import GenerateAsk, guided
 from quire.parameters import TextTokens
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
@@ -140,6 +141,20 @@ async def predicted(context: ServerContext, body: GenerationRequest) -> TokenIds
     return TokenIds(await context.engine.encode(text, add_special_tokens=False, name="prediction"))
 
 
+async def with_negative(
+    context: ServerContext, body: GenerationRequest, asks: Sequence[GenerateAsk]
+) -> list[GenerateAsk]:
+    """The requests of a body, with its negative prompt where they are guided. Raises ApiError or RequestError."""
+    text, given = body.negative_prompt, body.negative_prompt_ids
+    body.negative_prompt = body.negative_prompt_ids = None
+    if text is not None and given is not None:
+        raise bad_request("negative_prompt_ids", "negative_prompt_ids: not together with negative_prompt")
+    if given is not None:
+        check_token_ids("negative_prompt_ids", given, context.card().vocab_size)
+    ids = await context.engine.encode(text, name="negative_prompt") if text else given or ()
+    return [replace(ask, request=guided(ask.request, ids)) for ask in asks]
+
+
 def beams_of(body: GenerationRequest) -> Beams | None:
     """The beam search of a request. Raises ApiError for fields of one without it, and for a stream."""
     given = {
@@ -198,6 +213,7 @@ def make_ask(
             f"prompt_logprobs: {entries} entries for {scored} prompt tokens are over the limit of "
             f"{MAX_PROMPT_LOGPROB_ENTRIES}",
         )
+    assert exchange.served is not None, "a route that generates calls generating_model first"
     request = Request(
         request_id=request_id,
         prompt_token_ids=prompt,
@@ -210,6 +226,7 @@ def make_ask(
         prediction=prediction,
         beams=beams_of(body),
         texts=texts,
+        adapter=exchange.served.digest,
     )
     return GenerateAsk(
         request=request,

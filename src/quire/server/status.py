@@ -10,11 +10,12 @@ from typing import Any, Literal
 import msgspec
 
 from quire import __version__
-from quire.engine.api import EngineState
+from quire.engine.api import EngineState, ModelCard
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, retry_headers, shorten
 from quire.server.exchange import Exchange
 from quire.server.routes import Act, Get, HttpRoute
+from quire.server.served import Served
 
 
 class HealthBody(msgspec.Struct):
@@ -47,11 +48,13 @@ class ModelBody(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "quire"
     root: str
-    parent: None = None
+    parent: str | None = None
+    version: str
     max_model_len: int
     architecture: str
     vocab_size: int
     config_sha256: str
+    adapter_sha256: str | None
     template_sha256: str | None
     permission: list[Any] = []
 
@@ -129,19 +132,24 @@ async def model(context: ServerContext, exchange: Exchange) -> ModelBody:
 
 def _models(context: ServerContext) -> list[ModelBody]:
     card = context.card()
-    return [
-        ModelBody(
-            id=name,
-            created=card.created,
-            root=card.name,
-            max_model_len=card.max_model_len,
-            architecture=card.architecture,
-            vocab_size=card.vocab_size,
-            config_sha256=card.config_sha256,
-            template_sha256=card.template_hash,
-        )
-        for name in context.names()
-    ]
+    return [_body(one, card, context.names()[0]) for one in context.served.all()]
+
+
+def _body(one: Served, card: ModelCard, parent: str) -> ModelBody:
+    adapter = one.adapter
+    return ModelBody(
+        id=one.name,
+        created=(adapter or card).created,
+        root=card.name if adapter is None else adapter.path,
+        parent=None if adapter is None else parent,
+        version=one.fingerprint(card),
+        max_model_len=card.max_model_len,
+        architecture=card.architecture,
+        vocab_size=card.vocab_size,
+        config_sha256=card.config_sha256,
+        adapter_sha256=one.digest or None,
+        template_sha256=card.template_hash,
+    )
 
 
 ROUTES: tuple[HttpRoute, ...] = (

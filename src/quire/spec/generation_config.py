@@ -21,7 +21,6 @@ _NOT_APPLIED: dict[str, tuple[object, ...]] = {
     "exponential_decay_length_penalty": (None,),
     "forced_bos_token_id": (None,),
     "forced_eos_token_id": (None,),
-    "guidance_scale": (None, 1, 1.0),
     "no_repeat_ngram_size": (None, 0),
     "num_beams": (None, 1),
     "penalty_alpha": (None, 0, 0.0),

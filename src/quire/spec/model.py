@@ -79,7 +79,8 @@ class Attention:
     `window` 0 is full attention; else position p attends to positions p-window+1 … p. `rope` None means no rotation.
     `softcap` above 0 bounds the scores to ±softcap by tanh. `sinks`: each head has a learned logit in the softmax
     without a value. Not `causal`, a position attends to those behind it too, up to p+window-1 with a window: an encoder
-    (1810.04805), whose texts are computed whole. See program/ops.Attend.
+    (1810.04805), whose texts are computed whole. `alibi`: scores lose with the distance of the key (2108.12409). See
+    program/ops.Attend.
     """
 
     heads: int
@@ -94,6 +95,7 @@ class Attention:
     softcap: float = 0.0
     sinks: bool = False
     causal: bool = True
+    alibi: bool = False
 
 
 @dataclass(frozen=True, slots=True)

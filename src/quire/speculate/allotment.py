@@ -175,6 +175,7 @@ class Allotment:
         best, best_rate = 0, _GAIN * rows / curve[rows]
         bill, beside = _Bill(self._passes, self.costs.unit) if self._passes else None, self._beside()
         taken = dict.fromkeys(shapes, 0)
+        tips: dict[tuple[int, int], int] = {}  # drafts taken, by sequence and depth
         while heap and len(order) < last:
             gain, seq_id, depth, rank = heap[0]
             shape = shapes[seq_id]
@@ -190,7 +191,12 @@ class Allotment:
                 cost += bill.add(depth, rank, shape.offer.behind) if shape.offer.behind else bill.sum
             if tokens / cost > best_rate:
                 best, best_rate = len(order), tokens / cost
-            more = shape.behind(gain, seq_id, depth, rank, deepest)
+            goes_on = depth < deepest
+            if goes_on and shape.offer.siblings:
+                number = tips.get((seq_id, depth), 0)
+                tips[seq_id, depth] = number + 1
+                goes_on = number < shape.offer.spread
+            more = shape.behind(gain, seq_id, depth, rank, goes_on)
             if more:
                 heapq.heapreplace(heap, more[0])
                 for draft in more[1:]:
@@ -248,13 +254,13 @@ class _Shape:
             return rate
         return sum(rate**depth for depth in range(1, self.whole + 1)) / self.offer.length
 
-    def behind(self, gain: float, seq_id: int, depth: int, rank: int, deepest: int) -> list[_Draft]:
-        """The drafts that can be taken when this one has been: behind it, and beside it."""
+    def behind(self, gain: float, seq_id: int, depth: int, rank: int, goes_on: bool) -> list[_Draft]:
+        """The drafts that can be taken when this one has been: behind it, if it goes on, and beside it."""
         found: list[_Draft] = []
         if self.whole:
             return found
         gains = self._gains
-        if depth < deepest and depth < self._depth and (not rank or self.offer.full):
+        if goes_on and depth < self._depth:
             found.append((gain * gains[0], seq_id, depth + 1, 0))
         if rank + 1 < len(gains) and gains[rank]:
             found.append((gain / gains[rank] * gains[rank + 1], seq_id, depth, rank + 1))

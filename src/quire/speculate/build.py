@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from quire.cache_kinds import CacheGroup, StateGroup
 from quire.config.schema import ResolvedConfig
-from quire.config.speculative import SpeculativeConfig
+from quire.config.speculative import MAX_DEPTH, SpeculativeConfig
 from quire.executor.base import Executor, Judging, Limits, Outputs, StepArrays
 from quire.executor.plans import decode_sizes
 from quire.program.cost import Row, step_cost
@@ -155,6 +155,7 @@ def _drafted(
     executor.bind(drafter.limits, arrays)
     executor.prepare(decode_sizes(drafter.limits.max_rows))
     relative = draft_cost(chosen, target.program, program)
+    growth = TreeGrowth(chosen.width, chosen.tree_width)
     if drafter.features is not None:
         from quire.speculate.target_rows import TargetRows
 
@@ -163,7 +164,7 @@ def _drafted(
             from quire.speculate.medusa import MedusaProposer
 
             costs = PassCosts(most, relative, once=True)
-            growth = TreeGrowth(chosen.width, full=True)
+            growth = TreeGrowth(chosen.width, MAX_DEPTH)
             return MedusaProposer(
                 executor, arrays, rows, worker.guess, worker.line, growth=growth, costs=costs
             )
@@ -171,29 +172,32 @@ def _drafted(
             from quire.speculate.draft_modules import ModuleDraftProposer
 
             return ModuleDraftProposer(
-                executor, arrays, rows, worker.guess, worker.line, growth=TreeGrowth(chosen.width),
-                costs=PassCosts(most, relative), max_tokens=most, longest=drafter.longest,
+                executor, arrays, rows, worker.guess, worker.line, growth=growth,
+                costs=PassCosts(most, relative), limits=drafter.limits, longest=drafter.longest,
             )  # fmt: skip
         from quire.speculate.feature_drafts import FeatureDraftProposer
 
         return FeatureDraftProposer(
-            executor, arrays, rows, worker.guess, worker.line, growth=TreeGrowth(chosen.width),
-            costs=PassCosts(most, relative), max_tokens=most, longest=drafter.longest, ids=drafter.ids,
+            executor, arrays, rows, worker.guess, worker.line, growth=growth,
+            costs=PassCosts(most, relative), limits=drafter.limits, longest=drafter.longest, ids=drafter.ids,
         )  # fmt: skip
+    from quire.speculate.draft_branches import DraftBranches
     from quire.speculate.draft_cache import DraftCache
     from quire.speculate.draft_model import DraftModelProposer
     from quire.speculate.draft_passes import DraftPasses
 
     passes = DraftPasses(
-        executor.run, arrays, worker.guess, TreeGrowth(chosen.width), vocab=program.ids or program.vocab,
+        executor.run, arrays, worker.guess, growth, vocab=program.ids or program.vocab,
         max_tokens=most, costs=PassCosts(most, relative),
     )  # fmt: skip
     cache = DraftCache(table, limits.block_size, drafter.window)
-    return DraftModelProposer(passes, worker.line, cache, drafter.longest)
+    branches = DraftBranches(arrays, drafter.limits, executor.copy_blocks)
+    return DraftModelProposer(passes, branches, worker.line, cache, drafter.longest)
 
 
 def _self_draft(chosen: SpeculativeConfig, worker: Worker, target: Executor, limits: Limits) -> Proposer:
     """The first layers and the head of the target, on its own cache."""
+    from quire.speculate.draft_branches import DraftBranches
     from quire.speculate.draft_model import DraftModelProposer
     from quire.speculate.draft_passes import DraftPasses
     from quire.speculate.tree_growth import TreeGrowth
@@ -205,12 +209,19 @@ def _self_draft(chosen: SpeculativeConfig, worker: Worker, target: Executor, lim
         target.run_range(tokens, rows, logit_rows, 0, stop)
         return target.run_head(logit_rows)
 
-    costs = PassCosts(limits.max_rows, draft_cost(chosen, program, None))
+    costs = PassCosts(limits.max_logit_rows, draft_cost(chosen, program, None))
+    growth = TreeGrowth(chosen.width, chosen.tree_width)
     passes = DraftPasses(
-        run, worker.arrays, worker.guess, TreeGrowth(chosen.width), vocab=program.vocab, max_tokens=limits.max_tokens,
+        run,
+        worker.arrays,
+        worker.guess,
+        growth,
+        vocab=program.vocab,
+        max_tokens=limits.max_tokens,
         costs=costs,
-    )  # fmt: skip
-    return DraftModelProposer(passes, worker.line, None, limits.max_len)
+    )
+    branches = DraftBranches(worker.arrays, limits, target.copy_blocks)
+    return DraftModelProposer(passes, branches, worker.line, None, limits.max_len)
 
 
 def _own_ops(chosen: SpeculativeConfig, program: Program) -> int:

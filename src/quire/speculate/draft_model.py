@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from quire.draft_paths import agreement
 from quire.records import dataclass
+from quire.speculate.draft_branches import DraftBranches
 from quire.speculate.draft_cache import DraftCache
 from quire.speculate.draft_passes import DraftPasses, Draw, PassRow
 from quire.speculate.proposer import DraftTree, Offer, Room
 from quire.speculate.step_costs import PassCosts
-from quire.speculate.tree_growth import DraftPlace
+from quire.speculate.tree_growth import GrowingTree
 from quire.types import NewSeq
 
 NEAR = 32  # tokens behind that are the price of one step; more are spread over the steps to come
@@ -25,8 +26,7 @@ _LEARN = 0.1  # of an answer in the mean length of answers
 
 @dataclass(slots=True)
 class _Text:
-    """A sequence. `done` tokens are in the draft's cache; `hashes`: see DraftCache. `trunk` are the places along the
-    drafts that passes went on with."""
+    """A sequence. `done` tokens are in the draft's cache; `hashes`: see DraftCache. `tree`: of its latest drafts."""
 
     line: int
     tokens: list[int]
@@ -34,28 +34,30 @@ class _Text:
     most: int  # tokens that it may still get
     done: int
     hashes: list[int]
-    trunk: list[DraftPlace]
-
-    @property
-    def drafts(self) -> list[int]:
-        """The likeliest draft in each place."""
-        return [place.token_ids[0] for place in self.trunk if place.token_ids]
+    tree: GrowingTree | None = None
 
 
 class DraftModelProposer:
     """Drafts with passes of a model over the lines of running sequences, whose numbers `line` knows; for texts of up to
     `longest` tokens.
 
-    Without `cache` the model writes to the cache of the target, which has every token but the latest.
+    Without `cache` the model writes to the cache of the target, which has every token but the latest. `branches` are of
+    the cache that it writes to.
     """
 
     GRADES = 1
     MOST_SECONDS = float("inf")  # passes are weighed by what they cost
 
     def __init__(
-        self, passes: DraftPasses, line: Callable[[int], int], cache: DraftCache | None, longest: int
+        self,
+        passes: DraftPasses,
+        branches: DraftBranches,
+        line: Callable[[int], int],
+        cache: DraftCache | None,
+        longest: int,
     ) -> None:
         self._passes, self.line, self._cache, self._longest = passes, line, cache, longest
+        self._branches = branches
         self.passes: PassCosts | None = passes.costs
         self._texts: dict[int, _Text] = {}
         self._answer = FIRST_ANSWER  # mean length
@@ -74,7 +76,7 @@ class DraftModelProposer:
             return  # the draft knows ids only
         most = 2**31 if new.params.max_tokens is None else new.params.max_tokens
         self._texts[new.seq_id] = _Text(
-            self.line(new.seq_id), list(new.token_ids), new.prompt_len, most, 0, [], []
+            self.line(new.seq_id), list(new.token_ids), new.prompt_len, most, 0, []
         )
 
     def stop(self, seq_id: int) -> None:
@@ -86,10 +88,11 @@ class DraftModelProposer:
         text = self._texts.get(seq_id)
         if text is None:
             return
-        if drafts := text.drafts:  # the last of them has not been computed
-            text.done += min(agreement(drafts, tokens), len(drafts) - 1)
-            self._passes.growth.learn(text.trunk[0], tokens)
-        text.trunk = []
+        if text.tree is not None:
+            if text.tree.own is not None:
+                text.done += agreement(text.tree.own.path(), tokens)
+            self._passes.growth.learn(text.tree.root, tokens)
+            text.tree = None
         text.tokens += tokens
         if self._cache:
             self._cache.note(text.line, text.tokens, text.done, text.hashes)
@@ -106,20 +109,21 @@ class DraftModelProposer:
         return offers
 
     def propose(self, rooms: Mapping[int, Room]) -> dict[int, DraftTree | list[int]]:
-        growth = self._passes.growth
-        texts = self._catch_up(rooms)
-        left = texts
-        while left := {s: text for s, text in left.items() if growth.goes_on(text.trunk, rooms[s])}:
-            drawn = self._passes.run(
-                [
-                    PassRow(t.line, len(t.tokens) + len(t.trunk) - 1, t.trunk[-1].token_ids[:1])
-                    for t in left.values()
-                ]
-            )
-            for text, place in zip(left.values(), drawn, strict=True):
-                text.trunk[-1].below[0] = place
-                text.trunk.append(place)
-        return {s: growth.drafts(text.trunk[0], rooms[s].drafts) for s, text in texts.items()}
+        growth, branches = self._passes.growth, self._branches
+        trees = self._catch_up(rooms)
+        branches.clear()
+        left = trees
+        while left := {
+            s: (text, tree)
+            for s, (text, tree) in left.items()
+            if branches.go_on(growth, tree, rooms[s], text.line, len(text.tokens))
+        }:
+            branches.copy()
+            rows = [branches.rows(tree, text.line, len(text.tokens)) for text, tree in left.values()]
+            drawn = iter(self._passes.run([row for each in rows for row in each]))
+            for _, tree in left.values():
+                tree.add([next(drawn) for _ in tree.tips])
+        return {s: growth.drafts(tree.root, rooms[s].drafts) for s, (_, tree) in trees.items()}
 
     def _behind(self, text: _Text) -> float:
         """Tokens to compute before the first draft, as Offer counts them."""
@@ -130,8 +134,9 @@ class DraftModelProposer:
         to_come = min(max(self._answer, made), text.most) - made
         return 1 + behind / max(1.0, to_come)
 
-    def _catch_up(self, rooms: Mapping[int, Room]) -> dict[int, _Text]:
-        """One pass up to the latest tokens, as far as it holds them; the sequences that now have their first place."""
+    def _catch_up(self, rooms: Mapping[int, Room]) -> dict[int, tuple[_Text, GrowingTree]]:
+        """One pass up to the latest tokens, as far as it holds them; the sequences that now have their first place, if
+        a token may stand there."""
         room, pieces, ready = self._passes.max_tokens, list[PassRow](), dict[int, _Text]()
         for seq_id, asked in rooms.items():
             text = self._texts.get(seq_id)
@@ -150,10 +155,13 @@ class DraftModelProposer:
             if stop == text.done:
                 continue
             pieces.append(PassRow(text.line, text.done, text.tokens[text.done : stop], whole))
-            text.done, text.trunk = stop, []
+            text.done, text.tree = stop, None
             if whole:
                 ready[seq_id] = text
         drawn = self._passes.run(pieces) if pieces else []
-        for text, place in zip(ready.values(), drawn, strict=True):
-            text.trunk = [place]
-        return {seq_id: text for seq_id, text in ready.items() if text.drafts}
+        trees = dict[int, tuple[_Text, GrowingTree]]()
+        for (seq_id, text), place in zip(ready.items(), drawn, strict=True):
+            if place.token_ids:
+                text.tree = GrowingTree(place)
+                trees[seq_id] = text, text.tree
+        return trees

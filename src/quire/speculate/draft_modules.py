@@ -11,30 +11,33 @@ these are guesses: they are computed again when the tokens are known.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
 
 import numpy as np
 
-from quire.executor.base import F32, Executor, Outputs, StepArrays
+from quire.executor.base import F32, Executor, Limits, Outputs, StepArrays
 from quire.records import dataclass
+from quire.speculate.draft_branches import DraftBranches
 from quire.speculate.draft_passes import DraftPasses, Draw, PassRow
 from quire.speculate.feature_drafts import KEPT
 from quire.speculate.proposer import DraftTree, Offer, Room
 from quire.speculate.step_costs import PassCosts
 from quire.speculate.target_rows import TargetRows
-from quire.speculate.tree_growth import DraftPlace, TreeGrowth
+from quire.speculate.tree_growth import DraftPlace, GrowingTree, TreeGrowth
 from quire.types import NewSeq, ScheduledSeq
 
 
 @dataclass(slots=True)
 class _Text:
     """A sequence. Of each module: positions before `done` are in its cache, and the rows that it takes at those after
-    them are in `rows`. `trunk`: the places of the drafts, of one module each."""
+    them are in `rows`. `tree`: of its latest drafts; `guessed`: by place of the module before, rows of drafts."""
 
     line: int
     tokens: list[int]
     done: list[int]
     rows: list[F32]
-    trunk: list[DraftPlace]
+    tree: GrowingTree | None = None
+    guessed: list[F32] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
@@ -60,11 +63,11 @@ class ModuleDraftProposer:
 
     def __init__(
         self, executor: Executor, arrays: StepArrays, rows: TargetRows, draw: Draw, line: Callable[[int], int], *,
-        growth: TreeGrowth, costs: PassCosts, max_tokens: int, longest: int,
+        growth: TreeGrowth, costs: PassCosts, limits: Limits, longest: int,
     ) -> None:  # fmt: skip
         program = executor.program
         self._executor, self._target, self._line, self._longest = executor, rows, line, longest
-        self._inputs, self._growth, self._most = program.inputs, growth, max_tokens
+        self._inputs, self._growth, self._most = program.inputs, growth, limits.max_tokens
         self._ends = [*(given.first_op for given in program.inputs[1:]), len(program.body)]
         self._module, self._given, self._hidden = (
             0,
@@ -73,11 +76,12 @@ class ModuleDraftProposer:
         )
         self._passes = [
             DraftPasses(
-                self._run, arrays, draw, growth, vocab=program.ids or program.vocab, max_tokens=max_tokens,
+                self._run, arrays, draw, growth, vocab=program.ids or program.vocab, max_tokens=limits.max_tokens,
                 costs=costs, ahead=2 + module,
             )
             for module in range(len(program.inputs))
         ]  # fmt: skip
+        self._branches = DraftBranches(arrays, limits, executor.copy_blocks)
         self.passes: PassCosts | None = costs
         self._texts: dict[int, _Text] = {}
 
@@ -87,7 +91,7 @@ class ModuleDraftProposer:
         count = len(self._inputs)
         width = self._executor.program.buffer(self._inputs[0].buffer).cols
         none = [np.zeros((0, width), np.float32) for _ in range(count)]
-        self._texts[new.seq_id] = _Text(self._line(new.seq_id), list(new.token_ids), [0] * count, none, [])
+        self._texts[new.seq_id] = _Text(self._line(new.seq_id), list(new.token_ids), [0] * count, none)
 
     def stop(self, seq_id: int) -> None:
         self._texts.pop(seq_id, None)
@@ -111,10 +115,10 @@ class ModuleDraftProposer:
     def extend(self, seq_id: int, tokens: list[int]) -> None:
         text = self._texts.get(seq_id)
         if text is not None:
-            if text.trunk:
-                self._growth.learn(text.trunk[0], tokens)
+            if text.tree is not None:
+                self._growth.learn(text.tree.root, tokens)
             text.tokens += tokens
-            text.trunk = []
+            text.tree = None
 
     def look(self, seq_ids: Iterable[int], most: int) -> dict[int, Offer]:
         offers = {}
@@ -135,35 +139,72 @@ class ModuleDraftProposer:
                 if behind <= room:
                     room -= behind
                     texts[seq_id] = text
-        guessed = dict.fromkeys(texts, np.zeros((0, 0), np.float32))  # rows that come of drafts
-        going = texts
-        for module in range(len(self._inputs)):
-            if module:
-                going = {s: t for s, t in going.items() if self._growth.goes_on(t.trunk, rooms[s])}
-            if not going:
+        left = trees = self._begin(texts) if texts else {}
+        for module in range(1, len(self._inputs)):
+            self._branches.clear()
+            left = {s: (t, tree) for s, (t, tree) in left.items() if self._goes_on(module, t, tree, rooms[s])}
+            if not left:
                 break
-            self._draft(module, going, guessed)
-        return {s: self._growth.drafts(t.trunk[0], rooms[s].drafts) for s, t in texts.items()}
+            self._deeper(module, list(left.values()))
+        return {s: self._growth.drafts(tree.root, rooms[s].drafts) for s, (_, tree) in trees.items()}
 
-    def _draft(self, module: int, texts: Mapping[int, _Text], guessed: dict[int, F32]) -> None:
-        """A pass of a module that gives the next place of each text; `guessed` become the rows for the next one."""
-        pieces, given = list[PassRow](), list[F32]()
-        for seq_id, text in texts.items():
-            more = [place.token_ids[0] for place in text.trunk]
-            tokens = (text.tokens + more)[text.done[module] + 1 + module :]
-            pieces.append(PassRow(text.line, text.done[module], tokens))
-            given.append(
-                np.concatenate((text.rows[module], guessed[seq_id])) if module else text.rows[module]
-            )
-        places, at = self._pass(module, pieces, given), 0
+    def _begin(self, texts: Mapping[int, _Text]) -> dict[int, tuple[_Text, GrowingTree]]:
+        """The pass of the first module that gives the first place of each text."""
+        pieces = [PassRow(t.line, t.done[0], t.tokens[t.done[0] + 1 :]) for t in texts.values()]
+        places, at = self._pass(0, pieces, [t.rows[0] for t in texts.values()]), 0
+        trees = dict[int, tuple[_Text, GrowingTree]]()
         for (seq_id, text), place, piece in zip(texts.items(), places, pieces, strict=True):
-            made, known = self._hidden[at : at + len(piece.tokens)], text.known(module)
-            at += len(piece.tokens)
-            self._keep(text, module, made[:known])
-            guessed[seq_id] = made[known:]
-            if text.trunk:
-                text.trunk[-1].below[0] = place
-            text.trunk.append(place)
+            end = at + len(piece.tokens)
+            self._keep(text, 0, self._hidden[at:end])
+            text.tree, text.guessed, at = GrowingTree(place), [self._hidden[:0]], end
+            trees[seq_id] = text, text.tree
+        return trees
+
+    def _goes_on(self, module: int, text: _Text, tree: GrowingTree, room: Room) -> bool:
+        """Whether a text has tips for a module; they get their lines."""
+        if not self._growth.go_on(tree, room):
+            return False
+        first = text.done[module] + text.known(module)
+        self._branches.fan_out(tree, text.line, first, len(text.tokens) - 2)
+        return True
+
+    def _deeper(self, module: int, trees: list[tuple[_Text, GrowingTree]]) -> None:
+        """A pass of a module that gives the places behind the tips of each tree."""
+        if any(len(tree.tips) > 1 for _, tree in trees):  # what branches go on from
+            self._catch_up(module, [text for text, _ in trees])
+        self._branches.copy()
+        pieces, given = list[PassRow](), list[F32]()
+        for text, tree in trees:
+            for tip in tree.tips:
+                tokens = (text.tokens + tip.path())[text.done[module] + 1 + module :]
+                pieces.append(PassRow(text.line, text.done[module], tokens, branch=tip.line))
+                given.append(np.concatenate((text.rows[module], text.guessed[tip.parent])))
+        places = iter(self._pass(module, pieces, given))
+        ends = iter(np.cumsum([len(piece.tokens) for piece in pieces]).tolist())
+        start = 0
+        for text, tree in trees:
+            known, begin, text.guessed = text.known(module), start, []
+            for _ in tree.tips:
+                end = next(ends)
+                text.guessed.append(self._hidden[start + known : end])
+                start = end
+            self._keep(text, module, self._hidden[begin : begin + known])
+            tree.add([next(places) for _ in tree.tips])
+
+    def _catch_up(self, module: int, texts: list[_Text]) -> None:
+        """A pass of a module over all rows whose tokens are known."""
+        behind = [(text, known) for text in texts if (known := text.known(module))]
+        if not behind:
+            return
+        pieces = [
+            PassRow(t.line, start := t.done[module], t.tokens[start + 1 + module :][:known], draws=False)
+            for t, known in behind
+        ]
+        self._pass(module, pieces, [t.rows[module][:known] for t, known in behind])
+        at = 0
+        for text, known in behind:
+            self._keep(text, module, self._hidden[at : at + known])
+            at += known
 
     def _keep(self, text: _Text, module: int, made: F32) -> None:
         """A module has computed its first rows, and left rows for the next one."""

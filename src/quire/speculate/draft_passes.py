@@ -16,12 +16,14 @@ Run = Callable[[int, int, int], Outputs]  # tokens, rows, logit rows; see Runnab
 
 
 class PassRow(NamedTuple):
-    """Tokens of a sequence from a position on. With `draws`, the token after them is drawn."""
+    """Tokens of a sequence from a position on. With `draws`, the token after them is drawn. `branch`: the line of the
+    path that they are on, where that is not the sequence's own."""
 
     line: int
     start: int
     tokens: Sequence[int]
     draws: bool = True
+    branch: int = -1
 
 
 class Draw(Protocol):
@@ -50,7 +52,8 @@ class DraftPasses:
         started = time.perf_counter()
         arrays, end, drawn = self._arrays, 0, 0
         for row, piece in enumerate(pieces):
-            arrays.slots[row], arrays.query_start[row] = piece.line, end
+            arrays.slots[row] = piece.line if piece.branch < 0 else piece.branch
+            arrays.query_start[row] = end
             count = len(piece.tokens)
             arrays.token_ids[end : end + count] = piece.tokens
             arrays.positions[end : end + count] = range(piece.start, piece.start + count)

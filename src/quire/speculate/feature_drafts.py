@@ -15,14 +15,15 @@ from dataclasses import field
 
 import numpy as np
 
-from quire.executor.base import F32, I32, Executor, Outputs, StepArrays
+from quire.executor.base import F32, I32, Executor, Limits, Outputs, StepArrays
 from quire.program.program import Input
 from quire.records import dataclass
+from quire.speculate.draft_branches import DraftBranches
 from quire.speculate.draft_passes import DraftPasses, Draw, PassRow
 from quire.speculate.proposer import DraftTree, Offer, Room
 from quire.speculate.step_costs import PassCosts
 from quire.speculate.target_rows import TargetRows
-from quire.speculate.tree_growth import DraftPlace, TreeGrowth
+from quire.speculate.tree_growth import DraftPlace, GrowingTree, TreeGrowth
 from quire.types import NewSeq, ScheduledSeq
 
 KEPT = 32  # features of a sequence that wait for a draft; then it is given up
@@ -40,8 +41,8 @@ class _Text:
     done: int
     rows: list[F32] = field(default_factory=list)
     kept: int = 0
-    trunk: list[DraftPlace] = field(default_factory=list)  # places along the drafts that passes went on with
-    hidden: F32 | None = None  # the row that the last place was drawn from
+    tree: GrowingTree | None = None  # of its latest drafts
+    hidden: F32 | None = None  # the rows that its latest places were drawn from
 
     @property
     def ready(self) -> bool:
@@ -79,7 +80,7 @@ class FeatureDraftProposer:
 
     def __init__(
         self, executor: Executor, arrays: StepArrays, rows: TargetRows, draw: Draw, line: Callable[[int], int], *,
-        growth: TreeGrowth, costs: PassCosts, max_tokens: int, longest: int, ids: I32 | None,
+        growth: TreeGrowth, costs: PassCosts, limits: Limits, longest: int, ids: I32 | None,
     ) -> None:  # fmt: skip
         program = executor.program
         self._executor, self._target, self._line, self._longest = executor, rows, line, longest
@@ -88,9 +89,10 @@ class FeatureDraftProposer:
         self._hidden: F32 | None = None
         # a row is at the position of its feature, one before its token
         self._passes = DraftPasses(
-            self._run, arrays, draw, growth, vocab=program.ids or program.vocab, max_tokens=max_tokens,
+            self._run, arrays, draw, growth, vocab=program.ids or program.vocab, max_tokens=limits.max_tokens,
             costs=costs, ahead=2, ids=ids,
         )  # fmt: skip
+        self._branches = DraftBranches(arrays, limits, executor.copy_blocks)
         self.passes: PassCosts | None = costs
         self._texts: dict[int, _Text] = {}
         self._worth, self._started = 1.0, 0
@@ -132,10 +134,10 @@ class FeatureDraftProposer:
     def extend(self, seq_id: int, tokens: list[int]) -> None:
         text = self._texts.get(seq_id)
         if text is not None:
-            if text.trunk:
-                self._passes.growth.learn(text.trunk[0], tokens)
+            if text.tree is not None:
+                self._passes.growth.learn(text.tree.root, tokens)
             text.tokens += tokens
-            text.trunk = []
+            text.tree = None
 
     def look(self, seq_ids: Iterable[int], most: int) -> dict[int, Offer]:
         offers, growth = {}, self._passes.growth
@@ -155,25 +157,39 @@ class FeatureDraftProposer:
         if not texts:
             return {}
         pieces = [PassRow(t.line, t.done, t.tokens[t.done + 1 :]) for t in texts.values()]
-        self._draft(list(texts.values()), pieces, "features", [t.drop(t.kept) for t in texts.values()])
-        going = texts
-        while going := {s: t for s, t in going.items() if growth.goes_on(t.trunk, rooms[s])}:
-            left = list(going.values())
-            pieces = [
-                PassRow(t.line, len(t.tokens) - 2 + len(t.trunk), t.trunk[-1].token_ids[:1]) for t in left
-            ]
-            self._draft(left, pieces, "hidden", [t.hidden for t in left if t.hidden is not None])
-        return {s: growth.drafts(t.trunk[0], rooms[s].drafts) for s, t in texts.items()}
+        places = self._pass(pieces, "features", [t.drop(t.kept) for t in texts.values()])
+        hidden, trees = self._made(), dict[int, tuple[_Text, GrowingTree]]()
+        for at, ((seq_id, text), place) in enumerate(zip(texts.items(), places, strict=True)):
+            text.tree, text.hidden = GrowingTree(place), hidden[at : at + 1]
+            trees[seq_id] = text, text.tree
+        self._branches.clear()
+        left = trees
+        while left := {
+            s: (text, tree)
+            for s, (text, tree) in left.items()
+            if self._branches.go_on(growth, tree, rooms[s], text.line, len(text.tokens) - 1)
+        }:
+            self._deeper(list(left.values()))
+        return {s: growth.drafts(tree.root, rooms[s].drafts) for s, (_, tree) in trees.items()}
 
-    def _draft(self, texts: list[_Text], pieces: list[PassRow], name: str, rows: list[F32]) -> None:
-        """A pass that gives the next place of each text."""
-        drawn = self._pass(pieces, name, rows)
+    def _deeper(self, trees: list[tuple[_Text, GrowingTree]]) -> None:
+        """A pass that gives the places behind the tips of each tree."""
+        self._branches.copy()
+        pieces, rows = list[PassRow](), list[F32]()
+        for text, tree in trees:
+            assert text.hidden is not None
+            pieces += self._branches.rows(tree, text.line, len(text.tokens) - 1)
+            rows.append(text.hidden[[tip.parent for tip in tree.tips]])
+        places, hidden, at = self._pass(pieces, "hidden", rows), self._made(), 0
+        for text, tree in trees:
+            end = at + len(tree.tips)
+            tree.add(places[at:end])
+            text.hidden, at = hidden[at:end], end
+
+    def _made(self) -> F32:
+        """The rows that the places of the last pass were drawn from."""
         assert self._hidden is not None
-        for text, place, hidden in zip(texts, drawn, self._hidden.copy(), strict=True):
-            if text.trunk:
-                text.trunk[-1].below[0] = place
-            text.trunk.append(place)
-            text.hidden = hidden[None]
+        return self._hidden.copy()
 
     def _take_in(self, texts: list[_Text]) -> None:
         """Passes over features whose next tokens are known."""

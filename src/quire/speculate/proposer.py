@@ -44,7 +44,8 @@ class Offer(NamedTuple):
 
     With a `depth` the drafts will be a tree, with at most so many in a row: all of it or nothing, unless there are
     `siblings`. Then it has as many drafts as are worth it. `siblings` are the chances of a second draft in a place, a
-    third and so on, if those before it are wrong. They are leaves, unless the tree is `full`.
+    third and so on, if those before it are wrong. Up to `spread` drafts of each depth, the likeliest, may have others
+    behind them.
     """
 
     length: int
@@ -52,7 +53,7 @@ class Offer(NamedTuple):
     behind: float = 1.0
     depth: int = 0
     siblings: tuple[float, ...] = ()
-    full: bool = False
+    spread: int = 1
     backlog: int = 0
 
     @property

@@ -33,12 +33,81 @@ class DraftPlace:
     below: list[DraftPlace | None]
 
 
-class TreeGrowth:
-    """Makes trees of places with up to `width` tokens, chains with 1, and learns from what became of them. `full`:
-    there are places behind all of the tokens, else only behind the likeliest ones."""
+@dataclass(slots=True)
+class Tip:
+    """A draft that a pass goes on with: the token of a rank in a place of the pass before, the `parent`-th of its
+    tree's. `value`: the chance that it and all before it are right. `before`: the tip that the place is behind.
+    `line`: of the block tables."""
 
-    def __init__(self, width: int, *, full: bool = False) -> None:
-        self.width, self._full = width, full
+    place: DraftPlace
+    rank: int
+    parent: int
+    value: float
+    before: Tip | None
+    line: int = -1
+
+    @property
+    def token(self) -> int:
+        return self.place.token_ids[self.rank]
+
+    def path(self) -> list[int]:
+        """The tokens up to this one."""
+        found, at = list[int](), self
+        while True:
+            found.append(at.token)
+            if at.before is None:
+                return found[::-1]
+            at = at.before
+
+
+class GrowingTree:
+    """The drafts of a sequence while passes make them. Its latest places are behind the `tips`; at first there is the
+    `root` alone. `depth`: of these places. `own`: the latest tip in the sequence's own line."""
+
+    __slots__ = ("_best", "_places", "depth", "own", "root", "tips")
+
+    def __init__(self, root: DraftPlace) -> None:
+        self.root, self.depth, self.tips = root, 1, list[Tip]()
+        self.own: Tip | None = None
+        self._places, self._best = [root], list[float]()
+
+    def add(self, places: Sequence[DraftPlace]) -> None:
+        """Take what a pass says of the places behind the tips."""
+        for tip, place in zip(self.tips, places, strict=True):
+            tip.place.below[tip.rank] = place
+        self._places, self.depth = list(places), self.depth + 1
+
+    def go_on(self, spread: int, room: Room, chance: float) -> list[Tip]:
+        """Choose the tips of the next pass, once for each depth: up to `spread` drafts of the latest places, of the
+        greatest value, behind which one that is right with this chance would be among the best that there is room for.
+        """
+        if self.depth >= min(room):
+            return []
+        found: list[tuple[float, int, int]] = []
+        for parent, place in enumerate(self._places):
+            above = self.tips[parent].value if self.tips else 1.0
+            found += [(-above * rate.mean, parent, rank) for rank, rate in enumerate(place.rates)]
+        found.sort()
+        best = self._best
+        best += [value for value, _, _ in found]
+        best.sort()
+        del best[room.drafts :]
+        least = best[-1] if len(best) == room.drafts else 0.0
+        before = self.tips
+        self.tips = [
+            Tip(self._places[parent], rank, parent, -value, before[parent] if before else None)
+            for value, parent, rank in found[:spread]
+            if value * chance < least
+        ]
+        return self.tips
+
+
+class TreeGrowth:
+    """Makes trees of places with up to `width` tokens, chains with 1, and learns from what became of them. Behind up to
+    `spread` drafts of one depth there are places."""
+
+    def __init__(self, width: int, spread: int = 1) -> None:
+        self.width, self._spread = width, spread
         middles = [(low + high) / 2 for low, high in pairwise((0.0, *_RANGES, 1.0))]
         # of first tokens and of their siblings, by what is said of them
         self._rates = [[Rate(middle, _PRIOR, _SHARED) for middle in middles] for _ in range(2)]
@@ -50,7 +119,7 @@ class TreeGrowth:
         if self.width == 1:
             return Offer(min(most, depth or most), 0, behind)
         siblings = tuple(rate.mean for rate in self._ranks[1:])
-        return Offer(most, 0, behind, depth or most, siblings, full=self._full)
+        return Offer(most, 0, behind, depth or most, siblings, self._spread)
 
     def places(self, guesses: Guesses) -> list[DraftPlace]:
         """A place for each row."""
@@ -66,21 +135,9 @@ class TreeGrowth:
             made.append(DraftPlace([tokens[i] for i in order], [rates[i] for i in order], [None] * count))
         return made
 
-    def drafts(self, root: DraftPlace, count: int) -> DraftTree | list[int]:
-        """The `count` drafts of the greatest value."""
-        tree = self._grown(root, count)[0]
-        return tree if self.width > 1 else tree.token_ids
-
-    def goes_on(self, trunk: Sequence[DraftPlace], room: Room) -> bool:
-        """Whether a place behind the first tokens of these ones is wanted: it would have one of the best drafts."""
-        if not trunk[-1].token_ids or len(trunk) >= min(room):
-            return False
-        if self.width == 1:
-            return True
-        value = self._ranks[0].mean
-        for place in trunk:
-            value *= place.rates[0].mean
-        return value > self._grown(trunk[0], room.drafts)[1]
+    def go_on(self, tree: GrowingTree, room: Room) -> list[Tip]:
+        """The tips of the next pass; see GrowingTree.go_on."""
+        return tree.go_on(self._spread, room, self._ranks[0].mean)
 
     def learn(self, root: DraftPlace | None, tokens: Sequence[int]) -> None:
         """Take in what followed."""
@@ -96,18 +153,17 @@ class TreeGrowth:
                     right = rank if guess == token else -1
             place = place.below[right] if right >= 0 else None
 
-    def _grown(self, root: DraftPlace, count: int) -> tuple[DraftTree, float]:
-        """A tree and the least value in it, 0 if it has fewer drafts."""
+    def drafts(self, root: DraftPlace, count: int) -> DraftTree | list[int]:
+        """The `count` drafts of the greatest value."""
         tokens: list[int] = []
         parents: list[int] = []
-        least, number = 0.0, 0
+        number = 0
         # A token waits until its parent and its likelier sibling are in the tree; numbers keep equal ones in order.
         waiting = [(-root.rates[0].mean, 0, root, 0, 0, 1.0)] if root.token_ids else []
         while waiting and len(tokens) < count:
             value, _, place, rank, parent, above = heapq.heappop(waiting)
             tokens.append(place.token_ids[rank])
             parents.append(parent)
-            least = -value
             below = place.below[rank]
             if below is not None and below.token_ids:
                 number += 1
@@ -116,4 +172,4 @@ class TreeGrowth:
                 number += 1
                 chance = above * place.rates[rank + 1].mean
                 heapq.heappush(waiting, (-chance, number, place, rank + 1, parent, above))
-        return DraftTree(tokens, tuple(parents)), least if len(tokens) == count else 0.0
+        return DraftTree(tokens, tuple(parents)) if self.width > 1 else tokens

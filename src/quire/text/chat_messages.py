@@ -150,10 +150,10 @@ def _renew(index: int, message: Message, before: Sequence[Message]) -> Message:
 def _check_part(index: int, role: str, part: Any) -> None:
     """The text of a thinking part, which may consist of text parts, becomes a string, in place."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in {"text", "thinking"}:
+    if kind not in ("text", "thinking"):  # it may be no string
         raise RequestError(
             "messages",
-            f"message {index}: a content part of type {kind!r} is not supported, only 'text' and 'thinking'",
+            f"message {index}: a content part of type {kind!r:.40} is not supported, only 'text' and 'thinking'",
         )
     if kind == "thinking":
         if role not in {"assistant", "system"}:

@@ -201,7 +201,7 @@ def _llama_prefix(path: Path, config: dict[str, object], data: bytes, budget: Lo
     transformers 5 rebuilds the pipeline of class LlamaTokenizer for model type "llama" (and folders without a config);
     other types with this class, and byte-level vocabularies, keep theirs.
     """
-    if config.get("tokenizer_class") not in _LLAMA_CLASSES or b'"ByteLevel"' in data:
+    if str(config.get("tokenizer_class")) not in _LLAMA_CLASSES or b'"ByteLevel"' in data:
         return None
     model_type = read_json_object(path / "config.json", budget.side_file_bytes).get("model_type")
     if model_type not in (None, "llama"):

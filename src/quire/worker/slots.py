@@ -34,10 +34,12 @@ class Slot:
 
 
 class Slots:
-    """Rows of the block tables, by sequence id. `soft` are the soft tokens of sequences that have any."""
+    """Rows of the block tables, by sequence id. `soft` are the soft tokens of sequences that have any, `leaders` the
+    sequences whose tokens others take: see NewSeq.leader."""
 
     def __init__(self, arrays: StepArrays, max_rows: int) -> None:
         self.soft: dict[int, tuple[SoftSpan, ...]] = {}
+        self.leaders: dict[int, int] = {}
         self._tables, self._adapters = arrays.block_tables, arrays.adapters
         self._free = list(range(max_rows))[::-1]
         self._slots: dict[int, Slot] = {}
@@ -55,6 +57,8 @@ class Slots:
         self._adapters[slot.line] = adapter
         if new.soft_tokens:
             self.soft[new.seq_id] = new.soft_tokens
+        if new.leader is not None:
+            self.leaders[new.seq_id] = new.leader
         self.append(slot, new.blocks)
         return slot
 
@@ -70,6 +74,7 @@ class Slots:
         """Free the slot; None if the sequence never had one."""
         slot = self._slots.pop(seq_id, None)
         self.soft.pop(seq_id, None)
+        self.leaders.pop(seq_id, None)
         if slot is not None:
             self._free.append(slot.line)
         return slot

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Protocol
 
 import numpy as np
@@ -172,6 +173,7 @@ class Worker:
         started = time.perf_counter()
         if step.arrays.sampling:
             self._sample(step, masks, result)
+            self._follow(scheduled, result)
         sampled = time.perf_counter()
         for row, item in enumerate(scheduled):
             if result.token_ids[row]:
@@ -215,8 +217,9 @@ class Worker:
         """Logits of a draft with a column for each token of the vocabulary, valid until the next call. What they take
         is in the plan, where a draft has other columns: see Draft.kept_bytes."""
         vocab = self._executor.program.vocab
-        if self._wide is None:
-            self._wide = np.empty((self._limits.max_rows, vocab), np.float32)
+        if self._wide is None or len(self._wide) < len(logits):
+            self._wide = None  # never both
+            self._wide = np.empty((len(logits), vocab), np.float32)
         wide = self._wide[: len(logits)]
         wide.fill(-np.inf)
         if ids is None:
@@ -276,11 +279,12 @@ class Worker:
             for tree in step.arrays.trees:
                 places = slice(tree.place, tree.place + tree.item.logits)
                 self._likeliest[tree.item.seq_id] = self._sampler.likeliest(step.outputs, places)
+        guides = self._guides(scheduled, sampling) if self._slots.leaders else None
         if step.arrays.trees:
-            self._walk(step, lines, positions, bitmask, result)
+            self._walk(step, lines, positions, bitmask, guides, result)
             return
         if not drafting:
-            sampled = self._sampler.sample(step.outputs, lines, positions, bitmask)
+            sampled = self._sampler.sample(step.outputs, lines, positions, bitmask, guides=guides)
             accept(sampling, [-1] * rows, sampled, result)
             return
         drafts = self._drafts(sampling)
@@ -288,13 +292,45 @@ class Worker:
         if judging is not None and judging.acceptance == "rejection" and self._proposals is not None:
             judging = self._proposals.judging(judging.acceptance, lines, positions)
         sampled = self._sampler.verify(
-            step.outputs, lines, positions, np.array(drafts, np.int32), bitmask, judging=judging
+            step.outputs,
+            lines,
+            positions,
+            np.array(drafts, np.int32),
+            bitmask,
+            judging=judging,
+            guides=guides,
         )
         kept = accept(sampling, drafts, sampled, result)
         self._sampler.commit(lines[kept], sampled.token_ids[kept])
 
+    def _guides(self, scheduled: list[ScheduledSeq], sampling: list[int]) -> I32:
+        """The place in `sampling` of each leader's follower, -1 for others."""
+        guides, place = np.full(len(sampling), -1, np.int32), dict(zip(sampling, count(), strict=False))
+        rows = {item.seq_id: row for row, item in enumerate(scheduled) if item.sample}
+        for follower, leader in self._slots.leaders.items():
+            if follower in rows:
+                guides[place[rows[leader]]] = place[rows[follower]]
+        return guides
+
+    def _follow(self, scheduled: list[ScheduledSeq], result: StepOutput) -> None:
+        """Followers get the tokens of their leaders in place of those of their own logits."""
+        leaders = self._slots.leaders
+        rows = {item.seq_id: row for row, item in enumerate(scheduled) if item.sample} if leaders else {}
+        for follower, leader in leaders.items():
+            if follower in rows:
+                row, other = rows[follower], rows[leader]
+                result.token_ids[row] = result.token_ids[other][:1]
+                if other in result.failed:
+                    result.failed[row] = result.failed[other]
+
     def _walk(
-        self, step: Forwarded, lines: I32, positions: I32, bitmask: Bitmask | None, result: StepOutput
+        self,
+        step: Forwarded,
+        lines: I32,
+        positions: I32,
+        bitmask: Bitmask | None,
+        guides: I32 | None,
+        result: StepOutput,
     ) -> None:
         """Sample the first position of each row, and then, in all rows at once, the one behind a draft that was right.
 
@@ -314,7 +350,8 @@ class Worker:
         while places:
             at = np.array(places, np.int32)
             some = None if bitmask is None else Bitmask(bitmask.words, bitmask.lines[at])
-            sampled = self._sampler.sample(step.outputs, lines[at], positions[at], some, at)
+            guided = None if guides is None else guides[at]
+            sampled = self._sampler.sample(step.outputs, lines[at], positions[at], some, at, guided)
             behind = []
             for k, (place, token) in enumerate(zip(places, sampled.token_ids.tolist(), strict=True)):
                 row = sampling[place]

@@ -36,7 +36,11 @@ _ALL = (VLLM, SGLANG, LCPP, TGI)
 
 _ONE_PROCESS = "a model runs in one process, which uses all cores (--threads)"
 _REPLICAS = "start several servers behind a load balancer"
-_ADAPTERS = "adapters are loaded through the Python API: LLM(enable_lora=True, adapters=…)"
+_ADAPTERS = (
+    "an adapter is a model name of its own here (--lora-modules NAME=PATH), or part of the weights after "
+    "quire convert --merge-adapter"
+)
+_NO_VECTORS = "control vectors are not supported"
 _CHECKPOINT = "it is part of the checkpoint; change it there"
 _HUB = "huggingface_hub manages the files of the hub: set the environment variable {}"
 _REVISION = "pass the folder of the downloaded revision as the model"
@@ -240,8 +244,9 @@ ROWS: tuple[ForeignOption, ...] = (
     needs("--logits-processors --logits-processor-pattern", _V, "the server loads no external code"),
     called("--seed -s", _L, "--seed", done=("-1",)),
     # ---- adapters, media, other tasks
-    needs("--lora-modules --lora-paths", _VS, _ADAPTERS, arity="+"),
-    needs("--lora --lora-scaled --lora-adapters --control-vector --control-vector-scaled", (LCPP, TGI), _ADAPTERS),
+    called("--lora-paths", _S, "--lora-modules", arity="+"),
+    needs("--lora --lora-scaled --lora-adapters", (LCPP, TGI), _ADAPTERS),
+    needs("--control-vector --control-vector-scaled", _L, _NO_VECTORS),
     called("--max-loras-per-batch", _S, "--max-loras"),
     needs("--mmproj -mm --mmproj-url -mmu --media-path --allowed-media-domains --allowed-local-media-path",
           (LCPP, VLLM), _MEDIA),

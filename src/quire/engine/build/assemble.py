@@ -310,7 +310,7 @@ def build(
                 raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
     with startup.span("bind"):
-        adapters = _adapters(executor, config)
+        adapters = _adapters(executor, model.facts.spec, config)
         worker = _worker(model, executor, plan.limits, config, adapters)
         scheduler = _scheduler(program, config, plan, model.facts.spec)
     grammars = partial(_grammars, later, program, config, plan)
@@ -346,13 +346,13 @@ def plan_engine(
     )
 
 
-def _adapters(executor: Executor, config: ResolvedConfig) -> AdapterService | None:
+def _adapters(executor: Executor, spec: ModelSpec, config: ResolvedConfig) -> AdapterService | None:
     asked = config.asked.adapters
     if not asked.enable_lora:
         return None
     from quire.lora.adapter_service import AdapterService
 
-    return AdapterService(executor, asked.max_loras, asked.max_lora_rank, asked.max_cpu_loras or 0)
+    return AdapterService(executor, spec, asked.max_loras, asked.max_lora_rank, asked.max_cpu_loras or 0)
 
 
 def _worker(
@@ -384,7 +384,8 @@ def _draft(
     check_vocabulary(target, model, asked)
     found = in_one_group(choose(model, asked, machine)[1])
     count = chosen.draft_vocab_size or found.vocab
-    return Draft(weight_origin(model), trimmed(found, count), model.facts.longest)
+    program, longest = trimmed(found, count), model.facts.longest
+    return Draft(weight_origin(model), program, longest, tree_width=chosen.tree_width)
 
 
 def _coming_tokenizer(model: Model) -> int:

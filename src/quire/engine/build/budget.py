@@ -202,7 +202,9 @@ def _computing(
     }
     parts["step"] = sum(step_array_bytes(its_limits, groups) for _, its_limits, groups in every)
     parts["adapters"] += _adapters_read(program, asked)
-    parts["branches"] = limits.branch_blocks * kv_block_bytes(program, limits.block_size)
+    parts["branches"] = sum(
+        its_limits.branch_blocks * kv_block_bytes(each, limits.block_size) for each, its_limits, _ in every
+    )
     return parts, sum(kv_block_bytes(each, limits.block_size) for each, _, _ in every)
 
 

@@ -37,7 +37,8 @@ DRAFT_TOKENS = 256  # of a pass: a prompt is computed in several
 class Draft:
     """A draft, lowered: a model of its own, or what computes on the target's features.
 
-    `longest`: the longest text that it is for, 0 for as long as the target's. `ids`: see draft_ids.
+    `longest`: the longest text that it is for, 0 for as long as the target's. `ids`: see draft_ids. `tree_width`: rows
+    of a sequence in one pass.
     """
 
     origin: Origin
@@ -45,6 +46,7 @@ class Draft:
     longest: int = 0
     features: Features | None = None
     ids: npt.NDArray[np.int32] | None = None
+    tree_width: int = 1
 
     @property
     def heads(self) -> int:
@@ -53,17 +55,26 @@ class Draft:
 
     def limits(self, target: Limits) -> Limits:
         """What its executor is built for."""
-        tokens = max(target.max_rows, min(DRAFT_TOKENS, target.max_tokens))
         if not self.program.kv_layers:
-            tokens = target.max_rows
-        limits = replace(target, branches=0, branch_blocks=0)
-        return replace(limits, max_tokens=tokens, max_logit_rows=target.max_rows)
+            tokens = rows = target.max_rows
+        else:
+            rows = max(target.max_rows, self._drawn(target))
+            paths = rows * module_count(self.program)  # modules compute whole paths
+            tokens = max(paths, min(DRAFT_TOKENS, target.max_tokens))
+        branches = target.branches if self.tree_width > 1 else 0
+        return replace(
+            target, max_tokens=tokens, max_logit_rows=rows, branches=branches, branch_blocks=branches
+        )
+
+    def _drawn(self, target: Limits) -> int:
+        """The most places that a pass gives: each has a draft at least."""
+        return min(target.max_rows * (self.heads or self.tree_width), target.max_logit_rows - target.max_rows)
 
     def kept_bytes(self, target: Limits, vocab: int) -> int:
         """What features take that wait for a pass, beside those of a step that are put together; and logits with a
         column for each token of the target's `vocab`, where the draft has others."""
         other = self.ids is not None or self.program.vocab != vocab
-        wide = target.max_rows * vocab if other else 0
+        wide = self._drawn(target) * vocab if other else 0
         kept = 0
         if self.features is not None:
             kept = target.max_rows * KEPT + target.max_logit_rows + target.max_tokens
@@ -120,7 +131,9 @@ def feature_draft(
     if spec.mapped:
         with origin.open() as source:
             ids = draft_ids(source, spec)
-    return Draft(origin, program, features=spec.features, ids=None if ids is None else ids[:count])
+    return Draft(
+        origin, program, 0, spec.features, None if ids is None else ids[:count], tree_width=chosen.tree_width
+    )
 
 
 def draft_options(asked: EngineConfig, chosen: SpeculativeConfig) -> EngineConfig:

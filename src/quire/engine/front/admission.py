@@ -55,11 +55,15 @@ class Admission:
                 "priority",
                 "priorities need --scheduling-policy priority; this server runs requests in order of arrival",
             )
-        highest = max(request.prompt_token_ids)
-        if highest >= (facts.ids or facts.vocab):
-            raise RequestError(
-                "prompt_token_ids", f"{highest} is not a token id below the vocabulary size {facts.vocab}"
-            )
+        prompts = {
+            "prompt_token_ids": request.prompt_token_ids,
+            "negative_prompt": request.negative_prompt or (0,),
+        }
+        for name, ids in prompts.items():
+            if (highest := max(ids)) >= (facts.ids or facts.vocab):
+                raise RequestError(
+                    name, f"{highest} is not a token id below the vocabulary size {facts.vocab}"
+                )
         allowed = request.params.allowed_token_ids
         if allowed is not None and len(allowed) > facts.vocab:
             raise RequestError(
@@ -73,7 +77,10 @@ class Admission:
 
     def admit(self, handle: int, ask: GenerateAsk, now: float) -> None:
         """Add a request to the queue. Raises OverloadedError, with the numbers, when it is full."""
-        tokens, samples = len(ask.request.prompt_token_ids), ask.request.params.n
+        request = ask.request
+        tokens, samples = len(request.prompt_token_ids), request.params.n
+        if request.negative_prompt is not None:
+            tokens, samples = tokens + len(request.negative_prompt), 2 * samples
         if self._engine_waits:
             queued = len(self._waiting)
         else:

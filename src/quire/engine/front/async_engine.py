@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.config.lora_modules import adapter_paths
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
+    AdapterVersion,
     CompiledStructure,
     DeadlineError,
     EngineState,
@@ -30,6 +32,7 @@ from quire.engine.api import (
 )
 from quire.engine.build.opening import Model, find_model, gguf_files, kept_files, open_model
 from quire.engine.build.tasks import for_task
+from quire.engine.front.adapter_names import AdapterNames
 from quire.engine.front.admission import Admission
 from quire.engine.front.card import model_card
 from quire.engine.front.grammars import GrammarService
@@ -45,8 +48,10 @@ from quire.engine.host.messages import (
     SAMPLE_BITS,
     SAMPLE_MASK,
     Abort,
+    AdapterOpened,
     AddRequest,
     ClearCache,
+    Command,
     Finish,
     Load,
     Note,
@@ -104,6 +109,8 @@ class AsyncEngine:
     ) -> None:
         self.serving = serving or ServingConfig()
         self._name, self._config = str(model), config or EngineConfig()
+        if self.serving.lora_modules and not self._config.adapters.enable_lora:
+            raise ValueError("lora_modules: they need enable_lora")
         self._progress = progress
         self._startup = Startup()
         self._new_host = host_factory(in_process=in_process, spawned=spawned)
@@ -123,6 +130,7 @@ class AsyncEngine:
         self._inputs: PoolInputs | None = None  # of a model with pooling
         self._times_text = self.serving.otlp_traces_endpoint is not None
         self._lane = SuspectLane()
+        self._adapters = AdapterNames(self._send)
         self._grammars = GrammarService()
 
     # -- state --------------------------------------------------------------------------------------------
@@ -190,6 +198,15 @@ class AsyncEngine:
             await client.stop()
             if self._text is not None:
                 self._text.close()
+            raise
+        try:
+            first = adapter_paths(self.serving.lora_modules)
+            await asyncio.gather(
+                *(self._adapters.load(adapter, path, None) for adapter, path in first.items())
+            )
+        except BaseException:
+            await client.stop()
+            self._text.close()
             raise
         ready, (model, text) = client.facts, opened
         assert ready is not None
@@ -266,6 +283,33 @@ class AsyncEngine:
             raise EngineUnavailableError("the engine is loading")
         return await self._client.memory(self._grammars.pid)
 
+    # -- adapters -----------------------------------------------------------------------------------------
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterVersion]:
+        return self._adapters.named
+
+    async def load_adapter(self, name: str, path: str, *, root: str | None = None) -> AdapterVersion:
+        require_ready(self.state)
+        return await self._adapters.load(name, path, root)
+
+    def unload_adapter(self, name: str) -> None:
+        self._adapters.unload(name)
+
+    def keep_adapter(self, digest: str) -> Callable[[], None]:
+        self._adapters.enter(digest)
+        return partial(self._adapters.leave, digest)
+
+    def adapter(self, name: str) -> AdapterVersion:
+        """What a name stands for now. Raises RequestError for an unknown one."""
+        return self._adapters.version(name)
+
+    def adapter_name(self, digest: str) -> str:
+        return self._adapters.name(digest)
+
+    def adapter_opened(self, report: AdapterOpened) -> None:
+        self._adapters.opened(report)
+
     # -- text ---------------------------------------------------------------------------------------------
 
     @property
@@ -326,8 +370,12 @@ class AsyncEngine:
                 self._send_vocabulary()
 
     def _send_vocabulary(self) -> None:
-        if self._client is not None and self._vocabulary is not None:
-            self._client.send(Vocabulary(self._vocabulary))
+        if self._vocabulary is not None:
+            self._send(Vocabulary(self._vocabulary))
+
+    def _send(self, command: Command) -> None:
+        if self._client is not None:
+            self._client.send(command)
 
     # -- requests -----------------------------------------------------------------------------------------
 
@@ -347,6 +395,8 @@ class AsyncEngine:
         if request.request_id in self._names:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
         admission.check(request)
+        if request.adapter:
+            self._adapters.check(request.adapter)
         digest = self._lane.check(request, now)
         handle = next(self._numbers)
         stop = partial(self._stop_sample, handle)
@@ -358,6 +408,8 @@ class AsyncEngine:
         if not self._live:
             client.began()
         self._live[handle] = live
+        if request.adapter:
+            self._adapters.enter(request.adapter)
         self._names.add(request.request_id)
         self._launch(live)
         live.set_timers(ask, now, self._loop, self._end)
@@ -388,6 +440,8 @@ class AsyncEngine:
         live.drop_sinks()
         del self._live[live.handle]
         self._names.discard(live.request_id)
+        if live.request.adapter:
+            self._adapters.leave(live.request.adapter)
         for waiting in self._lane.leave(live):
             self._launch(waiting)
         if self._admission is not None:
@@ -474,6 +528,7 @@ class AsyncEngine:
         self._admission = Admission(
             facts, self.serving.max_num_queued_reqs, self.serving.max_num_queued_tokens
         )
+        self._adapters.started()
         self._grammars.planned = facts.memory_parts["compiler"]
         self._send_vocabulary()
         if self._text is not None:
@@ -487,6 +542,7 @@ class AsyncEngine:
         for live, error in guilty.items():
             self._end(live, error)
         self._end_all(reason)
+        self._adapters.lost(reason)
         return deaths
 
     def tick(self, now: float) -> None:

@@ -224,7 +224,7 @@ def _text(
     seed: str,
 ) -> SampleText | None:
     """How the tokens of a request become text."""
-    if tokenizer is None:
+    if tokenizer is None or request.pooling:
         return None
     params = request.params
     detokenizer = tokenizer.detokenizer(params.skip_special_tokens)

@@ -13,6 +13,7 @@ from quire.engine.api import REQUESTS, EngineState, EngineStats, EngineUnavailab
 from quire.engine.host.held import memory_held
 from quire.engine.host.hosts import Host
 from quire.engine.host.messages import (
+    AdapterOpened,
     AskRecords,
     Command,
     GivePages,
@@ -45,6 +46,8 @@ class EngineListener(Protocol):
     def stepped(self, step: StepReport) -> None: ...
 
     def refused(self, report: Refused) -> None: ...
+
+    def adapter_opened(self, report: AdapterOpened) -> None: ...
 
     def working(self) -> bool:
         """Whether the engine has work."""
@@ -182,6 +185,8 @@ class EngineClient:
                 self._running, self._waiting = report.stats.running, report.stats.waiting
             case Refused():
                 self._listener.refused(report)
+            case AdapterOpened():
+                self._listener.adapter_opened(report)
             case Records(records):
                 for answer in self._records:
                     if not answer.done():

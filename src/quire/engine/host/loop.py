@@ -16,8 +16,10 @@ from quire.engine.host.messages import (
     ClearCache,
     Command,
     Finish,
+    ForgetAdapter,
     GivePages,
     Note,
+    OpenAdapter,
     Ping,
     Pong,
     Records,
@@ -30,6 +32,7 @@ from quire.engine.host.messages import (
     pack_ids,
     pack_logprobs,
 )
+from quire.engine.host.opening_adapters import OpeningAdapters
 from quire.engine.host.stats import StepTotals
 from quire.engine.host.step_turns import StepTurns
 from quire.types import RequestError, SeqEvent
@@ -64,6 +67,7 @@ class EngineLoop:
         self._core, self._channel = core, channel
         self._turns, self._give_pages = turns or nullcontext(), give_pages
         self._totals = StepTotals(core)
+        self._adapters = OpeningAdapters(core.adapters, channel)
         self._live: dict[str, _Live] = {}
         self._ids: dict[int, str] = {}
         self._seen = 0
@@ -73,7 +77,7 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until a Stop command. Raises ChannelClosedError when the other end goes away."""
         while True:
-            due = self._core.ready_in()
+            due = self._adapters.settle(self._core.ready_in())
             if self._core.refused:
                 self._refuse()
             idle = due != 0.0
@@ -113,6 +117,8 @@ class EngineLoop:
                 self._core.scheduler.clear_prefix_cache()
                 self._give_pages()
                 self._dirty = True
+            case OpenAdapter() | ForgetAdapter():
+                self._adapters.obey(command)
             case _:
                 raise TypeError(f"{type(command).__name__} is not valid for a running engine")
 

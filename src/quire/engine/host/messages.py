@@ -100,11 +100,42 @@ class ClearCache(_Message, frozen=True, tag=9):
     """Forget the prefixes that no running sequence holds, before the next step."""
 
 
-class GivePages(_Message, frozen=True, tag=10):
+class GivePages(_Message, frozen=True, tag=12):
     """Forget all cached prefixes, and give back the pages that can be had again; see engine/host/given_pages."""
 
 
-Command = Load | AddRequest | Abort | Finish | Ping | AskRecords | Stop | Vocabulary | ClearCache | GivePages
+class OpenAdapter(_Message, frozen=True, tag=10):
+    """Read an adapter, and answer with AdapterOpened: a path, or with `root` a name in that folder.
+
+    With a `digest`, a version that was opened before is known again without being read, and there is no answer.
+    """
+
+    number: int
+    name: str
+    path: str
+    root: str | None = None
+    digest: str = ""
+
+
+class ForgetAdapter(_Message, frozen=True, tag=11):
+    """No request with this version of an adapter is left, and none will come."""
+
+    digest: str
+
+
+_Queued = AddRequest | Abort | Finish
+Command = (
+    Load
+    | _Queued
+    | Ping
+    | AskRecords
+    | Stop
+    | Vocabulary
+    | ClearCache
+    | OpenAdapter
+    | ForgetAdapter
+    | GivePages
+)
 
 
 # -- from the engine ----------------------------------------------------------------------------------------
@@ -238,7 +269,16 @@ class Records(_Message, frozen=True, tag=8):
     records: list[StepRecord]
 
 
-Report = LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records
+class AdapterOpened(_Message, frozen=True, tag=9):
+    """The answer to an OpenAdapter: the version and the rank of the adapter, or why it was refused."""
+
+    number: int
+    digest: str = ""
+    rank: int = 0
+    error: str = ""
+
+
+Report = LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened
 
 
 # -- frames -------------------------------------------------------------------------------------------------

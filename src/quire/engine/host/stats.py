@@ -44,7 +44,7 @@ class StepTotals:
         """All counters and gauges as of now."""
         scheduler: Scheduler = self._core.scheduler
         plans = self._core.worker.plans
-        drafts = self._core.speculation
+        drafts, adapters = self._core.speculation, self._core.adapters
         grammars = self._core.grammars
         stepped = None if callable(grammars) else grammars
         return EngineStats(
@@ -70,6 +70,9 @@ class StepTotals:
             step_plan_padding=plans.padding,
             forced_tokens=0 if stepped is None else stepped.added_tokens,
             late_rows=0 if stepped is None else stepped.late_steps,
+            adapter_slots=adapters.slot_count if adapters else 0,
+            adapter_loads=dict(adapters.loads) if adapters else {},
+            adapter_evictions=dict(adapters.evictions) if adapters else {},
             resident_bytes=resident_bytes(),
             draft_rows=drafts.rows if drafts else 0,
             drafted_tokens=drafts.drafted if drafts else 0,

@@ -215,7 +215,10 @@ def attend(
             if op.window:
                 visible &= ahead.abs() < op.window
             keys, values = cache.at(row.blocks, seen)
-            out[tokens] = attention(op, q[tokens], keys, values, visible=visible, sinks=sinks).flatten(1)
+            bias = -alibi_slopes(op.shape.heads)[:, None, None] * ahead.abs() if op.alibi else None
+            out[tokens] = attention(
+                op, q[tokens], keys, values, visible=visible, sinks=sinks, bias=bias
+            ).flatten(1)
 
 
 @defines(Attend)
@@ -229,10 +232,20 @@ def _attend(on: Operands, op: Attend) -> None:
             on.buffer(op.wide).copy_(out)
 
 
+def alibi_slopes(heads: int) -> Tensor:
+    """[heads] of ALiBi, as Attend says; float32."""
+    n = 1 << heads.bit_length() - 1
+    powers = [-8 * (h + 1) / n for h in range(n)] + [-4 * (2 * h + 1) / n for h in range(heads - n)]
+    return torch.tensor(powers, dtype=torch.float64).exp2().float()
+
+
 def attention(
-    op: Attend, q: Tensor, keys: Tensor, values: Tensor, *, visible: Tensor, sinks: Tensor | None
-) -> Tensor:
-    """Grouped-query attention (2305.13245) of q [T, H, D] over keys and values [S, G, D]; visible [T, S].
+    op: Attend, q: Tensor, keys: Tensor, values: Tensor, *, visible: Tensor, sinks: Tensor | None,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Grouped-query attention (2305.13245) of q [T, H, D] over keys and values [S, G, D].
+
+    `visible` is [T, S]; `bias` [H, T, S] is added to the scores.
 
     Query head h reads key/value head h // (H / G). Returns [T, H, D].
     """
@@ -240,6 +253,8 @@ def attention(
     scores = torch.einsum("tgrd,sgd->grts", grouped, keys.float()) * op.scale
     if op.softcap:
         scores = op.softcap * torch.tanh(scores / op.softcap)
+    if bias is not None:
+        scores += bias.unflatten(0, (keys.shape[1], -1))
     scores = scores.masked_fill(~visible, -torch.inf)
     if sinks is not None:  # one more key for each head, whose value is nothing
         sink = sinks.float().unflatten(0, (keys.shape[1], -1))[..., None, None]  # [G, H/G, 1, 1]

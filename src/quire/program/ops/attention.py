@@ -81,6 +81,9 @@ class Attend(Op):
     chunk. Scores and sums are float32; an executor may round queries and probabilities to the cache's dtype before it
     multiplies, as the native one does.
 
+    `alibi`: s loses slope · |p - position of the key|, with a slope for each head (arXiv 2108.12409):
+    2^(-8 (h + 1) / n) for n heads, or for the power of two below, and the others have every other slope of 2n heads.
+
     `wide` is where the float32 rows of an i8 `out` are put together: heads of one row may be several threads'.
     """
 
@@ -94,12 +97,14 @@ class Attend(Op):
     sinks: Weight | None = None
     wide: Write | None = None
     causal: bool = True
+    alibi: bool = False
     reads_cache: ClassVar[bool] = True
 
     def cost(self, work: Work, n: int) -> Cost:
         q_cols = self.shape.q_cols
         return Cost(
-            flops=4 * q_cols * work.pairs(self.window, causal=self.causal)
+            flops=(4 * q_cols + (3 * self.shape.heads if self.alibi else 0))
+            * work.pairs(self.window, causal=self.causal)
             + n * work.rounding_flops(self.out),
             activation_bytes=n * (work.row_bytes(self.qkv, q_cols) + work.row_bytes(self.out)),
             kv_read_bytes=work.kv_read_bytes(self.layer, self.window),

@@ -22,7 +22,8 @@ class Linear(Op):
 
     It fills the columns of out from `first` on; those before are kept when they are another weight's.
 
-    With `act` the weight is [gate | up], and out what GatedAct makes of the product.
+    With `act` the weight is [gate | up], and out what GatedAct makes of the product; or, without `up`, what Activate
+    makes of it.
 
     `maxima` is for who looks for the greatest numbers of a row (the sampler): column i is the maximum of out's columns
     64 i … 64 i + 63, or NaN when one of them is NaN or +inf.
@@ -39,6 +40,7 @@ class Linear(Op):
     out: WriteFromFirst
     first: int = 0
     act: Activation | None = None
+    up: bool = True
     maxima: Write | None = None
     rows: int = 0
     adapted: str | None = None
@@ -50,8 +52,8 @@ class Linear(Op):
         flops = 2 * n * cols * weight.cols + (n * cols if self.bias else 0)
         read = cols * work.weight_row_bytes(weight) + work.vector_bytes(self.bias)
         if self.act:
-            cols //= 2
-            flops += n * (EXP_FLOPS + 1) * cols
+            cols //= 2 if self.up else 1
+            flops += n * (EXP_FLOPS + int(self.up)) * cols
         written = cols * DTYPE_BYTES[work.buffers[self.out].dtype] + work.rows_bytes(self.maxima)
         return Cost(flops, read, n * (work.row_bytes(self.x) + written))
 

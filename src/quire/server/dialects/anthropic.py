@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from quire.engine.api import GenerateAsk
-from quire.server.answering import AnswerStream, StreamForm, answer_whole
+from quire.server.answering import AnswerStream, StreamForm, answer_whole, generating_model
 from quire.server.chat import chat_ask, prepare_chat
 from quire.server.context import ServerContext
 from quire.server.dialects.anthropic_answers import PING, MessageHead, MessageStream, message_pieces
@@ -55,8 +55,7 @@ async def messages(context: ServerContext, exchange: Exchange, read: Body[Messag
     """Answer a conversation, whole or as a stream."""
     context.card()
     body = read.value
-    model = context.model(body.model)
-    exchange.details["model"] = model
+    model = generating_model(context, exchange, body.model).name
     head = MessageHead(f"msg_{uuid.uuid4().hex}", model, _cached_block(context, body))
     with renamed(_NAMES):
         asked = _chat_request(context, body)

@@ -161,7 +161,7 @@ async def _answer(
 ) -> None:
     """Answer, whole or as a stream. `stop_ids` end an answer too."""
     body: LlamaServerRequest = read.value
-    model = generating_model(context, exchange, body.model)
+    model = generating_model(context, exchange, body.model).name
     if body.stream and body.n_predict == 0:
         message = "stream: nothing to stream, because n_predict is 0"
         raise bad_request("stream", message, "unsupported_parameter")

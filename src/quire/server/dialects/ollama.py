@@ -11,7 +11,7 @@ from typing import Any
 
 from quire import __version__
 from quire.engine.api import GenerateAsk
-from quire.server.answering import AnswerStream, StreamForm, answer_whole
+from quire.server.answering import AnswerStream, StreamForm, answer_whole, generating_model
 from quire.server.chat import prepare_chat
 from quire.server.context import ServerContext
 from quire.server.dialects.asking import Renames, renamed, thinking_fields
@@ -80,7 +80,7 @@ async def generate(
 
 def served(context: ServerContext, name: str | None) -> str:
     """The served name for one that may have the tag "latest". Raises ApiError 404."""
-    if name is not None and name not in context.names():
+    if name is not None and context.served.find(name) is None:
         name = name.removesuffix(":latest")
     return context.model(name)
 
@@ -90,7 +90,7 @@ def _head(
 ) -> AnswerHead:
     """What the answer begins with. Raises ApiError for fields that ask for what is not done."""
     context.card()
-    exchange.details["model"] = served(context, body.model)
+    generating_model(context, exchange, served(context, body.model))
     for name in ("truncate", "shift"):
         if getattr(body, name):
             message = (
@@ -216,13 +216,13 @@ async def tags(context: ServerContext, _: Exchange) -> OllamaModels:
     """The served names."""
     card = context.card()
     details = OllamaDetails(card.architecture, [card.architecture])
-    since = time_text(datetime.fromtimestamp(card.created, UTC))
     return OllamaModels([
         OllamaModel(
-            name=name, model=name, modified_at=since, digest=card.config_sha256, details=details,
+            name=one.name, model=one.name, digest=one.digest or card.config_sha256, details=details,
+            modified_at=time_text(datetime.fromtimestamp((one.adapter or card).created, UTC)),
             context_length=card.max_model_len,
         )
-        for name in context.names()
+        for one in context.served.all()
     ])  # fmt: skip
 
 

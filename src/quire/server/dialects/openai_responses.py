@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from quire.engine.api import GenerateAsk
-from quire.server.answering import AnswerStream, StreamForm
+from quire.server.answering import AnswerStream, StreamForm, generating_model
 from quire.server.chat import prepare_chat
 from quire.server.context import ServerContext
 from quire.server.dialects.asking import Renames, renamed, thinking_fields
@@ -102,8 +102,7 @@ async def _stream(context: ServerContext, exchange: Exchange, found: _Prepared) 
 
 async def _prepare(context: ServerContext, exchange: Exchange, read: Body[ResponsesRequest]) -> _Prepared:
     body = read.value
-    model = context.model(body.model)
-    exchange.details["model"] = model
+    model = generating_model(context, exchange, body.model).name
     items = input_items(body.input)
     before = await _before(context, exchange, body.previous_response_id)
     own = msgspec.json.encode(items)

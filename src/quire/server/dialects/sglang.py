@@ -51,7 +51,8 @@ _SECONDS = 10.0  # that a flush may take
 async def generate(context: ServerContext, exchange: Exchange, read: Body[SglangRequest]) -> None:
     """Continue prompts, whole or as a stream."""
     body = read.value
-    generating_model(context, exchange, body.model)
+    with renamed({"model": "model" if body.lora_path is None else "lora_path"}):
+        generating_model(context, exchange, body.model if body.lora_path is None else body.lora_path)
     field, prompts, listed = _prompts(body)
     sampling = _sampling(body)
     _check_logprobs(body)

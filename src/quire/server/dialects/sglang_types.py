@@ -67,6 +67,7 @@ class SglangRequest(msgspec.Struct, kw_only=True):
         _Parameters | None, Meta(description="one object for all prompts, or equal ones for each")
     ] = None
     model: str | None = None
+    lora_path: Annotated[str | None, Meta(description="the name of an adapter")] = None
     rid: Annotated[str | list[str] | None, Meta(description="ids of the answers")] = None
     extra_key: Annotated[
         Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None,
@@ -151,7 +152,7 @@ def _ended(body: bytes) -> bytes:
 SGLANG_ERRORS = ErrorForm(_error, SglangErrorBody, _ended)
 SGLANG_REFUSED: RefusedFields = {
     "input_embeds": (), "image_data": ([],), "audio_data": ([],), "video_data": ([],), "modalities": ([],),
-    "token_ids_logprob": ([],), "lora_path": (), "lora_id": (), "custom_logit_processor": (),
+    "token_ids_logprob": ([],), "lora_id": (), "custom_logit_processor": (),
     "return_hidden_states": (False,), "session_params": ({},), "priority": (), "return_routed_experts": (False,),
     "bootstrap_host": (), "bootstrap_port": (), "bootstrap_room": (), "data_parallel_rank": (),
     "background": (False,),

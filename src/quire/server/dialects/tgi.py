@@ -68,8 +68,9 @@ async def _answer(
 ) -> None:
     """Answer, whole or as a stream."""
     body: TgiRequest = read.value
-    generating_model(context, exchange, None)
     asked, given = body.parameters or TgiParameters(do_sample=True), body.parameters is not None
+    with renamed({"model": "parameters.adapter_id"}):
+        generating_model(context, exchange, asked.adapter_id)
     _check(asked, stream=stream)
     samples = asked.do_sample or any(getattr(asked, name) is not None for name in _SAMPLING)
     if (asked.best_of or 1) > 1 and not samples:

@@ -19,8 +19,7 @@ TGI_PARAMETERS = {
 }  # fmt: skip
 # Parameters that are refused unless they ask for what happens anyway: name -> such values, and why.
 TGI_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "watermark": ((False,), "not supported; no text is marked"),
-    "adapter_id": ((), "not supported; the server has one model without adapters"),
+    "watermark": ((False,), "must be false; this route has no watermark"),
 }
 
 _StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
@@ -85,7 +84,7 @@ class TgiParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         int | None, Meta(description="most tokens of the inputs; longer ones are refused, not cut")
     ] = None
     watermark: bool | None = None
-    adapter_id: str | None = None
+    adapter_id: Annotated[str | None, Meta(description="the name of an adapter")] = None
 
 
 class TgiRequest(msgspec.Struct, kw_only=True):

@@ -104,7 +104,9 @@ class Fleet:
         """The model that serves an adapter under this name."""
         for known, of in self.current.items():
             member = self.members[of]
-            if name.startswith(f"{known}:") or (member.loaded and name in member.service.context.names()):
+            if name.startswith(f"{known}:") or (
+                member.loaded and member.service.context.served.find(name) is not None
+            ):
                 return known
         return None
 
@@ -153,7 +155,7 @@ class Fleet:
         rules = {name: TrafficRule(((target, 1.0),)) for name, target in plain.items()} | self._extra
         made = TrafficRules(rules, self.members.keys() - {without})
         for member in self.members.values():
-            member.service.context.also = frozenset((*rules, *self.members))
+            member.service.context.served.also = frozenset((*rules, *self.members))
         return made
 
     async def start(self) -> None:

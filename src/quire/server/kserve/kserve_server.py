@@ -68,6 +68,7 @@ class GrpcServer:
             options=[
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_connection_idle_ms", int(config.keep_alive_timeout * 1000)),
+                ("grpc.http2.bdp_probe", 0),
                 ("grpc.so_reuseport", 0),  # a second server on the port fails to start
             ],
         )

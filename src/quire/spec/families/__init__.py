@@ -84,7 +84,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen2_moe", ("Qwen2MoeForCausalLM",), "qwen_moe.qwen2_moe"),
     Family("qwen3_moe", ("Qwen3MoeForCausalLM",), "qwen_moe.qwen3_moe"),
     Family("gpt_oss", ("GptOssForCausalLM",), "gpt_oss.gpt_oss"),
-    Family("bert", _encoders("Bert"), "bert.bert"),
+    Family("bert", (*_encoders("Bert"), *_encoders("JinaBert")), "bert.bert"),
     Family("roberta", _encoders("Roberta"), "bert.roberta"),
     Family("xlm-roberta", _encoders("XLMRoberta"), "bert.roberta"),
     Family("distilbert", _encoders("DistilBert"), "bert.distilbert"),
@@ -92,6 +92,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("nomic_bert", _encoders("NomicBert"), "bert.nomic_bert"),
     Family("gte", _encoders("Gte"), "bert.gte"),
     Family("new", _encoders("New"), "bert.new_impl"),
+    Family("jina_embeddings_v3", _encoders("JinaEmbeddingsV3"), "bert.jina_embeddings_v3"),
 )
 
 

@@ -1,4 +1,5 @@
-"""Encoders: BERT, RoBERTa, XLM-RoBERTa, DistilBERT, ModernBERT, Nomic BERT and GTE, and classifiers made of them."""
+"""Encoders: BERT, RoBERTa, XLM-RoBERTa, DistilBERT, ModernBERT, Nomic BERT, GTE and Jina's, and classifiers made of
+them."""
 
 from __future__ import annotations
 
@@ -98,22 +99,52 @@ _BERT_NAMES = WeightNames(
     mlp_post_norm="encoder.layer.{i}.output.LayerNorm",
 )
 
+# XLM-RoBERTa in the hub's code for flash attention (jinaai/xlm-roberta-flash-implementation).
+_FLASH_NAMES = replace(
+    _BERT_NAMES,
+    embed_norm="emb_ln",
+    qkv="encoder.layers.{i}.mixer.Wqkv",
+    o="encoder.layers.{i}.mixer.out_proj",
+    attn_post_norm="encoder.layers.{i}.norm1",
+    up="encoder.layers.{i}.mlp.fc1",
+    down="encoder.layers.{i}.mlp.fc2",
+    mlp_post_norm="encoder.layers.{i}.norm2",
+)
+
 
 def bert(config: ConfigReader) -> ModelSpec:
-    """BERT (1810.04805), and the many checkpoints of its shape: MiniLM, E5, BGE, GTE."""
+    """BERT (1810.04805), and the many checkpoints of its shape: MiniLM, E5, BGE, GTE. With ALiBi, JinaBERT."""
+    if config.string("position_embedding_type", "absolute") == "alibi":
+        return _jina_bert(config)
     head = _head(config, config.integer("hidden_size", high=MAX_DIM), "classifier", "pooler.dense", "tanh")
-    return _bert(config, 0, ("bert.",), _pooling(config, "first", *head))
+    return _bert(config, 0, ("bert.",), _pooling(config, "first", *head), _BERT_NAMES)
 
 
 def roberta(config: ConfigReader) -> ModelSpec:
-    """RoBERTa (1907.11692) and XLM-RoBERTa (1911.02116): positions are counted from behind the padding token's id."""
+    """RoBERTa (1907.11692) and XLM-RoBERTa (1911.02116): positions are counted from behind the padding token's id.
+
+    Checkpoints of the hub's code for flash attention (jina-reranker-v2) are the same under other names.
+    """
+    if config.values.get("lora_adaptations"):
+        raise config.unsupported(
+            "lora_adaptations",
+            "adapters for tasks inside a checkpoint are not implemented; the model as transformers has it, "
+            "jina_embeddings_v3, is, with adapters of PEFT merged by quire convert --merge-adapter",
+        )
+    first = 1 + config.integer("pad_token_id", 1, low=0, high=MAX_VOCAB)
+    names = _FLASH_NAMES if config.has("use_flash_attn") else _BERT_NAMES
+    return _bert(config, first, ("roberta.",), _roberta_pooling(config), names)
+
+
+def _roberta_pooling(config: ConfigReader) -> Pooling:
     dim = config.integer("hidden_size", high=MAX_DIM)
     head = _head(config, dim, "classifier.out_proj", "classifier.dense", "tanh")
-    first = 1 + config.integer("pad_token_id", 1, low=0, high=MAX_VOCAB)
-    return _bert(config, first, ("roberta.",), _pooling(config, "first", *head))
+    return _pooling(config, "first", *head)
 
 
-def _bert(config: ConfigReader, first: int, prefixes: tuple[str, ...], pooling: Pooling) -> ModelSpec:
+def _bert(
+    config: ConfigReader, first: int, prefixes: tuple[str, ...], pooling: Pooling, names: WeightNames
+) -> ModelSpec:
     kind = config.string("position_embedding_type", "absolute")
     if kind != "absolute":
         raise config.unsupported("position_embedding_type", "positions must be absolute")
@@ -125,7 +156,7 @@ def _bert(config: ConfigReader, first: int, prefixes: tuple[str, ...], pooling: 
     layer = Layer(_attention(sizes, Biases(qkv=True, out=True)), mlp, pre_norm=False, sum_norm=True)
     segments = config.integer("type_vocab_size", 2, low=0, high=64)
     added = AddedEmbedding(positions=positions, first=first, segments=segments)
-    return _encoder(config, sizes, (layer,) * sizes.layers, _BERT_NAMES, prefixes, pooling,
+    return _encoder(config, sizes, (layer,) * sizes.layers, names, prefixes, pooling,
                     max_positions=positions - first, added=added)  # fmt: skip
 
 
@@ -272,15 +303,16 @@ def nomic_bert(config: ConfigReader) -> ModelSpec:
         mlp_post_norm="encoder.layers.{i}.norm2",
     )
     segments = config.integer("type_vocab_size", 2, low=0, high=64)
-    return _rotary(config, sizes, layer, names, ("nomic_bert.", "bert."), positions, segments)
+    return _relative(config, sizes, layer, names, ("nomic_bert.", "bert."), positions, segments)
 
 
-def _rotary(
+def _relative(
     config: ConfigReader, sizes: _Sizes, layer: Layer, names: WeightNames, prefixes: tuple[str, ...], positions: int,
-    segments: int,
+    segments: int, pooling: Pooling | None = None,
 ) -> ModelSpec:  # fmt: skip
-    """An encoder of equal layers whose positions are rotated, with BERT's head for labels."""
-    pooling = _pooling(config, "first", *_head(config, sizes.dim, "classifier", "pooler.dense", "tanh"))
+    """An encoder of equal layers whose attention has the positions, with BERT's head for labels or another pooling."""
+    head = _head(config, sizes.dim, "classifier", "pooler.dense", "tanh")
+    pooling = pooling or _pooling(config, "first", *head)
     return _encoder(config, sizes, (layer,) * sizes.layers, names, prefixes, pooling,
                     max_positions=positions, added=AddedEmbedding(segments=segments))  # fmt: skip
 
@@ -338,7 +370,7 @@ def _gte(config: ConfigReader, rope: Rope, positions: int) -> ModelSpec:
         mlp_post_norm="encoder.layer.{i}.mlp_ln",
     )
     segments = config.integer("type_vocab_size", 0, low=0, high=64)
-    return _rotary(config, sizes, layer, names, ("gte.", "new."), positions, segments)
+    return _relative(config, sizes, layer, names, ("gte.", "new."), positions, segments)
 
 
 # Values with which the hub's own code for GTE (new-impl) says that it is what `gte` computes.
@@ -366,3 +398,53 @@ def new_impl(config: ConfigReader) -> ModelSpec:
     factor = scaling.number("factor", 1.0, low=1.0, high=1e6)
     theta, dim = config.number("rope_theta", 10_000.0, low=1.0, high=1e15), read_head_dim(config, _GTE)
     return _gte(config, Rope(theta * factor, dim, "linear", factor ** (2 / dim)), positions)
+
+
+_JINA_GATES: dict[str, PlainActivation] = {"geglu": "gelu", "reglu": "relu"}
+
+
+def _jina_bert(config: ConfigReader) -> ModelSpec:
+    """JinaBERT (2310.19923; jinaai/jina-bert-implementation): BERT with ALiBi and a gated feed-forward.
+
+    Its variant with norms of queries and keys has one more norm behind the attention, and is refused.
+    """
+    origin = f"{config.values.get('_name_or_path')} {config.values.get('auto_map')}"
+    if "qk-post-norm" in origin:
+        key = "auto_map" if config.has("auto_map") else "_name_or_path"
+        raise config.unsupported(
+            key, "of JinaBERT's variants the one without norms of q and k is implemented"
+        )
+    gate = config.string("feed_forward_type", "original")
+    if gate not in _JINA_GATES:
+        raise config.unsupported("feed_forward_type", f"implemented with ALiBi are {', '.join(_JINA_GATES)}")
+    sizes = _sizes(config, _BERT)
+    width = config.integer("intermediate_size", high=MAX_WIDTH)
+    attention = replace(_attention(sizes, Biases(qkv=True, out=True)), alibi=True)
+    layer = Layer(attention, MLP(width, _JINA_GATES[gate], down_bias=True), pre_norm=False, sum_norm=True)
+    names = replace(
+        _BERT_NAMES,
+        gate_up="encoder.layer.{i}.mlp.gated_layers",
+        down="encoder.layer.{i}.mlp.wo",
+        mlp_post_norm="encoder.layer.{i}.mlp.layernorm",
+    )
+    positions = config.integer("max_position_embeddings", 512, high=MAX_POSITIONS)
+    segments = config.integer("type_vocab_size", 2, low=0, high=64)
+    return _relative(config, sizes, layer, names, ("bert.",), positions, segments)
+
+
+def jina_embeddings_v3(config: ConfigReader) -> ModelSpec:
+    """Jina Embeddings v3 (2409.10173), as transformers has it: XLM-RoBERTa with a rotary embedding."""
+    sizes = _sizes(config, _BERT, eps=1e-5)
+    positions = config.integer("max_position_embeddings", 8194, high=MAX_POSITIONS)
+    rope = read_rope(config, sizes.head_dim, positions, RopeStyle(theta=20_000.0))
+    mlp = MLP(
+        config.integer("intermediate_size", high=MAX_WIDTH),
+        read_activation(config, _BERT),
+        bias=True,
+        gated=False,
+    )
+    layer = Layer(_attention(sizes, Biases(qkv=True, out=True), rope), mlp, pre_norm=False, sum_norm=True)
+    segments = config.integer("type_vocab_size", 1, low=0, high=64)
+    return _relative(
+        config, sizes, layer, _FLASH_NAMES, ("roberta.",), positions, segments, _roberta_pooling(config)
+    )
