@@ -104,9 +104,8 @@ class Fleet:
         """The model that serves an adapter under this name."""
         for known, of in self.current.items():
             member = self.members[of]
-            if name.startswith(f"{known}:") or (
-                member.loaded and member.service.context.served.find(name) is not None
-            ):
+            found = member.service.context.served.find(name) if member.loaded else None
+            if name.startswith(f"{known}:") or (found is not None and found.adapter is not None):
                 return known
         return None
 
