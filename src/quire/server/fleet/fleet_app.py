@@ -18,7 +18,7 @@ from quire.server.fleet.fleet import Fleet
 from quire.server.fleet.fleet_routes import fleet_routes
 from quire.server.fleet.member import Member
 from quire.server.fleet.passing import Passing
-from quire.server.fleet.shadows import Copied
+from quire.server.fleet.shadows import CopiedRequest
 from quire.server.fleet.shares import BODIES
 from quire.server.logs import log_access
 from quire.server.query import query_of
@@ -131,7 +131,7 @@ class FleetApp:
         passing = Passing(self._fleet, found, exchange.scope, body, receive)
         await passing.answer(send, administrative=route.admin)
         if passing.seen is not None and found.shadow is not None and not route.admin:
-            copied = Copied(exchange.path, body, exchange.tenant, exchange.request_id)
+            copied = CopiedRequest(exchange.path, body, exchange.tenant, exchange.request_id)
             self._fleet.shadows.compare(
                 found.target, self._fleet.members.get(found.shadow), copied, passing.seen
             )

@@ -11,7 +11,7 @@ from quire.server.errors import ApiError
 from quire.server.exchange import Receive, Scope, Send
 from quire.server.fleet.fleet import Fleet
 from quire.server.fleet.member import Member
-from quire.server.fleet.shadows import Seen
+from quire.server.fleet.shadows import SeenAnswer
 from quire.server.fleet.traffic import Failure, TrafficRoute
 from quire.server.request_memory import Held
 from quire.types import QuireError
@@ -39,7 +39,7 @@ class Passing:
         self._fleet, self._route, self._scope = fleet, route, scope
         self._body, self._receive = body, receive
         self._tried: set[str] = set()
-        self.seen = Seen() if route.shadow is not None else None  # what the client got, to be compared
+        self.seen = SeenAnswer() if route.shadow is not None else None  # what the client got, to be compared
 
     async def answer(self, send: Send, *, administrative: bool) -> None:
         """Answer the request. Raises ApiError and QuireError if no model could take it."""

@@ -22,7 +22,7 @@ _TEXTS = frozenset(
 )
 
 
-class Seen:
+class SeenAnswer:
     """An answer as a client got it."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class ShadowReport(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopiedRequest:
     """A request that a shadow gets too."""
 
     path: str
@@ -83,7 +83,7 @@ class Shadows:
         self.reports: dict[str, ShadowReport] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    def compare(self, first: str, shadow: Member | None, copied: Copied, seen: Seen) -> None:
+    def compare(self, first: str, shadow: Member | None, copied: CopiedRequest, seen: SeenAnswer) -> None:
         """Ask the shadow, unless it has gone, what the client had asked `first`, and compare; nobody waits for that."""
         if shadow is None:
             return
@@ -100,7 +100,7 @@ class Shadows:
         await asyncio.gather(*self._running, return_exceptions=True)
 
 
-async def _compare(report: ShadowReport, shadow: Member, copied: Copied, seen: Seen) -> None:
+async def _compare(report: ShadowReport, shadow: Member, copied: CopiedRequest, seen: SeenAnswer) -> None:
     began = time.monotonic()
     service = shadow.service
     try:
