@@ -140,7 +140,8 @@ def test_a_kept_version_is_an_instant_way_back(server: Process, folder: Path) ->
     assert ask(server, f"chat@{green}").status == 404
 
 
-def test_splits_shadows_and_fallbacks(server: Process, folder: Path) -> None:
+def test_splits_shadows_and_fallbacks(server: Process, folder: Path, other: Path) -> None:
+    assert deploy(server, other).status == 200
     old = version(ask(server))
     new = f"chat@{deploy(server, folder, switch=False).json['version']}"
     assert version(ask(server)) == old
