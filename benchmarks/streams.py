@@ -47,6 +47,7 @@ from quire.engine.build.opening import open_model
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.messages import SAMPLE_BITS, StepReport, unpack_handles
 from quire.server.run import HttpServer, bind
+from quire.server.service import Service
 from quire.types import Request, SamplingParams, TokenIds
 
 TEMPLATES = {
@@ -286,7 +287,7 @@ async def measure(args: argparse.Namespace, model: str) -> None:
     weights = "auto" if args.model else "random"
     options = EngineConfig(threads=args.threads, max_num_seqs=args.streams, load_format=weights)
     engine = (Bare if args.bare else AsyncEngine)(model, options, config)
-    server = HttpServer(engine, config)
+    server = HttpServer(Service(engine, config), config)
     if isinstance(engine, Bare):
         server._server.config.app = bare(engine, args.tokens)  # before it is loaded
     sock: socket.socket = bind(config)

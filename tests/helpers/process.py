@@ -29,11 +29,16 @@ class Process:
     """A server that has announced itself."""
 
     def __init__(
-        self, folder: Path, *options: str, files: int | None = None, before: Callable[[], None] | None = None
+        self,
+        folder: Path | None,
+        *options: str,
+        files: int | None = None,
+        before: Callable[[], None] | None = None,
     ) -> None:
+        named = [] if folder is None else [str(folder)]
         limit = ["prlimit", f"--nofile={files}"] if files is not None else []
         self.process = subprocess.Popen(
-            [*limit, sys.executable, "-m", "quire.cli.main", "serve", str(folder), *SMALL, *options],
+            [*limit, sys.executable, "-m", "quire.cli.main", "serve", *named, *SMALL, *options],
             stderr=subprocess.PIPE, text=True, preexec_fn=before,  # noqa: PLW1509
         )  # fmt: skip
         self.lines: list[str] = []
@@ -142,7 +147,7 @@ class Process:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *options: str, files: int | None = None) -> Iterator[Process]:
+def running(folder: Path | None, *options: str, files: int | None = None) -> Iterator[Process]:
     """A server on a free port, unless told otherwise, that may have so many open `files`; it is killed at the end if
     it is still there.
     """

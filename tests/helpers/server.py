@@ -26,6 +26,7 @@ from quire.engine.api import Engine, ModelCard
 from quire.engine.front.async_engine import AsyncEngine
 from quire.server.request_memory import RequestMemory
 from quire.server.run import HttpServer, bind
+from quire.server.service import Service
 
 # Requests of max_tokens=60_000 run until the test has seen what it wants, however long that takes it.
 ENDLESS: dict[str, Any] = {"max_model_len": 65_000}
@@ -58,7 +59,7 @@ class LiveServer:
         try:
             options = {"max_model_len": 200, "threads": 1} | self._engine_options
             self.engine = AsyncEngine(self._folder, EngineConfig(**options), self.config, in_process=True)
-            self.http = HttpServer(self.engine, self.config)
+            self.http = HttpServer(Service(self.engine, self.config), self.config)
             sock = bind(self.config)
             self.address = sock.getsockname()
             await self.http.start(sock)

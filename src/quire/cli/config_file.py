@@ -47,6 +47,15 @@ def read_config(path: Path) -> dict[str, Any]:
     return found
 
 
+def option_value(value: Any, name: str) -> Any:
+    """A value of a TOML file as that of an option of Quire. Raises ValueError for an unknown one and a wrong type."""
+    known = OPTIONS | {f.name: f for f in dataclasses.fields(ServingConfig)}
+    if name not in known:
+        raise ValueError(f"{name!r} is unknown{nearest(name, known)}")
+    made = _value(value, name, known[name], texts=False)
+    return tuple(made) if isinstance(made, list) else made
+
+
 def _translated(path: Path, key: str, value: Any, known: Iterable[str]) -> dict[str, Any]:
     """An option of another server as options of Quire, by field name. Raises ValueError."""
     name = key.replace("_", "-")

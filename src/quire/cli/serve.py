@@ -28,6 +28,10 @@ _EXCLUSIVE = (({"gpu_memory_utilization"}, {"memory"}), ({"uds"}, {"host", "port
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser, default=argparse.SUPPRESS)
     parser.add_argument(
+        "more_models", nargs="*", default=argparse.SUPPRESS, metavar="model",
+        help="further models; see docs/serving-models.md",
+    )  # fmt: skip
+    parser.add_argument(
         "--config", metavar="FILE", help="options from a YAML, TOML or JSON file; see docs/server.md"
     )
     parser.add_argument(
@@ -51,10 +55,52 @@ def run(args: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(args).items() if name not in environment}
     if "from_command" in given:
         return _print_equivalent(given["from_command"])
-    model, engine_config, serving = settings(
-        given, {} if file is None else read_config(Path(file)), environment
-    )
+    further = given.pop("more_models", [])
+    options = {} if file is None else read_config(Path(file))
+    sources = {*options, *environment, *given}
+    several = bool(further) or not sources.isdisjoint(("models", "models_dir"))
+    if several and "model" not in sources:
+        options["model"] = ""
+    model, engine_config, serving = settings(given, options, environment)
+    if several:
+        return _serve_several([*([model] if model else []), *further], engine_config, serving)
     return _serve(model, engine_config, serving)
+
+
+def _serve_several(names: list[str], config: EngineConfig, serving: ServingConfig) -> int:
+    import uvloop
+
+    from quire.cli.several_models import served_models
+    from quire.server.admin import check_all_keys
+    from quire.server.dialects.response_store import prepare_file
+    from quire.server.fleet.fleet import Fleet
+    from quire.server.fleet.fleet_service import FleetService
+    from quire.server.fleet.shares import divided
+    from quire.server.logs import ServerLog
+    from quire.server.run import address, bind, serve
+
+    check_all_keys(serving)
+    if serving.response_store is not None:
+        prepare_file(serving.response_store)
+    models = served_models(names, config, serving)
+    sock = bind(serving)
+    try:
+        with ServerLog(serving) as log:
+            fleet = Fleet(models, divided(config.limits.memory, models, serving), serving)
+
+            def announce() -> None:
+                if serving.quiet:
+                    return
+                for line in fleet.memory_lines:
+                    log.say(f"  {line}")
+                served = ", ".join(name for name, _ in fleet.names())
+                log.say(f"quire: serving {served} at {address(serving, sock)}")
+
+            return uvloop.run(serve(fleet, FleetService(fleet), serving, sock, announce))
+    finally:
+        sock.close()
+        if serving.uds is not None:
+            Path(serving.uds).unlink(missing_ok=True)
 
 
 def _print_equivalent(command: str) -> int:
@@ -137,6 +183,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     from quire.server.dialects.response_store import prepare_file
     from quire.server.logs import ServerLog
     from quire.server.run import address, bind, serve
+    from quire.server.service import Service
     from quire.text.regions.detect import facts_text
     from quire.util.progress import ByteProgress
 
@@ -163,7 +210,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
                     log.say(f"  {line}")
                 log.say(f"quire: serving {engine.card.name} at {address(serving, sock)}")
 
-            return uvloop.run(serve(engine, serving, sock, announce))
+            return uvloop.run(serve(engine, Service(engine, serving), serving, sock, announce))
     finally:
         sock.close()
         if serving.uds is not None:

@@ -11,6 +11,7 @@ from quire.records import dataclass
 _NOT_NEGATIVE = ("shutdown_timeout", "hang_timeout", "engine_restarts", "sse_ping_interval")
 _POSITIVE = (
     "output_hook_ms",
+    "max_load_wait",
     "max_num_queued_reqs",
     "max_num_queued_tokens",
     "response_store_size",
@@ -47,6 +48,7 @@ SUBJECTS = {
     "unknown_fields": "API",
     "max_num_queued_reqs": "limits and timeouts",
     "shutdown_timeout": "supervision",
+    "models_dir": "several models",
     "files_dir": "files and batches",
     "log_format": "logs and traces",
 }
@@ -187,6 +189,23 @@ class ServingConfig:
     engine_restarts: int = option(
         5, "restarts of the engine process within ten minutes before the server gives up", metavar="N"
     )
+    models_dir: str | None = option(
+        None, "folder whose subfolders and GGUF files are all served, each under its name", metavar="DIR"
+    )
+    models: str | None = option(
+        None,
+        "TOML file with a section for each model: its name, path, memory, aliases and options",
+        metavar="FILE",
+    )
+    keep_alive: float = option(
+        -1.0,
+        "seconds without a request after which one of several models leaves the memory; -1: never",
+        metavar="S",
+    )
+    max_load_wait: float = option(
+        120.0, "longest wait in seconds for one of several models to be loaded; others are told when to come back",
+        metavar="S",
+    )  # fmt: skip
     files_dir: str | None = option(
         None,
         "folder of files and batches, which turns on /v1/files and /v1/batches (default: off)",

@@ -46,6 +46,7 @@ class EngineState(StrEnum):
     READY = "ready"
     STALLED = "stalled"  # work is queued and no step has completed for a while, or a ping was not answered
     RESTARTING = "restarting"  # the engine process died and a new one is loading
+    SLEEPING = "sleeping"  # put to sleep: nothing runs, and most of its memory is given back
     DRAINING = "draining"  # shutting down: running requests finish, new ones are refused
     FAILED = "failed"
 
@@ -54,6 +55,7 @@ _WHY = {
     EngineState.STARTING: "the engine is loading",
     EngineState.STALLED: "the engine has stopped responding",
     EngineState.RESTARTING: "the engine failed and is restarting",
+    EngineState.SLEEPING: "the model sleeps until an administrator wakes it up (POST /wake_up)",
     EngineState.DRAINING: "the server is shutting down",
     EngineState.FAILED: "the engine failed and could not be restarted",
 }
@@ -401,6 +403,14 @@ class Engine(Protocol):
 
     async def failed(self) -> None:
         """Returns when a started engine has failed for good: state FAILED."""
+
+    async def sleep(self, level: int, drain_seconds: float) -> None:
+        """Refuse new requests, let running ones finish for `drain_seconds`, end the rest, and give memory back:
+        pages at level 1, the process at level 2. Raises EngineUnavailableError unless the engine is ready.
+        """
+
+    async def wake(self) -> None:
+        """The end of a sleep. Raises the errors of loading."""
 
     async def stop(self, drain_seconds: float) -> None:
         """Refuse new requests, let running ones finish for `drain_seconds`, end the rest, release everything."""

@@ -83,7 +83,7 @@ class App:
         except asyncio.CancelledError:  # the server is shutting down
             raise
         except Exception as error:
-            await self._fail(exchange, error)
+            await self.fail(exchange, error)
         finally:
             exchange.held.close()
             self.context.metrics.count_http(exchange)
@@ -152,7 +152,7 @@ class App:
             replays.finish(exchange, complete=complete)
             exchange.recorded = None
 
-    async def _fail(self, exchange: Exchange, failure: Exception) -> None:
+    async def fail(self, exchange: Exchange, failure: Exception) -> None:
         """Report a failure: as a response or, once a stream has started, as its last event."""
         error, form = api_error(failure), exchange.errors
         if not isinstance(failure, ApiError | QuireError):

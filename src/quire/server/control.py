@@ -8,13 +8,21 @@ from typing import Any
 import msgspec
 
 from quire import __version__
+from quire.engine.api import EngineState
 from quire.server.context import ServerContext
-from quire.server.errors import ApiError, retry_headers
+from quire.server.errors import ApiError, bad_request, retry_headers, shorten
 from quire.server.exchange import Exchange
+from quire.server.query import query_of
 from quire.server.routes import Act, Get, HttpRoute
 
 _KEYS = ("api_key", "admin_api_key")
 _CLEAR_SECONDS = 10.0
+
+
+class SleepBody(msgspec.Struct):
+    """Whether the model sleeps."""
+
+    is_sleeping: bool
 
 
 class LoadBody(msgspec.Struct):
@@ -66,16 +74,55 @@ async def stop_profile(context: ServerContext, exchange: Exchange) -> None:
     await exchange.respond(200, b"")
 
 
+def asked_sleep(exchange: Exchange, seconds: float, *known: str) -> tuple[int, float]:
+    """The level of a sleep, and how long requests may go on: `seconds` if they are waited for. Raises ApiError 400."""
+    given = query_of(exchange.scope["query_string"], ("level", "mode", *known))
+    level, mode = given.get("level", "1"), given.get("mode", "abort")
+    if level not in {"1", "2"}:
+        raise bad_request(
+            "level", f"level: {shorten(level, 20)!r} is not 1 (give pages back) or 2 (end the process)"
+        )
+    if mode not in {"abort", "wait"}:
+        raise bad_request("mode", f"mode: {shorten(mode, 20)!r} is not abort or wait")
+    return int(level), seconds if mode == "wait" else 0.0
+
+
+async def sleep(context: ServerContext, exchange: Exchange) -> None:
+    """Put the model to sleep, with vLLM's parameters."""
+    await context.engine.sleep(*asked_sleep(exchange, context.config.shutdown_timeout))
+    await exchange.respond(200, b"")
+
+
+async def wake_up(context: ServerContext, exchange: Exchange) -> None:
+    """Wake the model up."""
+    await context.engine.wake()
+    await exchange.respond(200, b"")
+
+
+async def is_sleeping(context: ServerContext, _: Exchange) -> SleepBody:
+    """Whether the model sleeps."""
+    return SleepBody(context.engine.state is EngineState.SLEEPING)
+
+
 ROUTES: tuple[HttpRoute, ...] = (
     Get(path="/load", summary="How many sequences run or wait", tag="status", handler=load, response=LoadBody),
     Get(
         path="/server_info", summary="The model, and the options of the server", tag="admin", handler=server_info,
         response=dict, admin=True,
     ),
+    Get(
+        path="/is_sleeping", summary="Whether the model sleeps", tag="admin", handler=is_sleeping, response=SleepBody,
+        admin=True,
+    ),
+    Act(
+        verb="POST", path="/sleep", summary="Put the model to sleep", tag="admin", handler=sleep, response=str,
+        admin=True, query=("level", "mode"),
+    ),
     *(
         Act(verb="POST", path=path, summary=summary, tag="admin", handler=handler, response=str, admin=True)
         for path, summary, handler in (
             ("/reset_prefix_cache", "Forget cached prefixes", reset_prefix_cache),
+            ("/wake_up", "Wake the model up", wake_up),
             ("/start_profile", "Begin a profile of the engine's steps", start_profile),
             ("/stop_profile", "End the profile, and write it to a file", stop_profile),
         )

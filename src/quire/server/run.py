@@ -11,12 +11,11 @@ import ssl
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 
 from quire.config.serving import ServingConfig
-from quire.engine.api import Engine
 from quire.engine.host.held import buffers
 from quire.server.access import exposure
 from quire.server.app import open_routes
@@ -29,6 +28,7 @@ from quire.types import QuireError
 from quire.util.threads import full_pool
 
 if TYPE_CHECKING:
+    from quire.server.fleet.fleet_service import FleetService
     from quire.server.kserve.kserve_server import GrpcServer
 
 # Unread output that the kernel may hold per connection: small, so that a slow reader is noticed within seconds.
@@ -38,6 +38,16 @@ _THREADS = 6  # for work whose time grows with a body or an answer
 # How long such work may hold the interpreter lock while the event loop waits for it. By default 5 ms, several times a
 # request.
 _SWITCH_SECONDS = 0.0005
+
+
+class RunsEngines(Protocol):
+    """An engine, or those of several models: what a server starts and stops. See Engine."""
+
+    async def start(self) -> None: ...
+
+    async def failed(self) -> None: ...
+
+    async def stop(self, drain_seconds: float) -> None: ...
 
 
 class BindError(QuireError):
@@ -118,8 +128,10 @@ def tls_context(config: ServingConfig) -> ssl.SSLContext | None:
 class HttpServer:
     """uvicorn serving an App on one socket. It answers as soon as it starts: 503 until the engine is ready."""
 
-    def __init__(self, engine: Engine, config: ServingConfig, tls: ssl.SSLContext | None = None) -> None:
-        self._service = Service(engine, config)
+    def __init__(
+        self, service: Service | FleetService, config: ServingConfig, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._service = service
         self.context = self._service.context
         connections = Connections(
             fit_descriptors(config.max_connections), config.header_timeout,
@@ -130,12 +142,14 @@ class HttpServer:
             interface="asgi3", log_config=None, access_log=False, proxy_headers=False, server_header=False,
             timeout_keep_alive=config.keep_alive_timeout, timeout_graceful_shutdown=CLOSE_SECONDS,  # type: ignore[arg-type]
         ), connections, tls)  # fmt: skip
-        connections.memory = self.context.memory
+        connections.memory = service.memory
         connections.upgrade = take_over if "openai" in config.api else None
         connections.buffers = buffers(config)
         self.context.connections = self._server.server_state.connections  # type: ignore[assignment]
         self._serving: asyncio.Task[None] | None = None
-        self.grpc = None if config.grpc_port is None else _grpc_server(self._service)
+        self.grpc = (
+            _grpc_server(service) if config.grpc_port is not None and isinstance(service, Service) else None
+        )
 
     async def start(self, sock: socket.socket) -> None:
         """Answer requests on `sock` from now on."""
@@ -193,7 +207,11 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    engine: Engine, config: ServingConfig, sock: socket.socket, announce: Callable[[], None]
+    engine: RunsEngines,
+    service: Service | FleetService,
+    config: ServingConfig,
+    sock: socket.socket,
+    announce: Callable[[], None],
 ) -> int:
     """Serve until a signal, then drain. Returns the exit status: 0 drained, 1 stopped at once or the engine failed.
 
@@ -202,7 +220,7 @@ async def serve(
     Raises what Engine.start raises.
     """
     tls = tls_context(config)
-    server = HttpServer(engine, config, tls)
+    server = HttpServer(service, config, tls)
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -232,7 +250,7 @@ async def serve(
             loop.remove_signal_handler(number)
 
 
-async def _start_engine(engine: Engine, signals: asyncio.Queue[signal.Signals]) -> bool:
+async def _start_engine(engine: RunsEngines, signals: asyncio.Queue[signal.Signals]) -> bool:
     """Load the model; false if a signal came first."""
     starting, interrupted = asyncio.create_task(engine.start()), asyncio.create_task(signals.get())
     await asyncio.wait({starting, interrupted}, return_when=asyncio.FIRST_COMPLETED)
@@ -246,7 +264,9 @@ async def _start_engine(engine: Engine, signals: asyncio.Queue[signal.Signals]) 
     return False
 
 
-async def _signal_or_failure(engine: Engine, signals: asyncio.Queue[signal.Signals]) -> signal.Signals | None:
+async def _signal_or_failure(
+    engine: RunsEngines, signals: asyncio.Queue[signal.Signals]
+) -> signal.Signals | None:
     """The next signal; None if the engine fails first, so that an orchestrator can restart the server."""
     signalled, failed = asyncio.create_task(signals.get()), asyncio.create_task(engine.failed())
     await asyncio.wait({signalled, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -257,7 +277,7 @@ async def _signal_or_failure(engine: Engine, signals: asyncio.Queue[signal.Signa
     return None
 
 
-async def _drain(engine: Engine, seconds: float, signals: asyncio.Queue[signal.Signals]) -> int:
+async def _drain(engine: RunsEngines, seconds: float, signals: asyncio.Queue[signal.Signals]) -> int:
     stopping, again = asyncio.create_task(engine.stop(seconds)), asyncio.create_task(signals.get())
     await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
     if stopping.done():

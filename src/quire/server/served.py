@@ -36,6 +36,7 @@ class ServedModels:
 
     def __init__(self, engine: Engine, config: ServingConfig) -> None:
         self._engine, self._config = engine, config
+        self.also: frozenset[str] = frozenset()  # names that stood for this model before a request came here
 
     def base(self) -> Sequence[str]:
         """The names of the model alone; the first is reported."""
@@ -55,4 +56,4 @@ class ServedModels:
         if name is None or name in base:
             return Served(base[0] if name is None else name)
         version = self._engine.adapters.get(name)
-        return None if version is None else Served(name, version)
+        return Served(name, version) if version is not None or name in self.also else None

@@ -10,6 +10,7 @@ from quire.server.app import App, open_routes
 from quire.server.batches.batch_endpoints import batch_endpoints
 from quire.server.context import ServerContext
 from quire.server.metrics import ServerMetrics
+from quire.server.request_memory import RequestMemory
 
 
 class Service:
@@ -34,6 +35,11 @@ class Service:
             )
         self._sweeping: asyncio.Task[None] | None = None
 
+    @property
+    def memory(self) -> RequestMemory:
+        """What the bodies of requests are taken from as they arrive."""
+        return self.context.memory
+
     def start(self) -> None:
         """Begin with what runs beside requests, in the running event loop."""
         self._sweeping = asyncio.create_task(self.context.sweep())
@@ -47,9 +53,7 @@ class Service:
 
     async def stop(self) -> None:
         """End all that runs beside requests; to be called when these have ended."""
-        await self.stop_batches()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        await self.stop_alone()
         behind = list(self.context.behind.values())  # most have ended with the engine
         for task in behind:
             task.cancel()
@@ -57,6 +61,12 @@ class Service:
             await asyncio.wait(behind)
         if self.context.responses is not None:
             await asyncio.to_thread(self.context.responses.close)
+
+    async def stop_alone(self) -> None:
+        """End what is of this application alone, not of others that share its responses."""
+        await self.stop_batches()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         if self.context.hooks is not None:
             self.context.hooks.close()
         if self.context.tracer is not None:

@@ -94,14 +94,16 @@ async def metrics(context: ServerContext, _: Exchange) -> bytes:
 
 
 async def memory(context: ServerContext, exchange: Exchange) -> MemoryBody:
-    """What each process holds, by part, and the plan.
+    """What each process holds, by part, and the plan."""
+    check_may_look(context, exchange)
+    return MemoryBody(**await context.engine.memory(), requests=context.memory.report())
 
-    Raises ApiError 403 for a client on another machine when no API key is set.
-    """
+
+def check_may_look(context: ServerContext, exchange: Exchange) -> None:
+    """Raise ApiError 403 for a client on another machine when no API key is set."""
     if not context.has_keys and not _is_local(exchange):
         message = "/debug/memory is available to other machines only when an API key is set"
         raise ApiError(403, message, code="forbidden")
-    return MemoryBody(**await context.engine.memory(), requests=context.memory.report())
 
 
 def _is_local(exchange: Exchange) -> bool:

@@ -33,7 +33,7 @@ from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open
 from quire.engine.build.tasks import check_pooling_options, for_task
 from quire.engine.core import EngineCore, Grammars
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
-from quire.executor.base import Executor, Limits
+from quire.executor.base import Executor, ExecutorKind, Limits
 from quire.executor.kinds import executor_kind, import_executor
 from quire.loader import (
     Checkpoint,
@@ -303,20 +303,8 @@ def build(
     Raises MemoryBudgetError before anything large is allocated when the bound is too small.
     """
     startup = startup or Startup()
-    total = total_memory()
-    if asked.limits.memory is not None and asked.limits.memory > total:
-        message = (
-            f"memory: {format_size(asked.limits.memory)} is more than this machine has ({format_size(total)})"
-        )
-        raise MemoryBudgetError(message)
     with startup.span("plan"):
-        model = for_task(model, asked)
-        machine = machine_facts(asked.execution.executor)
-        config, program, draft = choose_with_draft(model, asked, machine)
-        kind = executor_kind(config)
-        coming = _coming_tokenizer(model)
-        read_later = _tokenizer_for_grammars(model, asked)
-        plan = plan_memory(program, config, kind, machine.resident_memory + coming, beside, read_later, draft)
+        model, config, program, draft, kind, plan = plan_engine(model, asked, beside)
         executor = kind.make(program)
         made = kind.make(draft.program, executor) if draft else None
     later = _LaterTokenizer(model, startup, kept_files(asked))
@@ -337,6 +325,32 @@ def build(
     speculation = make_speculation(config, worker, executor, plan.limits, drafter)
     core = EngineCore(scheduler, worker, _gate(scheduler, config), grammars, speculation, adapters)
     return Built(later.model, config, program, plan, executor, core, weights, made)
+
+
+def plan_engine(
+    model: Model, asked: EngineConfig, beside: Mapping[str, int] | None
+) -> tuple[Model, ResolvedConfig, Program, Draft | None, ExecutorKind, MemoryPlan]:
+    """What `build` decides before it allocates anything large. Raises MemoryBudgetError if the bound is too small."""
+    total = total_memory()
+    if asked.limits.memory is not None and asked.limits.memory > total:
+        message = (
+            f"memory: {format_size(asked.limits.memory)} is more than this machine has ({format_size(total)})"
+        )
+        raise MemoryBudgetError(message)
+    model = for_task(model, asked)
+    machine = machine_facts(asked.execution.executor)
+    config, program, draft = choose_with_draft(model, asked, machine)
+    kind = executor_kind(config)
+    held = machine.resident_memory + _coming_tokenizer(model)
+    read_later = _tokenizer_for_grammars(model, asked)
+    return (
+        model,
+        config,
+        program,
+        draft,
+        kind,
+        plan_memory(program, config, kind, held, beside, read_later, draft),
+    )
 
 
 def _adapters(executor: Executor, spec: ModelSpec, config: ResolvedConfig) -> AdapterService | None:

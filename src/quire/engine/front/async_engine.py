@@ -43,7 +43,7 @@ from quire.engine.front.stream import LiveRequest, LiveStream, SinkPath
 from quire.engine.front.suspects import SuspectLane
 from quire.engine.front.text_service import TextService
 from quire.engine.host.client import EngineClient
-from quire.engine.host.held import memory_beside
+from quire.engine.host.held import memory_beside, tokenizer_beside
 from quire.engine.host.hosts import host_factory
 from quire.engine.host.messages import (
     SAMPLE_BITS,
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire.engine")
 
 Progress = Callable[[int, int], None]
+_REFUSING = (EngineState.DRAINING, EngineState.SLEEPING)
 
 
 class AsyncEngine:
@@ -92,7 +93,8 @@ class AsyncEngine:
             print(delta.text, end="")
         await engine.stop(drain_seconds=10)
 
-    Belongs to the event loop that starts it. `spawned` is an engine process started earlier.
+    Belongs to the event loop that starts it. `spawned` is an engine process started earlier. `turns`: the file over
+    which the engines of one server take turns; the memory of the server itself is then not in the bound of each.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class AsyncEngine:
         in_process: bool = False,
         progress: Progress | None = None,
         spawned: Spawned | None = None,
+        turns: str = "",
     ) -> None:
         self.serving = serving or ServingConfig()
         self._name, self._config = str(model), config or EngineConfig()
@@ -112,7 +115,7 @@ class AsyncEngine:
         self._progress = progress
         self._startup = Startup()
         self._new_host = host_factory(in_process=in_process, spawned=spawned)
-        self._in_process = in_process
+        self._in_process, self._turns = in_process, turns
         self._client: EngineClient | None = None
         self._text: TextService | None = None
         self._admission: Admission | None = None
@@ -179,9 +182,12 @@ class AsyncEngine:
         files = await loop.run_in_executor(None, gguf_files, folder)
         if self._config.execution.enable_prompt_embeds:
             importlib.import_module("numpy")  # what it takes is then in the plan
-        beside = {} if self._in_process else memory_beside(folder, files, self.serving)
+        if self._turns:
+            beside = tokenizer_beside(folder, files)
+        else:
+            beside = {} if self._in_process else memory_beside(folder, files, self.serving)
         client = self._client = EngineClient(
-            Load(str(folder), self._config, beside), self.serving, self._new_host, self
+            Load(str(folder), self._config, beside, self._turns), self.serving, self._new_host, self
         )
         loading = asyncio.create_task(client.start(self._progress))
         try:
@@ -219,17 +225,41 @@ class AsyncEngine:
         if self._client is None or self._drained is None:
             return
         self._client.drain()
-        if self._live and drain_seconds > 0:
-            try:
-                async with asyncio.timeout(drain_seconds):
-                    await self._drained.wait()
-            except TimeoutError:
-                logger.warning("%d requests were still running at shutdown", len(self._live))
+        await self._drain(drain_seconds)
         self._end_all("the server is shutting down")
         await self._client.stop()
         self._grammars.close()
         if self._text is not None:
             self._text.close()
+
+    async def sleep(self, level: int, drain_seconds: float) -> None:
+        """Refuse new requests, let running ones finish for `drain_seconds`, end the rest, and give memory back: at
+        level 1 cached prefixes and the pages of mapped weights, at level 2 the process. Raises
+        EngineUnavailableError unless the engine is ready.
+        """
+        if self._client is None or self._drained is None:
+            raise EngineUnavailableError("the engine is loading")
+        self._client.rest()
+        await self._drain(drain_seconds)
+        self._end_all("the model was put to sleep")
+        await self._client.give_back(level)
+
+    async def wake(self) -> None:
+        """The end of a sleep; nothing for an engine that does not sleep. Raises the errors of loading."""
+        if self._client is not None and self.state is EngineState.SLEEPING:
+            await self._client.wake()
+
+    async def _drain(self, seconds: float) -> None:
+        """Wait until nothing runs, at most so long."""
+        assert self._drained is not None
+        if not self._live or seconds <= 0:
+            return
+        self._drained.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._drained.wait()
+        except TimeoutError:
+            logger.warning("%d requests still ran after %g s", len(self._live), seconds)
 
     async def failed(self) -> None:
         """Returns when the engine has been given up."""
@@ -426,7 +456,7 @@ class AsyncEngine:
             self._launch(waiting)
         if self._admission is not None:
             self._admission.remove(live.handle)
-        if not self._live and self._drained is not None and self.state is EngineState.DRAINING:
+        if not self._live and self._drained is not None and self.state in _REFUSING:
             self._drained.set()
 
     def _end_all(self, reason: str) -> None:

@@ -16,6 +16,7 @@ from quire.engine.host.messages import (
     AdapterOpened,
     AskRecords,
     Command,
+    GivePages,
     Load,
     Ready,
     Records,
@@ -102,6 +103,21 @@ class EngineClient:
     async def stop(self) -> None:
         """End the engine."""
         await self._supervisor.stop()
+
+    def rest(self) -> None:
+        """Refuse requests from now on. Raises EngineUnavailableError unless the engine is ready."""
+        self._supervisor.rest()
+
+    async def give_back(self, level: int) -> None:
+        """Give memory back once nothing runs: pages at level 1, the process at level 2."""
+        if level == 1:
+            self.send(GivePages())
+        else:
+            await self._supervisor.end_process()
+
+    async def wake(self) -> None:
+        """The end of a sleep. Raises the errors of loading."""
+        await self._supervisor.wake()
 
     def send(self, command: Command) -> None:
         """Send a command; it is lost when the engine is dead."""

@@ -54,16 +54,27 @@ def grpc_connections(serving: ServingConfig) -> int:
 
 def memory_beside(folder: Path, files: GGUFFiles | None, serving: ServingConfig) -> dict[str, int]:
     """Bytes that this process will hold besides the engine's, under the same bound."""
-    tokenizer = tokenizer_memory(folder, files)
-    texts = min(_TEXTS, tokenizer // TOKENIZER_FACTOR // _FILE_BYTES) * _TEXT_BYTES
+    alone = server_memory(serving)
+    return {**alone, "server": alone["server"] + tokenizer_beside(folder, files)["server"]}
+
+
+def server_memory(serving: ServingConfig) -> dict[str, int]:
+    """Bytes that this process will hold whatever model it serves."""
+    each = TLS_CONNECTION if serving.ssl_certfile else CONNECTION
     found = {
-        "server": resident_exactly() + SERVER_GROWTH + tokenizer + texts,
-        "connections": buffers(serving)
-        + _connections(serving) * (TLS_CONNECTION if serving.ssl_certfile else CONNECTION),
+        "server": resident_exactly() + SERVER_GROWTH,
+        "connections": buffers(serving) + _connections(serving) * each,
     }
     if serving.grpc_port is not None:
         found["grpc"] = _GRPC_GROWTH + grpc_connections(serving) * GRPC_CALLS * _GRPC_CALL
     return found
+
+
+def tokenizer_beside(folder: Path, files: GGUFFiles | None) -> dict[str, int]:
+    """Bytes that this process will hold for a model that it serves."""
+    tokenizer = tokenizer_memory(folder, files)
+    texts = min(_TEXTS, tokenizer // TOKENIZER_FACTOR // _FILE_BYTES) * _TEXT_BYTES
+    return {"server": tokenizer + texts}
 
 
 def memory_held(engine: int | None, compiler: int | None, areas: Sequence[Area]) -> dict[str, dict[str, int]]:

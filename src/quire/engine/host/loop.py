@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 
 from quire.engine.core import EngineCore
 from quire.engine.host.channel import Channel
@@ -15,6 +17,7 @@ from quire.engine.host.messages import (
     Command,
     Finish,
     ForgetAdapter,
+    GivePages,
     Note,
     OpenAdapter,
     Ping,
@@ -31,6 +34,7 @@ from quire.engine.host.messages import (
 )
 from quire.engine.host.opening_adapters import OpeningAdapters
 from quire.engine.host.stats import StepTotals
+from quire.engine.host.step_turns import StepTurns
 from quire.types import RequestError, SeqEvent
 
 STATS_SECONDS = 0.25
@@ -53,8 +57,15 @@ class EngineLoop:
     Commands are handled between steps, so that an abort or a stop string wastes at most the current step.
     """
 
-    def __init__(self, core: EngineCore, channel: Channel) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        channel: Channel,
+        turns: StepTurns | None = None,
+        give_pages: Callable[[], object] = lambda: None,
+    ) -> None:
         self._core, self._channel = core, channel
+        self._turns, self._give_pages = turns or nullcontext(), give_pages
         self._totals = StepTotals(core)
         self._adapters = OpeningAdapters(core.adapters, channel)
         self._live: dict[str, _Live] = {}
@@ -102,6 +113,10 @@ class EngineLoop:
             case ClearCache():
                 self._core.scheduler.clear_prefix_cache()
                 self._dirty = True
+            case GivePages():
+                self._core.scheduler.clear_prefix_cache()
+                self._give_pages()
+                self._dirty = True
             case OpenAdapter() | ForgetAdapter():
                 self._adapters.obey(command)
             case _:
@@ -129,7 +144,8 @@ class EngineLoop:
 
     def _step(self) -> None:
         start = time.monotonic()
-        events = self._core.step()
+        with self._turns:
+            events = self._core.step()
         end = time.monotonic()
         if not self._core.rows:
             return  # moves go on, and no sequence can run before they end

@@ -44,11 +44,14 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Load(_Message, frozen=True, tag=1):
-    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part."""
+    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `turns`
+    the file over which several engines take turns (step_turns), "" for one that is alone.
+    """
 
     folder: str
     config: EngineConfig
     beside: dict[str, int] = {}
+    turns: str = ""
 
 
 class AddRequest(_Message, frozen=True, tag=2):
@@ -97,6 +100,10 @@ class ClearCache(_Message, frozen=True, tag=9):
     """Forget the prefixes that no running sequence holds, before the next step."""
 
 
+class GivePages(_Message, frozen=True, tag=12):
+    """Forget all cached prefixes, and give back the pages that can be had again; see engine/host/given_pages."""
+
+
 class OpenAdapter(_Message, frozen=True, tag=10):
     """Read an adapter, and answer with AdapterOpened: a path, or with `root` a name in that folder; or the sum of
     versions that are known, with their weights.
@@ -119,7 +126,18 @@ class ForgetAdapter(_Message, frozen=True, tag=11):
 
 
 _Queued = AddRequest | Abort | Finish
-Command = Load | _Queued | Ping | AskRecords | Stop | Vocabulary | ClearCache | OpenAdapter | ForgetAdapter
+Command = (
+    Load
+    | _Queued
+    | Ping
+    | AskRecords
+    | Stop
+    | Vocabulary
+    | ClearCache
+    | OpenAdapter
+    | ForgetAdapter
+    | GivePages
+)
 
 
 # -- from the engine ----------------------------------------------------------------------------------------

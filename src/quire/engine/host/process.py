@@ -20,8 +20,10 @@ if __name__ == "__main__":  # the imports below take most of the start-up time
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import open_model
 from quire.engine.host.channel import Channel, ChannelClosedError
+from quire.engine.host.given_pages import give_pages
 from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import Fatal, Load, LoadProgress, Ready, Stop
+from quire.engine.host.step_turns import StepTurns
 from quire.types import QuireError
 from quire.util.platform import end_with_parent
 from quire.util.startup_spans import Startup
@@ -44,7 +46,8 @@ def serve(sock: socket.socket) -> None:
         try:
             startup.mark("ready")
             channel.send(_ready(built, startup))
-            EngineLoop(built.core, channel).run()
+            turns = StepTurns(first[0].turns) if first[0].turns else None
+            EngineLoop(built.core, channel, turns, lambda: give_pages(built.areas())).run()
         finally:
             built.close()
     except ChannelClosedError:

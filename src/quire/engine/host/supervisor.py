@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 
 from quire.config.serving import ServingConfig
-from quire.engine.api import EngineState
+from quire.engine.api import EngineState, EngineUnavailableError
 from quire.engine.host.connection import EngineConnection
 from quire.engine.host.hosts import Host
 from quire.engine.host.messages import Command, Load, Ping, Pong, Ready, Report, StepReport
@@ -83,6 +83,27 @@ class Supervisor:
             await self._connection.close()
             self._connection = None
 
+    def rest(self) -> None:
+        """From now on requests are refused; those that run go on."""
+        if self.state is not EngineState.READY:
+            raise EngineUnavailableError(
+                f"only an engine that is ready can be put to sleep; this one is {self.state}"
+            )
+        self.state = EngineState.SLEEPING
+
+    async def end_process(self) -> None:
+        """End the process of an engine that sleeps."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def wake(self) -> None:
+        """The end of a sleep: the process starts again if it was ended. Raises the errors of loading, and sleeps on."""
+        if self._connection is None:
+            self._hooks.ready(await self._open(None))
+        if self.state is EngineState.SLEEPING:
+            self.state = EngineState.READY
+
     def send(self, command: Command) -> None:
         """Send a command to the engine; lost when the engine is dead, like its request."""
         if self._connection is not None:
@@ -132,7 +153,10 @@ class Supervisor:
     def _lost(self) -> None:
         """The socket closed: the engine is dead or about to be."""
         connection, self._connection = self._connection, None
-        if self.state is not EngineState.DRAINING:
+        if self.state not in {
+            EngineState.DRAINING,
+            EngineState.SLEEPING,
+        }:  # one that sleeps starts when it wakes up
             self.state = EngineState.RESTARTING
         explained = self._hooks.lost("the engine ended unexpectedly")
         if connection is not None:

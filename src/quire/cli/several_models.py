@@ -1,0 +1,87 @@
+"""`quire serve` with several models: which ones were asked for, with which options."""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.cli.config_file import option_value
+from quire.config.schema import OPTIONS, EngineConfig
+from quire.config.serving import ServingConfig
+
+if TYPE_CHECKING:
+    from quire.server.fleet.shares import ServedModel
+
+_OWN = (
+    "chat_template",
+    "tool_call_parser",
+    "reasoning_parser",
+)  # options of a server that each model may have
+
+
+def served_models(names: Sequence[str], config: EngineConfig, serving: ServingConfig) -> list[ServedModel]:
+    """The models of the command line, of --models-dir and of the --models file. Raises ValueError naming what is wrong.
+
+    `config` has the options that all have; its memory is that of all together.
+    """
+    from quire.server.fleet.shares import ServedModel
+
+    config = config.replace(memory=None)
+    found = [ServedModel(name, name, config, serving) for name in names]
+    if serving.models_dir is not None:
+        found += [
+            ServedModel(name, str(path), config, serving)
+            for name, path in _of_folder(Path(serving.models_dir))
+        ]
+    if serving.models is not None:
+        found += _of_file(Path(serving.models), config, serving)
+    if not found:
+        raise ValueError("models_dir: has no model")
+    return found
+
+
+def _of_folder(folder: Path) -> list[tuple[str, Path]]:
+    if not folder.is_dir():
+        raise ValueError(f"models_dir: {folder} is not a folder")
+    found = [(path.name, path) for path in folder.iterdir() if (path / "config.json").is_file()]
+    found += [(path.stem, path) for path in folder.glob("*.gguf")]
+    return sorted(found)
+
+
+def _of_file(path: Path, config: EngineConfig, serving: ServingConfig) -> list[ServedModel]:
+    """A section [NAME] for each model: `path` (else the name is it), `aliases`, and options."""
+    from quire.server.fleet.shares import ServedModel
+
+    try:
+        sections = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"models: {path}: {error}") from None
+    found = []
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise ValueError(f"models: {path}: {name}: expected a section [{name}]")
+        given = {key.replace("-", "_"): value for key, value in section.items()}
+        where, aliases = given.pop("path", name), given.pop("aliases", [])
+        if (
+            not isinstance(where, str)
+            or not isinstance(aliases, list)
+            or not all(isinstance(a, str) for a in aliases)
+        ):
+            raise ValueError(f"models: {path}: {name}: path is a string, and aliases a list of strings")
+        nearby = path.parent / where
+        where = str(nearby) if nearby.exists() else where
+        try:
+            own = {key: option_value(value, key) for key, value in given.items()}
+            engine = config.replace(**{key: value for key, value in own.items() if key in OPTIONS})
+            server = replace(serving, **{key: own[key] for key in _OWN if key in own})
+            unknown = [key for key in own if key not in OPTIONS and key not in _OWN]
+            if unknown:
+                raise ValueError(f"{unknown[0]}: an option of the whole server")
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise ValueError(f"models: {path}: {name}: {error}") from None
+        found.append(ServedModel(name, where, engine, server, tuple(aliases)))
+    return found

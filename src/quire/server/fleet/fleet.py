@@ -1,0 +1,200 @@
+"""The models of a server: their shares of the memory, who is loaded, and who gets a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from quire.config.serving import ServingConfig
+from quire.engine.api import EngineState, EngineUnavailableError
+from quire.engine.build.opening import find_model, gguf_files
+from quire.engine.host.held import tokenizer_beside
+from quire.engine.host.messages import Load
+from quire.engine.host.plan_process import planned
+from quire.server.errors import ApiError, shorten
+from quire.server.fleet.member import Member
+from quire.server.fleet.shadows import Shadows
+from quire.server.fleet.shares import ServedModel, Shares, with_share
+from quire.server.fleet.traffic import TrafficRoute, TrafficRule, TrafficRules
+from quire.server.logs import log
+from quire.types import MemoryBudgetError
+
+_TICK = 0.25
+_REFUSED = {  # options of a server that are for one model
+    "grpc_port": "its protocol",
+    "files_dir": "batches",
+}
+
+
+def check_for_several(serving: ServingConfig) -> None:
+    """Raise ValueError for options that a server with several models cannot have."""
+    for name, what in _REFUSED.items():
+        if getattr(serving, name) is not None:
+            raise ValueError(f"{name}: {what} cannot be had with several models yet; start a server with one")
+    if serving.served_model_name:
+        raise ValueError(
+            "served_model_name: with several models each has its name: use aliases in the --models file"
+        )
+
+
+class Fleet:
+    """Several models, of which each may have several versions. Belongs to the event loop that starts it.
+
+    Raises ValueError for names that are given twice.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], shares: Shares, serving: ServingConfig) -> None:
+        check_for_several(serving)
+        self.config, self.shares = serving, shares
+        self._folder = tempfile.TemporaryDirectory(prefix="quire-")
+        self._loading_turn = asyncio.Lock()
+        self.members: dict[str, Member] = {}  # by id; the first one answers requests that name no model
+        self.current: dict[str, str] = {}  # name of a model -> id of the version that answers
+        self._aliases: dict[str, str] = {}
+        self._extra: dict[str, TrafficRule] = {}
+        for each in models:
+            for name in (each.name, *each.aliases):
+                if name in self.current or name in self._aliases:
+                    raise ValueError(f"{name}: two models have this name")
+            member = self.add(with_share(each, shares.models[each.name]), 1)
+            self.current[each.name] = member.id
+            self.shares = self.shares.with_model(each.name, 0).with_model(member.id, shares.models[each.name])
+            self._aliases |= dict.fromkeys(each.aliases, each.name)
+        self.rules = self._make_rules()
+        self.shadows = Shadows()
+        self.added: Callable[[Member], None] = lambda _: (
+            None
+        )  # called for versions that come while the server runs
+        self.state = EngineState.STARTING  # STARTING, READY or DRAINING: whether requests are taken
+        self._leaving: asyncio.Task[None] | None = None
+        self._leavings: set[asyncio.Task[None]] = set()
+
+    @property
+    def default(self) -> Member:
+        """The model for requests that name none."""
+        return self.members[next(iter(self.current.values()))]
+
+    @property
+    def memory_lines(self) -> list[str]:
+        """The memory bound by part, as lines of text."""
+        return self.shares.lines()
+
+    def names(self) -> Iterator[tuple[str, Member]]:
+        """Every name that requests may use, with the member that mostly answers it."""
+        for name in (*self.current, *self._aliases, *self._extra):
+            yield name, self.members[self.rules.route(name, name).target]
+
+    def route(self, name: str, key: str) -> TrafficRoute:
+        """Where a request goes. Raises ApiError 404 for an unknown name."""
+        if name not in self.rules:
+            plain = name.removesuffix(":latest")  # Ollama's clients add it
+            if plain not in self.rules:
+                plain = self._with_adapter(name) or plain
+            if plain not in self.rules:
+                there = ", ".join(known for known, _ in self.names())
+                message = f"model: {shorten(name, 200)!r} is not served here; available: {shorten(there)}"
+                raise ApiError(404, message, code="model_not_found", param="model")
+            name = plain
+        return self.rules.route(name, key)
+
+    def _with_adapter(self, name: str) -> str | None:
+        """The model that serves an adapter under this name."""
+        for known, of in self.current.items():
+            member = self.members[of]
+            found = member.service.context.served.find(name) if member.loaded else None
+            if name.startswith(f"{known}:") or (found is not None and found.adapter is not None):
+                return known
+        return None
+
+    async def settled_route(self, name: str | None, key: str) -> TrafficRoute:
+        """Where a request goes, once no version of its model is being swapped. Raises ApiError 404 and 503."""
+        asked = next(iter(self.current)) if name is None else name
+        route = self.route(asked, key)
+        while (swap := self.members[route.target].swap) is not None:
+            try:
+                async with asyncio.timeout(self.config.max_load_wait):
+                    await asyncio.shield(swap)
+            except TimeoutError:
+                raise EngineUnavailableError(f"{asked} is being replaced by another version") from None
+            route = self.route(asked, key)
+        return route
+
+    async def ready(self, member: Member) -> None:
+        """Return when requests can be passed to a member; raises what Member.ready raises."""
+        await member.ready(self.config.max_load_wait, self.config.max_num_queued_reqs)
+
+    def add(self, served: ServedModel, version: int) -> Member:
+        """A version of a model, which gets no requests yet."""
+        member = Member(served, version, str(Path(self._folder.name) / "steps"), self._loading_turn)
+        self.members[member.id] = member
+        return member
+
+    def set_rules(self, extra: dict[str, TrafficRule], current: dict[str, str], without: str = "") -> None:
+        """Replace the rules at once; no request goes to the version `without` then. Raises ValueError for
+        rules that lead nowhere, and changes nothing then.
+        """
+        before = self._extra, self.current
+        self._extra, self.current = extra, current
+        try:
+            self.rules = self._make_rules(without)
+        except ValueError:
+            self._extra, self.current = before
+            raise
+
+    @property
+    def extra(self) -> dict[str, TrafficRule]:
+        """The rules that administrators made, by name."""
+        return dict(self._extra)
+
+    def _make_rules(self, without: str = "") -> TrafficRules:
+        plain = {**self.current, **self._aliases}
+        rules = {name: TrafficRule(((target, 1.0),)) for name, target in plain.items()} | self._extra
+        made = TrafficRules(rules, self.members.keys() - {without})
+        for member in self.members.values():
+            member.service.context.served.also = frozenset((*rules, *self.members))
+        return made
+
+    async def start(self) -> None:
+        """Check that each model fits its share. Nothing is loaded yet. Raises MemoryBudgetError naming the model."""
+        await asyncio.gather(*(check_share(member.served) for member in self.members.values()))
+        self._leaving = asyncio.create_task(self._leave_idle())
+        self.state = EngineState.READY
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Refuse new requests, let running ones finish for so long, end all engines."""
+        self.state = EngineState.DRAINING
+        if self._leaving is not None:
+            self._leaving.cancel()
+        await asyncio.gather(*self._leavings, return_exceptions=True)
+        await asyncio.gather(*(member.stop(drain_seconds) for member in self.members.values()))
+        with contextlib.suppress(OSError):
+            self._folder.cleanup()
+
+    async def failed(self) -> None:
+        """Never returns: a model that has failed leaves the others as they are."""
+        await asyncio.Event().wait()
+
+    async def _leave_idle(self) -> None:
+        """End the engines that have had no request for as long as --keep-alive says."""
+        seconds = self.config.keep_alive
+        while seconds >= 0:
+            await asyncio.sleep(min(_TICK, max(seconds, 0.01)))
+            for member in [each for each in self.members.values() if each.idle(seconds)]:
+                log.info("%s leaves: idle for %g s", member.id, seconds)
+                task = asyncio.create_task(member.sleep(2, 0.0, held=False))
+                self._leavings.add(task)
+                task.add_done_callback(self._leavings.discard)
+                await asyncio.gather(task, return_exceptions=True)
+
+
+async def check_share(served: ServedModel) -> list[str]:
+    """The memory plan of a model in its share, as lines. Raises MemoryBudgetError naming the model."""
+    try:
+        folder = await asyncio.to_thread(find_model, served.model)
+        beside = tokenizer_beside(folder, await asyncio.to_thread(gguf_files, folder))
+        return await planned(Load(str(folder), served.config, beside, "turns"))
+    except MemoryBudgetError as error:
+        raise MemoryBudgetError(f"{served.name}: {error}") from None

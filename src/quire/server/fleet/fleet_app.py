@@ -1,0 +1,185 @@
+"""The ASGI application of a server with several models: passes each request to the APIs of the model that it names."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import msgspec
+
+from quire.engine.api import Engine, EngineState, require_ready
+from quire.records import dataclass
+from quire.server.access import AccessControl
+from quire.server.admin import AdminAccess, closed_routes
+from quire.server.app import open_routes
+from quire.server.errors import ApiError, ClientGoneError
+from quire.server.exchange import Exchange, Receive, Scope, Send
+from quire.server.fleet.fleet import Fleet
+from quire.server.fleet.fleet_routes import fleet_routes
+from quire.server.fleet.member import Member
+from quire.server.fleet.passing import Passing
+from quire.server.fleet.shadows import CopiedRequest
+from quire.server.fleet.shares import BODIES
+from quire.server.logs import log_access
+from quire.server.query import query_of
+from quire.server.request_memory import RequestMemory
+from quire.server.routes import RouteTable
+from quire.types import QuireError
+
+_BODIES_PART = 16 / 3  # a RequestMemory has three sixteenths for bodies
+_PACKED = "msgpack"
+_WRITES = frozenset(("POST", "PUT", "PATCH", "DELETE"))
+
+
+class _Named(msgspec.Struct):
+    """What of a body says which model is asked; other dialects call it name."""
+
+    model: str | None = None
+    name: str | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Bodies:
+    """What the bodies of requests may hold before a model has them: the part of an engine that RequestMemory reads."""
+
+    request_memory: int
+
+
+class FleetApp:
+    """Checks who asks, reads which model is asked, waits until it is loaded, and passes the request on unchanged."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet, self._config = fleet, fleet.config
+        bodies = cast(Engine, _Bodies(int(fleet.shares.server[BODIES] * _BODIES_PART)))
+        self.memory = RequestMemory(bodies, fleet.config.max_num_queued_reqs)
+        self._access, self._admin = AccessControl(fleet.config), AdminAccess(fleet.config)
+        own = fleet_routes(fleet)
+        closed = closed_routes(own, fleet.config)
+        self._own = RouteTable(
+            route for route in own if route not in closed and route.belongs(fleet.config.api)
+        )
+        self._routes = RouteTable(open_routes(fleet.config))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._pass_socket(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send, self.memory)
+        app = self._fleet.default.service.app
+        try:
+            own = await self._answer_own(exchange)
+            if not own and await self._pass(exchange, receive, send):
+                return
+        except ClientGoneError as gone:
+            exchange.details["ended"] = gone.reason
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            await app.fail(exchange, error)
+        else:
+            if not own:
+                member = self._any(exchange)
+                with member.serving():
+                    await member.service.app(scope, receive, send)
+                return
+        finally:
+            exchange.held.close()
+        app.context.metrics.count_http(exchange)
+        if self._config.access_log:
+            log_access(exchange)
+
+    async def _answer_own(self, exchange: Exchange) -> bool:
+        """Answer what concerns all models; false for a path of a model's."""
+        methods = self._own.find(exchange.path)
+        route = (
+            None if methods is None else methods.get("GET" if exchange.method == "HEAD" else exchange.method)
+        )
+        if route is None:
+            return False
+        exchange.errors, exchange.handler = route.errors, route.path
+        self._access.check_source(exchange)
+        exchange.add_headers(self._access.cors_headers(exchange))
+        if route.admin:
+            self._admin.admin_only(exchange)
+        elif not route.open:
+            self._access.check_key(exchange)
+        await route.answer(self._fleet.default.service.context, exchange)
+        return True
+
+    async def _pass(self, exchange: Exchange, receive: Receive, send: Send) -> bool:
+        """Pass a request on to the model that it names; false for one that has no body to name a model.
+
+        Raises ApiError, to be answered in the form of the request's API.
+        """
+        methods = self._routes.find(exchange.path)
+        route = None if methods is None else methods.get(exchange.method)
+        if route is None or exchange.method not in _WRITES or route.open:
+            return False
+        exchange.errors, exchange.handler = route.errors, route.path
+        if not exchange.inner:
+            self._access.check_source(exchange)
+            if route.admin:
+                self._admin.admin_only(exchange)
+            else:
+                self._access.check_key(exchange)
+        require_ready(self._fleet.state)
+        body = await exchange.body(self._config.max_body_bytes, self._config.body_timeout)
+        found = await self._fleet.settled_route(*_asked(exchange, body))
+        passing = Passing(self._fleet, found, exchange.scope, body, receive)
+        await passing.answer(send, administrative=route.admin)
+        if passing.seen is not None and found.shadow is not None and not route.admin:
+            copied = CopiedRequest(exchange.path, body, exchange.tenant, exchange.request_id)
+            self._fleet.shadows.compare(
+                found.target, self._fleet.members.get(found.shadow), copied, passing.seen
+            )
+        return True
+
+    def _any(self, exchange: Exchange) -> Member:
+        """A model for a path that needs none in particular: the one that is named, or one that is loaded."""
+        try:
+            name = _of_query(exchange)
+            if name is not None and name in self._fleet.rules:
+                return self._fleet.members[self._fleet.route(name, "").target]
+        except ApiError:
+            pass
+        members = self._fleet.default, *self._fleet.members.values()
+        return next((each for each in members if each.engine.state is EngineState.READY), members[0])
+
+    async def _pass_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A conversation belongs to the model that its address names; it stays there."""
+        member = self._fleet.default
+        try:
+            name = query_of(scope["query_string"]).get("model")
+            if name is not None:
+                member = self._fleet.members[self._fleet.route(name, "").target]
+            await self._fleet.ready(member)
+        except (ApiError, QuireError):
+            pass  # the API of the socket refuses it in its own form
+        with member.serving():
+            await member.service.app(scope, receive, send)
+
+
+def _of_query(exchange: Exchange) -> str | None:
+    return query_of(exchange.scope.get("query_string", b"")).get("model")
+
+
+def _asked(exchange: Exchange, body: bytes) -> tuple[str | None, str]:
+    """The model that a request names, and the key by which its choice among versions stays the same."""
+    named = _named(exchange, body)
+    return named.model or named.name or _of_query(exchange), exchange.header(
+        b"x-session-id"
+    ) or named.user or ""
+
+
+def _named(exchange: Exchange, body: bytes) -> _Named:
+    """What a body says about its model; nothing for one that is wrong, which the model's API refuses."""
+    kind = exchange.header(b"content-type")
+    try:
+        if _PACKED in kind:
+            return msgspec.msgpack.decode(body, type=_Named)
+        return msgspec.json.decode(body, type=_Named) if "json" in kind else _Named()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _Named()

@@ -1,0 +1,147 @@
+"""Shadow traffic: copies of requests go to another version, and its answers are compared with what clients got."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import msgspec
+
+from quire.records import dataclass
+from quire.server.errors import ApiError
+from quire.server.fleet.member import Member
+from quire.server.inner_request import ask_inner
+from quire.types import QuireError
+
+MAX_COMPARED_BYTES = 2**20  # of an answer; longer ones are counted as skipped
+MAX_SHADOWS = 8  # copies on their way at a time; requests beyond that are counted as skipped
+_TEXTS = frozenset(
+    ("text", "content", "response", "generated_text", "output_text", "thinking", "reasoning_content")
+)
+
+
+class SeenAnswer:
+    """An answer as a client got it."""
+
+    def __init__(self) -> None:
+        self.status, self.kind, self.seconds = 0, b"", 0.0
+        self.body = bytearray()
+
+    def begins(self, message: MutableMapping[str, Any]) -> None:
+        """The start of the response."""
+        self.status = message["status"]
+        self.kind = next((value for name, value in message["headers"] if name == b"content-type"), b"")
+
+    def takes(self, message: MutableMapping[str, Any]) -> None:
+        """A piece of it; what is beyond the limit is left out."""
+        if len(self.body) <= MAX_COMPARED_BYTES:
+            self.body += message.get("body", b"")
+
+
+class ShadowReport(msgspec.Struct):
+    """What comparing has found. Latencies are sums in seconds, lengths sums in characters, of compared answers."""
+
+    compared: int = 0
+    equal: int = 0
+    failed: int = 0  # the shadow answered with an error
+    skipped: int = 0  # too many at a time, or an answer too long
+    seconds: float = 0.0
+    shadow_seconds: float = 0.0
+    characters: int = 0
+    shadow_characters: int = 0
+    different: list[str] = []  # request ids of the latest that differ
+
+    def add(self, text: str, other: str, seconds: float, shadow_seconds: float, request_id: str) -> None:
+        """Count a pair of answers."""
+        self.compared += 1
+        self.equal += text == other
+        self.seconds, self.shadow_seconds = self.seconds + seconds, self.shadow_seconds + shadow_seconds
+        self.characters, self.shadow_characters = (
+            self.characters + len(text),
+            self.shadow_characters + len(other),
+        )
+        if text != other:
+            self.different = [*self.different[-9:], request_id]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRequest:
+    """A request that a shadow gets too."""
+
+    path: str
+    body: bytes
+    tenant: str
+    request_id: str
+
+
+class Shadows:
+    """The copies on their way, and the reports by pair of versions."""
+
+    def __init__(self) -> None:
+        self.reports: dict[str, ShadowReport] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    def compare(self, first: str, shadow: Member | None, copied: CopiedRequest, seen: SeenAnswer) -> None:
+        """Ask the shadow, unless it has gone, what the client had asked `first`, and compare; nobody waits for that."""
+        if shadow is None:
+            return
+        report = self.reports.setdefault(f"{first} {shadow.id}", ShadowReport())
+        if seen.status != 200 or len(seen.body) > MAX_COMPARED_BYTES or len(self._running) >= MAX_SHADOWS:
+            report.skipped += 1
+            return
+        task = asyncio.create_task(_compare(report, shadow, copied, seen))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def settled(self) -> None:
+        """Wait for the copies on their way."""
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+
+async def _compare(report: ShadowReport, shadow: Member, copied: CopiedRequest, seen: SeenAnswer) -> None:
+    began = time.monotonic()
+    service = shadow.service
+    try:
+        with shadow.serving():
+            answer = await ask_inner(service.app, service.memory, copied.path, copied.body, copied.tenant)
+    except (ApiError, QuireError):
+        report.failed += 1
+        return
+    if answer.status != 200:
+        report.failed += 1
+        return
+    seconds = time.monotonic() - began
+    text, other = text_of(bytes(seen.body)), text_of(answer.body)
+    report.add(text, other, seen.seconds, seconds, copied.request_id)
+
+
+def text_of(body: bytes) -> str:
+    """The generated text in an answer of any dialect: one object, lines of objects, or server-sent events."""
+    return "".join(piece for made in _objects(body) for piece in _texts(made))
+
+
+def _objects(body: bytes) -> Iterator[Any]:
+    try:
+        yield msgspec.json.decode(body)
+        return
+    except msgspec.MsgspecError:
+        pass
+    for line in body.splitlines():
+        data = line.removeprefix(b"data:").strip()
+        if data.startswith(b"{"):
+            yield msgspec.json.decode(data)
+
+
+def _texts(made: Any) -> Iterator[str]:
+    """The strings under names that hold text, in their order."""
+    if isinstance(made, dict):
+        for name, inner in made.items():
+            if name in _TEXTS and isinstance(inner, str):
+                yield inner
+            elif isinstance(inner, dict | list):
+                yield from _texts(inner)
+    elif isinstance(made, list):
+        for inner in made:
+            yield from _texts(inner)

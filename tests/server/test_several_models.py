@@ -1,0 +1,251 @@
+"""Several models in one server: shares, loading, leaving, sleeping, and engines that do not disturb each other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.process import Process, children, gone, running, until
+from helpers.server import read_all
+from quire.cli.several_models import served_models
+from quire.config.schema import EngineConfig
+from quire.config.serving import ServingConfig
+from quire.engine.host.step_turns import StepTurns
+from quire.server.fleet.fleet import Fleet
+from quire.server.fleet.shares import ServedModel, divided
+from quire.types import MemoryBudgetError
+
+ADMIN = {"authorization": "Bearer for-administrators"}
+MEMORY = ["--memory", "1500MiB", "--admin-api-key", "for-administrators"]
+
+
+@pytest.fixture(scope="module")
+def sections(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models of one checkpoint, one with a share of its own."""
+    file = tmp_path_factory.mktemp("models") / "models.toml"
+    file.write_text(
+        f'[second]\npath = "{folder}"\nmemory = "500MiB"\naliases = ["other"]\nmax-model-len = 4096\n'
+    )
+    return file
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, sections: Path) -> Iterator[Process]:
+    with running(folder, *MEMORY, "--models", str(sections), "--max-num-seqs", "8") as process:
+        yield process
+
+
+def ask(server: Process, model: str | None, tokens: int = 3, **fields: Any) -> Any:
+    body = {"prompt": [1, 2, 3], "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **fields}
+    return server.request("POST", "/v1/completions", body | ({} if model is None else {"model": model}))
+
+
+def states(server: Process) -> dict[str, str]:
+    return {each["id"]: each["state"] for each in server.request("GET", "/v1/models").json["data"]}
+
+
+def test_models_load_on_first_use_and_have_their_names_in_every_api(server: Process, folder: Path) -> None:
+    first = str(folder)
+    table = "\n".join(server.lines)
+    assert "500.00 MiB" in table
+    assert "at most, of 1.46 GiB" in table
+    assert states(server) == {first: "unloaded", "second": "unloaded", "other": "unloaded"}
+    assert children(server.process.pid) == []
+    assert ask(server, "second").json["model"] == "second"
+    assert states(server) == {first: "unloaded", "second": "ready", "other": "ready"}
+    assert ask(server, "other").json["model"] == "other"
+    assert ask(server, None).json["model"] == first
+    assert len(children(server.process.pid)) == 2
+    limits = [each["max_model_len"] for each in server.request("GET", "/v1/models").json["data"]]
+    assert limits == [65_000, 4096, 4096]
+    tags = server.request("GET", "/api/tags").json["models"]
+    assert [each["name"] for each in tags] == [first, "second", "other"]
+    chat = {"model": "second:latest", "messages": [{"role": "user", "content": "Hi"}], "stream": False}
+    answer = server.request("POST", "/api/chat", chat | {"options": {"num_predict": 2}})
+    assert (answer.status, answer.json["model"]) == (200, "second:latest")
+    for path, message in (
+        ("/v1/completions", "error"),
+        ("/api/generate", "error"),
+        ("/v1/messages", "error"),
+    ):
+        refused = server.request(
+            "POST", path, {"model": "third", "prompt": "Hi", "messages": [], "max_tokens": 1}
+        )
+        assert refused.status == 404, path
+        assert "third" in str(refused.json[message])
+    names = {
+        line.split('model_name="')[1].split('"')[0]
+        for line in metrics(server, "quire_generation_tokens_total")
+    }
+    assert names == {first, "second"}
+
+
+def metrics(server: Process, name: str) -> list[str]:
+    lines = server.request("GET", "/metrics").text.splitlines()
+    assert len([line for line in lines if line.startswith(f"# TYPE {name}")]) <= 1
+    return [line for line in lines if line.startswith(f"{name}{{")]
+
+
+def test_the_death_of_an_engine_leaves_the_others_untouched(server: Process, folder: Path) -> None:
+    ask(server, "second")
+    stream = server.stream(300, model=str(folder))
+    os.kill(engine_of(server, "second@1"), signal.SIGKILL)
+    assert b"[DONE]" in read_all(stream)
+    until(lambda: states(server)["second"] == "ready" and ask(server, "second").status == 200)
+
+
+def engine_of(server: Process, member: str) -> int:
+    """The process of a version's engine."""
+    return int(server.request("GET", "/debug/memory").json["models"][member]["pid"])
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_model_sleeps_until_it_is_woken_up(server: Process, folder: Path, level: int) -> None:
+    answer = ask(server, "second", 8).json["choices"]
+    assert server.request("POST", f"/sleep?level={level}&model=second").status == 401
+    assert server.request("POST", "/sleep?level=3&model=second", headers=ADMIN).status == 400
+    engine = engine_of(server, "second@1")
+    assert server.request("POST", f"/sleep?level={level}&model=second", headers=ADMIN).status == 200
+    assert server.request("GET", "/is_sleeping?model=second", headers=ADMIN).json == {"is_sleeping": True}
+    refused = ask(server, "second")
+    assert (refused.status, "wake_up" in refused.text) == (503, True)
+    assert gone(engine) == (level == 2)
+    assert ask(server, str(folder)).status == 200
+    assert server.request("POST", "/wake_up?model=second", headers=ADMIN).status == 200
+    assert ask(server, "second", 8).json["choices"] == answer
+
+
+def test_an_idle_model_leaves_and_comes_back(folder: Path, sections: Path) -> None:
+    with running(folder, *MEMORY, "--models", str(sections), "--keep-alive", "0.2") as server:
+        answer = ask(server, "second").json["choices"]
+        until(lambda: children(server.process.pid) == [] and states(server)["second"] == "unloaded")
+        assert ask(server, "second").json["choices"] == answer
+        stream = server.stream(2000, model="second", max_tokens=2000)
+        assert states(server)["second"] == "ready"  # it has work, however long that takes
+        assert b"[DONE]" in read_all(stream)
+
+
+def test_who_would_wait_too_long_is_told_when_to_come_back(folder: Path, sections: Path) -> None:
+    with running(folder, *MEMORY, "--models", str(sections), "--max-load-wait", "0.001") as server:
+        refused = ask(server, "second")
+        assert refused.status == 503
+        assert "ready in about" in refused.text
+        assert int(refused.headers["retry-after-ms"]) > 100
+        until(lambda: states(server)["second"] == "ready")  # it was loaded meanwhile
+        assert ask(server, "second").status == 200
+
+
+def shares_of(bound: int, *asked: int | None) -> Any:
+    models = [
+        ServedModel(f"m{at}", "quire-mini", EngineConfig(memory=size), ServingConfig())
+        for at, size in enumerate(asked)
+    ]
+    return divided(bound, models, ServingConfig())
+
+
+def test_shares_are_within_the_bound_and_refused_by_part() -> None:
+    made = shares_of(4 * 2**30, 2**30, None, None)
+    assert made.models["m0"] == 2**30
+    assert made.models["m1"] == made.models["m2"]
+    assert 0 <= made.free < 3
+    with pytest.raises(
+        MemoryBudgetError, match=r"memory: 1\.00 GiB is less than the sum .*m0 1\.00 GiB; m1 2\.00 GiB"
+    ):
+        shares_of(2**30, 2**30, 2 * 2**30)
+    with pytest.raises(MemoryBudgetError, match="m1 would have none"):
+        shares_of(2**30, 2**30, None)
+
+
+def test_a_model_that_does_not_fit_its_share_stops_the_start(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(f'[a]\npath = "{folder}"\n[b]\npath = "{folder}"\nmemory = "50MiB"\n')
+    command = [
+        sys.executable,
+        "-m",
+        "quire.cli.main",
+        "serve",
+        "--models",
+        str(file),
+        "--port",
+        "0",
+        "--memory",
+        "1GiB",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "b: memory: 50.00 MiB cannot hold" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a = 1", "expected a section"),
+        ("[a]\nport = 80", "port: an option of the whole server"),
+        ("[a]\nmax-model-length = 80", "unknown"),
+        ("[a]\nmemory = true", "wrong type"),
+        ("[a]\naliases = 'x'", "list of strings"),
+        ("[a", "models:"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        served_models([], EngineConfig(), ServingConfig(models=str(file)))
+
+
+def test_names_are_unique_and_a_folder_gives_all_of_its_models(folder: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).symlink_to(folder)
+    config = ServingConfig(models_dir=str(tmp_path))
+    models = served_models(["one"], EngineConfig(), config)
+    assert [each.name for each in models] == ["one", "one", "two"]
+    with pytest.raises(ValueError, match="one: two models have this name"):
+        Fleet(models, divided(4 * 2**30, models, config), config)
+    with pytest.raises(ValueError, match="files_dir"):
+        Fleet(models[1:], divided(4 * 2**30, models, config), ServingConfig(files_dir=str(tmp_path)))
+
+
+def test_turns_alternate_and_survive_a_killed_holder(tmp_path: Path) -> None:
+    path = str(tmp_path / "steps")
+    taken: list[int] = []
+    turns = [StepTurns(path) for _ in range(3)]
+
+    def work(name: int) -> None:
+        for _ in range(50):
+            with turns[name]:
+                taken.append(name)
+
+    with turns[2]:
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(2)]
+        for thread in threads:
+            thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == 100
+    code = (
+        "import sys, time; from quire.engine.host.step_turns import StepTurns; t = StepTurns(sys.argv[1])\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code + "t.__enter__(); print('held', flush=True); time.sleep(600)", path],
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    waiting = threading.Thread(target=work, args=(0,))
+    waiting.start()
+    assert waiting.is_alive()
+    holder.kill()
+    holder.communicate()
+    waiting.join()
+    assert len(taken) == 150
+    for each in turns:
+        each.close()
