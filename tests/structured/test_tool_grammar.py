@@ -309,25 +309,6 @@ def test_arguments_of_python_have_types(vocabulary):
         assert accepted(vocabulary, made.source, tokens_of(Markers(), text))[0] is fits, text
 
 
-@pytest.mark.parametrize(
-    ("more", "free"),
-    [
-        ({}, False),
-        ({"additionalProperties": True}, True),
-        ({"anyOf": [{}]}, True),
-        ({"required": ["b"]}, True),
-    ],
-)
-def test_arguments_that_no_one_named_are_not_written(vocabulary, more, free):
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, **more}
-    made = tool_grammar(
-        spec_of("hermes"), Markers(), [ToolFunction("f", schema)], ToolChoice(mode="required")
-    )
-    for arguments, fits in (('{"a": 1}', "b" not in more.get("required", ())), ('{"a": 1, "b": 2}', free)):
-        text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
-        assert accepted(vocabulary, made.source, tokens_of(Markers(), text))[0] is fits, arguments
-
-
 def test_what_tags_cannot_enforce_is_refused_or_dropped():
     spec = spec_of("qwen3_coder")
     schema = {"type": "object", "properties": {"s": {"type": "string", "format": "date"}}, "minProperties": 1}

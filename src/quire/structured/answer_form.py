@@ -64,9 +64,7 @@ class AnswerPlan:
 
         def note(schema: object, strict: bool) -> Compiled:
             ask = StructuredOutput(json=schema, strict=strict)
-            named = schema.get("properties") if isinstance(schema, Mapping) else None
-            place = places.get(id(schema)) or places.get(id(named), "tools")
-            found.setdefault(ask.digest(), AskedPart(place, ask))
+            found.setdefault(ask.digest(), AskedPart(places.get(id(schema), "tools"), ask))
             return _ANY, ()
 
         response = self._response()
@@ -142,16 +140,15 @@ class AnswerPlan:
         return made.source, replace(made.regions, triggers=(NEVER,), opens_first=False), ()
 
     def _places(self) -> dict[int, str]:
-        """The place in the request of each schema, which is the same object there: of all arguments of a function (or
-        its properties, as a schema that is closed is a copy), and of one of them.
+        """The place in the request of each schema, which is the same object there: of all arguments of a function, and
+        of one of them.
         """
         tools, found = self.reading.tools, {}
         if tools is not None:
             numbers = {tool["function"]["name"]: number for number, tool in enumerate(tools.rendered)}
             for index, function in enumerate(tools.callable):
                 place = f"tools[{numbers.get(function.name, index)}].function.parameters"
-                named = function.parameters.get("properties", {})
-                found[id(function.parameters)] = found[id(named)] = place
-                for name, part in named.items():
+                found[id(function.parameters)] = place
+                for name, part in function.parameters.get("properties", {}).items():
                     found.setdefault(id(part), f"{place}.properties.{name}")
         return found

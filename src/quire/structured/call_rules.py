@@ -29,11 +29,6 @@ from quire.types import RequestError
 CompileSchema = Callable[[object, bool], tuple[str, Sequence[str]]]
 
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-# Beside these, `properties` may not name all arguments.
-_NAME_OTHERS = frozenset(
-    ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties", "allOf",
-     "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas", "dependencies", "dependentRequired")
-)  # fmt: skip
 _DEFINITIONS = ("$defs", "definitions")
 # Keywords of a schema of arguments that a format which writes them one by one can enforce, or need not.
 _ONE_BY_ONE = frozenset(
@@ -67,17 +62,10 @@ class ToolFunction:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """The schema of its arguments, which are always an object.
-
-        Where it says nothing about others, only the arguments that it names are written: a function that is called
-        with one more raises an error.
-        """
+        """The schema of its arguments, which are always an object."""
         if self.parameters is None or self.parameters is False:
             return _NO_PARAMETERS
         given = {} if self.parameters is True else self.parameters
-        named = given.get("properties")
-        if named and not given.keys() & _NAME_OTHERS and set(given.get("required", ())) <= set(named):
-            given = {**given, "additionalProperties": False}
         return given if given.get("type") == "object" else {**given, "type": "object"}
 
 
