@@ -50,27 +50,27 @@ class DraftPasses:
     def run(self, pieces: Sequence[PassRow]) -> list[DraftPlace]:
         """One pass; what it says of the next tokens, in order of the pieces that draw."""
         started = time.perf_counter()
-        arrays, end, drawn = self._arrays, 0, 0
+        arrays, end, last = self._arrays, 0, self._vocab - 1
+        lines, positions = list[int](), list[int]()  # of the rows that draw
         for row, piece in enumerate(pieces):
             arrays.slots[row] = piece.line if piece.branch < 0 else piece.branch
             arrays.query_start[row] = end
             count = len(piece.tokens)
             if count == 1:  # most rows; a slice takes longer
-                arrays.token_ids[end], arrays.positions[end] = piece.tokens[0], piece.start
+                arrays.token_ids[end], arrays.positions[end] = min(piece.tokens[0], last), piece.start
             else:
-                arrays.token_ids[end : end + count] = piece.tokens
+                np.minimum(piece.tokens, last, out=arrays.token_ids[end : end + count])
                 arrays.positions[end : end + count] = range(piece.start, piece.start + count)
             end += count
             if piece.draws:
-                arrays.logit_rows[drawn] = end - 1
-                drawn += 1
+                arrays.logit_rows[len(lines)] = end - 1
+                lines.append(piece.line)
+                positions.append(piece.start + count - 1 + self._ahead)
         arrays.query_start[len(pieces)] = end
-        np.minimum(arrays.token_ids[:end], self._vocab - 1, out=arrays.token_ids[:end])
-        outputs = self._run(end, len(pieces), drawn)
+        outputs = self._run(end, len(pieces), len(lines))
         places: list[DraftPlace] = []
-        if drawn:
-            positions = arrays.positions[arrays.logit_rows[:drawn]] + self._ahead
-            lines = np.array([piece.line for piece in pieces if piece.draws], np.int32)
-            places = self.growth.places(self.draw(outputs, lines, positions, self._ids, self.growth.width))
+        if lines:
+            at, growth = (np.array(lines, np.int32), np.array(positions, np.int32)), self.growth
+            places = growth.places(self.draw(outputs, *at, self._ids, growth.width))
         self.costs.observe(end, time.perf_counter() - started)
         return places
