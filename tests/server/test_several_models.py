@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from helpers.naming import naming_adapter, naming_base
 from helpers.process import Process, children, gone, running, until
 from helpers.server import read_all
 from quire.cli.several_models import served_models
@@ -138,6 +139,31 @@ def test_an_idle_model_leaves_and_who_would_wait_too_long_is_told_when_to_come_b
         stream = server.stream(1000, model="second", max_tokens=1000)
         assert states(server)["second"] == "ready"  # it has work, however long that takes
         assert b"[DONE]" in read_all(stream)
+
+
+def test_adapters_are_names_of_their_model(folder: Path, tmp_path: Path) -> None:
+    named = naming_adapter(tmp_path / "naming", naming_base(tmp_path / "base"), 40)
+    file = tmp_path / "models.toml"
+    file.write_text(f'[base]\npath = "{tmp_path / "base"}"\nlora-modules = ["forty={named}"]\n')
+    with running(folder, *MEMORY, "--models", str(file)) as server:
+        listed = {each["id"]: each for each in server.request("GET", "/v1/models").json["data"]}
+        assert [*listed] == [str(folder), "base", "forty"]
+        assert (listed["forty"]["parent"], listed["forty"]["state"]) == ("base", "unloaded")
+        reply = ask(server, "forty", return_token_ids=True)
+        assert set(reply.json["choices"][0]["token_ids"]) == {40}
+        assert reply.headers["x-model-version"] == "base@1"
+        assert set(ask(server, "base", return_token_ids=True).json["choices"][0]["token_ids"]) != {40}
+        assert server.request("GET", "/v1/models/forty").json["root"] == str(named)
+        assert ask(server, "fifty").status == 404
+        assert states(server)[str(folder)] == "unloaded"
+
+
+def test_shipped_adapters_belong_to_their_model_alone() -> None:
+    models = served_models(["quire-mini", "other"], EngineConfig(), ServingConfig())
+    assert "quire-mini:pirate=quire-mini:pirate" in models[0].serving.lora_modules
+    assert [each.config.adapters.enable_lora for each in models] == [True, False]
+    plain = served_models(["quire-mini"], EngineConfig(), ServingConfig(), shipped=False)
+    assert plain[0].serving.lora_modules == ()
 
 
 def shares_of(bound: int, *asked: int | None) -> Any:
