@@ -157,10 +157,13 @@ def _asked_member(fleet: Fleet, exchange: Exchange, *known: str) -> Member:
 
 
 async def _sleep(fleet: Fleet, _: ServerContext, exchange: Exchange) -> None:
-    """Put a model to sleep until it is woken up."""
-    member = _asked_member(fleet, exchange, "level", "mode")
-    level, seconds = asked_sleep(exchange, fleet.config.shutdown_timeout, "model")
-    await member.sleep(level, seconds, held=True)
+    """Put a model to sleep until it is woken up, or with hold=false until the next request."""
+    member = _asked_member(fleet, exchange, "level", "mode", "hold")
+    level, seconds = asked_sleep(exchange, fleet.config.shutdown_timeout, "model", "hold")
+    hold = query_of(exchange.scope["query_string"]).get("hold", "true")
+    if hold not in {"true", "false"}:
+        raise bad_request("hold", f"hold: {shorten(hold, 20)!r} is not true or false")
+    await member.sleep(level, seconds, held=hold == "true")
     await exchange.respond(200, b"")
 
 
@@ -300,7 +303,7 @@ def fleet_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
         ),
         Act(
             verb="POST", path="/sleep", summary="Put a model to sleep", tag="admin", handler=partial(_sleep, fleet),
-            response=str, admin=True, query=("level", "mode", "model"),
+            response=str, admin=True, query=("level", "mode", "model", "hold"),
         ),
         Act(
             verb="POST", path="/wake_up", summary="Wake a model up", tag="admin", handler=partial(_wake_up, fleet),
