@@ -92,6 +92,9 @@ def test_a_version_that_is_not_as_it_should_be_gets_no_requests(
     assert server.request("POST", "/admin/models", {"name": "x", "path": "y"}, ADMIN).status == 404
     assert overview(server) | {"versions": 0} == before | {"versions": 0}
     assert version(ask(server)) == "chat@1"
+    described = server.request("GET", "/openapi.json").json["paths"]
+    assert {"get", "post"} <= described["/admin/models"].keys()
+    assert {"/admin/traffic", "/v1/completions", "/sleep"} <= described.keys()
 
 
 def test_versions_are_switched_under_load_without_an_outage(
