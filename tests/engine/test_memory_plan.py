@@ -49,7 +49,7 @@ params = SamplingParams(max_tokens=4, repetition_penalty=1.2, presence_penalty=0
                         logit_bias={token: 1.0 for token in range(4000)})
 core = llm.built.executor.core
 llm.generate([[5 + i] * 60 for i in range(64)], params, use_tqdm=False)
-llm.generate([[5 + i] * 500 for i in range(4)], SamplingParams(max_tokens=1, prompt_logprobs=64), use_tqdm=False)
+llm.generate([[5] * 500], SamplingParams(max_tokens=1, prompt_logprobs=64), use_tqdm=False)  # answers are the caller's
 while core.kv_warmed < core.kv_bytes:
     llm.generate([[5] * 60], params, use_tqdm=False)
     time.sleep(0.1)

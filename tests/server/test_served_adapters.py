@@ -412,7 +412,7 @@ def test_an_engine_that_is_started_again_knows_them(base: Path, store: Path) -> 
     async def run() -> None:
         one = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
         async with AsyncLLM(
-            base, adapters={"a0": store / "a0"}, max_model_len=100, memory="1GiB", **LORA
+            base, adapters={"a0": store / "a0"}, max_model_len=100, memory="4GiB", **LORA
         ) as llm:
             await llm.load_adapter("late", store / "a3")
             for attempt in range(2):

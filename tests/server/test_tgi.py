@@ -122,7 +122,7 @@ def test_grammars(server: LiveServer) -> None:
     ("parameters", "text"),
     [
         ({"typical_p": 2.0}, "parameters.typical_p: "),
-        ({"watermark": True}, "parameters.watermark: not supported"),
+        ({"watermark": True}, "parameters.watermark: must be false"),
         ({"truncate": 2}, "parameters.truncate: 2 is below the "),
         ({"best_of": 0}, "parameters.best_of: "),
         ({"max_new_tokens": 0}, "parameters.max_new_tokens: "),

@@ -44,7 +44,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     *DIALECTS,
     Act(
         verb="GET", path=REALTIME_PATH.decode(), summary="A conversation over a WebSocket", tag="generation",
-        handler=_realtime, response=dict,
+        handler=_realtime, response=dict, further={426: "the request does not open a WebSocket"},
     ),
     Get(path="/openapi.json", summary="This document", tag="status", handler=_openapi, response=dict, api=""),
 )  # fmt: skip

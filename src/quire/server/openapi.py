@@ -78,16 +78,18 @@ def _operation(route: HttpRoute, schemas: dict[type[Any], Any]) -> dict[str, Any
     answers = _any_of([post.response for post in posts] or [route.response], schemas)
     content: dict[str, Any] = {route.media.partition(b";")[0].decode(): {"schema": answers}}
     answer = {"description": "done", "content": content}
-    failures = _any_of([post.errors.schema for post in posts] or [route.errors.schema], schemas)
-    errors = {"application/json": {"schema": failures}}
+    forms = [post.errors for post in posts] or [route.errors]
+    errors = {"application/json": {"schema": _any_of([form.schema for form in forms], schemas)}}
+    texts = _ERRORS | dict(route.further)
     operation: dict[str, Any] = {
         "summary": route.summary,
         "tags": [route.tag],
         "responses": {
             "200": answer,
             **{
-                str(route.errors.statuses.get(status, status)): {"description": text, "content": errors}
-                for status, text in _ERRORS.items()
+                str(form.statuses.get(status, status)): {"description": text, "content": errors}
+                for form in forms
+                for status, text in texts.items()
             },
         },
     }

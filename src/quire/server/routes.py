@@ -44,6 +44,7 @@ class HttpRoute(ABC):
     api: str = "openai"
     also: tuple[str, ...] = ()
     errors: ErrorForm = OPENAI_ERRORS
+    further: Mapping[int, str] = field(default_factory=dict)  # statuses of errors that other routes have not
 
     def belongs(self, apis: Collection[str]) -> bool:
         """Whether a server that offers these APIs has the route."""

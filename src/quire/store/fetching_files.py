@@ -100,7 +100,9 @@ class FileFetcher:
                 return
             if partial is not None:
                 with closing(partial):
-                    self._arrived(self._fetch(file, partial, pool))
+                    found = self._fetch(file, partial, pool)
+                    self._arrived(found)  # before others can open the file anew: they would fetch it again
+                    partial.become(self._store.blobs / found.sha256)
                     return
             with self._lock:
                 told, self._told = self._told, True
@@ -128,8 +130,7 @@ class FileFetcher:
             self._segments(file, partial, pool)
             sha256, found = partial.digest(file.promised)
             if found == file.promised:
-                modified = partial.become(self._store.blobs / sha256)
-                return msgspec.structs.replace(file, sha256=sha256, modified=modified)
+                return msgspec.structs.replace(file, sha256=sha256, modified=partial.settle())
             if again:
                 self._tell(f"{file.name}: the bytes that arrived are wrong; fetching them again")
                 self._count(-file.size)

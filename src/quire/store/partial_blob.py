@@ -83,12 +83,15 @@ class PartialBlob:
         """SHA-256 of the data, and its digest of the kind that was promised; see `digests`."""
         return digests(self._fd, self._size, promised)
 
-    def become(self, blob: Path) -> int:
-        """Move the data, on disk, to where blobs are; returns its time (ns)."""
+    def settle(self) -> int:
+        """Bring the data to the disk, and nothing else; returns its time (ns)."""
         os.ftruncate(self._fd, self._size)
         os.fsync(self._fd)
-        self._path.replace(blob)
         return os.fstat(self._fd).st_mtime_ns
+
+    def become(self, blob: Path) -> None:
+        """Move the data to where blobs are."""
+        self._path.replace(blob)
 
     def discard(self) -> None:
         """Remove the file."""

@@ -237,10 +237,13 @@ def settings_of(body: LlamaServerRequest, params: SamplingParams, model: str, wi
     }  # fmt: skip
 
 
-def _post(path: str, summary: str, handler: Any, request: type[Any]) -> Post[Any, LlamaServerCompletion]:
+_COMPLETIONS: Any = LlamaServerCompletion | list[LlamaServerCompletion]  # for one prompt, for several
+
+
+def _post(path: str, summary: str, handler: Any, request: type[Any]) -> Post[Any, Any]:
     return Post(
         path=path, summary=summary, tag="llama-server", handler=handler, request=request,
-        response=LlamaServerCompletion, chunk=LlamaServerCompletion, refused=LLAMA_SERVER_REFUSED,
+        response=_COMPLETIONS, chunk=LlamaServerCompletion, refused=LLAMA_SERVER_REFUSED,
         ignored=LLAMA_SERVER_IGNORED,
         api="llama-server", errors=LLAMA_SERVER_ERRORS,
     )  # fmt: skip

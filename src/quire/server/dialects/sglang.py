@@ -236,10 +236,12 @@ async def health_generate(context: ServerContext, _: Exchange) -> bytes:
     return b""
 
 
+_ANSWERS: Any = SglangAnswer | list[SglangAnswer]  # to one prompt, to several
+
 ROUTES: tuple[HttpRoute, ...] = (
     Post(
         path=PATH, summary="Continue prompts, in SGLang's form", tag="sglang", handler=generate,
-        request=SglangRequest, response=SglangAnswer, chunk=SglangAnswer, refused=SGLANG_REFUSED,
+        request=SglangRequest, response=_ANSWERS, chunk=SglangAnswer, refused=SGLANG_REFUSED,
         ignored=SGLANG_IGNORED, api="sglang", errors=SGLANG_ERRORS,
     ),
     *(
