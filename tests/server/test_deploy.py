@@ -15,6 +15,7 @@ from helpers.checkpoints import TinyModel
 from helpers.process import Process, running, until
 from helpers.server import Reply
 from helpers.tokenizers import save_whole
+from quire.cli.main import main
 from quire.server.fleet.shadows import text_of
 
 ADMIN = {"authorization": "Bearer for-administrators"}
@@ -91,6 +92,9 @@ def test_a_version_that_is_not_as_it_should_be_gets_no_requests(
     assert server.request("POST", "/admin/models", {"name": "x", "path": "y"}, ADMIN).status == 404
     assert overview(server) | {"versions": 0} == before | {"versions": 0}
     assert version(ask(server)) == "chat@1"
+    described = server.request("GET", "/openapi.json").json["paths"]
+    assert {"get", "post"} <= described["/admin/models"].keys()
+    assert {"/admin/traffic", "/v1/completions", "/sleep"} <= described.keys()
 
 
 def test_versions_are_switched_under_load_without_an_outage(
@@ -104,11 +108,11 @@ def test_versions_are_switched_under_load_without_an_outage(
         while not done.is_set():
             found.append(ask(server, stream=stream))
 
-    clients = [threading.Thread(target=load, args=(bool(n % 2),)) for n in range(4)]
+    clients = [threading.Thread(target=load, args=(bool(n % 2),)) for n in range(2)]
     for client in clients:
         client.start()
     try:
-        for path in (other, folder, other):
+        for path in (folder, other):
             made = deploy(server, path, canary={"prompt": "Hi"})
             assert (made.status, made.json["state"]) == (200, "ready"), made.text
     finally:
@@ -138,6 +142,37 @@ def test_a_kept_version_is_an_instant_way_back(server: Process, folder: Path) ->
     assert server.request("DELETE", f"/admin/models/{blue}", headers=ADMIN).status == 409
     assert server.request("DELETE", f"/admin/models/chat@{green}", headers=ADMIN).status == 200
     assert ask(server, f"chat@{green}").status == 404
+
+
+def test_the_command_line_lists_deploys_and_stops(
+    server: Process, other: Path, folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("for-administrators\n")
+    reach = ["--url", f"http://127.0.0.1:{server.port}", "--admin-api-key-file", str(tmp_path / "key")]
+    assert main(["deploy", "chat", str(folder), "--canary", "Hi", "--keep", *reach]) == 0
+    green = version(ask(server))
+    assert capsys.readouterr().out == f"{green}: ready\n"
+    assert main(["ps", *reach]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith(green))
+    assert line.split() == [green, "ready", "400.00", "MiB", str(folder), "current"]
+    assert main(["stop", green, *reach]) == 0
+    assert overview(server)["versions"][green]["state"] == "unloaded"
+    assert version(ask(server)) == green
+    assert main(["deploy", "chat", "--back", *reach]) == 0
+    assert server.request("DELETE", f"/admin/models/{green}", headers=ADMIN).status == 200
+    capsys.readouterr()
+    for words, status, said in (
+        (["stop", "nobody", *reach], 1, "404: model: 'nobody' is not served here"),
+        (
+            ["deploy", "chat", str(other), "--sha256", "config.json=00", *reach],
+            1,
+            "422: sha256: config.json has",
+        ),
+        (["deploy", "chat", *reach], 2, "path:"),
+        (["ps", *reach[:2]], 2, "QUIRE_ADMIN_API_KEY"),
+        (["ps", "--url", "http://127.0.0.1:9", *reach[2:]], 1, "refused"),
+    ):
+        assert (main(words), said in (told := capsys.readouterr().err)) == (status, True), told
 
 
 def test_splits_shadows_and_fallbacks(server: Process, folder: Path, other: Path) -> None:

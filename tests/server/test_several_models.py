@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from helpers.naming import naming_adapter, naming_base
 from helpers.process import Process, children, gone, running, until
 from helpers.server import read_all
 from quire.cli.several_models import served_models
@@ -123,24 +125,45 @@ def test_a_model_sleeps_until_it_is_woken_up(server: Process, folder: Path, leve
     assert ask(server, "second", 8).json["choices"] == answer
 
 
-def test_an_idle_model_leaves_and_comes_back(folder: Path, sections: Path) -> None:
-    with running(folder, *MEMORY, "--models", str(sections), "--keep-alive", "0.2") as server:
-        answer = ask(server, "second").json["choices"]
-        until(lambda: children(server.process.pid) == [] and states(server)["second"] == "unloaded")
-        assert ask(server, "second").json["choices"] == answer
-        stream = server.stream(2000, model="second", max_tokens=2000)
-        assert states(server)["second"] == "ready"  # it has work, however long that takes
-        assert b"[DONE]" in read_all(stream)
-
-
-def test_who_would_wait_too_long_is_told_when_to_come_back(folder: Path, sections: Path) -> None:
-    with running(folder, *MEMORY, "--models", str(sections), "--max-load-wait", "0.001") as server:
+def test_an_idle_model_leaves_and_who_would_wait_too_long_is_told_when_to_come_back(sections: Path) -> None:
+    options = ["--models", str(sections), "--keep-alive", "0.3", "--max-load-wait", "0.001"]
+    with running(None, *MEMORY, *options) as server:
         refused = ask(server, "second")
         assert refused.status == 503
         assert "ready in about" in refused.text
         assert int(refused.headers["retry-after-ms"]) > 100
-        until(lambda: states(server)["second"] == "ready")  # it was loaded meanwhile
-        assert ask(server, "second").status == 200
+        until(lambda: ask(server, "second").status == 200)  # it was loaded meanwhile
+        until(lambda: children(server.process.pid) == [] and states(server)["second"] == "unloaded")
+        assert ask(server, "second").status == 503
+        until(lambda: ask(server, "second").status == 200)
+        stream = server.stream(1000, model="second", max_tokens=1000)
+        assert states(server)["second"] == "ready"  # it has work, however long that takes
+        assert b"[DONE]" in read_all(stream)
+
+
+def test_adapters_are_names_of_their_model(folder: Path, tmp_path: Path) -> None:
+    named = naming_adapter(tmp_path / "naming", naming_base(tmp_path / "base"), 40)
+    file = tmp_path / "models.toml"
+    file.write_text(f'[base]\npath = "{tmp_path / "base"}"\nlora-modules = ["forty={named}"]\n')
+    with running(folder, *MEMORY, "--models", str(file)) as server:
+        listed = {each["id"]: each for each in server.request("GET", "/v1/models").json["data"]}
+        assert [*listed] == [str(folder), "base", "forty"]
+        assert (listed["forty"]["parent"], listed["forty"]["state"]) == ("base", "unloaded")
+        reply = ask(server, "forty", return_token_ids=True)
+        assert set(reply.json["choices"][0]["token_ids"]) == {40}
+        assert reply.headers["x-model-version"] == "base@1"
+        assert set(ask(server, "base", return_token_ids=True).json["choices"][0]["token_ids"]) != {40}
+        assert server.request("GET", "/v1/models/forty").json["root"] == str(named)
+        assert ask(server, "fifty").status == 404
+        assert states(server)[str(folder)] == "unloaded"
+
+
+def test_shipped_adapters_belong_to_their_model_alone() -> None:
+    models = served_models(["quire-mini", "other"], EngineConfig(), ServingConfig())
+    assert "quire-mini:pirate=quire-mini:pirate" in models[0].serving.lora_modules
+    assert [each.config.adapters.enable_lora for each in models] == [True, False]
+    plain = served_models(["quire-mini"], EngineConfig(), ServingConfig(), shipped=False)
+    assert plain[0].serving.lora_modules == ()
 
 
 def shares_of(bound: int, *asked: int | None) -> Any:
@@ -166,22 +189,12 @@ def test_shares_are_within_the_bound_and_refused_by_part() -> None:
 
 def test_a_model_that_does_not_fit_its_share_stops_the_start(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
-    file.write_text(f'[a]\npath = "{folder}"\n[b]\npath = "{folder}"\nmemory = "50MiB"\n')
-    command = [
-        sys.executable,
-        "-m",
-        "quire.cli.main",
-        "serve",
-        "--models",
-        str(file),
-        "--port",
-        "0",
-        "--memory",
-        "1GiB",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "b: memory: 50.00 MiB cannot hold" in done.stderr
+    file.write_text(f'[b]\npath = "{folder}"\nmemory = "50MiB"\n')
+    config = ServingConfig(models=str(file))
+    models = served_models([], EngineConfig(), config)
+    fleet = Fleet(models, divided(2**30, models, config), config)
+    with pytest.raises(MemoryBudgetError, match=r"b: memory: 50\.00 MiB cannot hold"):
+        asyncio.run(fleet.start())
 
 
 @pytest.mark.parametrize(

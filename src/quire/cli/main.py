@@ -27,6 +27,12 @@ COMMANDS = {
     "list": ("quire.cli.list_models", "list the models on this machine"),
     "show": ("quire.cli.show", "show a model's source, files and contents"),
     "rm": ("quire.cli.rm", "remove models from the store"),
+    "ps": ("quire.cli.ps", "list the models of a running server"),
+    "stop": ("quire.cli.stop", "end the engine of a model in a running server"),
+    "deploy": (
+        "quire.cli.deploy_version",
+        "put a new version of a model in place of another in a running server",
+    ),
     "batch": ("quire.cli.batch", "run a file of requests in OpenAI's batch format"),
     "convert": ("quire.cli.convert", "convert a model to safetensors or GGUF, or to another number format"),
     "inspect": ("quire.cli.inspect", "show what a model contains, costs and computes"),

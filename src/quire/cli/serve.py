@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Options that set the same thing: one source may use only one side.
 _EXCLUSIVE = (({"gpu_memory_utilization"}, {"memory"}), ({"uds"}, {"host", "port"}))
+# With one of these, the adapters of a shipped model are not served unless they are named.
+ADAPTER_OPTIONS = frozenset(("enable_lora", "lora_modules", "max_lora_rank"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,13 +63,15 @@ def run(args: argparse.Namespace) -> int:
     several = bool(further) or not sources.isdisjoint(("models", "models_dir"))
     if several and "model" not in sources:
         options["model"] = ""
-    model, engine_config, serving = settings(given, options, environment)
+    model, engine_config, serving = settings(given, options, environment, several=several)
     if several:
-        return _serve_several([*([model] if model else []), *further], engine_config, serving)
+        plain = ADAPTER_OPTIONS.isdisjoint(sources)
+        return _serve_several([*([model] if model else []), *further], engine_config, serving, plain=plain)
     return _serve(model, engine_config, serving)
 
 
-def _serve_several(names: list[str], config: EngineConfig, serving: ServingConfig) -> int:
+def _serve_several(names: list[str], config: EngineConfig, serving: ServingConfig, *, plain: bool) -> int:
+    """`plain`: no option is about adapters."""
     import uvloop
 
     from quire.cli.several_models import served_models
@@ -82,7 +86,7 @@ def _serve_several(names: list[str], config: EngineConfig, serving: ServingConfi
     check_all_keys(serving)
     if serving.response_store is not None:
         prepare_file(serving.response_store)
-    models = served_models(names, config, serving)
+    models = served_models(names, config, serving, shipped=plain)
     sock = bind(serving)
     try:
         with ServerLog(serving) as log:
@@ -127,7 +131,11 @@ def _print_equivalent(command: str) -> int:
 
 
 def settings(
-    given: dict[str, Any], file: dict[str, Any], environment: dict[str, Any] | None = None
+    given: dict[str, Any],
+    file: dict[str, Any],
+    environment: dict[str, Any] | None = None,
+    *,
+    several: bool = False,
 ) -> tuple[str, EngineConfig, ServingConfig]:
     """Return the model and its configs. The command line overrides the environment, which overrides a config file.
 
@@ -149,7 +157,7 @@ def settings(
     if share is not None:
         options["memory"] = memory_share(share)
     model = named_model(options.pop("model", None), quiet=options.get("quiet", False))
-    _with_adapters(model, options)
+    _with_adapters("" if several else model, options)  # of several each has its own
     chosen: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
     return (
         model,
@@ -160,7 +168,7 @@ def settings(
 
 def _with_adapters(model: str, options: dict[str, Any]) -> None:
     """Turn adapters on where they are named, and those of a shipped model, unless the options say otherwise."""
-    if not {"enable_lora", "lora_modules", "max_lora_rank"} & options.keys():
+    if not ADAPTER_OPTIONS & options.keys():
         options["lora_modules"] = [name for name in shipped_adapters() if name.startswith(f"{model}:")]
     if options.get("lora_modules") or options.get("lora_dir"):
         options.setdefault("enable_lora", True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from quire.cli.config_file import option_value
 from quire.config.schema import OPTIONS, EngineConfig
 from quire.config.serving import ServingConfig
+from quire.config.shipped import shipped_adapters
 
 if TYPE_CHECKING:
     from quire.server.fleet.shares import ServedModel
@@ -20,13 +21,18 @@ _OWN = (
     "chat_template",
     "tool_call_parser",
     "reasoning_parser",
+    "lora_modules",
+    "lora_dir",
 )  # options of a server that each model may have
 
 
-def served_models(names: Sequence[str], config: EngineConfig, serving: ServingConfig) -> list[ServedModel]:
+def served_models(
+    names: Sequence[str], config: EngineConfig, serving: ServingConfig, *, shipped: bool = True
+) -> list[ServedModel]:
     """The models of the command line, of --models-dir and of the --models file. Raises ValueError naming what is wrong.
 
-    `config` has the options that all have; its memory is that of all together.
+    `config` has the options that all have; its memory is that of all together. `shipped`: models that Quire brings have
+    their adapters.
     """
     from quire.server.fleet.shares import ServedModel
 
@@ -41,7 +47,21 @@ def served_models(names: Sequence[str], config: EngineConfig, serving: ServingCo
         found += _of_file(Path(serving.models), config, serving)
     if not found:
         raise ValueError("models_dir: has no model")
-    return found
+    return [_with_adapters(each, shipped=shipped) for each in found]
+
+
+def _with_adapters(model: ServedModel, *, shipped: bool) -> ServedModel:
+    """Turn adapters on where they are named; those that come with a model are named as it is, with a colon."""
+    serving = model.serving
+    if shipped and not (serving.lora_modules or model.config.adapters.enable_lora):
+        of = f"{model.model}:"
+        named = {name.removeprefix(of): name for name in shipped_adapters() if name.startswith(of)}
+        serving = replace(
+            serving, lora_modules=tuple(f"{model.name}:{short}={name}" for short, name in named.items())
+        )
+    if serving.lora_modules or serving.lora_dir:
+        return replace(model, config=model.config.replace(enable_lora=True), serving=serving)
+    return model
 
 
 def _of_folder(folder: Path) -> list[tuple[str, Path]]:

@@ -103,9 +103,7 @@ class Fleet:
     def _with_adapter(self, name: str) -> str | None:
         """The model that serves an adapter under this name."""
         for known, of in self.current.items():
-            member = self.members[of]
-            found = member.service.context.served.find(name) if member.loaded else None
-            if name.startswith(f"{known}:") or (found is not None and found.adapter is not None):
+            if name in self.members[of].adapters:
                 return known
         return None
 

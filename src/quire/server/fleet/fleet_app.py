@@ -12,6 +12,7 @@ from quire.records import dataclass
 from quire.server.access import AccessControl
 from quire.server.admin import AdminAccess, closed_routes
 from quire.server.app import open_routes
+from quire.server.context import ServerContext
 from quire.server.errors import ApiError, ClientGoneError
 from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.fleet.fleet import Fleet
@@ -23,7 +24,7 @@ from quire.server.fleet.shares import BODIES
 from quire.server.logs import log_access
 from quire.server.query import query_of
 from quire.server.request_memory import RequestMemory
-from quire.server.routes import RouteTable
+from quire.server.routes import Get, HttpRoute, RouteTable
 from quire.types import QuireError
 
 _BODIES_PART = 16 / 3  # a RequestMemory has three sixteenths for bodies
@@ -56,10 +57,10 @@ class FleetApp:
         self._access, self._admin = AccessControl(fleet.config), AdminAccess(fleet.config)
         own = fleet_routes(fleet)
         closed = closed_routes(own, fleet.config)
-        self._own = RouteTable(
-            route for route in own if route not in closed and route.belongs(fleet.config.api)
-        )
-        self._routes = RouteTable(open_routes(fleet.config))
+        own = tuple(route for route in own if route not in closed and route.belongs(fleet.config.api))
+        passed = open_routes(fleet.config)
+        self._own = RouteTable((*own, _openapi_route(own, passed)))
+        self._routes = RouteTable(passed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -160,6 +161,21 @@ class FleetApp:
             pass  # the API of the socket refuses it in its own form
         with member.serving():
             await member.service.app(scope, receive, send)
+
+
+def _openapi_route(own: tuple[HttpRoute, ...], passed: tuple[HttpRoute, ...]) -> HttpRoute:
+    """The description of the routes of all models, and of those of each that they do not replace."""
+    taken = {(route.method, route.path) for route in own}
+    shown = (*own, *(route for route in passed if (route.method, route.path) not in taken))
+
+    async def openapi(_: ServerContext, __: Exchange) -> bytes:
+        from quire.server.openapi import document
+
+        return document(shown)
+
+    return Get(
+        path="/openapi.json", summary="This document", tag="status", handler=openapi, response=dict, api=""
+    )
 
 
 def _of_query(exchange: Exchange) -> str | None:

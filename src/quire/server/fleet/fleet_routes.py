@@ -43,6 +43,7 @@ class FleetModelBody(msgspec.Struct, kw_only=True):
     vocab_size: int | None = None
     config_sha256: str | None = None
     template_sha256: str | None = None
+    adapter_sha256: str | None = None
     error: str | None = None
     permission: list[Any] = []
 
@@ -82,28 +83,43 @@ async def _health(fleet: Fleet, _: ServerContext, __: Exchange) -> HealthBody:
 
 async def _models(fleet: Fleet, _: ServerContext, __: Exchange) -> FleetModelList:
     """All names."""
-    bodies = [model_body(name, member) for name, member in fleet.names()]
-    return FleetModelList(data=bodies)
+    return FleetModelList(data=list(_bodies(fleet).values()))
+
+
+def _bodies(fleet: Fleet) -> dict[str, FleetModelBody]:
+    """What is known of every name: of models, of rules, and of the adapters of models."""
+    found = {name: model_body(name, member) for name, member in fleet.names()}
+    for name, of in fleet.current.items():
+        member = fleet.members[of]
+        for adapter, version in member.adapters.items():
+            if adapter not in found:
+                found[adapter] = body = model_body(adapter, member)
+                body.parent = name
+                if version is not None:
+                    body.created, body.root = version.created, version.path
+                    body.adapter_sha256 = version.digest
+    return found
 
 
 async def _model(fleet: Fleet, _: ServerContext, exchange: Exchange) -> FleetModelBody:
     """One name."""
     asked = exchange.path.removeprefix("/v1/models/")
-    return model_body(asked, fleet.members[fleet.route(asked, asked).target])
+    target = fleet.route(asked, asked).target  # also of a version, as chat@2
+    return _bodies(fleet).get(asked) or model_body(asked, fleet.members[target])
 
 
 async def _tags(fleet: Fleet, _: ServerContext, exchange: Exchange) -> OllamaModels:
     """The names in Ollama's form; of `ps` those that are loaded."""
     found = []
-    for name, member in fleet.names():
-        if exchange.path.endswith("/ps") and member.state != "ready":
+    for name, body in _bodies(fleet).items():
+        if exchange.path.endswith("/ps") and body.state != "ready":
             continue
-        body = model_body(name, member)
         details = OllamaDetails(body.architecture or "", [body.architecture] if body.architecture else [])
         found.append(
             OllamaModel(
-                name=name, model=name, modified_at=time_text(datetime.fromtimestamp(member.created, UTC)),
-                digest=body.config_sha256 or "", details=details, context_length=body.max_model_len or 0,
+                name=name, model=name, modified_at=time_text(datetime.fromtimestamp(body.created, UTC)),
+                digest=body.adapter_sha256 or body.config_sha256 or "", details=details,
+                context_length=body.max_model_len or 0,
             )
         )  # fmt: skip
     return OllamaModels(found)
@@ -141,10 +157,13 @@ def _asked_member(fleet: Fleet, exchange: Exchange, *known: str) -> Member:
 
 
 async def _sleep(fleet: Fleet, _: ServerContext, exchange: Exchange) -> None:
-    """Put a model to sleep until it is woken up."""
-    member = _asked_member(fleet, exchange, "level", "mode")
-    level, seconds = asked_sleep(exchange, fleet.config.shutdown_timeout, "model")
-    await member.sleep(level, seconds, held=True)
+    """Put a model to sleep until it is woken up, or with hold=false until the next request."""
+    member = _asked_member(fleet, exchange, "level", "mode", "hold")
+    level, seconds = asked_sleep(exchange, fleet.config.shutdown_timeout, "model", "hold")
+    hold = query_of(exchange.scope["query_string"]).get("hold", "true")
+    if hold not in {"true", "false"}:
+        raise bad_request("hold", f"hold: {shorten(hold, 20)!r} is not true or false")
+    await member.sleep(level, seconds, held=hold == "true")
     await exchange.respond(200, b"")
 
 
@@ -284,7 +303,7 @@ def fleet_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
         ),
         Act(
             verb="POST", path="/sleep", summary="Put a model to sleep", tag="admin", handler=partial(_sleep, fleet),
-            response=str, admin=True, query=("level", "mode", "model"),
+            response=str, admin=True, query=("level", "mode", "model", "hold"),
         ),
         Act(
             verb="POST", path="/wake_up", summary="Wake a model up", tag="admin", handler=partial(_wake_up, fleet),

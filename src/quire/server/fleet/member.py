@@ -6,11 +6,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from quire.engine.api import EngineState, EngineUnavailableError, OverloadedError, require_ready
+from quire.config.lora_modules import adapter_paths
+from quire.engine.api import (
+    AdapterVersion,
+    EngineState,
+    EngineUnavailableError,
+    OverloadedError,
+    require_ready,
+)
 from quire.engine.front.async_engine import AsyncEngine
 from quire.server.errors import ApiError
 from quire.server.fleet.shares import ServedModel
@@ -62,6 +69,15 @@ class Member:
         if self.engine.state is EngineState.SLEEPING:
             return "sleeping" if self.held else "unloaded"
         return str(self.engine.state)
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterVersion | None]:
+        """Its adapters by name; before it is loaded, those that it will begin with."""
+        return (
+            self.engine.adapters
+            if self._loaded
+            else dict.fromkeys(adapter_paths(self.served.serving.lora_modules))
+        )
 
     @property
     def loaded(self) -> bool:

@@ -1,0 +1,73 @@
+"""A server that runs, as its administrators reach it from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from quire.config.env import option_variables
+from quire.types import QuireError
+
+_VARIABLE = "QUIRE_ADMIN_API_KEY"
+_SHOWN = 500  # characters of an answer that is not JSON
+
+
+class ServerRefusedError(QuireError):
+    """The server did not do what was asked, or was not reached."""
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """--url and --admin-api-key-file."""
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--admin-api-key-file", metavar="FILE",
+        help=f"file with an administrator's key in its first line; else {_VARIABLE} has it",
+    )  # fmt: skip
+
+
+def ask_server(args: argparse.Namespace, verb: str, path: str, body: Any = None) -> Any:
+    """The JSON of an answer; None for an empty one. Raises ServerRefusedError, with what the server says, and
+    ValueError for options that are wrong.
+    """
+    if urlsplit(args.url).scheme not in {"http", "https"}:
+        raise ValueError(f"url: {args.url!r} is not an address like http://host:port")
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"content-type": "application/json", "authorization": f"Bearer {_key(args)}"}
+    request = urllib.request.Request(args.url.rstrip("/") + path, data, headers, method=verb)
+    try:
+        with urllib.request.urlopen(request) as response:  # loading takes as long as it takes
+            text = response.read()
+        return json.loads(text) if text else None
+    except urllib.error.HTTPError as error:
+        raise ServerRefusedError(f"{error.code}: {_message(error.read())}") from None
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        raise ServerRefusedError(f"{args.url}: {getattr(error, 'reason', error)}") from None
+
+
+def _key(args: argparse.Namespace) -> str:
+    if args.admin_api_key_file is None:
+        key = option_variables().get(_VARIABLE, "").partition(",")[0]
+    else:
+        try:
+            key = Path(args.admin_api_key_file).read_text("utf-8").partition("\n")[0]
+        except (OSError, ValueError) as error:
+            raise ValueError(f"admin_api_key_file: {error}") from None
+    key = key.strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise ValueError(f"admin_api_key_file: no key; set {_VARIABLE}, or name a file that has one")
+    return key
+
+
+def _message(text: bytes) -> str:
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:_SHOWN].decode("utf-8", "replace")
