@@ -164,7 +164,7 @@ async def client(port: int, seen: Seen) -> None:
         except (OSError, asyncio.IncompleteReadError) as error:
             seen.failed.append(repr(error))
             continue
-        version = re.search(rb"x-model-version: (\S+)", head)
+        version = re.search(rb"x-quire-deployment: (\S+)", head)
         if b" 200 " not in head.splitlines()[0] or b"[DONE]" not in answer or version is None:
             seen.failed.append((head + answer)[:300].decode("utf-8", "replace"))
             continue

@@ -65,7 +65,7 @@ def rules(server: Process, **rules: Any) -> Reply:
 
 def version(reply: Reply) -> str:
     assert reply.status == 200, reply.text
-    return reply.headers["x-model-version"]
+    return reply.headers["x-quire-deployment"]
 
 
 def test_a_version_that_is_not_as_it_should_be_gets_no_requests(

@@ -151,7 +151,7 @@ def test_adapters_are_names_of_their_model(folder: Path, tmp_path: Path) -> None
         assert (listed["forty"]["parent"], listed["forty"]["state"]) == ("base", "unloaded")
         reply = ask(server, "forty", return_token_ids=True)
         assert set(reply.json["choices"][0]["token_ids"]) == {40}
-        assert reply.headers["x-model-version"] == "base@1"
+        assert reply.headers["x-quire-deployment"] == "base@1"
         assert set(ask(server, "base", return_token_ids=True).json["choices"][0]["token_ids"]) != {40}
         assert server.request("GET", "/v1/models/forty").json["root"] == str(named)
         assert ask(server, "fifty").status == 404

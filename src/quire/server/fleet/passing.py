@@ -16,7 +16,7 @@ from quire.server.fleet.traffic import Failure, TrafficRoute
 from quire.server.request_memory import Held
 from quire.types import QuireError
 
-_VERSION = b"x-model-version"
+_VERSION = b"x-quire-deployment"
 
 
 def failure_of(status: int) -> Failure | None:
