@@ -192,7 +192,7 @@ def test_a_model_that_does_not_fit_its_share_stops_the_start(folder: Path, tmp_p
     file.write_text(f'[b]\npath = "{folder}"\nmemory = "50MiB"\n')
     config = ServingConfig(models=str(file))
     models = served_models([], EngineConfig(), config)
-    fleet = Fleet(models, divided(2**30, models, config), config)
+    fleet = Fleet(models, divided(2**33, models, config), config)
     with pytest.raises(MemoryBudgetError, match=r"b: memory: 50\.00 MiB cannot hold"):
         asyncio.run(fleet.start())
 
