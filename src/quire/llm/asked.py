@@ -119,9 +119,36 @@ def priority_list(priority: Sequence[int] | None, count: int, policy: str) -> li
     return one_each("priority", priority, count, int, int)
 
 
-def texts_beside(name: str, given: Prompt | Sequence[Prompt] | None, count: int) -> list[TextOrIds]:
-    """Return a text per prompt, such as its prediction, from one for all, or one per prompt; "" is none. `name` is that
-    of the argument. Raises RequestError."""
+def asks_beside(
+    count: int,
+    prediction: Prompt | Sequence[Prompt] | None = None,
+    negative_prompt: Prompt | Sequence[Prompt] | None = None,
+    adapter: str | Sequence[str] | None = None,
+) -> list[dict[str, Any]]:
+    """The fields of an Ask beside each of so many prompts, each given as one for all, or one per prompt.
+
+    Raises RequestError.
+    """
+    return [
+        {"prediction": predicted, "negative_prompt": negative, "adapter": name}
+        for predicted, negative, name in zip(
+            _texts_beside("prediction", prediction, count),
+            _texts_beside("negative_prompt", negative_prompt, count),
+            one_each("adapter", adapter, count, str, str),
+            strict=True,
+        )
+    ]
+
+
+def chats_beside(count: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """`asks_beside` from the options of a chat, which it takes out."""
+    return asks_beside(
+        count, *(options.pop(name, None) for name in ("prediction", "negative_prompt", "adapter"))
+    )
+
+
+def _texts_beside(name: str, given: Prompt | Sequence[Prompt] | None, count: int) -> list[TextOrIds]:
+    """Return a text per prompt; "" is none. `name` is that of the argument. Raises RequestError."""
     found: list[TextOrIds] = [""] if given is None else prompt_list(given, name)
     if len(found) not in {1, count}:
         raise RequestError(name, f"got {len(found)} for {count} prompts")

@@ -32,6 +32,8 @@ from quire.llm.asked import (
     Prompt,
     TextOrIds,
     adapter_path,
+    asks_beside,
+    chats_beside,
     check_salt,
     conversations,
     engine_options,
@@ -41,7 +43,6 @@ from quire.llm.asked import (
     prompt_list,
     refuse_others,
     taken_tools,
-    texts_beside,
 )
 from quire.llm.beam_outputs import BeamSearchOutput, BeamSearchParams, beam_asks, beam_output
 from quire.loader import DEFAULT_MODEL
@@ -156,26 +157,10 @@ class AsyncLLM:
         each = one_each("sampling_params", sampling_params, len(items), SamplingParams, self._default)
         ranks = priority_list(priority, len(items), self._config.scheduler.scheduling_policy)
         check_salt(cache_salt)
-        names = one_each("adapter", adapter, len(items), str, str)
-        beside = (
-            texts_beside("prediction", prediction, len(items)),
-            texts_beside("negative_prompt", negative_prompt, len(items)),
-        )
+        beside = asks_beside(len(items), prediction, negative_prompt, adapter)
         return await _all(
-            self._whole(
-                self._ask(
-                    prompt,
-                    one,
-                    predicted,
-                    negative_prompt=negative,
-                    priority=rank,
-                    cache_salt=cache_salt,
-                    adapter=name,
-                )
-            )
-            for prompt, one, rank, name, predicted, negative in zip(
-                items, each, ranks, names, *beside, strict=True
-            )
+            self._whole(self._ask(prompt, one, priority=rank, cache_salt=cache_salt, **more))
+            for prompt, one, rank, more in zip(items, each, ranks, beside, strict=True)
         )
 
     async def beam_search(
@@ -233,24 +218,13 @@ class AsyncLLM:
         options: dict[str, Any],
     ) -> list[Ask]:
         tools = taken_tools(options)
-        names = one_each("adapter", options.pop("adapter", None), len(chats), str, str)
-        beside = [
-            texts_beside(name, options.pop(name, None), len(chats))
-            for name in ("prediction", "negative_prompt")
-        ]
+        beside = chats_beside(len(chats), options)
         prompts = [await self.encode_chat(chat, **options) for chat in chats]
         each = one_each("sampling_params", params, len(prompts), SamplingParams, self._default)
         reading = self._engine.reading(tools)
         return [
-            Ask(
-                prompt=prompt,
-                params=one,
-                prediction=text,
-                negative_prompt=negative,
-                reading=reading,
-                adapter=name,
-            )
-            for prompt, one, name, text, negative in zip(prompts, each, names, *beside, strict=True)
+            Ask(prompt=prompt, params=one, reading=reading, **more)
+            for prompt, one, more in zip(prompts, each, beside, strict=True)
         ]
 
     async def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
@@ -323,17 +297,14 @@ class AsyncLLM:
     ) -> AbstractAsyncContextManager[Stream]:
         """A request while it runs: iterate it for its deltas; `output` grows with them. Leaving the block aborts it."""
         self._check()
-        (predicted,) = texts_beside("prediction", prediction, 1)
-        (negative,) = texts_beside("negative_prompt", negative_prompt, 1)
+        (more,) = asks_beside(1, prediction, negative_prompt, adapter)
         item = one_prompt(prompt, self._engine.card.embed_dim)
-        return self._running(self._ask(item, params, predicted, negative_prompt=negative, adapter=adapter))
+        return self._running(self._ask(item, params, **more))
 
-    def _ask(self, prompt: TextOrIds, params: SamplingParams, prediction: TextOrIds, **more: Any) -> Ask:
+    def _ask(self, prompt: TextOrIds, params: SamplingParams, **more: Any) -> Ask:
         """A text to continue; where its thinking is, if that has a budget."""
         reading = None if params.thinking_token_budget is None else self._engine.reading(None)
-        return Ask(
-            prompt=prompt, params=params, prediction=prediction, reading=reading, divided=False, **more
-        )
+        return Ask(prompt=prompt, params=params, reading=reading, divided=False, **more)
 
     @asynccontextmanager
     async def _running(self, ask: Ask) -> AsyncIterator[Stream]:

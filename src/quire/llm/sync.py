@@ -17,6 +17,8 @@ from quire.llm.asked import (
     Message,
     Prompt,
     adapter_opener,
+    asks_beside,
+    chats_beside,
     check_salt,
     conversations,
     engine_options,
@@ -26,7 +28,6 @@ from quire.llm.asked import (
     prompt_list,
     refuse_others,
     taken_tools,
-    texts_beside,
 )
 from quire.loader import DEFAULT_MODEL
 from quire.outputs import RequestOutput
@@ -180,7 +181,7 @@ class LLM:
         items = prompt_list(prompts, embed_dim=self._built.embed_dim)
         each = self._params(sampling_params, len(items))
         ranks = priority_list(priority, len(items), self._built.config.asked.scheduler.scheduling_policy)
-        names = one_each("adapter", adapter, len(items), str, str)
+        beside = asks_beside(len(items), prediction, negative_prompt, adapter)
         check_salt(cache_salt)
         asks = [
             Ask(
@@ -188,21 +189,11 @@ class LLM:
                 params=one,
                 priority=rank,
                 cache_salt=cache_salt,
-                prediction=predicted,
-                negative_prompt=negative,
                 reading=self._thinks(one),
                 divided=False,
-                adapter=name,
+                **more,
             )
-            for prompt, one, rank, predicted, negative, name in zip(
-                items,
-                each,
-                ranks,
-                texts_beside("prediction", prediction, len(items)),
-                texts_beside("negative_prompt", negative_prompt, len(items)),
-                names,
-                strict=True,
-            )
+            for prompt, one, rank, more in zip(items, each, ranks, beside, strict=True)
         ]
         return self._whole(asks, use_tqdm)
 
@@ -239,18 +230,9 @@ class LLM:
     ) -> TextStream:
         """Generate from one prompt and yield the delta of each step. Closing the stream aborts the request."""
         item = one_prompt(prompt, self._built.embed_dim)
-        (one,), (predicted,) = self._params(sampling_params, 1), texts_beside("prediction", prediction, 1)
-        (negative,) = texts_beside("negative_prompt", negative_prompt, 1)
-        ask = Ask(
-            prompt=item,
-            params=one,
-            prediction=predicted,
-            negative_prompt=negative,
-            reading=self._thinks(one),
-            divided=False,
-            adapter=adapter,
-        )
-        return self._stream(ask)
+        (one,) = self._params(sampling_params, 1)
+        (more,) = asks_beside(1, prediction, negative_prompt, adapter)
+        return self._stream(Ask(prompt=item, params=one, reading=self._thinks(one), divided=False, **more))
 
     def _stream(self, ask: Ask) -> TextStream:
         (output,) = self._engine.add([ask], stream=True)
@@ -286,23 +268,12 @@ class LLM:
     ) -> list[Ask]:
         tools = taken_tools(options)
         each = self._params(params, len(chats))
-        beside = [
-            texts_beside(name, options.pop(name, None), len(chats))
-            for name in ("prediction", "negative_prompt")
-        ]
-        names = one_each("adapter", options.pop("adapter", None), len(chats), str, str)
+        beside = chats_beside(len(chats), options)
         prompts = [self.encode_chat(chat, **options) for chat in chats]
         reading = self._answer_format().reading(tools)
         return [
-            Ask(
-                prompt=prompt,
-                params=one,
-                prediction=text,
-                negative_prompt=negative,
-                reading=reading,
-                adapter=name,
-            )
-            for prompt, one, text, negative, name in zip(prompts, each, *beside, names, strict=True)
+            Ask(prompt=prompt, params=one, reading=reading, **more)
+            for prompt, one, more in zip(prompts, each, beside, strict=True)
         ]
 
     def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
