@@ -114,17 +114,21 @@ def save(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor])
     return folder
 
 
+def saved(folder: Path, config: dict[str, Any], model: nn.Module, prefix: str) -> tuple[Path, list[Any]]:
+    """The folder of a model with random weights, and the mean hidden state of each text by its definition."""
+    tensors = {f"{prefix}{name}": weight.data for name, weight in filled(model).named_parameters()}
+    with torch.inference_mode():
+        wanted = [model(ids).mean(0).numpy() for ids in texts()]
+    return save(folder, config, tensors), wanted
+
+
 @pytest.fixture(scope="module", params=[{"type": "ntk", "factor": 8.0}, None], ids=["ntk", "plain"])
 def new_model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[Any]]:
     """A folder as on the hub, and the mean hidden state of each text by the definition."""
     config = CONFIG | {"rope_scaling": request.param}
-    model = filled(NewModel(config))
-    tensors = {f"new.{name}": weight.data for name, weight in model.named_parameters()}
-    with torch.inference_mode():
-        wanted = [model(ids).mean(0).numpy() for ids in texts()]
-    return save(tmp_path_factory.mktemp("new"), config, tensors), wanted
+    return saved(tmp_path_factory.mktemp("new"), config, NewModel(config), "new.")
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)
@@ -219,11 +223,7 @@ class JinaBertModel(nn.Module):
 
 @pytest.fixture(scope="module")
 def jina_bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    model = filled(JinaBertModel(JINA))
-    tensors = {f"bert.{name}": weight.data for name, weight in model.named_parameters()}
-    with torch.inference_mode():
-        wanted = [model(ids).mean(0).numpy() for ids in texts()]
-    return save(tmp_path_factory.mktemp("jina"), JINA, tensors), wanted
+    return saved(tmp_path_factory.mktemp("jina"), JINA, JinaBertModel(JINA), "bert.")
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=str)

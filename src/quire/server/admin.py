@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quire.config.serving import ServingConfig
-from quire.server.access import presented_key, read_keys
+from quire.server.access import AccessControl, presented_key, read_keys
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
 from quire.server.routes import HttpRoute
@@ -28,6 +28,13 @@ class AdminAccess:
             message = f"{exchange.path} is off; a server with --admin-api-key has it"
             raise ApiError(404, message, code="not_found")
         presented_key(exchange, self._keys, "administrator's key")
+
+    def check_route(self, access: AccessControl, exchange: Exchange, route: HttpRoute) -> None:
+        """Raise ApiError unless the key that the route needs was presented: an administrator's, a client's, or none."""
+        if route.admin:
+            self.admin_only(exchange)
+        elif not route.open and not exchange.inner:
+            access.check_key(exchange)
 
 
 def closed_routes(routes: Iterable[HttpRoute], config: ServingConfig) -> frozenset[HttpRoute]:

@@ -126,10 +126,7 @@ class App:
         if route is None:
             message = f"{exchange.method} is not allowed on this path; use {allow[1].decode()}"
             raise ApiError(405, message, code="method_not_allowed", headers=[allow])
-        if route.admin:
-            self._admin.admin_only(exchange)
-        elif not route.open and not exchange.inner:
-            self._access.check_key(exchange)
+        self._admin.check_route(self._access, exchange, route)
         if isinstance(route, Post) and exchange.header(b"idempotency-key"):
             await self._answer_once(route, exchange)
         else:

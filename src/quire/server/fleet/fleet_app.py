@@ -103,10 +103,7 @@ class FleetApp:
         exchange.errors, exchange.handler = route.errors, route.path
         self._access.check_source(exchange)
         exchange.add_headers(self._access.cors_headers(exchange))
-        if route.admin:
-            self._admin.admin_only(exchange)
-        elif not route.open:
-            self._access.check_key(exchange)
+        self._admin.check_route(self._access, exchange, route)
         await route.answer(self._fleet.default.service.context, exchange)
         return True
 
@@ -122,10 +119,7 @@ class FleetApp:
         exchange.errors, exchange.handler = route.errors, route.path
         if not exchange.inner:
             self._access.check_source(exchange)
-            if route.admin:
-                self._admin.admin_only(exchange)
-            else:
-                self._access.check_key(exchange)
+            self._admin.check_route(self._access, exchange, route)
         require_ready(self._fleet.state)
         body = await exchange.body(self._config.max_body_bytes, self._config.body_timeout)
         found = await self._fleet.settled_route(*_asked(exchange, body))
