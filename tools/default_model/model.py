@@ -72,11 +72,10 @@ class Attention(nn.Module):
             rows, length = groups[0]
             for kept, new in zip(cache, (k, v), strict=True):
                 kept[:, :, :length] = new.view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
-        outputs, at = [], 0
-        for rows, length in groups:
-            part = slice(at, at + rows * length)
-            at += rows * length
-            qs, ks, vs = (t[part].view(rows, length, -1, self.head_dim).transpose(1, 2) for t in (q, k, v))
+        outputs = []
+        sizes = [rows * length for rows, length in groups]  # split, as the gradient of a slice fills the rest with 0
+        for (rows, length), *parts in zip(groups, *(t.split(sizes) for t in (q, k, v)), strict=True):
+            qs, ks, vs = (t.view(rows, length, -1, self.head_dim).transpose(1, 2) for t in parts)
             with torch.autocast(x.device.type, enabled=False):
                 out = F.scaled_dot_product_attention(qs, ks, vs, is_causal=True, enable_gqa=True)
             outputs.append(out.transpose(1, 2).reshape(rows * length, -1))
