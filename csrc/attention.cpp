@@ -7,7 +7,8 @@ namespace quire {
 int Attention::want(const AttendShape& shape) {
   const auto same = [&](const AttendShape& s) {
     return s.head_dim == shape.head_dim && s.heads == shape.heads && s.kv_heads == shape.kv_heads &&
-           s.window == shape.window && s.rank == shape.rank && s.causal == shape.causal;
+           s.window == shape.window && s.rank == shape.rank && s.causal == shape.causal && s.widened == shape.widened &&
+           s.recent == shape.recent;
   };
   const auto found = std::find_if(shapes_.begin(), shapes_.end(), same);
   const int number = static_cast<int>(found - shapes_.begin());

@@ -5,7 +5,7 @@ namespace quire {
 AttentionOp::AttentionOp(Fields& f, Context& c, const Buffer& queries, const Buffer& out)
     : Op(c), queries_(queries), out_(out), layer_(f.kv_layer("layer")), scale_(f.number("scale")) {}
 
-AttendTask AttentionOp::task(const AttendPart& part, int thread) const {
+AttendTask AttentionOp::task(const AttendPart& part, int thread, CacheRow* /*recent*/) const {
   AttendTask t{};
   static_cast<CacheRow&>(t) = context_.cache_row(layer_, part.row, part.token_begin, part.token_end);
   t.qkv = queries_.f32();
@@ -27,9 +27,10 @@ AttendTask AttentionOp::task(const AttendPart& part, int thread) const {
 void AttentionOp::run(int number, int thread) {
   AttentionPlan& plan = context_.attention.plan(plan_);
   const AttendPart& part = plan.parts()[number];
-  AttendTask t = task(part, thread), after;
+  CacheRow recent, recent_after;
+  AttendTask t = task(part, thread, &recent), after;
   if (fetches_ahead_ && number + 1 < static_cast<int>(plan.parts().size())) {
-    after = task(plan.parts()[number + 1], thread);
+    after = task(plan.parts()[number + 1], thread, &recent_after);
     t.next = &after;
   }
   if (part.counter < 0) {

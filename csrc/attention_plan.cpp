@@ -18,7 +18,8 @@ constexpr size_t kStatesPerThread = size_t{1} << 20;  // bytes
 int heads_per_kv(const AttendShape& s) { return s.heads / s.kv_heads; }
 int d16(const AttendShape& s) { return static_cast<int>(align_up(s.rank ? s.rank : s.head_dim, 16)); }
 size_t scratch_bytes(const AttendShape& s) {
-  return s.rank ? latent_scratch_bytes(s.head_dim, s.rank, s.heads) : attend_scratch_bytes(s.head_dim, heads_per_kv(s));
+  return s.rank ? latent_scratch_bytes(s.head_dim, s.rank, s.heads)
+                : attend_scratch_bytes(s.head_dim, heads_per_kv(s), s.widened);
 }
 // Heads of keys and values that a call takes with so many queries.
 int heads_per_call(const AttendShape& s, int queries) {
@@ -72,6 +73,15 @@ void AttentionPlan::plan(int rows, const int32_t* query_start, const int32_t* po
 }
 
 void AttentionPlan::add_row(int row, int begin, int end, const int32_t* positions) {
+  const int last = positions[end - 1];
+  if (!shape_.recent) return add_queries(row, begin, end, positions, last);
+  for (int next; begin < end; begin = next) {
+    next = std::min(end, begin + kRecentStretch - positions[begin] % kRecentStretch);
+    add_queries(row, begin, next, positions, last);
+  }
+}
+
+void AttentionPlan::add_queries(int row, int begin, int end, const int32_t* positions, int last) {
   const int whole = whole_queries(shape_), units = ceil_div(end - begin, whole);
   const int count = ceil_div(units, queries_per_call(heads_per_kv(shape_)) / whole);
   for (int i = 0; i < count; ++i) {  // of even size
@@ -79,7 +89,7 @@ void AttentionPlan::add_row(int row, int begin, int end, const int32_t* position
     part.row = row;
     part.token_begin = begin + static_cast<int>(int64_t{units} * i / count) * whole;
     part.token_end = std::min(end, begin + static_cast<int>(int64_t{units} * (i + 1) / count) * whole);
-    const int hi = last_key(positions[part.token_end - 1], positions[end - 1]);
+    const int hi = last_key(positions[part.token_end - 1], last);
     const int lo = shape_.window ? std::max(0, positions[part.token_begin] - shape_.window + 1) : 0;
     part.whole_begin = part.partition_begin = lo / kPartition;
     part.whole_end = part.partition_end = hi / kPartition + 1;

@@ -20,6 +20,8 @@ namespace quire {
 struct AttendShape {
   int head_dim, heads, kv_heads, window, rank = 0;
   bool causal = true;
+  bool widened = false;  // its cache is widened in scratch
+  bool recent = false;   // queries of different stretches see different keys in bf16 (kRecentStretch): no part has both
 };
 
 // One task: queries of one row against some heads of keys and values, over some partitions.
@@ -55,6 +57,8 @@ class AttentionPlan {
 
  private:
   void add_row(int row, int begin, int end, const int32_t* positions);
+  // Some of the row's queries; `last` is the row's last position.
+  void add_queries(int row, int begin, int end, const int32_t* positions, int last);
   int last_key(int position, int last) const;
   void split_long();
   void split(size_t index, int partition_pieces, int head_pieces);

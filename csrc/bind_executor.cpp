@@ -26,7 +26,7 @@ const T* at(uintptr_t address) {
 }
 
 void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>& arrays,
-          const std::vector<uintptr_t>& block_tables, size_t arena_bytes, size_t block_bytes, DType kv_dtype) {
+          const std::vector<uintptr_t>& block_tables, size_t arena_bytes, size_t block_bytes) {
   quire::StepPointers step;
   step.token_ids = at<int32_t>(arrays.at(0));
   step.positions = at<int32_t>(arrays.at(1));
@@ -36,7 +36,7 @@ void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>
   step.mirrors = at<int32_t>(arrays.at(5));
   step.adapters = at<int32_t>(arrays.at(6));
   for (uintptr_t table : block_tables) step.block_tables.push_back(at<int32_t>(table));
-  e.bind(limits, step, arena_bytes, block_bytes, kv_dtype);
+  e.bind(limits, step, arena_bytes, block_bytes);
 }
 
 // Checksums cross as packed numbers, 8 bytes a chunk.
@@ -117,16 +117,18 @@ void bind_building(nb::class_<Executor>& c) {
           "rotated"_a, "logits"_a, "per"_a)
       .def(
           "add_kv_layer",
-          [](Executor& e, int group, int kv_heads, int head_dim, size_t offset) {
-            e.add_kv_layer({group, kv_heads, head_dim, offset});
+          [](Executor& e, int group, int kv_heads, int head_dim, size_t offset, quire::KVType type,
+             std::vector<float> k_scales, std::vector<float> v_scales) {
+            e.add_kv_layer({group, kv_heads, head_dim, offset, type, std::move(k_scales), std::move(v_scales)});
           },
-          "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a)
+          "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a, "type"_a, "k_scales"_a, "v_scales"_a,
+          "Scales: what a stored 1 of each head's keys and values stands for; 1 but in an fp8 cache.")
       .def("add_op", &Executor::add_op, "kind"_a, "fields"_a,
            "An op by the name of its class in program/ops, with all its fields; those of records as \"shape.heads\".")
       .def("begin_head", &Executor::begin_head)
       .def("join", &Executor::join, nb::keep_alive<1, 2>(), "group"_a, "rank"_a,
            "Meet the other ranks of the program there.")
-      .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a, "kv_dtype"_a);
+      .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a);
 }
 
 void bind_adapters(nb::class_<Executor>& c) {
@@ -160,7 +162,8 @@ void bind_running(nb::class_<Executor>& c) {
             e.copy_blocks(blocks.data(), targets.data(), blocks.size());
           },
           "blocks"_a, "targets"_a, "Copy blocks of the cache to others.")
-      .def("fill_cache", &Executor::fill_cache, "value"_a, "Overwrite the whole cache; for tests.")
+      .def("fill_cache", &Executor::fill_cache, "byte"_a,
+           "Overwrite every byte of the cache; for tests. 255 is NaN, or a scale that is NaN, in every format.")
       .def(
           "buffer",
           [](const Executor& e, const std::string& name) { return reinterpret_cast<uintptr_t>(e.buffer(name).data()); },

@@ -16,6 +16,7 @@ using namespace nb::literals;
 using quire::DType;
 using quire::GroupFormat;
 using quire::GroupKind;
+using quire::KVType;
 using quire::Param;
 
 namespace {
@@ -59,6 +60,16 @@ void bind_formats(nb::module_& m) {
       .value("f16", DType::f16)
       .value("i8", DType::i8)
       .value("i32", DType::i32);
+  nb::enum_<KVType>(m, "KVType")
+      .value("f32", KVType::f32)
+      .value("bf16", KVType::bf16)
+      .value("f16", KVType::f16)
+      .value("i8", KVType::i8)
+      .value("e4m3", KVType::e4m3)
+      .value("e5m2", KVType::e5m2)
+      .value("i4", KVType::i4)
+      .value("kivi4", KVType::kivi4)
+      .value("kivi2", KVType::kivi2);
   nb::enum_<GroupKind>(m, "GroupKind", "Formats of scales and offsets of groups.")
       .value("none", GroupKind::none)
       .value("u8", GroupKind::u8)
@@ -92,6 +103,9 @@ void bind_facts(nb::module_& m) {
   bind_formats(m);
   m.def("dtype_bytes", &quire::dtype_bytes, "dtype"_a, "Bytes of a number of a buffer, table or plain panel.");
   m.def("kv_elems", &quire::kv_elems, "head_dim"_a, "Numbers that a key or value of head_dim takes in the cache.");
-  m.def("kv_vector_bytes", &quire::kv_vector_bytes, "elems"_a, "dtype"_a,
-        "Bytes of a key or value of so many numbers, with its scale.");
+  m.def("kv_pair_bytes", &quire::kv_pair_bytes, "elems"_a, "type"_a,
+        "Bytes of a key and a value of so many numbers, with their scales.");
+  m.def("kv_scale_bytes", &quire::kv_scale_bytes, "elems"_a, "type"_a, "Bytes of the scales among them.");
+  m.def("kv_late", &quire::kv_late, "type"_a, "Whether tokens come to the cache when they are no longer recent.");
+  m.def("kv_widened", &quire::kv_widened, "type"_a, "Whether attention multiplies these numbers as bfloat16.");
 }

@@ -34,11 +34,11 @@ void bind_plans(nb::module_& m) {
       "attention_bytes",
       [](const std::vector<std::vector<int>>& shapes, int threads, int max_len) {
         std::vector<quire::AttendShape> found;
-        for (const auto& s : shapes) found.push_back({s.at(0), s.at(1), s.at(2), 0, s.at(3)});
+        for (const auto& s : shapes) found.push_back({s.at(0), s.at(1), s.at(2), 0, s.at(3), true, s.at(4) != 0});
         return quire::attention_memory(found, threads, max_len).total;
       },
       "shapes"_a, "threads"_a, "max_len"_a,
-      "Bytes of scratch that attention needs; a shape is (head_dim, heads, kv_heads, rank).");
+      "Bytes of scratch that attention needs; a shape is (head_dim, heads, kv_heads, rank, whether its cache is widened).");
   m.def(
       "attention_parts", &attention_parts, "shape"_a, "threads"_a, "max_len"_a, "query_start"_a, "positions"_a,
       "How a step's attention is cut: (row, token begin, token end, partition begin, partition end, split, first head of "

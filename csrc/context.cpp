@@ -14,19 +14,32 @@ int Context::rows_of_task(int rows) const { return std::clamp(ceil_div(rows, 2 *
 
 KVLayout Context::layout(const KVLayer& layer) const {
   KVLayout l;
-  l.dtype = kv_dtype;
+  l.type = layer.type;
   l.kv_heads = layer.kv_heads;
   l.head_dim = layer.head_dim;
   l.d16 = kv_elems(layer.head_dim);
   l.block_size = limits.block_size;
   l.tiles_per_block = limits.block_size / kTile;
-  l.tile_stride = 2 * kTile * kv_vector_bytes(l.d16, kv_dtype) / dtype_bytes(kv_dtype);
-  l.block_stride = block_bytes / dtype_bytes(kv_dtype);
+  l.tile_bytes = kTile * kv_pair_bytes(l.d16, layer.type);
+  l.block_bytes = block_bytes;
   return l;
 }
 
 CacheRow Context::cache_row(const KVLayer& layer, int row, int begin, int end) const {
-  return {step.positions, block_table(layer.group, row), kv.data() + layer.offset, layout(layer), begin, end};
+  CacheRow found = cache_line(layer, step.slots[row]);
+  found.token_begin = begin, found.token_end = end;
+  return found;
+}
+
+CacheRow Context::cache_line(const KVLayer& layer, int line) const {
+  return {step.positions,
+          table_line(layer.group, line),
+          kv.data() + layer.offset,
+          layout(layer),
+          layer.k_scales.data(),
+          layer.v_scales.data(),
+          0,
+          0};
 }
 
 CacheWrite Context::cache_write(const KVLayer& layer, const TilePiece& piece) const {

@@ -73,10 +73,12 @@ struct Rope {
   bool interleaved = false;
 };
 
-// A layer's cache: which group's block table, and where it starts inside a block (bytes).
+// A layer's cache: which group's block table, and where it starts inside a block (bytes). Scales are those of CacheRow.
 struct KVLayer {
   int group, kv_heads, head_dim;
   size_t offset;
+  KVType type;
+  std::vector<float> k_scales, v_scales;
 };
 
 // The step's tokens of one row and one tile of the cache.
@@ -108,7 +110,6 @@ struct Context {
   StepPointers step;
   Arena activations, kv;
   size_t block_bytes = 0;
-  DType kv_dtype = DType::f32;
 
   // Ops register what they need of these in their constructors; bind() allocates it.
   Attention attention;
@@ -125,6 +126,8 @@ struct Context {
   int rows_of_task(int rows) const;
   // Tokens [begin, end) of a row of the step, and a layer's cache of the row.
   CacheRow cache_row(const KVLayer& layer, int row, int begin, int end) const;
+  // The cache of a line of the block tables, without tokens.
+  CacheRow cache_line(const KVLayer& layer, int line) const;
   // The same of a piece, to be written.
   CacheWrite cache_write(const KVLayer& layer, const TilePiece& piece) const;
   // Cuts the step's tokens into pieces, and its attention into parts; the end of the cache's bytes that it uses.
@@ -133,8 +136,9 @@ struct Context {
  private:
   void plan_mirrors();
   KVLayout layout(const KVLayer& layer) const;
-  const int32_t* block_table(int group, int row) const {
-    return step.block_tables[group] + step.slots[row] * static_cast<size_t>(limits.blocks_per_row());
+  const int32_t* block_table(int group, int row) const { return table_line(group, step.slots[row]); }
+  const int32_t* table_line(int group, int line) const {
+    return step.block_tables[group] + line * static_cast<size_t>(limits.blocks_per_row());
   }
 };
 

@@ -40,14 +40,19 @@ void Executor::add_op(const std::string& kind, const FieldMap& fields) {
   ops_.push_back(make_op(kind, fields, context_));
 }
 
-void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes,
-                    DType kv_dtype) {
+void Executor::add_kv_layer(const KVLayer& layer) {
+  const auto heads = static_cast<size_t>(layer.kv_heads);
+  if (layer.k_scales.size() != heads || layer.v_scales.size() != heads)
+    throw std::invalid_argument("a scale of keys and one of values for each head");
+  context_.kv_layers.push_back(layer);
+}
+
+void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes) {
   if (limits.block_size % kTile) throw std::invalid_argument("block_size must be a multiple of 16");
   Context& c = context_;
   c.limits = limits;
   c.step = step;
   c.block_bytes = block_bytes;
-  c.kv_dtype = kv_dtype;
   c.activations.allocate(arena_bytes);
   c.kv.allocate(block_bytes * static_cast<size_t>(limits.blocks()));
   kv_pages_ = ThreadOwner<PageWarmer>(new PageWarmer(c.kv.data(), c.kv.bytes()));
@@ -150,19 +155,8 @@ void Executor::copy_blocks(const int32_t* blocks, const int32_t* targets, size_t
   });
 }
 
-void Executor::fill_cache(float value) {
-  const DType dtype = context_.kv_dtype;
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if (dtype == DType::f16) {
-    uint16_t half;
-    kernels_.to_f16(&value, DType::f32, &half, 1);
-    bits = half * 0x10001u;
-  } else if (dtype != DType::f32) {
-    bits = (bits >> 16) * 0x10001u;
-  }
-  uint32_t* words = reinterpret_cast<uint32_t*>(context_.kv.data());
-  std::fill(words, words + context_.block_bytes * context_.limits.blocks() / 4, bits);
+void Executor::fill_cache(uint8_t byte) {
+  std::memset(context_.kv.data(), byte, context_.block_bytes * static_cast<size_t>(context_.limits.blocks()));
 }
 
 void Executor::run_ops(size_t begin, size_t end) {

@@ -27,11 +27,11 @@ class Executor {
   void add_buffer(const std::string& name, const Buffer& buffer);
   AdapterPool& adapters() { return context_.adapters; }
   const AdapterPool& adapters() const { return context_.adapters; }
-  void add_kv_layer(const KVLayer& layer) { context_.kv_layers.push_back(layer); }
+  void add_kv_layer(const KVLayer& layer);
   void add_op(const std::string& kind, const FieldMap& fields);
   // Later ops are over rows that want logits.
   void begin_head() { head_begin_ = ops_.size(); }
-  void bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes, DType kv_dtype);
+  void bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes);
   // Meet the other ranks of the program there, from the next step on; the group outlives the executor.
   void join(Group& group, int rank);
 
@@ -42,7 +42,7 @@ class Executor {
   void run_range(int tokens, int rows, int logit_rows, int begin, int end);
   // Copies blocks[i] of the cache to targets[i], on all threads.
   void copy_blocks(const int32_t* blocks, const int32_t* targets, size_t count);
-  void fill_cache(float value);  // every element of the cache; tests fill it with NaN
+  void fill_cache(uint8_t byte);  // every byte of the cache; tests fill it with NaN of each format
   void stop_after(int op) { stop_after_ = op; }
   // Measure every op of later steps, or no longer; after bind.
   void profile(bool on) { profile_ = on ? std::make_unique<Profile>(ops_.size(), pool_.threads()) : nullptr; }

@@ -31,6 +31,7 @@ class Fields {
   const LowRank& low_rank(const std::string& name);
   const LowRank* optional_low_rank(const std::string& name);
   const KVLayer& kv_layer(const std::string& name);
+  const KVLayer* optional_kv_layer(const std::string& name);  // null for None
   const Rope* optional_rope(const std::string& name);
 
   // ---- values ---------------------------------------------------------------------------------------------------

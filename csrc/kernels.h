@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/sampling.h"
+#include "kv_layout.h"
 #include "sizes.h"
 
 namespace quire {
@@ -31,8 +32,6 @@ constexpr int kPanel = 64;
 // Raise it with every change of what packing writes: a layout, a rounding, the order of parameters. Packed weights
 // on disk are found by this number (tests/loader/test_packed.py holds the bytes that belong to it).
 constexpr int kPackLayout = 1;
-// Tokens of a KV tile; cache blocks are whole tiles.
-constexpr int kTile = 16;
 // Keys that share one softmax rescale, counted from position 0.
 constexpr int kGroup = 64;
 // Positions of one KV partition: softmax states are merged partition by partition, in rising order.
@@ -190,42 +189,13 @@ struct HeadNorm {
   size_t step;
 };
 
-// A layer's cache inside one block: for each kv head its tiles, and a tile is its keys, its values and their scales.
-// So what one head reads of a block lies together, and so do heads that one thread works on.
-//
-//   f32   K [d][16]        V [16][d16]
-//   bf16  K [d/2][16][2]   V [8][d16][2]     pairs of d, pairs of tokens
-//   f16   K [d][16]        V [8][d16/16][2][16]   a line of values: two tokens, sixteen d each
-//   i8    K [d/4][16][4]   V [4][d16][4]     fours of d, with 128 added; fours of tokens
-//         and the bfloat16 scales of the 16 keys, then of the 16 values
-//
-// d16 is head_dim rounded up to 16, and K takes 16 * d16 elements.
-constexpr int kv_elems(int head_dim) { return ceil_div(head_dim, 16) * 16; }
-// Bytes of a key or value of `elems` numbers, with its scale.
-constexpr size_t kv_vector_bytes(int elems, DType dtype) {
-  return elems * dtype_bytes(dtype) + (dtype == DType::i8 ? sizeof(uint16_t) : 0);
-}
-struct KVLayout {
-  DType dtype;
-  int kv_heads, head_dim, d16;
-  int block_size, tiles_per_block;
-  size_t tile_stride;   // elements from one tile to the next
-  size_t block_stride;  // elements from one block to the next
-
-  size_t v_offset() const { return static_cast<size_t>(kTile) * d16; }  // elements from a tile's K to its V
-  size_t scale_offset() const { return 2 * v_offset(); }                // i8
-  // Elements from a layer's part of a block to the tile of a head that holds this position.
-  size_t tile_at(int head, int position) const {
-    return (static_cast<size_t>(head) * tiles_per_block + position % block_size / kTile) * tile_stride;
-  }
-};
-
 // Some tokens of one row of the step, and one layer's cache of the row.
 struct CacheRow {
   const int32_t* positions;    // of the step's tokens
   const int32_t* block_table;  // of this row
   void* cache;                 // this layer's part of block 0
   KVLayout kv;
+  const float *k_scales, *v_scales;  // [kv heads] e4m3, e5m2: what a stored 1 stands for
   int token_begin, token_end;
 };
 
@@ -273,6 +243,8 @@ struct AttendTask : CacheRow {
   const float* slopes;       // [heads] what a key loses for each position between it and the query, or null
   int window;
   int last;                            // -1: causal; else the row's last position, and a window reaches forward too
+  const CacheRow* recent;              // of a kivi cache: bf16 of what the queries see from recent_begin on; else null
+  int recent_begin;                    // the same for all of them
   int partition_begin, partition_end;  // positions of the KV axis, in units of kPartition
   // Null: the partitions are all that the queries see, and `out` is written. Else each partition's state is left in
   // [partition - partition_begin][query row][state_floats(d16)] for attend_merge.
@@ -343,6 +315,7 @@ struct EmbedTask {
 
 // Tasks of kernels that are defined in an op's own file.
 struct AddTask;
+struct CompressTask;
 struct EmbedSumTask;
 struct PoolTask;
 struct CombineTask;
@@ -371,6 +344,7 @@ struct ScaleTask;
   X(rope_write, void, const RopeWriteTask&)                                                                       \
   X(attend, void, const AttendTask&)                                                                              \
   X(attend_merge, void, const AttendTask&) /* states of all partitions -> out */                                  \
+  X(compress_kv, void, const CompressTask&)                                                                       \
   X(latent_write, void, const LatentWriteTask&)                                                                   \
   X(latent_attend, void, const LatentTask&)                                                                       \
   X(latent_merge, void, const LatentTask&)                                                                        \
@@ -420,12 +394,13 @@ struct Kernels {
 };
 
 // Bytes of scratch that one thread needs for attend.
-constexpr size_t attend_scratch_bytes(int head_dim, int heads_per_kv) {
+constexpr size_t attend_scratch_bytes(int head_dim, int heads_per_kv, bool widened) {
   const size_t d16 = (static_cast<size_t>(head_dim) + 15) / 16 * 16;
   const size_t rows = heads_per_kv > kAttendRows ? static_cast<size_t>(heads_per_kv) : kAttendRows;
   // q, current and total outputs, scores, probabilities, lane sums, offsets of q, softmax states; scales of a group;
-  // each 64-byte aligned
-  return rows * (3 * d16 * 4 + 2 * kGroup * 4 + 16 * 4 + 2 * 4 + 32) + 2 * kGroup * 4 + 9 * 64;
+  // widened keys or values of a group; each 64-byte aligned
+  const size_t wide = widened ? kGroup * d16 * 2 : 0;
+  return rows * (3 * d16 * 4 + 2 * kGroup * 4 + 16 * 4 + 2 * 4 + 32) + 2 * kGroup * 4 + wide + 10 * 64;
 }
 
 // And for latent_attend: q, current and total outputs, scores, probabilities, lane sums, softmax states; 64 columns of

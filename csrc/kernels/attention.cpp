@@ -95,6 +95,10 @@ QUIRE_INLINE void start_row(const AttendTask& t, SoftmaxRow& row, float* total, 
   if (t.sinks) clear(total, t.kv.d16);
 }
 
+QUIRE_INLINE void write_head(const AttendTask& t, Place at, const float* total, float sum) {
+  write_row(t, t.kv.head_dim, at.token, at.head, total, sum / t.v_scales[at.head / t.heads_per_kv]);
+}
+
 // Keys that some query of a task sees, inside its partitions.
 struct Span {
   int lo, hi;
@@ -230,43 +234,64 @@ QUIRE_INLINE void softmax_rows(const AttendTask& t, const Scratch<T>& s, int r, 
   }
 }
 
-// One group of keys and one head: `rows` rows from `first` on.
+// Scores of one group of keys and one head, `rows` rows from `first` on, and their probabilities.
 template <class T>
-QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int first, int rows, int group,
-                               const Ahead<T>& ahead, Beside& beside) {
+QUIRE_INLINE void score_group(const AttendTask& t, const Scratch<T>& s, int first, int rows, int group,
+                              const Ahead<T>& ahead, Beside& beside) {
   const Tiles<T>& now = ahead.now;
   if constexpr (T::parts == 2)
     for (int c = now.seen.begin; c < now.seen.end; ++c) {
-      const uint16_t* scales = reinterpret_cast<const uint16_t*>(now.k[c] + t.kv.scale_offset());
-      prefetch(ahead.next.k[c] + t.kv.scale_offset());
+      const uint16_t* scales = reinterpret_cast<const uint16_t*>(now.at[c] + t.kv.scale_offset());
+      prefetch(ahead.next.at[c] + t.kv.scale_offset());
       store(s.scales + c * kTile, load_bf16(scales));
       store(s.scales + kGroup + c * kTile, load_bf16(scales + kTile));
     }
   // A block of rows works on what it sees, its first query's first key to its last query's last, and the first to see a
   // tile fetches.
-  const auto seen_by = [&](int r, int count) { return Seen(group, s.row[r].lo, s.row[r + count - 1].hi); };
   const int head_dim = t.kv.head_dim;
   int fetched = 0;
   row_blocks<T>(rows, [&](auto size, int r) __attribute__((always_inline)) {
     constexpr int R = decltype(size)::value;
-    const Seen seen = seen_by(first + r, R);
-    if (seen.end > fetched)
-      score_block<T, R, true>(s, first + r, head_dim, seen, ahead), fetched = seen.end;
+    const Seen seen = s.seen(group, first + r, R);
+    if (!T::widened && seen.end > fetched)  // widening has fetched
+      score_block<T, R, !T::widened>(s, first + r, head_dim, seen, ahead), fetched = seen.end;
     else
       score_block<T, R, false>(s, first + r, head_dim, seen, ahead);
-    if (rows == R)  // few rows: memory is what they wait for, and softmax must not leave it idle
+    if (!T::widened && rows == R)  // few rows: memory is what they wait for, and softmax must not leave it idle
       for (int i = 0; i < kSoftmaxLines * T::parts; ++i) Ahead<T>::fetch(ahead.of_values(0), i);
     softmax_rows<T>(t, s, first + r, R, group, seen, beside);
   });
-  fetched = 0;
+}
+
+// Their values times probabilities.
+template <class T>
+QUIRE_INLINE void value_group(const Scratch<T>& s, int first, int rows, int group, const Ahead<T>& ahead) {
+  int fetched = 0;
   row_blocks<T>(rows, [&](auto size, int r) __attribute__((always_inline)) {
     constexpr int R = decltype(size)::value;
-    const Seen seen = seen_by(first + r, R);
-    if (seen.end > fetched)
-      value_block<T, R, true>(s, first + r, seen, ahead), fetched = seen.end;
-    else if (seen.end > seen.begin || now.fresh)
+    const Seen seen = s.seen(group, first + r, R);
+    if (!T::widened && seen.end > fetched)
+      value_block<T, R, !T::widened>(s, first + r, seen, ahead), fetched = seen.end;
+    else if (seen.end > seen.begin || ahead.now.fresh)
       value_block<T, R, false>(s, first + r, seen, ahead);
   });
+}
+
+template <class T>
+QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int first, int rows, int group,
+                               const Ahead<T>& ahead, Beside& beside) {
+  const Tiles<T>& now = ahead.now;
+  const bool widen = T::widened && !now.recent;
+  const Tiles<T> wide = widen ? now.in(s.wide, s.d16) : now;
+  const Ahead<T> found{wide, ahead.next, ahead.d16};
+  if (widen)
+    for (int c = now.seen.begin; c < now.seen.end; ++c)
+      widen_keys(t.kv, now.at[c], c & 1, ahead.next.at[c], s.wide + c * kTile * s.d16);
+  score_group<T>(t, s, first, rows, group, found, beside);
+  if (widen)
+    for (int c = now.seen.begin; c < now.seen.end; ++c)
+      widen_values(t.kv, now.at[c], ahead.next.at[c], s.wide + c * kTile * s.d16);
+  value_group<T>(s, first, rows, group, found);
 }
 
 // The partition that this group ends is folded into those before it, or its states are left.
@@ -302,7 +327,7 @@ void attend_rows(const AttendTask& t) {
   each_row(t, [&](int r, Place at) {
     start_row(t, s.row[r], s.total_of(r), at);
     start_partition(s.row[r], s.lane_sum + r * 16);
-    measure_query<T>(s.row[r], query(at), t.kv.head_dim, t.scale);
+    measure_query<T>(s.row[r], query(at), t.kv.head_dim, t.scale * t.k_scales[at.head / t.heads_per_kv]);
   });
   each_row(t, [&](int r, Place at) { put_query<T>(s, r, query(at), t.kv.head_dim); });
   const Span span(t);
@@ -313,7 +338,7 @@ void attend_rows(const AttendTask& t) {
   for (; group <= hi; group += kGroup) {
     beside.last = group + kGroup > hi;
     for (int head = t.head_begin; head < t.head_end; ++head) {
-      const Tiles<T> next = head + 1 < t.head_end  ? now.of_next_head(t.kv)
+      const Tiles<T> next = head + 1 < t.head_end  ? now.of_next_head(t)
                             : group + kGroup <= hi ? tiles_of<T>(t, group + kGroup, lo, hi)
                             : t.next               ? first_tiles<T>(*t.next)
                                                    : now;
@@ -324,17 +349,17 @@ void attend_rows(const AttendTask& t) {
     if ((group + kGroup) % kPartition == 0 || group + kGroup > hi) end_rows<T>(t, &s, rows, group);
   }
   if (t.states) return;
-  each_row(t,
-           [&](int r, Place at) { write_row(t, t.kv.head_dim, at.token, at.head, s.total_of(r), s.row[r].sum_total); });
+  each_row(t, [&](int r, Place at) { write_head(t, at, s.total_of(r), s.row[r].sum_total); });
 }
 
 }  // namespace
 
 void attend(const AttendTask& t) {
-  switch (t.kv.dtype) {
-    case DType::f32: return attend_rows<FloatCache<F32>>(t);
-    case DType::f16: return attend_rows<FloatCache<F16>>(t);
-    case DType::i8: return attend_rows<ByteCache>(t);
+  if (kv_widened(t.kv.type)) return attend_rows<WidenedCache>(t);
+  switch (t.kv.type) {
+    case KVType::f32: return attend_rows<FloatCache<F32>>(t);
+    case KVType::f16: return attend_rows<FloatCache<F16>>(t);
+    case KVType::i8: return attend_rows<ByteCache>(t);
     default: return attend_rows<FloatCache<BF16>>(t);
   }
 }
@@ -349,7 +374,7 @@ void attend_merge(const AttendTask& t) {
       const float* state = t.states + (static_cast<size_t>(p) * rows + r) * state_floats(d16);
       fold(row, total, state, state[d16], state[d16 + 1], d16);
     }
-    write_row(t, t.kv.head_dim, at.token, at.head, total, row.sum_total);
+    write_head(t, at, total, row.sum_total);
   });
 }
 

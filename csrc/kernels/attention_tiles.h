@@ -4,9 +4,12 @@
 // An int8 cache is multiplied as it is, without widening. A query row is rounded to 16 bits and split into two rows of
 // bytes (256 * high + low); probabilities, times the scales of their values, likewise. Sums of products are exact in
 // int32, so what is lost against float32 is what the cache has lost, at the price of a bf16 cache's arithmetic.
+//
+// Other narrow caches are widened to bfloat16 in scratch, a group of keys and one head at a time, before their products.
 #pragma once
 
 #include "kernels.h"
+#include "kernels/cache_widen.h"
 #include "kernels/micro.h"
 #include "kernels/scratch.h"
 #include "kernels/softmax.h"
@@ -28,6 +31,7 @@ struct FloatCache : Format {
   using in = typename Format::in;
   using elem = typename Format::elem;
   static constexpr int parts = 1;
+  static constexpr bool widened = false;
   static constexpr int probability_at(int tile, int k) { return tile * kTile + Format::step * k; }
   static inline __attribute__((always_inline)) V16 start(int32_t) { return zero(); }
   static inline __attribute__((always_inline)) V16 score(V16 acc, const in* q, const elem* k) {
@@ -37,7 +41,11 @@ struct FloatCache : Format {
     return Format::mac(acc, p, v);
   }
 };
+struct WidenedCache : FloatCache<BF16> {
+  static constexpr bool widened = true;
+};
 struct ByteCache {
+  static constexpr bool widened = false;
   using in = uint8_t;
   using elem = uint8_t;
   using sum = I16;
@@ -51,41 +59,6 @@ struct ByteCache {
     return dot_u8s8(acc, iset1(p), iload(v));
   }
 };
-
-// Carved from the task's scratch; every array is 64-byte aligned. `r` counts rows, `part` rows of parts.
-template <class T>
-struct Scratch {
-  typename T::in* q;      // [part][d16]
-  typename T::in* probs;  // [part][kGroup]
-  float* scores;          // [r][kGroup]
-  int32_t* offset;        // [part] i8: where sums of scores start, which takes the 128 of the keys off again
-  float* acc;             // [r][d16] current partition
-  float* total;           // [r][d16] merged partitions
-  float* lane_sum;        // [r][16] current partition's sum of probabilities
-  float* scales;          // [2][kGroup] i8: of the current group's keys, and of its values
-  SoftmaxRow* row;        // [r]
-  int d16;
-
-  Scratch(void* base, int rows, int width) : d16(width) {
-    Carver carver(base);
-    const size_t n = static_cast<size_t>(rows), part = n * T::parts;
-    carver.take(&q, part * d16);
-    carver.take(&probs, part * kGroup);
-    carver.take(&scores, n * kGroup);
-    carver.take(&offset, part);
-    carver.take(&acc, n * d16);
-    carver.take(&total, n * d16);
-    carver.take(&lane_sum, n * 16);
-    carver.take(&scales, 2 * kGroup);
-    carver.take(&row, n);
-  }
-  float* acc_of(int r) const { return acc + static_cast<size_t>(r) * d16; }
-  float* total_of(int r) const { return total + static_cast<size_t>(r) * d16; }
-};
-
-QUIRE_INLINE V16 magnitude(V16 v) { return vmax(v, sub(zero(), v)); }
-
-// ---- tiles --------------------------------------------------------------------------------------------------------
 
 // What some rows see of a group: tiles begin … end-1, and of these the keys below `keys`.
 struct Seen {
@@ -103,31 +76,84 @@ struct Seen {
   }
 };
 
+// Carved from the task's scratch; every array is 64-byte aligned. `r` counts rows, `part` rows of parts.
+template <class T>
+struct Scratch {
+  typename T::in* q;      // [part][d16]
+  typename T::in* probs;  // [part][kGroup]
+  float* scores;          // [r][kGroup]
+  int32_t* offset;        // [part] i8: where sums of scores start, which takes the 128 of the keys off again
+  float* acc;             // [r][d16] current partition
+  float* total;           // [r][d16] merged partitions
+  float* lane_sum;        // [r][16] current partition's sum of probabilities
+  float* scales;          // [2][kGroup] i8: of the current group's keys, and of its values
+  SoftmaxRow* row;        // [r]
+  uint16_t* wide;         // [kGroup][d16] widened: the current group's keys, or its values
+  int d16;
+
+  Scratch(void* base, int rows, int width) : d16(width) {
+    Carver carver(base);
+    const size_t n = static_cast<size_t>(rows), part = n * T::parts;
+    carver.take(&q, part * d16);
+    carver.take(&probs, part * kGroup);
+    carver.take(&scores, n * kGroup);
+    carver.take(&offset, part);
+    carver.take(&acc, n * d16);
+    carver.take(&total, n * d16);
+    carver.take(&lane_sum, n * 16);
+    carver.take(&scales, 2 * kGroup);
+    carver.take(&row, n);
+    carver.take(&wide, T::widened ? static_cast<size_t>(kGroup) * d16 : 0);
+  }
+  float* acc_of(int r) const { return acc + static_cast<size_t>(r) * d16; }
+  float* total_of(int r) const { return total + static_cast<size_t>(r) * d16; }
+  // What `count` rows from r on see of a group.
+  Seen seen(int group, int r, int count) const { return Seen(group, row[r].lo, row[r + count - 1].hi); }
+};
+
+QUIRE_INLINE V16 magnitude(V16 v) { return vmax(v, sub(zero(), v)); }
+
+// ---- tiles --------------------------------------------------------------------------------------------------------
+
 // Where the tiles of a group and head lie; tiles_of finds those of the call's first head. `seen` is by some query of the
 // call; blocks of other tiles may have been given back, and they point to a tile that is seen instead.
 template <class T>
 struct Tiles {
-  const typename T::elem* k[kTilesPerGroup];
+  using elem = typename T::elem;
+  const char* at[kTilesPerGroup];
   Seen seen;
-  bool fresh;  // the call's first group of a partition
+  bool fresh;       // the call's first group of a partition
+  size_t v_offset;  // bytes from a tile's keys to its values
+  bool recent;      // tiles of AttendTask::recent
 
-  Tiles of_next_head(const KVLayout& kv) const {
+  const elem* keys(int tile) const { return reinterpret_cast<const elem*>(at[tile]); }
+  const elem* values(int tile) const { return reinterpret_cast<const elem*>(at[tile] + v_offset); }
+  Tiles of_next_head(const AttendTask& t) const {
+    const KVLayout& kv = recent ? t.recent->kv : t.kv;
     Tiles found = *this;
-    for (const typename T::elem*& tile : found.k) tile += static_cast<size_t>(kv.tiles_per_block) * kv.tile_stride;
+    for (const char*& tile : found.at) tile += static_cast<size_t>(kv.tiles_per_block) * kv.tile_bytes;
+    return found;
+  }
+  // The same in scratch, keys and values alike.
+  Tiles in(const uint16_t* wide, int d16) const {
+    Tiles found = *this;
+    for (int i = 0; i < kTilesPerGroup; ++i) found.at[i] = reinterpret_cast<const char*>(wide + i * kTile * d16);
+    found.v_offset = 0;
     return found;
   }
 };
 
 template <class T>
 Tiles<T> tiles_of(const AttendTask& t, int group, int lo, int hi) {
-  const KVLayout& kv = t.kv;
+  const bool recent = T::widened && t.recent && group >= t.recent_begin;
+  const CacheRow& from = recent ? *t.recent : t;
+  const KVLayout& kv = from.kv;
   const Seen seen(group, lo, hi);
-  Tiles<T> found{{}, seen, group % kPartition == 0 || group <= lo};
+  Tiles<T> found{{}, seen, group % kPartition == 0 || group <= lo, kv.key_bytes(), recent};
   for (int i = 0; i < kTilesPerGroup; ++i) {
     const int position = group + kTile * (i < seen.begin || i >= seen.end ? seen.begin : i);
-    const size_t block = static_cast<size_t>(t.block_table[position / kv.block_size]);
-    found.k[i] = static_cast<const typename T::elem*>(t.cache) + block * kv.block_stride +
-                 kv.tile_at(t.head_begin, position);
+    const size_t block = static_cast<size_t>(from.block_table[position / kv.block_size]);
+    found.at[i] = static_cast<const char*>(from.cache) + block * kv.block_bytes + kv.tile_at(t.head_begin, position);
   }
   return found;
 }
@@ -143,8 +169,8 @@ struct Ahead {
 
   size_t values() const { return static_cast<size_t>(kTile) * d16; }
   bool narrow() const { return values() * sizeof(elem) < kNarrowBytes; }
-  const elem* of_scores(int tile) const { return narrow() ? next.k[tile] : now.k[tile] + values(); }
-  const elem* of_values(int tile) const { return next.k[tile] + (narrow() ? values() : 0); }
+  const elem* of_scores(int tile) const { return narrow() ? next.keys(tile) : now.values(tile); }
+  const elem* of_values(int tile) const { return narrow() ? next.values(tile) : next.keys(tile); }
   // Steps of scores that fetch from of_scores, each a line of it; the next tile's keys follow. (Bytes are multiplied in
   // half as many steps: a second loop costs them more than the lines.)
   int cut(int tile, int steps) const {
@@ -195,7 +221,7 @@ QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, const Ahead<T>& ahead, 
   const size_t pitch = static_cast<size_t>(s.d16);
   const typename T::in* q = s.q + static_cast<size_t>(r) * T::parts * pitch;
   const typename T::elem *k[C], *fetch[C];
-  for (int c = 0; c < C; ++c) k[c] = ahead.now.k[tile + c], fetch[c] = ahead.of_scores(tile + c);
+  for (int c = 0; c < C; ++c) k[c] = ahead.now.keys(tile + c), fetch[c] = ahead.of_scores(tile + c);
   int step = 0, until = Fetch ? ahead.cut(tile + C - 1, steps) : steps;
   for (;;) {
 #pragma GCC unroll 1
@@ -213,7 +239,7 @@ QUIRE_INLINE void score_rows(const Scratch<T>& s, int r, const Ahead<T>& ahead, 
     }
     if (!Fetch || T::parts == 2 || until == steps) break;
     until = steps;
-    fetch[C - 1] = ahead.next.k[tile + C - 1];
+    fetch[C - 1] = ahead.next.keys(tile + C - 1);
   }
   for (int i = 0; i < R; ++i)
     for (int c = 0; c < C; ++c) {
@@ -246,7 +272,7 @@ QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, Seen seen, const Ahead<
   constexpr int P = R * T::parts;
   constexpr size_t kVector = kLine / sizeof(typename T::elem);
   const bool fresh = ahead.now.fresh;
-  const size_t pitch = static_cast<size_t>(s.d16) * T::step, first = ahead.values() + c0 * kVector;
+  const size_t pitch = static_cast<size_t>(s.d16) * T::step, first = c0 * kVector;
   typename T::sum a[P * C];
   for (int i = 0; i < P; ++i)
     for (int c = 0; c < C; ++c) {
@@ -257,7 +283,7 @@ QUIRE_INLINE void value_rows(const Scratch<T>& s, int r, Seen seen, const Ahead<
     }
   const typename T::in* probs = s.probs + r * T::parts * kGroup;
   for (int tile = seen.begin; tile < seen.end; ++tile) {
-    const typename T::elem *v = ahead.now.k[tile] + first, *fetch = ahead.of_values(tile) + c0 * kVector;
+    const typename T::elem *v = ahead.now.values(tile) + first, *fetch = ahead.of_values(tile) + first;
     const int steps = seen.steps(tile, T::step);
 #pragma GCC unroll 1
     for (int k = 0; k < steps; ++k) {

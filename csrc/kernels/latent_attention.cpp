@@ -84,7 +84,8 @@ Tiles<T> tiles_of(const AttendTask& t, int group, int hi) {
   for (int i = 0; i < kTilesPerGroup; ++i) {
     const int position = group + kTile * (i < found.count ? i : 0);
     const size_t block = static_cast<size_t>(t.block_table[position / kv.block_size]);
-    found.at[i] = static_cast<const typename T::elem*>(t.cache) + block * kv.block_stride +
+    found.at[i] = reinterpret_cast<const typename T::elem*>(static_cast<const char*>(t.cache) +
+                                                            block * kv.block_bytes) +
                   static_cast<size_t>(position % kv.block_size / kTile) * kv.v_offset();
   }
   return found;
@@ -381,9 +382,9 @@ void attend_all(const LatentTask& task) {
 }  // namespace
 
 void latent_attend(const LatentTask& t) {
-  switch (t.attend.kv.dtype) {
-    case DType::f32: return attend_all<F32>(t);
-    case DType::f16: return attend_all<F16>(t);
+  switch (t.attend.kv.type) {
+    case KVType::f32: return attend_all<F32>(t);
+    case KVType::f16: return attend_all<F16>(t);
     default: return attend_all<BF16>(t);
   }
 }
@@ -421,15 +422,16 @@ void rotate(float* x, int dim, bool interleaved, const float* cos, const float* 
 void write_cache(const LatentWriteTask& t, const int32_t* block_table, int position, const float* row) {
   const KVLayout& kv = t.kv;
   const int in_block = position % kv.block_size, lane = in_block % kTile;
-  const size_t at = static_cast<size_t>(block_table[position / kv.block_size]) * kv.block_stride +
-                    static_cast<size_t>(in_block / kTile) * kv.v_offset();
-  if (kv.dtype == DType::f32) {
-    float* tile = static_cast<float*>(t.cache) + at;
+  char* block = static_cast<char*>(t.cache) +
+                static_cast<size_t>(block_table[position / kv.block_size]) * kv.block_bytes;
+  const size_t at = static_cast<size_t>(in_block / kTile) * kv.v_offset();
+  if (kv.type == KVType::f32) {
+    float* tile = reinterpret_cast<float*>(block) + at;
     for (int d = 0; d < kv.d16; ++d) tile[d * kTile + lane] = d < kv.head_dim ? row[d] : 0.0f;
     return;
   }
-  uint16_t* tile = static_cast<uint16_t*>(t.cache) + at;
-  if (kv.dtype == DType::f16) {
+  uint16_t* tile = reinterpret_cast<uint16_t*>(block) + at;
+  if (kv.type == KVType::f16) {
     uint16_t half[16];
     for (int c = 0; c < kv.d16; c += 16) {
       store_half(half, load_n(row + c, kv.head_dim - c));

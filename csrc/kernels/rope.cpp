@@ -3,13 +3,10 @@
 // A task is tokens of one KV tile: a tile's cache lines hold all of its tokens, so only one thread writes them, and
 // whole tiles are transposed in registers.
 
-#include <cstring>
-
 #include "kernels.h"
+#include "kernels/cache_write.h"
 #include "kernels/moments.h"
 #include "kernels/table.h"
-#include "simd/half.h"
-#include "simd/transpose.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -119,185 +116,12 @@ QUIRE_INLINE void rotate_heads(float* x, int begin, int end, const HeadNorm& nor
   }
 }
 
-// x [head_dim] as round(x / scale) in [-127, 127], zeros up to d16; returns the scale as bf16. See RopeWrite in program/ops.
-QUIRE_INLINE uint16_t quantize_head(const float* x, int head_dim, int d16, float* out) {
-  V16 top = zero(), bad = zero();
-  for (int d = 0; d < head_dim; d += 16) {
-    const V16 v = load_n(x + d, head_dim - d);
-    top = vmax(top, vmax(v, sub(zero(), v)));
-    bad = add(bad, mul(v, zero()));
-  }
-  const float exact = reduce_max(top) / 127.0f;
-  uint16_t scale = 0;
-  if (mask_not_finite(bad))
-    scale = 0x7fc0;  // NaN: what is wrong with this token must reach its output
-  else if (exact >= 1e-30f)
-    scale = static_cast<uint16_t>((float_to_bits(exact) + 0xffffu) >> 16);  // the next bf16, away from zero
-  const V16 inverse = set1(exact >= 1e-30f ? 1.0f / bf16_to_float(scale) : 0.0f), limit = set1(127.0f);
-  for (int d = 0; d < d16; d += 16) {
-    const V16 v = mul(load_n(x + d, head_dim - d), inverse);
-    store(out + d, round_even(vmax(vmin(v, limit), sub(zero(), limit))));
-  }
-  return scale;
-}
-
-// Tokens of one tile, and where the tile of head 0 lies.
-struct Tile {
-  const RopeWriteTask& t;
-  char* block;
-  int number, lane, count;  // number: of the tile inside its block
-  int end;                  // of the lanes that the step or earlier ones write
-  size_t elems(int head) const { return t.kv.tile_at(head, number * kTile); }
-  // The step that starts a tile clears the values behind its last token: attention multiplies those of tokens not yet
-  // written by a probability of zero, so they must be finite.
-  bool clear() const { return lane == 0 && end < kTile; }
-  const float* row(int i) const { return t.qkv + (t.token_begin + i) * t.pitch; }
-  const float* k(int i, int head) const { return row(i) + static_cast<size_t>(t.heads + head) * t.head_dim; }
-  const float* v(int i, int head) const { return k(i, head + t.kv_heads); }
-};
-
-// Units of each token (`pitch` apart) to the tile [units][16].
-QUIRE_INLINE void write_keys(const Tile& tile, const uint32_t* from, size_t pitch, int units, uint32_t* to) {
-  int u = 0;
-  if (tile.count == kTile)
-    for (; u + 4 <= units; u += 4)
-      for (int i = 0; i < kTile; i += 4) transpose4(from + i * pitch + u, pitch, to + u * kTile + i, kTile);
-  for (int i = 0; u < units && i < tile.count; ++i) {
-    uint32_t* column = to + tile.lane + i;
-    for (int left = u; left < units; ++left) column[left * kTile] = from[i * pitch + left];
-  }
-}
-
-void write_f32(const Tile& tile, int head) {
-  const KVLayout& kv = tile.t.kv;
-  float* keys = reinterpret_cast<float*>(tile.block) + tile.elems(head);
-  float* values = keys + kv.v_offset() + static_cast<size_t>(tile.lane) * kv.d16;
-  write_keys(tile, reinterpret_cast<const uint32_t*>(tile.k(0, head)), tile.t.pitch, kv.head_dim,
-             reinterpret_cast<uint32_t*>(keys));
-  for (int i = 0; i < tile.count; ++i, values += kv.d16) {
-    const float* x = tile.v(i, head);
-    for (int d = 0; d < kv.d16; d += 16) store(values + d, load_n(x + d, kv.head_dim - d));
-  }
-  if (!tile.clear()) return;
-  values = keys + kv.v_offset() + static_cast<size_t>(tile.end) * kv.d16;
-  std::memset(values, 0, static_cast<size_t>(kTile - tile.end) * kv.d16 * sizeof(float));
-}
-
-void write_bf16(const Tile& tile, int head) {
-  const KVLayout& kv = tile.t.kv;
-  uint16_t* keys = reinterpret_cast<uint16_t*>(tile.block) + tile.elems(head);
-  alignas(64) uint16_t rows[kTile * kMaxHeadDim];
-  const size_t d16 = static_cast<size_t>(kv.d16);
-  const auto round = [&](int i, const float* x) {
-    for (int d = 0; d < kv.d16; d += 16) store_bf16(rows + i * d16 + d, load_n(x + d, kv.head_dim - d));
-  };
-  for (int i = 0; i < tile.count; ++i) round(i, tile.k(i, head));
-  write_keys(tile, reinterpret_cast<const uint32_t*>(rows), d16 / 2, kv.d16 / 2, reinterpret_cast<uint32_t*>(keys));
-  for (int i = 0; i < tile.count; ++i) round(i, tile.v(i, head));
-  uint16_t* values = keys + kv.v_offset();
-  for (int i = 0; i < tile.count;) {
-    const int lane = tile.lane + i;
-    uint16_t* pairs = values + (lane >> 1) * 2 * d16;
-    const uint16_t* a = rows + i * d16;
-    if ((lane & 1) == 0 && i + 1 < tile.count) {
-      const uint16_t* b = a + d16;
-      for (size_t d = 0; d < d16; ++d) pairs[2 * d] = a[d], pairs[2 * d + 1] = b[d];
-      i += 2;
-      continue;
-    }
-    for (size_t d = 0; d < d16; ++d) pairs[2 * d + (lane & 1)] = a[d];
-    ++i;
-  }
-  if (!tile.clear()) return;
-  if (tile.end & 1)
-    for (size_t d = 0; d < d16; ++d) values[(tile.end - 1) * d16 + 2 * d + 1] = 0;
-  const int next = (tile.end + 1) / 2;
-  std::memset(values + next * 2 * d16, 0, (kTile / 2 - next) * 2 * d16 * sizeof(uint16_t));
-}
-
-void write_f16(const Tile& tile, int head) {
-  const KVLayout& kv = tile.t.kv;
-  uint16_t* keys = reinterpret_cast<uint16_t*>(tile.block) + tile.elems(head);
-  const size_t d16 = static_cast<size_t>(kv.d16);
-  if (tile.count == kTile) {
-    alignas(64) float turned[kTile * kMaxHeadDim];
-    write_keys(tile, reinterpret_cast<const uint32_t*>(tile.k(0, head)), tile.t.pitch, kv.head_dim,
-               reinterpret_cast<uint32_t*>(turned));
-    for (int d = 0; d < kv.d16; ++d) store_half(keys + d * kTile, d < kv.head_dim ? load(turned + d * kTile) : zero());
-  } else {
-    uint16_t row[kMaxHeadDim];
-    for (int i = 0; i < tile.count; ++i) {
-      const float* x = tile.k(i, head);
-      for (int d = 0; d < kv.d16; d += 16) store_half(row + d, load_n(x + d, kv.head_dim - d));
-      uint16_t* column = keys + tile.lane + i;
-      for (size_t d = 0; d < d16; ++d) column[d * kTile] = row[d];
-    }
-  }
-  uint16_t* values = keys + kv.v_offset();
-  const auto line = [&](int lane, int d) { return values + (lane >> 1) * 2 * d16 + 2 * d + (lane & 1) * 16; };
-  for (int i = 0; i < tile.count; ++i) {
-    const float* x = tile.v(i, head);
-    for (int d = 0; d < kv.d16; d += 16) store_half(line(tile.lane + i, d), load_n(x + d, kv.head_dim - d));
-  }
-  if (!tile.clear()) return;
-  for (int lane = tile.end; lane < kTile; ++lane)
-    for (int d = 0; d < kv.d16; d += 16) store_half(line(lane, d), zero());
-}
-
-// Nothing needs clearing: bytes are always finite, and attention masks scales.
-void write_i8(const Tile& tile, int head) {
-  const KVLayout& kv = tile.t.kv;
-  uint8_t* keys = reinterpret_cast<uint8_t*>(tile.block) + tile.elems(head);
-  uint16_t* scales = reinterpret_cast<uint16_t*>(keys + kv.scale_offset());
-  alignas(64) uint8_t rows[kTile * kMaxHeadDim];
-  float whole[kMaxHeadDim];
-  const size_t d16 = static_cast<size_t>(kv.d16);
-  for (int i = 0; i < tile.count; ++i) {
-    scales[tile.lane + i] = quantize_head(tile.k(i, head), kv.head_dim, kv.d16, whole);
-    for (size_t d = 0; d < d16; d += 16) store_u8(rows + i * d16 + d, load(whole + d));
-  }
-  write_keys(tile, reinterpret_cast<const uint32_t*>(rows), d16 / 4, kv.d16 / 4, reinterpret_cast<uint32_t*>(keys));
-  for (int i = 0; i < tile.count; ++i) {
-    scales[kTile + tile.lane + i] = quantize_head(tile.v(i, head), kv.head_dim, kv.d16, whole);
-    for (size_t d = 0; d < d16; d += 16) store_byte(rows + i * d16 + d, load(whole + d), 0);
-  }
-  for (int i = 0; i < tile.count;) {
-    const int lane = tile.lane + i;
-    uint8_t* fours = keys + kv.v_offset() + (lane >> 2) * 4 * d16;
-    const uint8_t* a = rows + i * d16;
-    if ((lane & 3) == 0 && i + 4 <= tile.count) {
-      for (size_t d = 0; d < d16; ++d) {
-        fours[4 * d] = a[d], fours[4 * d + 1] = a[d16 + d];
-        fours[4 * d + 2] = a[2 * d16 + d], fours[4 * d + 3] = a[3 * d16 + d];
-      }
-      i += 4;
-      continue;
-    }
-    for (size_t d = 0; d < d16; ++d) fours[4 * d + (lane & 3)] = a[d];
-    ++i;
-  }
-}
-
-// A few tokens touch a line for every few bytes of a key: all at once they wait for memory once.
-void fetch(const Tile& tile) {
-  const KVLayout& kv = tile.t.kv;
-  const size_t bytes = dtype_bytes(kv.dtype), key_bytes = kv.v_offset() * bytes;
-  const size_t row_bytes = static_cast<size_t>(kv.d16) * bytes * (4 / bytes);  // of interleaved values
-  for (int h = tile.t.head_begin; h < tile.t.head_end; ++h) {
-    const char* keys = tile.block + tile.elems(h) * bytes;
-    for (size_t i = 0; i < key_bytes; i += 64) prefetch(keys + i);
-    const char* values = keys + kv.v_offset() * bytes + tile.lane * bytes / 4 * row_bytes;
-    for (size_t i = 0; i < row_bytes; i += 64) prefetch(values + i);
-  }
-}
-
 }  // namespace
 
 void rope_write(const RopeWriteTask& t) {
   const int first = t.positions[t.token_begin], in_block = first % t.kv.block_size, lane = in_block % kTile;
   const auto block = [&](const int32_t* table) {
-    return static_cast<char*>(t.cache) +
-           static_cast<size_t>(table[first / t.kv.block_size]) * t.kv.block_stride * dtype_bytes(t.kv.dtype);
+    return static_cast<char*>(t.cache) + static_cast<size_t>(table[first / t.kv.block_size]) * t.kv.block_bytes;
   };
   const int count = t.token_end - t.token_begin;
   const Tile tile{t, block(t.block_table), in_block / kTile, lane, count, lane + count};
@@ -315,10 +139,7 @@ void rope_write(const RopeWriteTask& t) {
     // values are taken head by head, a few lines of each token's row
     fetch(k + static_cast<size_t>(t.kv_heads + t.head_begin) * t.head_dim, (t.head_end - t.head_begin) * t.head_dim);
   }
-  const auto write = t.kv.dtype == DType::f32    ? write_f32
-                     : t.kv.dtype == DType::bf16 ? write_bf16
-                     : t.kv.dtype == DType::f16  ? write_f16
-                                                 : write_i8;
+  const auto write = writer(t.kv.type);
   for (int h = t.head_begin; h < t.head_end; ++h) write(tile, h);
   for (int i = 0; i < t.mirror_count; ++i) {
     const Mirror& m = t.mirrors[i];

@@ -24,9 +24,13 @@ struct Attend final : AttentionOp {
   Attend(Fields& f, Context& c)
       : AttentionOp(f, c, f.buffer("qkv"), f.none("wide") ? f.buffer("out") : f.buffer("wide")), out(f.buffer("out")),
         sinks(f.optional_vector("sinks")), softcap(f.number("softcap")), window(f.integer("window")),
-        causal(f.flag("causal")) {
+        causal(f.flag("causal")), recent(f.optional_kv_layer("recent")) {
     f.record("shape", "HeadShape");
-    want(f.integer("shape.heads"), window, 0, causal);
+    want(f.integer("shape.heads"), window, 0, causal, recent);
+    f.require(kv_late(layer_.type) == (recent != nullptr), "a kivi cache needs a cache of recent tokens");
+    f.require(!recent || (causal && recent->type == KVType::bf16 && recent->kv_heads == layer_.kv_heads &&
+                          recent->head_dim == layer_.head_dim),
+              "the cache of recent tokens must be bf16, of the same heads, and the op causal");
     if (f.flag("alibi")) slopes = alibi_slopes(heads_);
     f.require(f.integer("shape.kv_heads") == layer_.kv_heads && f.integer("shape.head_dim") == layer_.head_dim &&
                   queries_.cols == (heads_ + 2 * layer_.kv_heads) * layer_.head_dim &&
@@ -40,8 +44,13 @@ struct Attend final : AttentionOp {
     fetches_ahead_ = true;
   }
 
-  AttendTask task(const AttendPart& part, int thread) const override {
-    AttendTask t = AttentionOp::task(part, thread);
+  AttendTask task(const AttendPart& part, int thread, CacheRow* beside) const override {
+    AttendTask t = AttentionOp::task(part, thread, beside);
+    if (recent) {
+      *beside = context_.cache_row(*recent, part.row, part.token_begin, part.token_end);
+      t.recent = beside;
+      t.recent_begin = recent_from(context_.step.positions[part.token_begin]);
+    }
     t.softcap = softcap;
     t.sinks = sinks ? sinks->vector() : nullptr;
     t.slopes = slopes.empty() ? nullptr : slopes.data();
@@ -65,6 +74,7 @@ struct Attend final : AttentionOp {
   float softcap;
   int window;
   bool causal, rounds;
+  const KVLayer* recent;
 };
 
 QUIRE_OP(Attend)

@@ -16,12 +16,12 @@ from quire.bench import kernels, results, shapes
 from quire.bench.bounds import op_bound, peak_of, step_bound
 from quire.bench.html_report import page
 from quire.bench.kernel_programs import Bench, Unit, copies_for, units, with_copies
+from quire.cache_kinds import KVType
 from quire.cli.main import main
 from quire.engine.build.opening import Model, open_model
 from quire.executor.base import Limits
 from quire.executor.kinds import native_kind
 from quire.program.cost import Cost, Row, step_cost
-from quire.program.formats import DType
 from quire.program.lower import lower
 from quire.program.op import writes
 from quire.program.ops.attention import Attend, RopeWrite
@@ -150,10 +150,11 @@ def test_an_op_computes_in_the_format_of_its_input() -> None:
     assert (peaks[Linear], peaks[Attend], peaks[RopeWrite]) == ("bf16", "bf16", "f32")
 
 
-@pytest.mark.parametrize(("kv", "peak"), [("f32", "f32"), ("bf16", "bf16"), ("i8", "bf16")])
-def test_attention_computes_in_the_format_of_the_cache(kv: DType, peak: str) -> None:
+@pytest.mark.parametrize(("kv", "peak"), [("f32", "f32"), ("bf16", "bf16"), ("i8", "bf16"), ("i4", "bf16")])
+def test_attention_computes_in_the_format_of_the_cache(kv: KVType, peak: str) -> None:
     """An int8 cache is multiplied by numbers of two bytes: two int8 products, which is the rate of bf16."""
-    program = replace(layer_program(), kv_dtype=kv)
+    program = layer_program()
+    program = replace(program, kv_layers=tuple(replace(layer, type=kv) for layer in program.kv_layers))
     assert {peak_of(program, op) for op in program.ops if isinstance(op, Attend)} == {peak}
 
 

@@ -122,3 +122,23 @@ def test_peak_is_never_passed_on_the_way(windows: list[int], size: int, tokens: 
     assert holds == 1000 or peak_blocks(groups, holds + 1, 1, size) > peak
     assert peak_blocks(groups, tokens, 1, size) <= peak
     assert holds >= tokens
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "recent", "groups"),
+    [
+        (28, 160, 512, [28, 8, 8, 8, 4]),  # room for 28 · 160 = 4,480 bytes: 8 recent layers take 4,096
+        (28, 96, 512, [28, 5, 5, 5, 5, 5, 3]),
+        (1, 160, 512, [1, 1]),
+        (2, 96, 512, [2, 1, 1]),
+    ],
+)
+def test_layers_of_several_sizes_share_blocks(count: int, size: int, recent: int, groups: list[int]) -> None:
+    """A layer has rounded tokens, and recent ones in more bytes: no group has more than the largest room."""
+    kept = [entry for i in range(count) for entry in (Kept(i, size=size), Kept(i, 128, size=recent))]
+    plan = plan_groups(kept)
+    assert [len(group.layers) for group in plan.groups] == groups
+    room = max(len(group.layers) * (recent if group.window else size) for group in plan.groups)
+    ends = [(place + 1) * entry.size for entry, (_, place) in zip(kept, plan.places, strict=True)]
+    assert max(ends) == room
+    assert [group.window for group in plan.groups] == [0] + [128] * (len(groups) - 1)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import numpy as np
 
 from helpers.attention import VOCAB, Latent, Shape, native, random_tokens
+from quire.cache_kinds import LATE_KV, LATE_TOKENS, KVType
 from quire.executor.base import F32, Limits
-from quire.program.formats import DType
 from quire.program.lower import NumberFormats
 
 LENGTH = 2300  # more than two partitions
 
 
-def limits(block_size: int = 16) -> Limits:
-    return Limits(160, 4, 160, LENGTH, 4 * -(-LENGTH // block_size), block_size)
+def limits(block_size: int = 16, kv: KVType = "bf16") -> Limits:
+    """Blocks are of whole groups of tokens that are rounded together."""
+    if kv in LATE_KV:
+        block_size = -(-block_size // LATE_TOKENS) * LATE_TOKENS
+    return Limits(160, 4, 160, LENGTH, 5 * -(-LENGTH // block_size), block_size)
 
 
 def last_logits(
     shape: Shape | Latent,
-    kv: DType,
+    kv: KVType,
     *,
     threads: int,
     chunks: list[int],
@@ -31,8 +34,8 @@ def last_logits(
     The cache is full of NaN at first.
     """
     program = shape.program(NumberFormats("f32", kv))
-    executor, stepper = native(program, limits(block_size), isa, threads, stepper_seed=others)
-    executor.core.fill_cache(float("nan"))
+    executor, stepper = native(program, limits(block_size, kv), isa, threads, stepper_seed=others)
+    executor.core.fill_cache(255)
     subject = stepper.add(random_tokens(1, LENGTH))
     company = [stepper.add(random_tokens(5 + i, LENGTH)) for i in range(others)]
     for _ in range(13):
@@ -45,7 +48,7 @@ def last_logits(
     return np.concatenate(found)
 
 
-def assert_same_bits_however_cut(shape: Shape | Latent, kv: DType, isa: str) -> None:
+def assert_same_bits_however_cut(shape: Shape | Latent, kv: KVType, isa: str) -> None:
     """Whole on one thread; then cut, crowded, in larger blocks, on threads that share a row."""
     whole = last_logits(shape, kv, threads=1, chunks=[40], isa=isa)
     assert np.isfinite(whole).all()
@@ -56,21 +59,21 @@ def assert_same_bits_however_cut(shape: Shape | Latent, kv: DType, isa: str) -> 
         assert np.array_equal(found.view(np.uint32), whole.view(np.uint32))
 
 
-def assert_unwritten_positions_are_seen(shape: Shape | Latent, kv: DType) -> None:
+def assert_unwritten_positions_are_seen(shape: Shape | Latent, kv: KVType) -> None:
     """Negative control for the cache full of NaN: reading what no step wrote gives NaN."""
-    executor, stepper = native(shape.program(NumberFormats("f32", kv)), limits())
-    executor.core.fill_cache(float("nan"))
+    executor, stepper = native(shape.program(NumberFormats("f32", kv)), limits(kv=kv))
+    executor.core.fill_cache(255)
     subject = stepper.add(random_tokens(1, 60))
     stepper.fill({subject: 30})  # and never run
     assert np.isnan(stepper.step(executor, {subject: 1})[subject]).all(), kv
 
 
-def assert_nan_stays_with_its_sequence(shape: Shape | Latent, kv: DType, isa: str) -> None:
+def assert_nan_stays_with_its_sequence(shape: Shape | Latent, kv: KVType, isa: str) -> None:
     """A token whose embedding is NaN spoils all later tokens of its sequence, and no other sequence."""
     program, token = shape.program(NumberFormats("f32", kv)), VOCAB - 1
 
     def run(poison: bool) -> dict[int, F32]:
-        executor, stepper = native(program, limits(), isa, threads=2)
+        executor, stepper = native(program, limits(kv=kv), isa, threads=2)
         if poison:
             table = np.full((1, program.param("head").cols), np.nan, np.float32)
             executor.put(program.param("head"), token, table, "F32")

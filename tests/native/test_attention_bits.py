@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,10 +17,10 @@ from helpers.long_context import (
     last_logits,
 )
 from quire import _native
-from quire.program.formats import DType
+from quire.cache_kinds import KVType
 
 ISAS = _native.supported_isas()
-KV: list[DType] = ["f32", "bf16", "f16", "i8"]
+KV = get_args(KVType)
 SHAPES = [
     Shape(8, 1, 24, softcap=3.0),
     Shape(2, 2, 40, window=1500, sinks=True),
@@ -35,7 +37,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("isa", "shape", "kv"), CASES, ids=str)
-def test_long_context_on_many_threads(shape: Shape, kv: DType, isa: str) -> None:
+def test_long_context_on_many_threads(shape: Shape, kv: KVType, isa: str) -> None:
     assert_same_bits_however_cut(shape, kv, isa)
 
 
@@ -55,7 +57,7 @@ def test_a_position_that_was_never_written_is_seen() -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv", KV)
-def test_numbers_that_are_not_finite_stay_with_their_sequence(kv: DType, isa: str) -> None:
+def test_numbers_that_are_not_finite_stay_with_their_sequence(kv: KVType, isa: str) -> None:
     assert_nan_stays_with_its_sequence(Shape(4, 2, 24), kv, isa)
 
 

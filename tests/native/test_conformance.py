@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.attention import Latent, Shape, random_tokens
+from helpers.attention import Latent, Shape, attend_index, random_tokens
 from helpers.group_codes import codes_of
 from helpers.low_rank import slot_parts
 from helpers.pairs import pairwise
@@ -267,6 +267,20 @@ def long_decode(one: Shape | Latent, isa: str) -> None:
     agree(native, reference, size, "f32")
 
 
+def rounded_tokens(isa: str) -> None:
+    """A kivi cache, whose numbers between two steps may be rounded either way."""
+    limits = Limits(max_tokens=200, max_rows=1, max_logit_rows=1, max_len=224, num_blocks=20, block_size=32)
+    program = Shape(2, 1, 16).program(NumberFormats("f32", "kivi4"))
+    native, reference, stepper = pair(program, isa, limits=limits)
+    size = stepper.fill({stepper.add(random_tokens(0, 200)): 200})
+    found = []
+    for executor in (native, reference):
+        executor.stop_after(attend_index(program))
+        executor.run(size.num_tokens, size.num_rows, 0)
+        found.append(executor.read("mixed", 200))
+    assert np.abs(found[0] - found[1]).max() < 0.05 * np.abs(found[1]).max()
+
+
 def stored(weights: DType, dtype: str, isa: str) -> None:
     """Half-precision checkpoints are widened exactly, or rounded once to bf16 or f16 as torch rounds."""
     program = lower(shape("wide"), NumberFormats(weights, "f32"))
@@ -345,6 +359,7 @@ CASES: dict[str, Callable[[str], None]] = {
     ),
     **dict.fromkeys(("race_bounds", "race_span", "race_list"), sampling),
     **dict.fromkeys(("read_sum", "fma_loop", "bf16_loop", "i8_loop"), probes),
+    "compress_kv": rounded_tokens,
     "pack_codes": functools.partial(ops, "gqa", "i4-f32", codes=True),
     "attend_merge": functools.partial(long_decode, Shape(2, 1, 16)),
     "latent_merge": functools.partial(long_decode, Latent(4, 32, 8)),
@@ -505,7 +520,7 @@ def test_poisoned_neighbours_leave_no_trace() -> None:
     clean = steps_of(stepper, executor, [{a: 40}, {a: 30}])[a]
     poisoned, stepper = bound("odd", "bf16", "", 2, 3)
     core = poisoned.core  # type: ignore[attr-defined]
-    core.fill_cache(float("nan"))
+    core.fill_cache(255)
     a, b, _ = start(stepper)
     found = steps_of(stepper, poisoned, [{a: 40}, {a: 30, b: 5}])
     assert np.array_equal(found[a].view(np.uint32), clean.view(np.uint32))

@@ -192,7 +192,7 @@ def test_number_formats_reach_weights_inputs_and_cache() -> None:
     program = lower(decoder_spec(100, 8, 6, (2, 1, 4), [0]), BF16)
     assert {p.dtype for p in program.params if p.kind != "vector"} == {"bf16"}
     assert {p.dtype for p in program.params if p.kind == "vector"} == {"f32"}
-    assert program.kv_dtype == "bf16"
+    assert program.kv_type == "bf16"
     rounded = {buffer.name for buffer in program.buffers if buffer.dtype == "bf16"}
     assert rounded == {op.x for op in program.ops if isinstance(op, Linear)}
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.specs import BF16, F32, decoder_spec, llama3_70b, programs, qwen3_0_6b, with_latents
-from quire.program.formats import Groups
+from quire.program.formats import Groups, NumberFormats
 from quire.program.lower import lower
 from quire.program.memory import (
     ALIGNMENT,
@@ -113,7 +113,7 @@ def test_kv_of_released_shapes(layers: int, kv_heads: int, tokens: int, expected
     """2 x layers x kv_heads x head_dim x tokens x bytes, in blocks of 16 tokens."""
     program = lower(decoder_spec(128, 64, 64, (64, kv_heads, 128), [0] * layers), BF16)
     assert tokens // 16 * kv_block_bytes(program, 16) == expected
-    wide = replace(program, kv_dtype="f32")
+    wide = replace(program, kv_layers=tuple(replace(layer, type="f32") for layer in program.kv_layers))
     assert kv_block_bytes(wide, 32) == 4 * kv_block_bytes(program, 16)
 
 
@@ -135,7 +135,9 @@ def test_int8_kv_is_half_of_bfloat16_and_its_scales(head_dim: int) -> None:
     spec = decoder_spec(128, 64, 64, (4, 2, head_dim), [0, 0, 0])
     half = lower(spec, BF16)
     scales = 32 * 3 * 2 * 2 * 2  # tokens, layers, heads, keys and values, bytes
-    assert kv_block_bytes(replace(half, kv_dtype="i8"), 32) == kv_block_bytes(half, 32) // 2 + scales
+    assert (
+        kv_block_bytes(lower(spec, NumberFormats("bf16", "i8")), 32) == kv_block_bytes(half, 32) // 2 + scales
+    )
 
 
 def test_kv_of_latents_is_held_once() -> None:

@@ -132,7 +132,7 @@ def test_options_of_other_servers_are_translated(
     [
         ("--max-total-tokens 4096", "means different things: that of TGI is --max-model-len here"),
         ("-ctk q8_0 -ctv f16", "-ctv f16: contradicts -ctk q8_0; both are --kv-cache-dtype here"),
-        ("-ctk q4_0", "'q4_0' is not supported, only f32, f16, bf16, q8_0"),
+        ("-ctk q5_1", "'q5_1' is not supported, only f32, f16, bf16, q8_0, q4_0"),
         ("--max-running-requests x", "is --max-num-seqs here: 'x' is not a whole number"),
         ("--schedule-policy lpm", "'lpm' is not supported, only fcfs"),
         ("--lora a.gguf", "--lora a.gguf: is not supported: an adapter is a model name of its own here"),

@@ -37,10 +37,10 @@ def peak_of(program: Program, op: Op) -> str:
 
     A linear multiplies in the format of its input, attention in that of the KV cache. An int8 cache is multiplied by
     two-byte numbers, twice per product, so its peak is that of bf16. All other arithmetic is float32, including
-    products of float16.
+    products of float16. Other narrow caches are widened to bf16.
     """
     if op.reads_cache:
-        return {"i8": "bf16", "f16": "f32"}.get(program.kv_dtype, program.kv_dtype)
+        return "f32" if program.kv_type in {"f32", "f16"} else "bf16"
     x = getattr(op, "x", None)
     if x is not None and any(program.param(name).kind != "vector" for name in param_names(op)):
         return str(program.buffer(x).dtype)

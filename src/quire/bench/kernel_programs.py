@@ -147,7 +147,7 @@ def with_copies(program: Program, unit: Unit, copies: int) -> Copied:
     for op in program.ops[: unit.start]:
         before.append(op)
         if hasattr(op, "layer") and not head:
-            before += _for_other_layers(before, op, copies if cached else 1)
+            before += _for_other_layers(before, op, copies if cached else 1, len(program.kv_layers))
     first = len(before)
     params = {name: program.param(name) for op in program.ops[: unit.start] for name in param_names(op)}
     ops: list[Op] = []
@@ -156,7 +156,7 @@ def with_copies(program: Program, unit: Unit, copies: int) -> Copied:
             names = {name: f"{name}#{k}" for name in param_names(op)}
             for name, copy in names.items():
                 params[copy] = replace(program.param(name), name=copy)
-            ops.append(_renamed(op, names, k if cached else None))
+            ops.append(_renamed(op, names, k * len(program.kv_layers) if cached else 0))
     split = body if head else len(before) + len(ops)
     everything = (*before, *ops)
     copied = replace(
@@ -164,36 +164,40 @@ def with_copies(program: Program, unit: Unit, copies: int) -> Copied:
         params=tuple(params.values()),
         body=everything[:split],
         head=everything[split:],
-        kv_layers=_kv_layers(program.kv_layers[0], len(layers)),
-        cache_groups=(kv_group(tuple(layers), program.cache_groups[0].window),),
+        kv_layers=_kv_layers(program.kv_layers, len(layers)),
+        cache_groups=tuple(kv_group(tuple(layers), group.window) for group in program.cache_groups),
         layers_per_group=len(layers),
     )
     return Copied(copied, first, copies, len(timed))
 
 
-def _for_other_layers(before: Sequence[Op], op: Op, layers: int) -> list[Op]:
-    """Ops that fill the caches of layers 1 … as `op` fills that of layer 0. Inputs are recomputed each time, because
-    the op rotates in place."""
+def _for_other_layers(before: Sequence[Op], op: Op, layers: int, caches: int) -> list[Op]:
+    """Ops that fill the caches of layers 1 … as `op` fills those of layer 0, which has `caches`. Inputs are recomputed
+    each time, because the op rotates in place."""
     makers = [
         next(made for made in reversed(before[:-1]) if name in writes(made))
         for name in dict.fromkeys(reads(op))
     ]
-    return [step for k in range(1, layers) for step in (*makers, _renamed(op, {}, k))]
+    return [step for k in range(1, layers) for step in (*makers, _renamed(op, {}, k * caches))]
 
 
-def _renamed(op: Op, names: dict[str, str], layer: int | None) -> Op:
+def _renamed(op: Op, names: dict[str, str], caches: int) -> Op:
+    """The op over parameters of other names, and over caches that come so many later."""
     changes: dict[str, Any] = {
         f.name: names[value]
         for f in dataclasses.fields(op)
         if isinstance(value := getattr(op, f.name), str) and value in names
     }
-    if layer is not None and hasattr(op, "layer"):
-        changes["layer"] = layer
+    changes |= {
+        f.name: value + caches
+        for f in dataclasses.fields(op)
+        if f.name in {"layer", "recent"} and (value := getattr(op, f.name)) is not None
+    }
     return replace(op, **changes)
 
 
-def _kv_layers(layer: KVLayer, count: int) -> tuple[KVLayer, ...]:
-    return tuple(replace(layer, layer=k, group=0, index_in_group=k) for k in range(count))
+def _kv_layers(of_one: Sequence[KVLayer], count: int) -> tuple[KVLayer, ...]:
+    return tuple(replace(kv, layer=k, index_in_group=k) for k in range(count) for kv in of_one)
 
 
 def blocks_of(rows: Sequence[Row], block_size: int) -> int:
@@ -232,7 +236,7 @@ class Bench:
         _check_memory(copied.program, limits, kind)
         self.executor = kind.make(copied.program)
         load(copied.program.params, _Remembered(copied.program.params), self.executor)
-        self.arrays = StepArrays(limits, 1)
+        self.arrays = StepArrays(limits, len(copied.program.cache_groups))
         self.executor.bind(limits, self.arrays)
         self._random = np.random.default_rng(0)
         self._blocks = self._random.permutation(limits.num_blocks).astype(np.int32)
@@ -243,8 +247,9 @@ class Bench:
         taken = 0
         for slot, row in enumerate(rows):
             count = blocks_of([row], self.limits.block_size)
-            self.arrays.block_tables[0][slot, :count] = self._blocks[taken : taken + count]
-            taken += count
+            for table in self.arrays.block_tables:
+                table[slot, :count] = self._blocks[taken : taken + count]
+                taken += count
             for start in range(0, row.context_len, self.limits.max_tokens):
                 stop = min(row.context_len, start + self.limits.max_tokens)
                 self._describe([Row(stop - start, start)], [slot])

@@ -29,6 +29,7 @@ from quire.bench.kernel_programs import (
 )
 from quire.bench.kernel_sampler import measure_sampler
 from quire.bench.limits import LimitsProbe, LimitsSample, mean
+from quire.cache_kinds import LATE_KV, LATE_TOKENS
 from quire.config.schema import OPTIONS, STORED, EngineConfig
 from quire.engine.build.opening import Model
 from quire.executor.base import Limits
@@ -47,7 +48,12 @@ DECODE_TOKENS = 1 << 16  # the most keys of one decode case, all sequences toget
 PREFILL_CASES = ((128, 0), (512, 0), (512, 1536), (512, 7680))
 BLOCK_SIZE = 16
 ATTENTION = ("attend", "latent_attend")
-CACHED = (*ATTENTION, "rope_write", "latent_write")  # ops that depend on the format of the KV cache
+CACHED = (
+    *ATTENTION,
+    "rope_write",
+    "compress_k_v",
+    "latent_write",
+)  # ops that depend on the format of the KV cache
 SPILL = 4  # copies of a unit take this many times the largest cache
 
 
@@ -93,6 +99,7 @@ def weight_formats() -> dict[str, dict[str, Any]]:
 
 
 OTHER_GROUPS = (64, 128)
+KV_LEFT_OUT = ("f32", "f16", "fp8_e4m3", "fp8_e5m2", "int4", "kivi4", "kivi2")  # measured only on request
 LEFT_OUT = ("f32", "f16", *(f"int4-{size}" for size in OTHER_GROUPS))  # measured only on request
 SHORT = {
     "float32": "f32",
@@ -127,7 +134,7 @@ def cases(model: Model, asked: Asked) -> Iterator[Case]:
         yield from _head_cases(model, EngineConfig(**formats[name]), name, asked)
     latent = any(isinstance(layer.mixer, LatentAttention) for layer in model.facts.spec.layers)
     for kv in chosen(
-        asked.kv_formats, kvs, "kv_formats", ("f32", "f16", "int8") if latent else ("f32", "f16")
+        asked.kv_formats, kvs, "kv_formats", [kv for kv in kvs if kv != "bf16"] if latent else KV_LEFT_OUT
     ):
         config = EngineConfig(dtype=formats[names[0]]["dtype"], kv_cache_dtype=kvs[kv])
         for case in _layer_cases(model, config, names[0], asked):
@@ -149,10 +156,10 @@ def _layer_cases(model: Model, config: EngineConfig, name: str, asked: Asked) ->
             if unit.kind in ATTENTION:
                 longest = model.facts.spec.max_positions
                 for step in attention_steps(asked.contexts, max(asked.rows), longest):
-                    yield Case(name, program.kv_dtype, program, named, (step,))
+                    yield Case(name, program.kv_type, program, named, (step,))
             else:
                 steps = tuple(step_of(rows) for rows in asked.rows)
-                yield Case(name, program.kv_dtype, program, named, steps)
+                yield Case(name, program.kv_type, program, named, steps)
 
 
 def _head_cases(model: Model, config: EngineConfig, name: str, asked: Asked) -> Iterator[Case]:
@@ -162,7 +169,7 @@ def _head_cases(model: Model, config: EngineConfig, name: str, asked: Asked) -> 
         of_head = unit.start >= len(program.body) and unit.kind not in {"norm", "quantize"}  # as a layer's
         if (unit.kind == "embed" or of_head) and _wanted(unit, asked):
             steps = tuple(step_of(rows) for rows in asked.rows)
-            yield Case(name, program.kv_dtype, program, unit, steps)
+            yield Case(name, program.kv_type, program, unit, steps)
 
 
 def _wanted(unit: Unit, asked: Asked) -> bool:
@@ -300,11 +307,12 @@ def _limits(case: Case) -> Limits:
     longest = max(row.context_len + row.query_len for step in case.steps for row in step)
     tokens = max(sum(row.query_len for row in step) for step in case.steps)
     behind = min(longest, 512) if any(row.context_len for step in case.steps for row in step) else 1
+    size = LATE_TOKENS if case.program.kv_type in LATE_KV else BLOCK_SIZE
     return Limits(
         max_tokens=max(tokens, behind),
         max_rows=max(len(step) for step in case.steps),
         max_logit_rows=tokens if case.unit.start >= len(case.program.body) else 1,
-        max_len=-(-longest // BLOCK_SIZE) * BLOCK_SIZE,
-        num_blocks=max(blocks_of(step, BLOCK_SIZE) for step in case.steps),
-        block_size=BLOCK_SIZE,
+        max_len=-(-longest // size) * size,
+        num_blocks=len(case.program.cache_groups) * max(blocks_of(step, size) for step in case.steps),
+        block_size=size,
     )

@@ -7,7 +7,7 @@ import dataclasses
 import gc
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +153,7 @@ def _report(
         "kv": _kv(program) | _kv_shares(model.facts.spec),
         "memory": (memory := _memory(program, config, process, {}, draft)),
         "server_memory": _memory(program, config, process, memory_beside(model.folder, files, ServingConfig()), draft),
+        "users": _users(model, asked, program, memory, args.context),
         "speculation": speculation.report(program, config, draft, memory),
         "packed": _packed(model, program, config),
         "machine": machine and dataclasses.asdict(machine),
@@ -248,16 +249,16 @@ def _op(op: Op) -> dict[str, Any]:
 
 
 def _kv(program: Program) -> dict[str, Any]:
-    from quire.program.memory import kv_layer_bytes, kv_vector_bytes
+    from quire.program.memory import kv_group_bytes, kv_scale_bytes, kv_token_bytes
 
-    def per_token(head_bytes: Callable[[int], int]) -> int:
-        return sum(layer.vectors * head_bytes(layer.head_dim) for layer in program.kv_layers)
-
+    kept = [layer for layer in program.kv_layers if not layer.recent]
+    recent = [layer for layer in program.kv_layers if layer.recent]
     return {
-        "dtype": program.kv_dtype,
-        "bytes_per_token": per_token(lambda dim: kv_vector_bytes(dim, program.kv_dtype)),
-        "scale_bytes_per_token": per_token(lambda _: kv_vector_bytes(0, program.kv_dtype)),
-        "block_bytes_of_16_tokens": program.layers_per_group * kv_layer_bytes(program, 16),
+        "dtype": program.kv_type,
+        "bytes_per_token": sum(kv_token_bytes(layer, layer.head_dim) for layer in kept),
+        "scale_bytes_per_token": sum(map(kv_scale_bytes, kept)),
+        "recent_bytes_per_token": sum(kv_token_bytes(layer, layer.head_dim) for layer in recent),
+        "block_bytes_of_16_tokens": kv_group_bytes(program, 16),
         "state_bytes_per_sequence": sum(layer.bytes for layer in program.state_layers),
         "groups": [_group(group) for group in program.cache_groups],
     }
@@ -382,12 +383,17 @@ def report_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
         "",
         f"KV cache ({kv['dtype']}): {kv['bytes_per_token']} bytes per token{scales}, {len(kv['groups'])} group(s)",
     ]
+    if kv["recent_bytes_per_token"]:
+        lines.append(
+            f"  the latest 65 to 128 tokens also in bf16: {kv['recent_bytes_per_token']} bytes per token"
+        )
     for group in kv["groups"]:
         lines.append(f"  {len(group['layers'])} layers, {_group_text(group)}")
     kept = round(kv["bytes_per_token"] * kv["share_beyond_windows"])
     beyond = f"; {kept} bytes per token beyond the windows" if kv["share_beyond_windows"] < 1 else ""
     lines.append(f"  {kv['share_of_mha']:.3g} of the bytes of multi-head attention{beyond}")
     lines += ["", "memory of generate and chat", *_memory_lines(report["memory"])]
+    lines += [_users_line(report["users"], kv["dtype"])] if report["users"] else []
     lines += ["", "memory of serve", *_memory_lines(report["server_memory"])]
     if report["speculation"]:
         lines += ["", *speculation.lines(report["speculation"])]
@@ -559,6 +565,34 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
         f"{limits['max_rows']} at once, {limits['max_tokens']} tokens per step"
     )
     return lines
+
+
+def _users(
+    model: Model, asked: EngineConfig, program: Program, memory: dict[str, Any], context: int
+) -> dict[str, Any] | None:
+    """How many sequences of `context` tokens the memory of the KV cache holds, in its format and in bfloat16."""
+    from quire.core.capacity import peak_blocks
+    from quire.engine.build.assemble import choose, machine_facts
+    from quire.program.memory import kv_block_bytes
+
+    if "error" in memory or not program.kv_layers:
+        return None
+
+    def fit(of: Program, size: int) -> int:
+        blocks = memory["parts"]["kv"] // kv_block_bytes(of, size)
+        return blocks // peak_blocks(of.cache_groups, context, 1, size)
+
+    found = {"context": context, program.kv_type: fit(program, memory["limits"]["block_size"])}
+    if program.kv_type != "bf16":
+        plain = asked.replace(kv_cache_dtype="bfloat16", kv_cache_scales=None)
+        config, other = choose(model, plain, machine_facts(asked.execution.executor))
+        found["bf16"] = fit(other, config.asked.cache.block_size)
+    return found
+
+
+def _users_line(users: dict[str, Any], kv: str) -> str:
+    beside = f", of {users['bf16']} in the same memory with bf16" if kv != "bf16" else ""
+    return f"  room for {users[kv]} sequences of {users['context']} tokens with {kv}{beside}"
 
 
 def _packed_line(packed: dict[str, Any] | None) -> str:

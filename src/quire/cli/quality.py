@@ -48,7 +48,7 @@ def report(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[
 
     if model.tokenizer is None:
         raise ValueError(f"quality: {model.folder} has no tokenizer, so a text cannot be scored")
-    texts: dict[str, Sequence[int]] = {args.text or BUILT_IN: model.tokenizer.encode(_text(args.text))}
+    texts: dict[str, Sequence[int]] = {args.text or BUILT_IN: model.tokenizer.encode(text_of(args.text))}
     prompts = [] if args.text else _prompts(model.tokenizer)
     shown = not args.quiet
     with (
@@ -109,7 +109,8 @@ def _row(form: dict[str, Any], text: dict[str, Any], found: dict[str, Any]) -> s
     )
 
 
-def _text(path: str | None) -> str:
+def text_of(path: str | None) -> str:
+    """The text of a file, or the one that is built in. Raises ValueError naming the file."""
     if path is None:
         from quire.offline.texts import TEXT
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from quire.cache_kinds import KV_DTYPES, LATE_KV, LATE_TOKENS
 from quire.config.schema import INT8_GROUP, EngineConfig, ResolvedConfig
 from quire.records import dataclass
 
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 _QUANTIZED = {"auto": None, "none": None, "int8": "i8", "int4": "i4"}
-_KV_DTYPES = {**_DTYPES, "int8": "i8"}
 DEFAULT_MEMORY_SHARE = 0.8
 _SLOWER = 2  # prompts in float16 relative to bfloat16 on AVX-512, which multiplies bfloat16 pairs
 
@@ -60,6 +60,13 @@ def resolve(asked: EngineConfig, model: ModelTraits, machine: MachineFacts) -> R
         notices.append(
             f"max_num_batched_tokens was raised to {length}: without chunked prefill, a prompt must fit into one step"
         )
+    size = asked.cache.block_size
+    if KV_DTYPES[kv] in LATE_KV and size % LATE_TOKENS:
+        size += LATE_TOKENS - size % LATE_TOKENS
+        notices.append(
+            f"block_size was raised to {size}: kv_cache_dtype = {kv} rounds {LATE_TOKENS} tokens together"
+        )
+        asked = asked.replace(block_size=size)
     quantized = _QUANTIZED[asked.formats.quantization]
     head = asked.formats.quantize_head
     head = ("int8" if quantized else "none") if head == "auto" else head
@@ -73,7 +80,7 @@ def resolve(asked: EngineConfig, model: ModelTraits, machine: MachineFacts) -> R
     return ResolvedConfig(
         asked=asked,
         weights=_DTYPES[dtype],
-        kv=_KV_DTYPES[kv],
+        kv=KV_DTYPES[kv],
         quantized=quantized,
         head="f32" if asked.formats.fp32_lm_head else _QUANTIZED[head],
         memory=memory,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import Field, field, fields, replace
 from typing import Any
 
+from quire.cache_kinds import KV_DTYPES, KVType
 from quire.config.speculative import ACCEPTANCES, SpeculativeConfig, parse_speculative_config
 from quire.records import dataclass
 
@@ -85,9 +86,16 @@ class FormatOptions:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "number format of the KV cache; auto: as --dtype; int8: half of bfloat16, one scale per token and head",
-        choices=("auto", "float32", "bfloat16", "float16", "int8"),
-        aliases=_DTYPES,
+        "number format of the KV cache; auto: as --dtype; int8 and fp8: half of bfloat16, int4, kivi4 and kivi2: a "
+        "quarter to a sixth (docs/kv_cache.md); fp8: fp8_e4m3",
+        choices=("auto", *KV_DTYPES),
+        aliases={**_DTYPES, "fp8": "fp8_e4m3"},
+    )
+    kv_cache_scales: str | None = option(
+        None,
+        "safetensors file with the scales of an fp8 cache, as `quire calibrate` writes it (default: those of the "
+        "checkpoint, or 1)",
+        metavar="FILE",
     )
     quantization: str = option(
         "auto",
@@ -116,6 +124,10 @@ class FormatOptions:
 
     def __post_init__(self) -> None:
         _check(self)
+        if self.kv_cache_scales and self.kv_cache_dtype not in {"fp8_e4m3", "fp8_e5m2"}:
+            raise ValueError(
+                f"kv_cache_scales: scales are of an fp8 cache, but kv_cache_dtype is {self.kv_cache_dtype}"
+            )
         if self.fp32_lm_head and self.quantize_head in {"int8", "int4"}:
             raise ValueError(f"fp32_lm_head: cannot be combined with quantize_head = {self.quantize_head}")
         if self.quantization_group_size not in {None, *GROUP_SIZES}:
@@ -446,7 +458,7 @@ class ResolvedConfig:
 
     asked: EngineConfig
     weights: str  # "f32", "bf16" or "f16"
-    kv: str
+    kv: KVType
     quantized: str | None  # "i8", "i4" or None: format to which linear weights of layers are rounded
     head: str | None  # the same for the head and a tied embedding, or "f32"
     memory: int

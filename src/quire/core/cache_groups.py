@@ -41,11 +41,17 @@ class CachePlan:
 @dataclass(frozen=True, slots=True)
 class Kept:
     """What a layer keeps of earlier tokens: keys and values in a window, 0 for full attention, or a state of some
-    bytes for each sequence. `layer` is the number of the model's layer, which may keep several things."""
+    bytes for each sequence. `layer` is the number of the model's layer, which may keep several things. `size` is the
+    place that it takes in a block, beside those of other layers; a state takes the largest."""
 
     layer: int
     window: int = 0
     state_bytes: int = 0
+    size: int = 1
+
+
+# Where layers take several sizes: room that smaller ones leave unused would cost more than groups do.
+MANY_GROUPS = 40
 
 
 def kv_group(layers: tuple[int, ...], window: int = 0) -> CacheGroup:
@@ -64,30 +70,37 @@ def plan_groups(kept: Sequence[int | Kept], max_groups: int = 8) -> CachePlan:
     entries = [Kept(i, entry) if isinstance(entry, int) else entry for i, entry in enumerate(kept)]
     if not entries or min(entry.window for entry in entries) < 0 or max_groups < 1:
         raise ValueError("windows must be a non-empty list of numbers >= 0, and max_groups at least 1")
-    kinds: dict[tuple[bool, int], list[int]] = {}
+    most = max(entry.size for entry in entries)
+    if min(entry.size for entry in entries) < most:
+        max_groups = max(max_groups, MANY_GROUPS)
+    kinds: dict[tuple[bool, int, int], list[int]] = {}
     for i, entry in enumerate(entries):
-        kinds.setdefault((entry.state_bytes > 0, entry.window), []).append(i)
+        state = entry.state_bytes > 0
+        kinds.setdefault((state, entry.window, most if state else entry.size), []).append(i)
     if len(kinds) > max_groups:
-        windows = sorted(window for state, window in kinds if not state)
+        windows = sorted(window for state, window, _ in kinds if not state)
         limit = max_groups - (len(kinds) - len(windows))
         raise UnsupportedModelError(
             f"attention windows: {len(windows)} distinct ones ({windows}), over the limit of {limit}"
         )
 
-    def cost(size: int) -> tuple[int, int]:
-        groups = [-(-len(of_kind) // size) for of_kind in kinds.values()]
-        return sum(groups) * size - len(entries), sum(groups)
+    def cost(room: int) -> tuple[int, int]:
+        groups = {kind: -(-len(of_kind) // (room // kind[2])) for kind, of_kind in kinds.items()}
+        # recent tokens are few: what counts is the room that others leave unused
+        counted = [kind for kind in groups if kind[2] < most] or list(groups)
+        padded = sum(groups[kind] * room - len(kinds[kind]) * kind[2] for kind in counted)
+        return padded, sum(groups.values())
 
-    longest = max(map(len, kinds.values()))
-    size = min((s for s in range(1, longest + 1) if cost(s)[1] <= max_groups), key=cost)
+    rooms = {size * count for (_, _, size), of_kind in kinds.items() for count in range(1, len(of_kind) + 1)}
+    room = min((r for r in sorted(rooms) if r >= most and cost(r)[1] <= max_groups), key=cost)
     runs = [
-        of_kind[start : start + size]
-        for _, of_kind in sorted(kinds.items())
-        for start in range(0, len(of_kind), size)
+        of_kind[start : start + room // size]
+        for (_, _, size), of_kind in sorted(kinds.items())
+        for start in range(0, len(of_kind), room // size)
     ]
     places = {i: (group, place) for group, run in enumerate(runs) for place, i in enumerate(run)}
     groups = tuple(_group([entries[i] for i in run]) for run in runs)
-    return CachePlan(groups, size, tuple(places[i] for i in range(len(entries))))
+    return CachePlan(groups, max(map(len, runs)), tuple(places[i] for i in range(len(entries))))
 
 
 def _group(kept: list[Kept]) -> CacheGroup:

@@ -223,8 +223,15 @@ class NativeExecutor:
                 cos.ctypes.data, sin.ctypes.data, limits.max_len, rope.dim // 2, rope.interleaved
             )
         for layer in program.kv_layers:
-            offset = layer.index_in_group * kv_token_bytes(layer, program.kv_dtype) * limits.block_size
-            self._core.add_kv_layer(layer.group, layer.kv_heads, layer.head_dim, offset)
+            offset = layer.index_in_group * kv_token_bytes(layer) * limits.block_size
+            self._core.add_kv_layer(
+                layer.group,
+                layer.kv_heads,
+                layer.head_dim,
+                offset,
+                _native.KVType[layer.type],
+                *map(list, layer.scales()),
+            )
         for each in program.adapted:
             self._core.add_adapted(each.name, each.cols, each.rank, list(each.rows))
         for op in program.body:
@@ -254,7 +261,6 @@ class NativeExecutor:
                 [t.ctypes.data for t in arrays.block_tables],
                 plan.total,
                 block_bytes,
-                _native.DType[self.program.kv_dtype],
             )
         except MemoryError as error:
             need = plan.total + block_bytes * limits.blocks
@@ -465,8 +471,9 @@ def _scratch_bytes(program: Program, threads: int, limits: Limits) -> int:
     """Bytes that ops need besides buffers and cache, shared between ops as in csrc/context.h."""
     wanted = {need for op in program.ops for need in op.scratch(program.buffer)}
     cols = [need.cols for need in wanted if isinstance(need, RowScratch)]
+    kinds = [_native.KVType[layer.type] for layer in program.kv_layers]
     shapes = [
-        (need.head_dim, need.heads, need.kv_heads, need.rank)
+        (need.head_dim, need.heads, need.kv_heads, need.rank, _native.kv_widened(kinds[need.layer]))
         for need in wanted
         if isinstance(need, AttentionScratch)
     ]

@@ -38,7 +38,9 @@ ROW_QUANTUM = (
     256  # row blocks start at multiples of this many rows of a part, so that packed tiles stay whole
 )
 _SHOWN = 5
-_CACHE_SCALES = (r".*\.self_attn\.([qkv]_proj\.)?([qkv]|output)_(scale|zero_point)",)
+_CACHE_SCALES = (
+    r".*\.(self_attn|attn|attention)\.(attn\.)?([qkv]_proj\.)?([qkv]|kv|output)_(scale|zero_point)",
+)
 
 Progress = Callable[[int, int], None]
 
@@ -62,13 +64,13 @@ class LoadRules:
 
     @classmethod
     def of(cls, spec: ModelSpec, *, quantized: bool = False) -> LoadRules:
-        """The rules of a model; `quantized` checkpoints may also have scales of the cache and empty biases."""
+        """The rules of a model, which may have scales of the cache; `quantized` ones also empty biases."""
         twins = {spec.names.embed: spec.names.head} if spec.tied else {}
         if spec.stacks.router:
             for i in (i for i, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoE)):
                 asked, other = spec.names.router, spec.stacks.router
                 twins[f"{asked.format(i=i)}.weight"] = f"{other.format(i=i)}.weight"
-        ignored = (*spec.ignored, *_CACHE_SCALES) if quantized else spec.ignored
+        ignored = (*spec.ignored, *_CACHE_SCALES)
         zeros = (r".*\.bias",) if quantized else ()
         return cls(ignored, twins, zeros, spec.prefixes, tuple(stacks_of(spec)))
 

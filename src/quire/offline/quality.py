@@ -266,8 +266,9 @@ class _Scorer:
         self.config, self.program = choose(model, asked, machine_facts(asked.execution.executor))
         self._kind = executor_kind(self.config)
         groups = len(self.program.cache_groups)
-        blocks = -(-longest // asked.cache.block_size)
-        self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, asked.cache.block_size)
+        size = self.config.asked.cache.block_size
+        blocks = -(-longest // size)
+        self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, size)
         self._arrays = StepArrays(self.limits, groups)
         for group, table in enumerate(self._arrays.block_tables):
             table[0, :blocks] = np.arange(group * blocks, (group + 1) * blocks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.program.memory import kv_vector_bytes
+from quire.program.memory import kv_token_bytes
 from quire.program.op import param_names, writes
 from quire.program.program import Program
 from quire.program.work import Cost, Machine, Row, Work, touched_experts, visible_keys, visible_pairs
@@ -41,7 +41,7 @@ def step_cost(program: Program, rows: Sequence[Row], logit_rows: int) -> StepCos
         buffers={buffer.name: buffer for buffer in program.buffers},
         params={param.name: param for param in program.all_params},
         ropes=program.ropes,
-        token_kv_bytes=[x.vectors * kv_vector_bytes(x.head_dim, program.kv_dtype) for x in program.kv_layers],
+        token_kv_bytes=[kv_token_bytes(layer, layer.head_dim) for layer in program.kv_layers],
     )
     tokens = sum(row.query_len for row in rows)
     body = [op.cost(work, tokens) for op in program.body]

@@ -7,6 +7,7 @@ from dataclasses import field, replace
 from typing import Literal, get_args
 
 from quire import _native
+from quire.cache_kinds import KVType
 from quire.records import dataclass
 
 DType = Literal["f32", "bf16", "f16", "i8", "i4", "i32"]  # i32: indices of experts and rows, in buffers only
@@ -112,19 +113,29 @@ class WeightFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadScales:
+    """What a stored 1 stands for in an fp8 cache: of keys and of values, one number for each head, or one for all."""
+
+    keys: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NumberFormats:
     """Formats of a program. Sums are always float32, or exact int32 inside a group.
 
     `weights` is the float format of unquantized weights. `linears` and `head` (with it, a tied embedding) have this
     format if None. `params` has exceptions by parameter, such as "layers.3.down", or by part of a stacked parameter,
-    "layers.3.qkv.0", ".1" and ".2", if each has its own format.
+    "layers.3.qkv.0", ".1" and ".2", if each has its own format. `kv_scales` are those of an fp8 cache by layer; layers
+    that are not there have scales of 1.
     """
 
     weights: DType = "bf16"
-    kv: DType = "bf16"
+    kv: KVType = "bf16"
     linears: WeightFormat | None = None
     head: WeightFormat | None = None
     params: Mapping[str, WeightFormat] = field(default_factory=dict)
+    kv_scales: Mapping[int, HeadScales] = field(default_factory=dict)
 
     def of(self, param: str) -> WeightFormat:
         """The format of a linear weight by the name of its parameter."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from quire.cache_kinds import CacheGroup, StateGroup
+from quire.cache_kinds import FLOAT_KV, KV_DTYPES, LATE_KV, CacheGroup, StateGroup
 from quire.core.cache_groups import Kept, kv_group, plan_groups
 from quire.program.formats import NumberFormats
 from quire.program.fuse import fuse
 from quire.program.lower_mlp import lower_mlp
 from quire.program.lower_pooling import lower_pooling
 from quire.program.lowering import Lowering
+from quire.program.memory import kv_token_bytes
 from quire.program.mixers import Keeps, kind_of
 from quire.program.op import Op
 from quire.program.ops.collectives import AllReduce
@@ -20,7 +21,7 @@ from quire.program.ops.rows import Add, Embed, EmbedSum, GatherRows, Norm, Scale
 from quire.program.program import Entry, Input, Output, Program
 from quire.program.ranks import RankPlan, Share
 from quire.program.tensors import KVLayer, Part, StateLayer
-from quire.spec import MLP, AddedEmbedding, LatentAttention, Layer, ModelSpec, MoE
+from quire.spec import MLP, AddedEmbedding, Attention, LatentAttention, Layer, ModelSpec, MoE
 from quire.spec.draft import Features
 from quire.types import UnsupportedModelError
 
@@ -40,11 +41,7 @@ def lower(
 
     Raises UnsupportedModelError for formats that a layer's cache cannot have, and for plans that do not fit the model.
     """
-    if formats.kv == "i8" and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
-        raise UnsupportedModelError(
-            "kv_cache_dtype = int8 is not supported with latent attention (MLA): its cache is one latent a token "
-            "already; use bfloat16 or float32"
-        )
+    _check_cache(spec, formats)
     plan = plan or RankPlan()
     if lora_rank and plan.tensor_parallel_size > 1:
         raise UnsupportedModelError(
@@ -52,6 +49,22 @@ def lower(
         )
     program = _program(Lowering(spec, formats, plan, lora_rank), features)
     return fuse(program) if fused else program
+
+
+def _check_cache(spec: ModelSpec, formats: NumberFormats) -> None:
+    """Raises UnsupportedModelError for a format that a layer's cache cannot have."""
+    name = next(name for name, kind in KV_DTYPES.items() if kind == formats.kv)
+    if formats.kv not in FLOAT_KV and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
+        raise UnsupportedModelError(
+            f"kv_cache_dtype = {name} is not supported with latent attention (MLA): its cache is one latent a token "
+            "already; use bfloat16, float16 or float32"
+        )
+    if formats.kv in LATE_KV and any(
+        isinstance(layer.mixer, Attention) and not layer.mixer.causal for layer in spec.layers
+    ):
+        raise UnsupportedModelError(
+            f"kv_cache_dtype = {name} is not supported with attention in both directions: all of its tokens are recent"
+        )
 
 
 def _program(to: Lowering, features: Features | None) -> Program:
@@ -107,7 +120,6 @@ def made_program(to: Lowering, groups: tuple[CacheGroup, ...], kept: list[Keeps]
         kv_layers=tuple(each for each in kept if isinstance(each, KVLayer)),
         cache_groups=groups,
         layers_per_group=max((len(group.layers) for group in groups), default=0),
-        kv_dtype=to.formats.kv,
         vocab=to.axes["vocab"].total,
         state_layers=tuple(each for each in kept if isinstance(each, StateLayer)),
         plan=to.plan,
@@ -308,20 +320,23 @@ def plan_cache(to: Lowering) -> tuple[tuple[CacheGroup, ...], list[Keeps]]:
         )
     if to.spec.encoder:
         return _in_one_layer(to, kept)
-    plan = plan_groups(
-        [
-            Kept(x.layer, x.window) if isinstance(x, KVLayer) else Kept(x.layer, state_bytes=x.bytes)
-            for x in kept
-        ]
-    )
+    plan = plan_groups([_size_of(each, late=to.formats.kv in LATE_KV) for each in kept])
     placed: list[Keeps] = []
     members: list[list[Keeps]] = [[] for _ in plan.groups]
     for each, (group, _) in zip(kept, plan.places, strict=True):
         if each.layer in to.layers:
             placed.append(replace(each, group=group, index_in_group=len(members[group])))
             members[group].append(each)
-    to.kv_numbers = {x.layer: n for n, x in enumerate(x for x in placed if isinstance(x, KVLayer))}
+    for number, layer in enumerate(x for x in placed if isinstance(x, KVLayer)):
+        (to.recent_numbers if layer.recent else to.kv_numbers)[layer.layer] = number
     return tuple(map(_group_of, plan.groups, members)), placed
+
+
+def _size_of(each: Keeps, *, late: bool) -> Kept:
+    """`late`: layers have two caches whose tokens take different bytes."""
+    if isinstance(each, StateLayer):
+        return Kept(each.layer, state_bytes=each.bytes)
+    return Kept(each.layer, each.window, size=kv_token_bytes(each) if late else 1)
 
 
 def _in_one_layer(to: Lowering, kept: list[Keeps]) -> tuple[tuple[CacheGroup, ...], list[Keeps]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire.cache_kinds import FP8_KV, LATE_KV, RECENT_TOKENS
 from quire.program.lowering import Lowering
-from quire.program.ops.attention import Attend, HeadShape, RopeWrite
+from quire.program.ops.attention import Attend, CompressKV, HeadShape, RopeWrite
 from quire.program.ops.collectives import AllGather
 from quire.program.ranks import Share
 from quire.program.tensors import KVLayer, Part
@@ -20,9 +21,18 @@ def attention_input(to: Lowering, index: int, att: Attention) -> str:
 
 
 def kept_heads(to: Lowering, index: int, att: Attention) -> tuple[KVLayer, ...]:
-    """Keys and values by head, of this rank's heads."""
-    kv_heads = to.plan.heads(att.heads, att.kv_heads)[1].count
-    return (KVLayer(index, kv_heads, att.head_dim, att.window),)
+    """Keys and values by head, of this rank's heads; recent ones apart where they are not rounded yet."""
+    share, kind = to.plan.heads(att.heads, att.kv_heads)[1], to.formats.kv
+    kept = KVLayer(index, share.count, att.head_dim, att.window, type=kind)
+    if kind in LATE_KV:
+        return kept, replace(kept, window=RECENT_TOKENS, type="bf16", recent=True)
+    if kind in FP8_KV and (found := to.formats.kv_scales.get(index)):
+        keys, values = (
+            (each * att.kv_heads if len(each) == 1 else each)[share.start : share.stop]
+            for each in (found.keys, found.values)
+        )
+        return (replace(kept, k_scales=keys, v_scales=values),)
+    return (kept,)
 
 
 def lower_attention(to: Lowering, index: int, att: Attention, hidden: str) -> str:
@@ -41,6 +51,9 @@ def lower_attention(to: Lowering, index: int, att: Attention, hidden: str) -> st
         f"{at}.qkv", hidden, qkv, sources, rows, axes=axes, bias=att.qkv_bias, fused=names.qkv.format(i=index)
     )  # fmt: skip
     to.body.append(_rope_write(to, index, att, shape, qkv))
+    recent = to.recent_numbers.get(index)
+    if recent is not None:
+        to.body.append(CompressKV(recent, layer))
     if att.alibi and to.plan.tensor_parallel_size > 1:
         raise UnsupportedModelError("tensor_parallel_size above 1 is not supported with ALiBi")
     sinks = None
@@ -58,6 +71,7 @@ def lower_attention(to: Lowering, index: int, att: Attention, hidden: str) -> st
             sinks,
             causal=att.causal,
             alibi=att.alibi,
+            recent=recent,
         )
     )
     source = names.o.format(i=index)
@@ -70,7 +84,7 @@ def lower_attention(to: Lowering, index: int, att: Attention, hidden: str) -> st
 def _rope_write(to: Lowering, index: int, att: Attention, shape: HeadShape, qkv: str) -> RopeWrite:
     """Norms of q and k, rotation and cache write of a layer."""
     names, rope = to.spec.names, None if att.rope is None else to.rope(att.rope)
-    layer = to.kv_numbers[index]
+    layer = to.recent_numbers.get(index, to.kv_numbers[index])
     if att.qk_norm is None:
         return RopeWrite(qkv, shape, layer, rope, None, None, to.spec.norm.eps)
     norm, weights = att.qk_norm.norm, []

@@ -20,8 +20,7 @@ def latent_input(to: Lowering, index: int, att: LatentAttention) -> str:
 
 def kept_latent(to: Lowering, index: int, att: LatentAttention) -> tuple[KVLayer, ...]:
     """A latent, and the key that all heads share."""
-    del to
-    return (KVLayer(index, 1, att.cached, att.window, latent=True),)
+    return (KVLayer(index, 1, att.cached, att.window, latent=True, type=to.formats.kv),)
 
 
 def lower_latent(to: Lowering, index: int, att: LatentAttention, hidden: str) -> str:

@@ -33,7 +33,9 @@ class Lowering:
         self.buffers: dict[str, Buffer] = {}
         self.body: list[Op] = []
         self.ropes: list[Rope] = []
-        self.kv_numbers: dict[int, int] = {}  # layer of the model -> its place in Program.kv_layers
+        # layer of the model -> its place in Program.kv_layers, and that of its recent tokens
+        self.kv_numbers: dict[int, int] = {}
+        self.recent_numbers: dict[int, int] = {}
 
     def norm(self, which: str | None, index: int, x: str, delta: str | None, out: str) -> None:
         """x += delta, then out = norm(x), or x itself without a norm. `which` is a field of WeightNames."""

@@ -7,7 +7,8 @@ are never needed at the same time share bytes.
 from __future__ import annotations
 
 from quire import _native
-from quire.program.formats import DTYPE_BYTES, DType
+from quire.cache_kinds import KVType
+from quire.program.formats import DTYPE_BYTES
 from quire.program.op import Op, reads, writes
 from quire.program.program import Program
 from quire.program.tensors import Adapted, Buffer, KVLayer, Param
@@ -103,7 +104,7 @@ def kv_block_bytes(program: Program, block_size: int) -> int:
     One pool of equal blocks serves every group. Raises UnsupportedModelError when layers store keys and values of
     several widths, MemoryBudgetError when a state takes more than the keys and values of a block.
     """
-    place = kv_layer_bytes(program, block_size)
+    place = max(kv_layer_bytes(program, block_size).values(), default=0)
     state = _round_up(max((layer.bytes for layer in program.state_layers), default=0), ALIGNMENT)
     if program.kv_layers and state > place:
         least = _round_up(-(-state * block_size // place), 16)
@@ -111,29 +112,39 @@ def kv_block_bytes(program: Program, block_size: int) -> int:
             f"block_size: a layer's state of {state} bytes does not fit a block, which has {place} bytes for "
             f"{block_size} tokens of a layer; use at least {least}"
         )
-    return program.layers_per_group * (place or state)
+    return kv_group_bytes(program, block_size) if place else program.layers_per_group * state
 
 
-def kv_layer_bytes(program: Program, block_size: int) -> int:
-    """Bytes of a block for the keys and values of one layer; 0 when no layer has any. Raises UnsupportedModelError."""
-    per_token = {kv_token_bytes(layer, program.kv_dtype) for layer in program.kv_layers}
-    if len(per_token) > 1:
+def kv_group_bytes(program: Program, tokens: int) -> int:
+    """Bytes of so many tokens' keys and values in the layers of the largest cache group; 0 when no layer has any."""
+    places = kv_layer_bytes(program, tokens)
+    if len(places) > 1:
+        return max((layer.index_in_group + 1) * places[layer.type] for layer in program.kv_layers)
+    return program.layers_per_group * max(places.values(), default=0)
+
+
+def kv_layer_bytes(program: Program, block_size: int) -> dict[KVType, int]:
+    """Bytes of a block for the keys and values of one layer in each format. Raises UnsupportedModelError."""
+    per_token = {(layer.type, kv_token_bytes(layer)) for layer in program.kv_layers}
+    types = {kind for kind, _ in per_token}
+    if len(per_token) > len(types):
         widths = {layer.vectors * kv_head_elems(layer.head_dim) for layer in program.kv_layers}
         raise UnsupportedModelError(
             "one block pool needs one width: num_key_value_heads x head_dim, or the latent, differs between layers: "
             f"{sorted(widths)}"
         )
-    return block_size * max(per_token, default=0)
+    return {kind: block_size * size for kind, size in sorted(per_token)}
 
 
-def kv_token_bytes(layer: KVLayer, dtype: DType) -> int:
-    """Bytes of one token's keys and values, or its one latent, in one layer's cache."""
-    return layer.vectors * kv_vector_bytes(kv_head_elems(layer.head_dim), dtype)
+def kv_token_bytes(layer: KVLayer, elems: int | None = None) -> int:
+    """Bytes of one token's keys and values, or its one latent, in one layer's cache; of `elems` numbers a head."""
+    elems = kv_head_elems(layer.head_dim) if elems is None else elems
+    return layer.vectors * _native.kv_pair_bytes(elems, _native.KVType[layer.type]) // 2
 
 
-def kv_vector_bytes(elems: int, dtype: DType) -> int:
-    """Bytes of a key or value of `elems` numbers, with its scale when the cache is i8."""
-    return _native.kv_vector_bytes(elems, _native.DType[dtype])
+def kv_scale_bytes(layer: KVLayer) -> int:
+    """Bytes of scales among those of one token's keys and values."""
+    return layer.vectors * _native.kv_scale_bytes(layer.head_dim, _native.KVType[layer.type]) // 2
 
 
 def kv_head_elems(head_dim: int) -> int:

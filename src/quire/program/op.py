@@ -47,11 +47,13 @@ class RowScratch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionScratch:
-    """Scores and sums of attention; `rank` above 0 as in LatentShape, with head_dim its `cached`."""
+    """Scores and sums of attention over the cache of `layer`; `rank` above 0 as in LatentShape, with head_dim its
+    `cached`."""
 
     head_dim: int
     heads: int
     kv_heads: int
+    layer: int
     rank: int = 0
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from quire.cache_kinds import CacheGroup
-from quire.program.formats import DType
+from quire.cache_kinds import CacheGroup, KVType
 from quire.program.op import Op
 from quire.program.ranks import RankPlan
 from quire.program.tensors import Adapted, Buffer, KVLayer, Param, StateLayer
@@ -68,7 +67,6 @@ class Program:
     kv_layers: tuple[KVLayer, ...]
     cache_groups: tuple[CacheGroup, ...]
     layers_per_group: int
-    kv_dtype: DType
     vocab: int
     outputs: tuple[Output, ...]
     state_layers: tuple[StateLayer, ...] = ()
@@ -92,6 +90,11 @@ class Program:
 
     def param(self, name: str) -> Param:
         return next(p for p in self.all_params if p.name == name)
+
+    @property
+    def kv_type(self) -> KVType:
+        """The format of the cache; recent tokens may be in another one."""
+        return self.kv_layers[0].type if self.kv_layers else "bf16"
 
     @property
     def pools(self) -> bool:

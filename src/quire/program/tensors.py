@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from quire.cache_kinds import KVType
 from quire.program.formats import DType, Groups, WeightFormat
 from quire.records import dataclass
 
@@ -147,6 +148,8 @@ class KVLayer:
     earlier pipeline stages and layers that keep no keys and values are not counted.
 
     `latent`: one row of head_dim numbers a token is key and value at once; else a key and a value for each head.
+    `recent`: it holds the tokens that did not come to the layer's other cache yet.
+    `type` is the format; in e4m3 and e5m2 a stored 1 of head h stands for k_scales[h], or v_scales[h].
     """
 
     layer: int
@@ -156,11 +159,20 @@ class KVLayer:
     group: int = 0
     index_in_group: int = 0
     latent: bool = False
+    recent: bool = False
+    type: KVType = "bf16"
+    k_scales: tuple[float, ...] = ()
+    v_scales: tuple[float, ...] = ()
 
     @property
     def vectors(self) -> int:
         """Vectors of head_dim numbers that the cache holds of one token."""
         return 1 if self.latent else 2 * self.kv_heads
+
+    def scales(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Those of keys and of values, for every head."""
+        ones = (1.0,) * self.kv_heads
+        return self.k_scales or ones, self.v_scales or ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,10 @@ _SETTINGS = "--speculative-config sets the method and its settings; answers are 
 _RANK = "a model runs in one process on one machine"
 _MAPPED = "packed weights are memory-mapped from the weight cache (--weight-cache)"
 _CACHED = "usage always includes the cached tokens"
-_PAGES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "int8"}
-_INT8 = "int8 has 8 bits as well, with one scale per token and head; the other formats are not there"
-_FP8 = "number formats of the KV cache are float32, bfloat16, float16 and int8, which has the size of fp8"
+_PAGES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "int8", "q4_0": "int4"}
+_INT8 = "int8 has one scale per token and head, int4 one per 32 numbers; the other formats are not there"
+_FP8 = "the other number formats of the KV cache are not there"
+_SCALES = "quire calibrate finds the scales of an fp8 cache, and --kv-cache-scales takes its file"
 _BACKENDS = tuple(f'{{"backend":{gap}"{name}"}}' for name in ("auto", "guidance") for gap in ("", " "))
 _PENALTIES = "repeat-penalty repeat-last-n presence-penalty frequency-penalty"
 _SAMPLERS = (
@@ -158,10 +159,13 @@ ROWS: tuple[ForeignOption, ...] = (
     called("--page-size", _S, "--block-size", done=("1",), why="a multiple of 16"),
     called("--cache-type-k -ctk --cache-type-v -ctv", _L, "--kv-cache-dtype", values=_PAGES, why=_INT8),
     called("--kv-cache-dtype", _VST, "--kv-cache-dtype", why=_FP8, values={
-        name: name for name in ("auto", "float32", "bfloat16", "bf16", "float16", "half", "int8")
+        name: name
+        for name in (
+            "auto", "float32", "bfloat16", "bf16", "float16", "half", "fp16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"
+        )
     }),
-    lacks("--calculate-kv-scales", _V, _INT8, arity=""),
-    lacks("--quantization-param-path", _VS, _INT8),
+    lacks("--calculate-kv-scales", _V, _SCALES, arity=""),
+    lacks("--quantization-param-path", _VS, _SCALES),
     switched("--disable-radix-cache", _S, "--no-enable-prefix-caching"),
     switched("--no-cache-prompt", _L, "--no-enable-prefix-caching"),
     switched("--cache-prompt", _L, "--enable-prefix-caching"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire._native import supported_isas
-from quire.cache_kinds import StateGroup
+from quire.cache_kinds import FP8_KV, StateGroup
 from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, ResolvedConfig
@@ -41,15 +41,16 @@ from quire.loader import (
     Source,
     checkpoint_files,
 )
+from quire.loader.kv_scales import read_scales, read_scales_file
 from quire.loader.source import CodesSource
 from quire.program.cost import Row, step_cost
-from quire.program.formats import DType, Groups, NumberFormats, WeightFormat
+from quire.program.formats import DType, Groups, HeadScales, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.lower_draft import trimmed
 from quire.program.memory import param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.spec import ModelSpec
+from quire.spec import Attention, ModelSpec
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
 from quire.speculate.build import judging, make_speculation, max_draft_tokens
 from quire.store.gguf_names import shards
@@ -196,7 +197,7 @@ def choose(
     traits = ModelTraits(spec.dtype, spec.max_positions, model.facts.longest, whole=spec.whole)
     config = resolve(asked, traits, machine)
     check_pooling_options(spec, config)
-    formats = _formats(config)
+    formats = replace(_formats(config), kv_scales=_kv_scales(model, config, weights))
     rank = asked.adapters.max_lora_rank if asked.adapters.enable_lora else 0
     program = lower(spec, formats, features=features, lora_rank=rank)
     if asked.formats.quantization == "auto" and asked.loading.load_format != "random":
@@ -205,6 +206,8 @@ def choose(
             program = lower(spec, replace(formats, params=stored), features=features, lora_rank=rank)
     if config.head == "f32":
         config = replace(config, notices=(*config.notices, _wide_head(program, config)))
+    if config.kv in FP8_KV and not formats.kv_scales:
+        config = replace(config, notices=(*config.notices, _NO_SCALES))
     return config, program
 
 
@@ -223,10 +226,27 @@ def _formats(config: ResolvedConfig) -> NumberFormats:
     first, size = config.quantized or config.head, config.asked.formats.quantization_group_size
     return NumberFormats(
         weights=_dtype(config.weights),
-        kv=_dtype(config.kv),
+        kv=config.kv,
         linears=_quantized(config.quantized, size),
         head=_quantized(config.head, size if config.head == first else None),
     )
+
+
+_NO_SCALES = (
+    "the checkpoint has no scales for an fp8 cache: keys and values are stored as they are (quire calibrate)"
+)
+
+
+def _kv_scales(model: Model, config: ResolvedConfig, weights: Source | None) -> dict[int, HeadScales]:
+    """The scales of an fp8 cache: of the file that was asked for, else of the checkpoint. Raises CheckpointError."""
+    if config.kv not in FP8_KV or model.gguf is not None or config.asked.loading.load_format == "random":
+        return {}
+    layers = enumerate(model.facts.spec.layers)
+    heads = {index: layer.mixer.kv_heads for index, layer in layers if isinstance(layer.mixer, Attention)}
+    if config.asked.formats.kv_cache_scales:
+        return read_scales_file(Path(config.asked.formats.kv_cache_scales), heads)
+    with nullcontext(weights) if weights is not None else open_weights(model) as opened:
+        return read_scales(opened, heads)
 
 
 def _agreed(model: Model, asked: EngineConfig) -> EngineConfig:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from quire.cache_kinds import FLOAT_KV
 from quire.config.schema import AdapterOptions, ResolvedConfig
 from quire.core.capacity import least_blocks
 from quire.engine.api import REQUESTS
@@ -247,7 +248,7 @@ def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig)
         advice.append(f"lower --request-memory ({format_size(config.asked.limits.request_memory)})")
     if config.weights == "f32":
         advice.append("use --dtype bfloat16")
-    if config.kv != "i8":
+    if config.kv in FLOAT_KV:
         advice.append(f"use --kv-cache-dtype {'bfloat16' if config.kv == 'f32' else 'int8'}")
     parts = "; ".join(f"{name} {format_size(size)}" for name, size in plan.parts.items() if size)
     return (

@@ -154,26 +154,16 @@ class TorchExecutor:
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         state, reader = self._bound()
         check_blocks(self.program, reader.limits, blocks, into)
-        at = 0
-        for part in state.block_parts():
-            content = part[list(blocks)].reshape(len(blocks), -1).view(torch.uint8).cpu().numpy()
-            into[:, at : at + content.shape[1]] = content
-            at += content.shape[1]
+        into[:] = state.memory[list(blocks)].cpu().numpy()
 
     def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
         state, reader = self._bound()
         check_blocks(self.program, reader.limits, blocks, content)
-        at = 0
-        for part in state.block_parts():
-            shape = len(blocks), *part.shape[1:]
-            size = part[0].numel() * part.itemsize
-            piece = torch.from_numpy(np.ascontiguousarray(content[:, at : at + size]))
-            part[list(blocks)] = piece.to(part.device).view(part.dtype).reshape(shape)
-            at += size
+        state.memory[list(blocks)] = torch.from_numpy(np.array(content)).to(state.memory.device)
 
     def copy_blocks(self, blocks: Sequence[int], targets: Sequence[int]) -> None:
-        for part in self._bound()[0].block_parts():
-            part[list(targets)] = part[list(blocks)]
+        memory = self._bound()[0].memory
+        memory[list(targets)] = memory[list(blocks)]
 
     def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32) -> None:
         self._bound()[0].adapters.put(slot, name, part, a, b)

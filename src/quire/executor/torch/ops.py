@@ -11,18 +11,28 @@ dimensions of a head.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire.executor.torch.cache import CacheRow, LatentCache, LayerCache, Location, Rotation
+from quire.cache_kinds import LATE_TOKENS
+from quire.executor.torch.cache import CacheRow, LatentCache, Location, Rotation
+from quire.executor.torch.kv_caches import KiviCache, LayerCache
 from quire.executor.torch.low_rank import expand
 from quire.executor.torch.operands import Operands, defines
-from quire.executor.torch.tiles import QUERY_TILE, WEIGHT_TILE
+from quire.executor.torch.tiles import QUERY_TILE, RECENT_STRETCH, WEIGHT_TILE
 from quire.executor.torch.weights import greatest, quantize_rows
-from quire.program.ops.attention import Attend, HeadShape, LatentAttend, LatentShape, LatentWrite, RopeWrite
+from quire.program.ops.attention import (
+    Attend,
+    CompressKV,
+    HeadShape,
+    LatentAttend,
+    LatentShape,
+    LatentWrite,
+    RopeWrite,
+)
 from quire.program.ops.linear import MAXIMA_COLS, HeadLinear, Linear
 from quire.program.ops.rows import (
     Activate,
@@ -193,19 +203,29 @@ def head_norm(op: RopeWrite, x: Tensor, weight: Tensor, row: Tensor | None = Non
     return normalise(x, op.kind, op.eps) * weight.unflatten(0, (-1, x.shape[2]))
 
 
+@defines(CompressKV)
+def _compress_kv(on: Operands, op: CompressKV) -> None:
+    recent, cache = on.state.caches[op.recent], on.state.caches[op.layer]
+    assert isinstance(cache, KiviCache)
+    source, target = on.locations(op.recent), on.locations(op.layer)
+    ends = (target.places % LATE_TOKENS == LATE_TOKENS - 1).nonzero()[:, 0]
+    places = target.places[ends, None] - torch.arange(LATE_TOKENS - 1, -1, -1, device=ends.device)
+    keys, values = recent.read(source.blocks[ends, None].expand_as(places), places)
+    cache.compress(target.blocks[ends], target.places[ends] // LATE_TOKENS, keys, values)
+
+
 def attend(
     op: Attend, qkv: Tensor, sinks: Tensor | None, *, positions: Tensor, cache: LayerCache, rows: Sequence[CacheRow],
-    out: Tensor,
+    out: Tensor, recent: tuple[LayerCache, Sequence[CacheRow]] | None = None,
 ) -> None:  # fmt: skip
     """out [T, H·D] = softmax(scores) v over the visible positions of each token's sequence; sinks [H] as `Attend`.
 
     The query at position p sees positions p - window + 1 … p, or 0 … p when window is 0; those behind it too if the op
-    is not causal.
+    is not causal. `recent`: the cache of recent tokens, and the rows of it.
     """
     q, _, _ = split_heads(qkv, op.shape)
-    for row in rows:
-        for start in range(row.start, row.stop, QUERY_TILE):
-            tokens = slice(start, min(start + QUERY_TILE, row.stop))
+    for number, row in enumerate(rows):
+        for tokens in _query_tiles(row, positions, RECENT_STRETCH if recent else 0):
             at = positions[tokens]
             first = max(0, int(at.min()) - op.window + 1) if op.window else 0
             last = int(at.max() if op.causal else positions[row.stop - 1])
@@ -215,10 +235,27 @@ def attend(
             if op.window:
                 visible &= ahead.abs() < op.window
             keys, values = cache.at(row.blocks, seen)
+            if recent is not None:
+                late = seen >= (int(at[0]) // RECENT_STRETCH - 1) * RECENT_STRETCH
+                newer = recent[0].at(recent[1][number].blocks, seen[late])
+                keys, values = (
+                    torch.cat((old[~late], new)) for old, new in zip((keys, values), newer, strict=True)
+                )
             bias = -alibi_slopes(op.shape.heads)[:, None, None] * ahead.abs() if op.alibi else None
             out[tokens] = attention(
                 op, q[tokens], keys, values, visible=visible, sinks=sinks, bias=bias
             ).flatten(1)
+
+
+def _query_tiles(row: CacheRow, positions: Tensor, stretch: int) -> Iterator[slice]:
+    """The tokens of a row in pieces, each in one stretch of so many positions if that is not 0."""
+    start = row.start
+    while start < row.stop:
+        stop = min(start + QUERY_TILE, row.stop)
+        if stretch:
+            stop = min(stop, start + stretch - int(positions[start]) % stretch)
+        yield slice(start, stop)
+        start = stop
 
 
 @defines(Attend)
@@ -227,6 +264,7 @@ def _attend(on: Operands, op: Attend) -> None:
         attend(
             op, on.buffer(op.qkv), on.weights.get(op.sinks),
             positions=on.step.positions, cache=on.state.caches[op.layer], rows=on.rows_of(op.layer), out=out,
+            recent=None if op.recent is None else (on.state.caches[op.recent], on.rows_of(op.recent)),
         )  # fmt: skip
         if op.wide:
             on.buffer(op.wide).copy_(out)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from quire.executor.base import Limits
 from quire.executor.torch.adapter_matrices import AdapterMatrices
-from quire.executor.torch.cache import LatentCache, LayerCache, Rotation
+from quire.executor.torch.cache import LatentCache, Rotation
+from quire.executor.torch.kv_caches import (
+    ByteCache,
+    FloatCache,
+    Fp8Cache,
+    KiviCache,
+    LayerCache,
+    NibbleCache,
+    Shape,
+)
 from quire.executor.torch.tiles import QUERY_TILE, WEIGHT_TILE
 from quire.executor.torch.weights import TORCH_DTYPES
-from quire.program.memory import kv_block_bytes, kv_head_elems, max_rows, plan_arena
+from quire.program.memory import kv_block_bytes, kv_head_elems, kv_token_bytes, max_rows, plan_arena
 from quire.program.op import AttentionScratch
 from quire.program.program import Program
-from quire.program.tensors import Buffer
+from quire.program.tensors import Buffer, KVLayer
 from quire.records import dataclass
 from quire.spec import Rope
 from quire.spec.rope import cos_sin
@@ -33,6 +40,7 @@ class State:
     latents: dict[int, LatentCache]
     rotations: tuple[Rotation, ...]
     adapters: AdapterMatrices
+    memory: Tensor  # [blocks, bytes]
     bytes: dict[str, int]
 
     @classmethod
@@ -41,28 +49,20 @@ class State:
         kv_bytes = limits.blocks * kv_block_bytes(program, limits.block_size)
         arena, buffers = _activations(program, limits, device)
         rotations = tuple(_rotation(rope, limits.max_len, device) for rope in program.ropes)
-        memory = torch.zeros(kv_bytes, dtype=torch.uint8, device=device)
+        memory = torch.zeros(kv_bytes, dtype=torch.uint8, device=device).view(limits.blocks, -1)
         return cls(
             buffers=buffers,
             caches=_caches(program, limits, memory),
             latents=_latents(program, limits, memory),
             rotations=rotations,
             adapters=AdapterMatrices(program, limits, device),
+            memory=memory,
             bytes={
                 "kv": kv_bytes,
                 "activations": arena,
                 "tables": sum(r.cos.nbytes + r.sin.nbytes for r in rotations),
             },
         )
-
-    def block_parts(self) -> list[Tensor]:
-        """The tensors of which a block has a line each, [blocks, …]; layers that share memory appear once."""
-        parts = [tensor for cache in self.caches.values() for tensor in (cache.keys, cache.values)]
-        parts += [
-            scales for cache in self.caches.values() if cache.scales is not None for scales in cache.scales
-        ]
-        parts += [cache.latents for cache in self.latents.values()]
-        return list({part.data_ptr(): part for part in parts}.values())
 
 
 def _rotation(rope: Rope, max_len: int, device: torch.device) -> Rotation:
@@ -125,30 +125,42 @@ def _caches(program: Program, limits: Limits, memory: Tensor) -> dict[int, Layer
     """Keys and values of each layer.
 
     A block belongs to one cache group and holds that group's layers, so layers with the same place in
-    different groups share a tensor and never a block.
+    different groups share memory and never a block.
     """
-    pool = memory.view(max(program.layers_per_group, 1), -1)
-    dtype = torch.int8 if program.kv_dtype == "i8" else TORCH_DTYPES[program.kv_dtype]
-    caches = {}
-    for number, layer in enumerate(program.kv_layers):
-        if layer.latent:
-            continue
-        width = kv_head_elems(layer.head_dim)  # whole vectors; the executor uses the first head_dim
-        heads = (2, limits.blocks, limits.block_size, layer.kv_heads)
-        piece, numbers = pool[layer.index_in_group], math.prod(heads) * width * dtype.itemsize
-        keys, values = piece[:numbers].view(dtype).view(*heads, width)[..., : layer.head_dim]
-        scales = piece[numbers:].view(torch.bfloat16).view(heads) if program.kv_dtype == "i8" else None
-        caches[number] = LayerCache(keys, values, scales)
-    return caches
+    return {
+        number: _cache(layer, limits, _layer_memory(layer, limits, memory))
+        for number, layer in enumerate(program.kv_layers)
+        if not layer.latent
+    }
+
+
+def _cache(layer: KVLayer, limits: Limits, memory: Tensor) -> LayerCache:
+    shape = Shape(limits.blocks, limits.block_size, layer.kv_heads, layer.head_dim)
+    match layer.type:
+        case "i8":
+            return ByteCache(memory, shape)
+        case "e4m3" | "e5m2":
+            return Fp8Cache(memory, shape, layer.type, layer.scales())
+        case "i4":
+            return NibbleCache(memory, shape)
+        case "kivi4" | "kivi2":
+            return KiviCache(memory, shape, int(layer.type[-1]))
+        case _:
+            return FloatCache(memory, shape, layer.type)
+
+
+def _layer_memory(layer: KVLayer, limits: Limits, memory: Tensor) -> Tensor:
+    """The layer's part of all blocks, [blocks, bytes]."""
+    size = limits.block_size * kv_token_bytes(layer)
+    return memory[:, layer.index_in_group * size :][:, :size]
 
 
 def _latents(program: Program, limits: Limits, memory: Tensor) -> dict[int, LatentCache]:
     """Latents of each layer that has them; they share memory as `_caches` says."""
-    pool, dtype = memory.view(max(program.layers_per_group, 1), -1), TORCH_DTYPES[program.kv_dtype]
     found = {}
     for number, layer in enumerate(program.kv_layers):
         if layer.latent:
-            shape = limits.blocks, limits.block_size, kv_head_elems(layer.head_dim)
-            rows = pool[layer.index_in_group].view(dtype).view(shape)
-            found[number] = LatentCache(rows[..., : layer.head_dim])
+            rows = _layer_memory(layer, limits, memory).view(TORCH_DTYPES[layer.type])  # type: ignore[index]
+            shape = limits.block_size, kv_head_elems(layer.head_dim)
+            found[number] = LatentCache(rows.unflatten(1, shape)[..., : layer.head_dim])
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+from quire.cache_kinds import RECENT_TOKENS
 from quire.program.formats import DTYPE_BYTES
 from quire.program.op import AttentionScratch, Change, Op, Read, Scratch, Weight, Write
 from quire.program.tensors import Buffer
@@ -43,6 +44,13 @@ class RopeWrite(Op):
     In an i8 cache each key and each value of a head is round(x / scale) in [-127, 127], ties to even, with a scale
     of its own: max|x| / 127 rounded up to bfloat16, 0 below 1e-30, NaN when x is not finite. What is stored of a
     token depends on that token alone.
+
+    In an e4m3 or e5m2 cache a number is x / scale, with the scale of the head (KVLayer), rounded to the nearest number
+    of the format, ties to even, or to its largest; NaN when x is not finite.
+
+    In an i4 cache 32 neighbouring numbers of a head (the last ones may be fewer) are
+    round(x / scale) in [-8, 7], ties to even. scale: their number of the largest magnitude (the greatest one if there
+    are two) / -8 in bfloat16, 0 when that magnitude is not above 1e-30, NaN when one is not finite.
     """
 
     qkv: Change
@@ -69,6 +77,26 @@ class RopeWrite(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class CompressKV(Op):
+    """Bring tokens from the cache `recent` to the cache `layer`, which is kivi4 or kivi2 (arXiv 2402.02750).
+
+    32 tokens at a time, positions 32 g … 32 g + 31, in the step that computes the last of them: of keys the 32 numbers
+    of one dimension are a group, of values 32 neighbouring dimensions of one token (the last ones may be 16; dimensions
+    are those of the cache, whole vectors of sixteen). Numbers of a group are round((x - least) / scale) in
+    [0, 2^bits - 1], ties to even: least is the least of them in bfloat16, scale is (greatest - least) / (2^bits - 1) in
+    bfloat16. A scale up to 1e-30 counts as zero. Both are NaN when a number is not finite. What is stored depends on
+    the 32 tokens alone.
+    """
+
+    recent: int
+    layer: int
+
+    def cost(self, work: Work, n: int) -> Cost:
+        read, written = work.token_kv_bytes[self.recent], work.token_kv_bytes[self.layer]
+        return Cost(kv_read_bytes=n * read, kv_written_bytes=n * written)
+
+
+@dataclass(frozen=True, slots=True)
 class Attend(Op):
     """Attention of the rotated queries in `qkv` over the paged cache of `layer`.
 
@@ -84,6 +112,11 @@ class Attend(Op):
     `alibi`: s loses slope · |p - position of the key|, with a slope for each head (arXiv 2108.12409):
     2^(-8 (h + 1) / n) for n heads, or for the power of two below, and the others have every other slope of 2n heads.
 
+    `recent` is the layer's cache of recent tokens: a query at position p takes keys and values of positions from
+    64 · (p // 64 - 1) on from there, and those before from `layer`. What a query sees depends on positions alone.
+
+    What an executor multiplies of formats that are neither floats nor i8 may be rounded to bfloat16.
+
     `wide` is where the float32 rows of an i8 `out` are put together: heads of one row may be several threads'.
     """
 
@@ -98,21 +131,25 @@ class Attend(Op):
     wide: Write | None = None
     causal: bool = True
     alibi: bool = False
+    recent: int | None = None
     reads_cache: ClassVar[bool] = True
 
     def cost(self, work: Work, n: int) -> Cost:
         q_cols = self.shape.q_cols
+        read = work.kv_read_bytes(self.layer, self.window)
+        if self.recent is not None:  # at most
+            read += work.kv_read_bytes(self.recent, RECENT_TOKENS)
         return Cost(
             flops=(4 * q_cols + (3 * self.shape.heads if self.alibi else 0))
             * work.pairs(self.window, causal=self.causal)
             + n * work.rounding_flops(self.out),
             activation_bytes=n * (work.row_bytes(self.qkv, q_cols) + work.row_bytes(self.out)),
-            kv_read_bytes=work.kv_read_bytes(self.layer, self.window),
+            kv_read_bytes=read,
         )
 
     def scratch(self, buffer: Callable[[str], Buffer]) -> tuple[Scratch, ...]:
         del buffer
-        return (AttentionScratch(self.shape.head_dim, self.shape.heads, self.shape.kv_heads),)
+        return (AttentionScratch(self.shape.head_dim, self.shape.heads, self.shape.kv_heads, self.layer),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,4 +231,4 @@ class LatentAttend(Op):
 
     def scratch(self, buffer: Callable[[str], Buffer]) -> tuple[Scratch, ...]:
         del buffer
-        return (AttentionScratch(self.shape.cached, self.shape.heads, 1, self.shape.rank),)
+        return (AttentionScratch(self.shape.cached, self.shape.heads, 1, self.layer, self.shape.rank),)

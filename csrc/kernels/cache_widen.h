@@ -1,0 +1,185 @@
+// Keys and values of tiles of a cache with few bits as the bfloat16 tiles that attention multiplies.
+//
+// Sixteen bytes of nibbles are a line of 32 numbers, see kv_layout.h. `next` is the tile that is widened after this one: a
+// line of memory of it is fetched for every line that is read.
+#pragma once
+
+#include "kernels.h"
+#include "simd/functions.h"
+#include "simd/half.h"
+#include "simd/lines.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+constexpr int kLineNumbers = 32;
+
+// ---- fp8 ----------------------------------------------------------------------------------------------------------
+
+// bf16 of every code without a sign; exact.
+template <int kMantissa>
+struct Fp8Table {
+  alignas(64) uint16_t of[128];
+  constexpr Fp8Table() : of() {
+    constexpr int kBias = kMantissa == 3 ? 7 : 15;
+    for (int code = 0; code < 128; ++code) {
+      int exponent = code >> kMantissa, mantissa = code & ((1 << kMantissa) - 1);
+      if (kMantissa == 3 ? code == 127 : exponent == 31) {
+        of[code] = code == 0x7c ? 0x7f80 : 0x7fc0;
+        continue;
+      }
+      if (exponent == 0) {
+        if (mantissa == 0) continue;
+        exponent = 1;
+        for (; !(mantissa >> kMantissa); mantissa <<= 1) --exponent;
+        mantissa &= (1 << kMantissa) - 1;
+      }
+      of[code] = static_cast<uint16_t>((exponent + 127 - kBias) << 7 | mantissa << (7 - kMantissa));
+    }
+  }
+};
+template <int kMantissa>
+inline constexpr Fp8Table<kMantissa> kFp8;
+
+template <int kMantissa>
+QUIRE_INLINE void widen_fp8(const char* from, const char* next, int lines, uint16_t* out) {
+  const uint8_t* codes = reinterpret_cast<const uint8_t*>(from);
+  const ByteTable table(kFp8<kMantissa>.of);
+  for (int i = 0; i < lines; i += 2) {
+    prefetch(next + i * kLineNumbers);
+    table.widen(codes + i * kLineNumbers, out + i * kLineNumbers);
+    if (i + 1 < lines) table.widen(codes + (i + 1) * kLineNumbers, out + (i + 1) * kLineNumbers);
+  }
+}
+
+// ---- int4 ---------------------------------------------------------------------------------------------------------
+
+QUIRE_INLINE void fetch_bytes(const char* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) prefetch(p + i);
+}
+
+// Lines of nibbles: sixteen bytes are the numbers a (low) and b (high) of sixteen lanes.
+QUIRE_INLINE void widen_i4_keys(const KVLayout& kv, const char* tile, const char* next, uint16_t* out) {
+  const uint8_t* codes = reinterpret_cast<const uint8_t*>(tile);
+  const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile + kv.scale_offset());
+  const Codes<4, 8> codes_of;
+  const int lines = kv.d16 / 2;
+  for (int first = 0; first < lines; first += kKVGroup / 2, scales += kTile) {
+    const V16 scale = load_bf16(scales);
+    const int end = first + kKVGroup / 2 < lines ? first + kKVGroup / 2 : lines;
+    for (int i = first; i < end; ++i) {
+      if (i % 4 == 0) prefetch(next + i * 16);
+      const I16 bytes = widen_bytes(codes + i * 16);
+      store_keys(out + i * kLineNumbers, mul(codes_of.at<0>(bytes), scale), mul(codes_of.at<4>(bytes), scale));
+    }
+  }
+  fetch_bytes(next + kv.scale_offset(), static_cast<size_t>(kv.groups()) * kTile * 2);
+}
+
+QUIRE_INLINE void widen_i4_values(const KVLayout& kv, const char* tile, const char* next, uint16_t* out) {
+  const uint8_t* codes = reinterpret_cast<const uint8_t*>(tile + kv.key_bytes());
+  const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile + kv.scale_offset()) +
+                           static_cast<size_t>(kv.groups()) * kTile;
+  const Codes<4, 8> codes_of;
+  int line = 0;
+  for (int pair = 0; pair < kTile / 2; ++pair)
+    for (int d = 0; d < kv.d16; d += 16, ++line) {
+      if (line % 4 == 0) prefetch(next + kv.key_bytes() + line * 16);
+      const V16 scale = two_halves(scales + d / kKVGroup * kTile + 2 * pair);
+      const I16 bytes = widen_bytes(codes + line * 16);
+      store_values(out + line * kLineNumbers, mul(codes_of.at<0>(bytes), scale), mul(codes_of.at<4>(bytes), scale));
+    }
+  fetch_bytes(next + kv.scale_offset() + static_cast<size_t>(kv.groups()) * kTile * 2,
+              static_cast<size_t>(kv.groups()) * kTile * 2);
+}
+
+// ---- kivi ---------------------------------------------------------------------------------------------------------
+
+// Numbers of keys by d: scales, then what code 0 stands for, from the tile itself and the other of its 32 tokens.
+QUIRE_INLINE void key_numbers(const KVLayout& kv, const char* tile, bool second, float* numbers) {
+  const size_t at = kv.scale_offset();
+  const char *even = second ? tile - kv.tile_bytes : tile, *odd = even + kv.tile_bytes;
+  for (int d = 0; d < kv.d16; d += 16) {
+    store(numbers + d, load_bf16(reinterpret_cast<const uint16_t*>(even + at) + d));
+    store(numbers + kMaxHeadDim + d, load_bf16(reinterpret_cast<const uint16_t*>(odd + at) + d));
+  }
+}
+
+// a and b of one line, from bit kShift of sixteen bytes on.
+template <int kBits, int kShift>
+QUIRE_INLINE void widen_key_line(I16 bytes, const float* numbers, uint16_t* out) {
+  const Codes<kBits, 0> codes;
+  store_keys(out, fma(codes.template at<kShift>(bytes), set1(numbers[0]), set1(numbers[kMaxHeadDim])),
+             fma(codes.template at<kShift + kBits>(bytes), set1(numbers[1]), set1(numbers[kMaxHeadDim + 1])));
+}
+
+template <int kBits>
+QUIRE_INLINE void widen_kivi_keys(const KVLayout& kv, const char* tile, bool second, const char* next, uint16_t* out) {
+  alignas(64) float numbers[2 * kMaxHeadDim];
+  key_numbers(kv, tile, second, numbers);
+  constexpr int kStep = 4 / kBits;  // lines of sixteen bytes
+  const uint8_t* codes = reinterpret_cast<const uint8_t*>(tile);
+  const int lines = kv.d16 / 2;
+  for (int i = 0; i < lines; i += kStep, codes += 16) {
+    if (i / kStep % 4 == 0) prefetch(next + i / kStep * 16);
+    const I16 bytes = widen_bytes(codes);
+    widen_key_line<kBits, 0>(bytes, numbers + 2 * i, out + i * kLineNumbers);
+    if constexpr (kStep == 2) widen_key_line<kBits, 4>(bytes, numbers + 2 * i + 2, out + (i + 1) * kLineNumbers);
+  }
+  fetch_bytes(next + kv.scale_offset(), static_cast<size_t>(kv.d16) * 2);
+}
+
+template <int kBits, int kShift>
+QUIRE_INLINE void widen_value_line(I16 bytes, V16 scale, V16 least, uint16_t* out) {
+  const Codes<kBits, 0> codes;
+  store_values(out, fma(codes.template at<kShift>(bytes), scale, least),
+               fma(codes.template at<kShift + kBits>(bytes), scale, least));
+}
+
+template <int kBits>
+QUIRE_INLINE void widen_kivi_values(const KVLayout& kv, const char* tile, const char* next, uint16_t* out) {
+  constexpr int kStep = 4 / kBits;
+  const uint8_t* codes = reinterpret_cast<const uint8_t*>(tile + kv.key_bytes());
+  const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile + kv.scale_offset()) + kv.d16;
+  const size_t least_at = static_cast<size_t>(kv.groups()) * kTile;
+  const int vectors = kv.d16 / 16;
+  const auto numbers = [&](int line) { return scales + line % vectors / 2 * kTile + line / vectors * 2; };
+  for (int i = 0; i < kTile / 2 * vectors; i += kStep, codes += 16) {
+    if (i / kStep % 4 == 0) prefetch(next + kv.key_bytes() + i / kStep * 16);
+    const I16 bytes = widen_bytes(codes);
+    const uint16_t* of = numbers(i);
+    widen_value_line<kBits, 0>(bytes, two_halves(of), two_halves(of + least_at), out + i * kLineNumbers);
+    if constexpr (kStep == 2) {
+      of = numbers(i + 1);
+      widen_value_line<kBits, 4>(bytes, two_halves(of), two_halves(of + least_at), out + (i + 1) * kLineNumbers);
+    }
+  }
+  fetch_bytes(next + kv.scale_offset() + static_cast<size_t>(kv.d16) * 2, least_at * 4);
+}
+
+// ---- tiles --------------------------------------------------------------------------------------------------------
+
+// The keys of a tile, [d/2][16][2]. `second`: of the two tiles of 32 tokens it is the other one.
+QUIRE_INLINE void widen_keys(const KVLayout& kv, const char* tile, bool second, const char* next, uint16_t* out) {
+  switch (kv.type) {
+    case KVType::e4m3: return widen_fp8<3>(tile, next, kv.d16 / 2, out);
+    case KVType::e5m2: return widen_fp8<2>(tile, next, kv.d16 / 2, out);
+    case KVType::kivi4: return widen_kivi_keys<4>(kv, tile, second, next, out);
+    case KVType::kivi2: return widen_kivi_keys<2>(kv, tile, second, next, out);
+    default: return widen_i4_keys(kv, tile, next, out);
+  }
+}
+// And its values, [8][d16][2].
+QUIRE_INLINE void widen_values(const KVLayout& kv, const char* tile, const char* next, uint16_t* out) {
+  const size_t at = kv.key_bytes();
+  switch (kv.type) {
+    case KVType::e4m3: return widen_fp8<3>(tile + at, next + at, kv.d16 / 2, out);
+    case KVType::e5m2: return widen_fp8<2>(tile + at, next + at, kv.d16 / 2, out);
+    case KVType::kivi4: return widen_kivi_values<4>(kv, tile, next, out);
+    case KVType::kivi2: return widen_kivi_values<2>(kv, tile, next, out);
+    default: return widen_i4_values(kv, tile, next, out);
+  }
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,134 @@
+// Lines of 32 bfloat16 from bytes and from vectors of sixteen floats: what the tiles of a narrow cache are widened with.
+#pragma once
+
+#include "simd/functions.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+#if QUIRE_AVX512
+
+// Sixteen bytes in as many lanes.
+QUIRE_INLINE I16 widen_bytes(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+
+// kBits of each lane, from bit `shift` on, less kLess, as floats: a permutation looks at the low four bits of a lane alone.
+template <int kBits, int kLess>
+struct Codes {
+  __m512 of;
+  inline __attribute__((always_inline)) Codes() {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i code = _mm512_and_si512(lane, _mm512_set1_epi32((1 << kBits) - 1));
+    of = _mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(kLess)));
+  }
+  template <int kShift>
+  inline __attribute__((always_inline)) V16 at(I16 x) const {
+    return {_mm512_permutexvar_ps(kShift ? _mm512_srli_epi32(x.v, kShift) : x.v, of)};
+  }
+};
+
+// bf16 numbers of two neighbours in the lower and the upper half.
+QUIRE_INLINE V16 two_halves(const uint16_t* p) {
+  const __m512i pair = _mm512_set1_epi32(static_cast<int>(p[0]) << 16);
+  return {_mm512_castsi512_ps(_mm512_mask_set1_epi32(pair, 0xff00, static_cast<int>(p[1]) << 16))};
+}
+
+// The first, and the second, of sixteen pairs of bf16.
+QUIRE_INLINE V16 first_of(P16 x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(x.v, 16))}; }
+QUIRE_INLINE V16 second_of(P16 x) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(x.v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+
+QUIRE_INLINE __m512i both_bf16(V16 a, V16 b) { return (__m512i)_mm512_cvtne2ps_pbh(b.v, a.v); }
+// Of sixteen keys the numbers a and b, in turn.
+QUIRE_INLINE void store_keys(uint16_t* p, V16 a, V16 b) {
+  const __m512i order = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006,
+                                          0x170007, 0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d,
+                                          0x1e000e, 0x1f000f);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, both_bf16(a, b)));
+}
+// Of two values, the lower and the upper halves, numbers 0 … 7 in a and 8 … 15 in b: those of the one and the other in turn.
+QUIRE_INLINE void store_values(uint16_t* p, V16 a, V16 b) {
+  const __m512i order = _mm512_setr_epi32(0x080000, 0x090001, 0x0a0002, 0x0b0003, 0x0c0004, 0x0d0005, 0x0e0006,
+                                          0x0f0007, 0x180010, 0x190011, 0x1a0012, 0x1b0013, 0x1c0014, 0x1d0015,
+                                          0x1e0016, 0x1f0017);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, both_bf16(a, b)));
+}
+
+// bf16 of bytes by a table of 128 for those without a sign.
+struct ByteTable {
+  __m512i of[4];
+  explicit inline __attribute__((always_inline)) ByteTable(const uint16_t* table) {
+    for (int i = 0; i < 4; ++i) of[i] = _mm512_loadu_si512(table + 32 * i);
+  }
+  inline __attribute__((always_inline)) void widen(const uint8_t* from, uint16_t* out) const {
+    const __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    const __mmask32 upper = _mm512_test_epi16_mask(x, _mm512_set1_epi16(64));
+    const __m512i low = _mm512_permutex2var_epi16(of[0], x, of[1]), high = _mm512_permutex2var_epi16(of[2], x, of[3]);
+    const __m512i sign = _mm512_slli_epi16(_mm512_srli_epi16(x, 7), 15);
+    _mm512_storeu_si512(out, _mm512_or_si512(_mm512_mask_blend_epi16(upper, low, high), sign));
+  }
+};
+
+#else
+
+QUIRE_INLINE V16 nth_of(P16 x, int n) {
+  uint16_t t[32];
+  std::memcpy(t, &x, sizeof(t));
+  uint16_t found[16];
+  for (int i = 0; i < 16; ++i) found[i] = t[2 * i + n];
+  return load_bf16(found);
+}
+QUIRE_INLINE V16 first_of(P16 x) { return nth_of(x, 0); }
+QUIRE_INLINE V16 second_of(P16 x) { return nth_of(x, 1); }
+
+QUIRE_INLINE I16 widen_bytes(const uint8_t* p) {
+  int32_t t[16];
+  for (int i = 0; i < 16; ++i) t[i] = p[i];
+  return iload(t);
+}
+
+template <int kBits, int kLess>
+struct Codes {
+  template <int kShift>
+  inline __attribute__((always_inline)) V16 at(I16 x) const {
+    int32_t t[16];
+    istore(t, x);
+    for (int i = 0; i < 16; ++i) t[i] = (t[i] >> kShift & ((1 << kBits) - 1)) - kLess;
+    return to_float(iload(t));
+  }
+};
+
+QUIRE_INLINE V16 two_halves(const uint16_t* p) {
+  return first_n(8, set1(bf16_to_float(p[0])), set1(bf16_to_float(p[1])));
+}
+
+QUIRE_INLINE void store_keys(uint16_t* p, V16 a, V16 b) {
+  uint16_t t[32];
+  store_bf16(t, a);
+  store_bf16(t + 16, b);
+  for (int i = 0; i < 16; ++i) p[2 * i] = t[i], p[2 * i + 1] = t[16 + i];
+}
+QUIRE_INLINE void store_values(uint16_t* p, V16 a, V16 b) {
+  uint16_t t[32];
+  store_bf16(t, a);
+  store_bf16(t + 16, b);
+  for (int i = 0; i < 8; ++i) {
+    p[2 * i] = t[i], p[2 * i + 1] = t[8 + i];
+    p[16 + 2 * i] = t[16 + i], p[16 + 2 * i + 1] = t[24 + i];
+  }
+}
+
+struct ByteTable {
+  const uint16_t* of;
+  explicit ByteTable(const uint16_t* table) : of(table) {}
+  inline __attribute__((always_inline)) void widen(const uint8_t* from, uint16_t* out) const {
+    for (int i = 0; i < 32; ++i) out[i] = static_cast<uint16_t>(of[from[i] & 127] | (from[i] & 128) << 8);
+  }
+};
+
+#endif
+
+}  // namespace QUIRE_ISA
+}  // namespace quire
