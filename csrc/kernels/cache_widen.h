@@ -58,7 +58,6 @@ QUIRE_INLINE void fetch_bytes(const char* p, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) prefetch(p + i);
 }
 
-// Lines of nibbles: sixteen bytes are the numbers a (low) and b (high) of sixteen lanes.
 QUIRE_INLINE void widen_i4_keys(const KVLayout& kv, const char* tile, const char* next, uint16_t* out) {
   const uint8_t* codes = reinterpret_cast<const uint8_t*>(tile);
   const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile + kv.scale_offset());
@@ -76,21 +75,43 @@ QUIRE_INLINE void widen_i4_keys(const KVLayout& kv, const char* tile, const char
   fetch_bytes(next + kv.scale_offset(), static_cast<size_t>(kv.groups()) * kTile * 2);
 }
 
-QUIRE_INLINE void widen_i4_values(const KVLayout& kv, const char* tile, const char* next, uint16_t* out) {
-  const uint8_t* codes = reinterpret_cast<const uint8_t*>(tile + kv.key_bytes());
-  const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile + kv.scale_offset()) +
-                           static_cast<size_t>(kv.groups()) * kTile;
-  const Codes<4, 8> codes_of;
-  int line = 0;
+// ---- values of four bits and less ---------------------------------------------------------------------------------
+
+// Scales of values and what code 0 stands for, [groups][16] each. One line of two tokens after the other, of kBits a number:
+// 16 bytes are 4 / kBits lines.
+template <int kBits>
+QUIRE_INLINE void widen_lines(const KVLayout& kv, const float* scales, const float* least, const uint8_t* codes,
+                              const char* next, uint16_t* out) {
+  constexpr int kStep = 4 / kBits;
+  const int vectors = kv.d16 / 16;
+  int at = 0;  // line
   for (int pair = 0; pair < kTile / 2; ++pair)
-    for (int d = 0; d < kv.d16; d += 16, ++line) {
-      if (line % 4 == 0) prefetch(next + kv.key_bytes() + line * 16);
-      const V16 scale = two_halves(scales + d / kKVGroup * kTile + 2 * pair);
-      const I16 bytes = widen_bytes(codes + line * 16);
-      store_values(out + line * kLineNumbers, mul(codes_of.at<0>(bytes), scale), mul(codes_of.at<4>(bytes), scale));
+    for (int v = 0; v < vectors; v += 2) {  // a group: the same levels
+      const int of = v / 2 * kTile + 2 * pair;
+      const Levels levels(scales[of], least[of], scales[of + 1], least[of + 1]);
+      for (int end = v + 2 < vectors ? v + 2 : vectors, i = v; i < end; ++i, ++at) {
+        const uint8_t* bytes = codes + at / kStep * 16;
+        if (at % (4 * kStep) == 0) prefetch(next + at / kStep * 16);
+        if (kStep == 1 || at % 2 == 0)
+          widen_value_line<kBits, 0>(out + at * kLineNumbers, bytes, levels);
+        else
+          widen_value_line<kBits, kStep == 1 ? 0 : 4>(out + at * kLineNumbers, bytes, levels);
+      }
     }
-  fetch_bytes(next + kv.scale_offset() + static_cast<size_t>(kv.groups()) * kTile * 2,
-              static_cast<size_t>(kv.groups()) * kTile * 2);
+}
+
+QUIRE_INLINE void widen_i4_values(const KVLayout& kv, const char* tile, const char* next, uint16_t* out) {
+  const size_t count = static_cast<size_t>(kv.groups()) * kTile;
+  const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile + kv.scale_offset()) + count;
+  alignas(64) float numbers[2][kMaxHeadDim / kKVGroup * kTile];
+  for (size_t i = 0; i < count; i += 16) {
+    const V16 scale = load_bf16(scales + i);
+    store(numbers[0] + i, scale);
+    store(numbers[1] + i, mul(scale, set1(-8.0f)));
+  }
+  widen_lines<4>(kv, numbers[0], numbers[1], reinterpret_cast<const uint8_t*>(tile + kv.key_bytes()),
+                 next + kv.key_bytes(), out);
+  fetch_bytes(next + kv.scale_offset() + count * 2, count * 2);
 }
 
 // ---- kivi ---------------------------------------------------------------------------------------------------------
@@ -105,56 +126,32 @@ QUIRE_INLINE void key_numbers(const KVLayout& kv, const char* tile, bool second,
   }
 }
 
-// a and b of one line, from bit kShift of sixteen bytes on.
-template <int kBits, int kShift>
-QUIRE_INLINE void widen_key_line(I16 bytes, const float* numbers, uint16_t* out) {
-  const Codes<kBits, 0> codes;
-  store_keys(out, fma(codes.template at<kShift>(bytes), set1(numbers[0]), set1(numbers[kMaxHeadDim])),
-             fma(codes.template at<kShift + kBits>(bytes), set1(numbers[1]), set1(numbers[kMaxHeadDim + 1])));
-}
-
 template <int kBits>
 QUIRE_INLINE void widen_kivi_keys(const KVLayout& kv, const char* tile, bool second, const char* next, uint16_t* out) {
   alignas(64) float numbers[2 * kMaxHeadDim];
   key_numbers(kv, tile, second, numbers);
+  const float* least = numbers + kMaxHeadDim;
   constexpr int kStep = 4 / kBits;  // lines of sixteen bytes
   const uint8_t* codes = reinterpret_cast<const uint8_t*>(tile);
-  const int lines = kv.d16 / 2;
-  for (int i = 0; i < lines; i += kStep, codes += 16) {
-    if (i / kStep % 4 == 0) prefetch(next + i / kStep * 16);
-    const I16 bytes = widen_bytes(codes);
-    widen_key_line<kBits, 0>(bytes, numbers + 2 * i, out + i * kLineNumbers);
-    if constexpr (kStep == 2) widen_key_line<kBits, 4>(bytes, numbers + 2 * i + 2, out + (i + 1) * kLineNumbers);
+  for (int d = 0; d < kv.d16; d += 2 * kStep, codes += 16, out += kStep * kLineNumbers) {
+    if (d % (8 * kStep) == 0) prefetch(next + (codes - reinterpret_cast<const uint8_t*>(tile)));
+    widen_key_line<kBits, 0>(out, codes, Levels(numbers[d], least[d], numbers[d + 1], least[d + 1]));
+    if constexpr (kStep == 2)
+      widen_key_line<kBits, 4>(out + kLineNumbers, codes,
+                               Levels(numbers[d + 2], least[d + 2], numbers[d + 3], least[d + 3]));
   }
   fetch_bytes(next + kv.scale_offset(), static_cast<size_t>(kv.d16) * 2);
 }
 
-template <int kBits, int kShift>
-QUIRE_INLINE void widen_value_line(I16 bytes, V16 scale, V16 least, uint16_t* out) {
-  const Codes<kBits, 0> codes;
-  store_values(out, fma(codes.template at<kShift>(bytes), scale, least),
-               fma(codes.template at<kShift + kBits>(bytes), scale, least));
-}
-
 template <int kBits>
 QUIRE_INLINE void widen_kivi_values(const KVLayout& kv, const char* tile, const char* next, uint16_t* out) {
-  constexpr int kStep = 4 / kBits;
-  const uint8_t* codes = reinterpret_cast<const uint8_t*>(tile + kv.key_bytes());
-  const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile + kv.scale_offset()) + kv.d16;
-  const size_t least_at = static_cast<size_t>(kv.groups()) * kTile;
-  const int vectors = kv.d16 / 16;
-  const auto numbers = [&](int line) { return scales + line % vectors / 2 * kTile + line / vectors * 2; };
-  for (int i = 0; i < kTile / 2 * vectors; i += kStep, codes += 16) {
-    if (i / kStep % 4 == 0) prefetch(next + kv.key_bytes() + i / kStep * 16);
-    const I16 bytes = widen_bytes(codes);
-    const uint16_t* of = numbers(i);
-    widen_value_line<kBits, 0>(bytes, two_halves(of), two_halves(of + least_at), out + i * kLineNumbers);
-    if constexpr (kStep == 2) {
-      of = numbers(i + 1);
-      widen_value_line<kBits, 4>(bytes, two_halves(of), two_halves(of + least_at), out + (i + 1) * kLineNumbers);
-    }
-  }
-  fetch_bytes(next + kv.scale_offset() + static_cast<size_t>(kv.d16) * 2, least_at * 4);
+  const size_t count = static_cast<size_t>(kv.groups()) * kTile;
+  const uint16_t* stored = reinterpret_cast<const uint16_t*>(tile + kv.scale_offset()) + kv.d16;
+  alignas(64) float numbers[2 * (kMaxHeadDim / kKVGroup) * kTile];
+  for (size_t i = 0; i < 2 * count; i += 16) store(numbers + i, load_bf16(stored + i));
+  widen_lines<kBits>(kv, numbers, numbers + count, reinterpret_cast<const uint8_t*>(tile + kv.key_bytes()),
+                     next + kv.key_bytes(), out);
+  fetch_bytes(next + kv.scale_offset() + static_cast<size_t>(kv.d16) * 2, count * 4);
 }
 
 // ---- tiles --------------------------------------------------------------------------------------------------------

@@ -28,12 +28,6 @@ struct Codes {
   }
 };
 
-// bf16 numbers of two neighbours in the lower and the upper half.
-QUIRE_INLINE V16 two_halves(const uint16_t* p) {
-  const __m512i pair = _mm512_set1_epi32(static_cast<int>(p[0]) << 16);
-  return {_mm512_castsi512_ps(_mm512_mask_set1_epi32(pair, 0xff00, static_cast<int>(p[1]) << 16))};
-}
-
 // The first, and the second, of sixteen pairs of bf16.
 QUIRE_INLINE V16 first_of(P16 x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(x.v, 16))}; }
 QUIRE_INLINE V16 second_of(P16 x) {
@@ -48,12 +42,47 @@ QUIRE_INLINE void store_keys(uint16_t* p, V16 a, V16 b) {
                                           0x1e000e, 0x1f000f);
   _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, both_bf16(a, b)));
 }
-// Of two values, the lower and the upper halves, numbers 0 … 7 in a and 8 … 15 in b: those of the one and the other in turn.
-QUIRE_INLINE void store_values(uint16_t* p, V16 a, V16 b) {
-  const __m512i order = _mm512_setr_epi32(0x080000, 0x090001, 0x0a0002, 0x0b0003, 0x0c0004, 0x0d0005, 0x0e0006,
-                                          0x0f0007, 0x180010, 0x190011, 0x1a0012, 0x1b0013, 0x1c0014, 0x1d0015,
-                                          0x1e0016, 0x1f0017);
-  _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, both_bf16(a, b)));
+// What codes stand for in two groups, as bf16: scale · code + least.
+struct Levels {
+  __m512i of;
+  inline __attribute__((always_inline)) Levels(float scale0, float least0, float scale1, float least1) {
+    const V16 code = {_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)};
+    of = both_bf16(fma(code, set1(scale0), set1(least0)), fma(code, set1(scale1), set1(least1)));
+  }
+};
+// Bytes of both groups, the first in the lower half of a lane, as the numbers of a line. Their codes are kBits from bit
+// `shift` of each half on.
+template <int kBits>
+QUIRE_INLINE void store_levels(uint16_t* p, const Levels& levels, __m512i bytes, __m512i shift) {
+  const __m512i codes = _mm512_srlv_epi16(bytes, shift);
+  constexpr int kMask = (1 << kBits) - 1;
+  // (codes & mask) | 16 in the upper half
+  const __m512i at = _mm512_ternarylogic_epi32(codes, _mm512_set1_epi32(kMask << 16 | kMask),
+                                               _mm512_set1_epi32(1 << 20), 0xea);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi16(at, levels.of));
+}
+// Sixteen bytes, brought to lanes: `order` has a byte for the lower and one for the upper half of each lane.
+QUIRE_INLINE __m512i spread_bytes(const uint8_t* p, __m512i order) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), order);
+}
+// A line of keys: byte i has codes of both groups for lane i, the second kBits above the first.
+template <int kBits, int kShift>
+QUIRE_INLINE void widen_key_line(uint16_t* p, const uint8_t* bytes, const Levels& levels) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i order = _mm512_or_si512(_mm512_mullo_epi32(lane, _mm512_set1_epi32(0x10001)),
+                                        _mm512_set1_epi32(static_cast<int>(0x80008000u)));
+  store_levels<kBits>(p, levels, spread_bytes(bytes, order), _mm512_set1_epi32((kShift + kBits) << 16 | kShift));
+}
+// A line of values: bytes 0 … 7 are of the first group, the others of the second; lanes 0 … 7 have their codes kBits below
+// those of lanes 8 … 15.
+template <int kBits, int kShift>
+QUIRE_INLINE void widen_value_line(uint16_t* p, const uint8_t* bytes, const Levels& levels) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
+  const __m512i order = _mm512_or_si512(_mm512_mullo_epi32(lane, _mm512_set1_epi32(0x10001)),
+                                        _mm512_set1_epi32(static_cast<int>(0x80088000u)));
+  const __m512i shift = _mm512_mask_set1_epi32(_mm512_set1_epi32(kShift << 16 | kShift), 0xff00,
+                                               (kShift + kBits) << 16 | (kShift + kBits));
+  store_levels<kBits>(p, levels, spread_bytes(bytes, order), shift);
 }
 
 // bf16 of bytes by a table of 128 for those without a sign.
@@ -100,20 +129,32 @@ struct Codes {
   }
 };
 
-QUIRE_INLINE V16 two_halves(const uint16_t* p) {
-  return first_n(8, set1(bf16_to_float(p[0])), set1(bf16_to_float(p[1])));
-}
-
 QUIRE_INLINE void store_keys(uint16_t* p, V16 a, V16 b) {
   uint16_t t[32];
   store_bf16(t, a);
   store_bf16(t + 16, b);
   for (int i = 0; i < 16; ++i) p[2 * i] = t[i], p[2 * i + 1] = t[16 + i];
 }
-QUIRE_INLINE void store_values(uint16_t* p, V16 a, V16 b) {
+struct Levels {
+  float scale[2], least[2];
+  Levels(float scale0, float least0, float scale1, float least1) : scale{scale0, scale1}, least{least0, least1} {}
+};
+template <int kBits, int kShift>
+QUIRE_INLINE void widen_key_line(uint16_t* p, const uint8_t* bytes, const Levels& levels) {
+  const Codes<kBits, 0> codes;
+  const I16 x = widen_bytes(bytes);
+  store_keys(p, fma(codes.template at<kShift>(x), set1(levels.scale[0]), set1(levels.least[0])),
+             fma(codes.template at<kShift + kBits>(x), set1(levels.scale[1]), set1(levels.least[1])));
+}
+template <int kBits, int kShift>
+QUIRE_INLINE void widen_value_line(uint16_t* p, const uint8_t* bytes, const Levels& levels) {
+  const Codes<kBits, 0> codes;
+  const I16 x = widen_bytes(bytes);
+  const V16 scale = first_n(8, set1(levels.scale[0]), set1(levels.scale[1]));
+  const V16 least = first_n(8, set1(levels.least[0]), set1(levels.least[1]));
   uint16_t t[32];
-  store_bf16(t, a);
-  store_bf16(t + 16, b);
+  store_bf16(t, fma(codes.template at<kShift>(x), scale, least));
+  store_bf16(t + 16, fma(codes.template at<kShift + kBits>(x), scale, least));
   for (int i = 0; i < 8; ++i) {
     p[2 * i] = t[i], p[2 * i + 1] = t[8 + i];
     p[16 + 2 * i] = t[16 + i], p[16 + 2 * i + 1] = t[24 + i];

@@ -8,6 +8,7 @@ scales.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from quire.engine.build.opening import Model
 from quire.executor.base import F32, Limits, StepArrays
 from quire.executor.kinds import native_kind
 from quire.program.formats import HeadScales
-from quire.program.ops.attention import RopeWrite
+from quire.program.ops.attention import HeadShape
 from quire.types import UnsupportedModelError
 
 CHUNK = 64  # tokens of a step
@@ -37,7 +38,10 @@ def calibrate_scales(
     """
     asked = asked.replace(kv_cache_dtype="auto", kv_cache_scales=None, max_num_seqs=1, max_model_len=length)
     config, program = choose(model, asked, machine_facts("native"))
-    ops = [(index, op) for index, op in enumerate(program.body) if isinstance(op, RopeWrite)]
+    # the rows of queries, keys and values that attention finds, rotated as the cache has them
+    ops: list[tuple[int, Any]] = [
+        (index, op) for index, op in enumerate(program.body) if op.reads_cache and hasattr(op, "qkv")
+    ]
     if not ops:
         raise UnsupportedModelError("calibrate: no layer of the model has keys and values by head")
     groups, blocks = len(program.cache_groups), -(-length // 16)
@@ -60,7 +64,7 @@ def calibrate_scales(
                 executor.run_range(n, 1, 0, done, index + 1)
                 done = index + 1
                 rows = executor.read(op.qkv, n)
-                largest[op.layer] = np.maximum(largest[op.layer], _magnitudes(op, rows))
+                largest[op.layer] = np.maximum(largest[op.layer], _magnitudes(op.shape, rows))
             executor.run_range(n, 1, 0, done, len(program.body))
     finally:
         executor.close()
@@ -77,9 +81,9 @@ def _chunks(count: int, length: int) -> Iterator[tuple[int, int]]:
         yield from ((start, min(start + CHUNK, end)) for start in range(begin, end, CHUNK))
 
 
-def _magnitudes(op: RopeWrite, rows: F32) -> F32:
+def _magnitudes(shape: HeadShape, rows: F32) -> F32:
     """The greatest magnitude of each head's keys and values, [2, heads]."""
-    heads = rows[:, op.shape.q_cols :].reshape(len(rows), 2, op.shape.kv_heads, op.shape.head_dim)
+    heads = rows[:, shape.q_cols :].reshape(len(rows), 2, shape.kv_heads, shape.head_dim)
     found: F32 = np.abs(heads).max((0, 3))
     return found
 
