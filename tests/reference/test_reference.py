@@ -11,6 +11,7 @@ from quire import LLM, SamplingParams
 from quire.cli.main import main
 from quire.cli.reference import NAMES
 from quire.config.shipped import shipped_models
+from quire.reference.decoder import Transformer, generate
 from quire.reference.plain_attention import (
     attention,
     attention_gradient,
@@ -18,9 +19,8 @@ from quire.reference.plain_attention import (
     online_softmax,
     tiled_attention,
 )
-from quire.reference.decoder import Transformer, generate
-from quire.reference.static_serving import Contiguous, paged_waste, static_batches
 from quire.reference.speculative_step import accept
+from quire.reference.static_serving import Contiguous, paged_waste, static_batches
 
 RNG = np.random.default_rng(5)
 
