@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.bench.doctor.cause import Cause
-    from quire.bench.doctor.metrics_window import Reading
+    from quire.bench.doctor.metrics_window import MetricsPage
 
 _WATCHED = 1.0  # seconds, without a server
 
@@ -64,7 +64,7 @@ def _lines(cause: Cause) -> str:
     return f"  {'!' if cause.problem else '-'} {cause.name}: {cause.says}\n      {numbers}{tries}"
 
 
-def _page(url: str | None) -> Reading:
+def _page(url: str | None) -> MetricsPage:
     """The metrics of a server. Raises ServerRefusedError."""
     from urllib.error import URLError
     from urllib.parse import urlsplit

@@ -26,7 +26,7 @@ ENDED = _both("request_success_total")
 
 
 def diagnose(window: Window) -> list[Cause]:
-    """The findings of all rules, problems first."""
+    """The causes that any rule sees, problems first."""
     found = [cause for rule in RULES for cause in rule(window)]
     return sorted(found, key=lambda cause: not cause.problem)
 

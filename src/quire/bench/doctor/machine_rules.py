@@ -63,7 +63,7 @@ def machine_state(noise: Noise, cache: Path, bandwidth: float = 0.0) -> MachineS
 
 
 def examine(facts: MachineState) -> Iterator[Cause]:
-    """The findings on a machine."""
+    """What is wrong with a machine."""
     yield from _processors(facts)
     yield from _memory(facts)
     if facts.open_files < _FEW_FILES:

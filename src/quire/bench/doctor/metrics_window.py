@@ -6,17 +6,17 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-Sample = tuple[Mapping[str, str], float]
-Reading = dict[str, list[Sample]]
+LabelledValue = tuple[Mapping[str, str], float]
+MetricsPage = dict[str, list[LabelledValue]]
 
 _LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _MAX_LINES = 200_000
 
 
-def read_page(text: str) -> Reading:
+def read_page(text: str) -> MetricsPage:
     """Samples by name, with their labels. Lines that are no samples are skipped."""
-    found: Reading = {}
+    found: MetricsPage = {}
     for line in text.split("\n", _MAX_LINES)[:_MAX_LINES]:
         match = _LINE.match(line) if line and line[0] != "#" else None
         if match is None:
@@ -32,7 +32,7 @@ def read_page(text: str) -> Reading:
 class Window:
     """What a server did between two readings, `seconds` apart. A metric has the first of its names that is there."""
 
-    def __init__(self, before: Reading, after: Reading, seconds: float) -> None:
+    def __init__(self, before: MetricsPage, after: MetricsPage, seconds: float) -> None:
         self.seconds = seconds
         self._before, self._after = before, after
 
@@ -85,9 +85,9 @@ class Window:
         return next((name for name in names if name in self._after), None)
 
 
-def _sum(samples: Iterable[Sample]) -> float:
+def _sum(samples: Iterable[LabelledValue]) -> float:
     return sum(value for _, value in samples if math.isfinite(value))
 
 
-def _having(samples: Iterable[Sample], labels: Mapping[str, str]) -> list[Sample]:
+def _having(samples: Iterable[LabelledValue], labels: Mapping[str, str]) -> list[LabelledValue]:
     return [one for one in samples if all(one[0].get(name) == value for name, value in labels.items())]
