@@ -285,9 +285,15 @@ QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int fir
   const bool widen = T::widened && !now.recent;
   const Tiles<T> wide = widen ? now.in(s.wide, s.d16) : now;
   const Ahead<T> found{wide, ahead.next, ahead.d16};
-  if (widen)
+  if (widen && kv_late(t.kv.type)) {
+    for (int c = now.seen.begin & ~1; c < now.seen.end; c += 2) {
+      const char* even = c < now.seen.begin ? now.at[c + 1] - t.kv.tile_bytes : now.at[c];
+      widen_late_keys(t.kv, even, ahead.next.at[c], s.wide + c * kTile * s.d16);
+    }
+  } else if (widen) {
     for (int c = now.seen.begin; c < now.seen.end; ++c)
-      widen_keys(t.kv, now.at[c], c & 1, ahead.next.at[c], s.wide + c * kTile * s.d16);
+      widen_keys(t.kv, now.at[c], ahead.next.at[c], s.wide + c * kTile * s.d16);
+  }
   score_group<T>(t, s, first, rows, group, found, beside);
   if (widen)
     for (int c = now.seen.begin; c < now.seen.end; ++c)

@@ -13,6 +13,10 @@ namespace quire {
 namespace QUIRE_ISA {
 
 constexpr int kLineNumbers = 32;
+template <int N>
+struct Number {
+  static constexpr int value = N;
+};
 
 // ---- fp8 ----------------------------------------------------------------------------------------------------------
 
@@ -116,31 +120,33 @@ QUIRE_INLINE void widen_i4_values(const KVLayout& kv, const char* tile, const ch
 
 // ---- kivi ---------------------------------------------------------------------------------------------------------
 
-// Numbers of keys by d: scales, then what code 0 stands for, from the tile itself and the other of its 32 tokens.
-QUIRE_INLINE void key_numbers(const KVLayout& kv, const char* tile, bool second, float* numbers) {
-  const size_t at = kv.scale_offset();
-  const char *even = second ? tile - kv.tile_bytes : tile, *odd = even + kv.tile_bytes;
-  for (int d = 0; d < kv.d16; d += 16) {
-    store(numbers + d, load_bf16(reinterpret_cast<const uint16_t*>(even + at) + d));
-    store(numbers + kMaxHeadDim + d, load_bf16(reinterpret_cast<const uint16_t*>(odd + at) + d));
-  }
-}
-
+// The keys of 32 tokens, two tiles; `even` is the first of them. Both share what codes stand for.
 template <int kBits>
-QUIRE_INLINE void widen_kivi_keys(const KVLayout& kv, const char* tile, bool second, const char* next, uint16_t* out) {
-  alignas(64) float numbers[2 * kMaxHeadDim];
-  key_numbers(kv, tile, second, numbers);
-  const float* least = numbers + kMaxHeadDim;
-  constexpr int kStep = 4 / kBits;  // lines of sixteen bytes
-  const uint8_t* codes = reinterpret_cast<const uint8_t*>(tile);
-  for (int d = 0; d < kv.d16; d += 2 * kStep, codes += 16, out += kStep * kLineNumbers) {
-    if (d % (8 * kStep) == 0) prefetch(next + (codes - reinterpret_cast<const uint8_t*>(tile)));
-    widen_key_line<kBits, 0>(out, codes, Levels(numbers[d], least[d], numbers[d + 1], least[d + 1]));
-    if constexpr (kStep == 2)
-      widen_key_line<kBits, 4>(out + kLineNumbers, codes,
-                               Levels(numbers[d + 2], least[d + 2], numbers[d + 3], least[d + 3]));
+QUIRE_INLINE void widen_kivi_keys(const KVLayout& kv, const char* even, const char* next, uint16_t* out) {
+  alignas(64) float scales[kMaxHeadDim], least[kMaxHeadDim];
+  const char* odd = even + kv.tile_bytes;
+  const size_t numbers = kv.scale_offset();
+  for (int d = 0; d < kv.d16; d += 16) {
+    store(scales + d, load_bf16(reinterpret_cast<const uint16_t*>(even + numbers) + d));
+    store(least + d, load_bf16(reinterpret_cast<const uint16_t*>(odd + numbers) + d));
   }
-  fetch_bytes(next + kv.scale_offset(), static_cast<size_t>(kv.d16) * 2);
+  constexpr int kStep = 4 / kBits;  // lines of sixteen bytes
+  const size_t apart = static_cast<size_t>(kTile) * kv.d16;
+  const auto lines = [&](auto shift, int d, size_t at) __attribute__((always_inline)) {
+    const Levels levels(scales[d], least[d], scales[d + 1], least[d + 1]);
+    const uint8_t* codes = reinterpret_cast<const uint8_t*>(even + at);
+    uint16_t* to = out + d / 2 * kLineNumbers;
+    widen_key_line<kBits, decltype(shift)::value>(to, codes, levels);
+    widen_key_line<kBits, decltype(shift)::value>(to + apart, codes + kv.tile_bytes, levels);
+  };
+  size_t at = 0;
+  for (int d = 0; d < kv.d16; d += 2 * kStep, at += 16) {
+    if (at % 64 == 0) prefetch(next + at), prefetch(next + kv.tile_bytes + at);
+    lines(Number<0>(), d, at);
+    if constexpr (kStep == 2) lines(Number<4>(), d + 2, at);
+  }
+  fetch_bytes(next + numbers, static_cast<size_t>(kv.d16) * 2);
+  fetch_bytes(next + kv.tile_bytes + numbers, static_cast<size_t>(kv.d16) * 2);
 }
 
 template <int kBits>
@@ -156,17 +162,19 @@ QUIRE_INLINE void widen_kivi_values(const KVLayout& kv, const char* tile, const 
 
 // ---- tiles --------------------------------------------------------------------------------------------------------
 
-// The keys of a tile, [d/2][16][2]. `second`: of the two tiles of 32 tokens it is the other one.
-QUIRE_INLINE void widen_keys(const KVLayout& kv, const char* tile, bool second, const char* next, uint16_t* out) {
+// The keys of a tile, [d/2][16][2], of formats whose keys share nothing with other tiles.
+QUIRE_INLINE void widen_keys(const KVLayout& kv, const char* tile, const char* next, uint16_t* out) {
   switch (kv.type) {
     case KVType::e4m3: return widen_fp8<3>(tile, next, kv.d16 / 2, out);
     case KVType::e5m2: return widen_fp8<2>(tile, next, kv.d16 / 2, out);
-    case KVType::kivi4: return widen_kivi_keys<4>(kv, tile, second, next, out);
-    case KVType::kivi2: return widen_kivi_keys<2>(kv, tile, second, next, out);
     default: return widen_i4_keys(kv, tile, next, out);
   }
 }
-// And its values, [8][d16][2].
+// And of two tiles, 32 tokens, in others.
+QUIRE_INLINE void widen_late_keys(const KVLayout& kv, const char* even, const char* next, uint16_t* out) {
+  kv.type == KVType::kivi4 ? widen_kivi_keys<4>(kv, even, next, out) : widen_kivi_keys<2>(kv, even, next, out);
+}
+// The values of a tile, [8][d16][2].
 QUIRE_INLINE void widen_values(const KVLayout& kv, const char* tile, const char* next, uint16_t* out) {
   const size_t at = kv.key_bytes();
   switch (kv.type) {

@@ -59,6 +59,25 @@ class DType(enum.Enum):
 
     i32 = 4
 
+class KVType(enum.Enum):
+    f32 = 0
+
+    bf16 = 1
+
+    f16 = 2
+
+    i8 = 3
+
+    e4m3 = 4
+
+    e5m2 = 5
+
+    i4 = 6
+
+    kivi4 = 7
+
+    kivi2 = 8
+
 class GroupKind(enum.Enum):
     """Formats of scales and offsets of groups."""
 
@@ -101,12 +120,21 @@ def dtype_bytes(dtype: DType) -> int:
 def kv_elems(head_dim: int) -> int:
     """Numbers that a key or value of head_dim takes in the cache."""
 
-def kv_vector_bytes(elems: int, dtype: DType) -> int:
-    """Bytes of a key or value of so many numbers, with its scale."""
+def kv_pair_bytes(elems: int, type: KVType) -> int:
+    """Bytes of a key and a value of so many numbers, with their scales."""
+
+def kv_scale_bytes(elems: int, type: KVType) -> int:
+    """Bytes of the scales among them."""
+
+def kv_late(type: KVType) -> bool:
+    """Whether tokens come to the cache when they are no longer recent."""
+
+def kv_widened(type: KVType) -> bool:
+    """Whether attention multiplies these numbers as bfloat16."""
 
 def attention_bytes(shapes: Sequence[Sequence[int]], threads: int, max_len: int) -> int:
     """
-    Bytes of scratch that attention needs; a shape is (head_dim, heads, kv_heads, rank).
+    Bytes of scratch that attention needs; a shape is (head_dim, heads, kv_heads, rank, whether its cache is widened).
     """
 
 def attention_parts(
@@ -206,7 +234,20 @@ class Executor:
         logits: bool,
         per: int,
     ) -> None: ...
-    def add_kv_layer(self, group: int, kv_heads: int, head_dim: int, offset: int) -> None: ...
+    def add_kv_layer(
+        self,
+        group: int,
+        kv_heads: int,
+        head_dim: int,
+        offset: int,
+        type: KVType,
+        k_scales: Sequence[float],
+        v_scales: Sequence[float],
+    ) -> None:
+        """
+        Scales: what a stored 1 of each head's keys and values stands for; 1 but in an fp8 cache.
+        """
+
     def add_op(self, kind: str, fields: Mapping[str, None | bool | int | float | str]) -> None:
         """
         An op by the name of its class in program/ops, with all its fields; those of records as "shape.heads".
@@ -223,7 +264,6 @@ class Executor:
         block_tables: Sequence[int],
         arena_bytes: int,
         block_bytes: int,
-        kv_dtype: DType,
     ) -> None: ...
     def add_adapted(self, name: str, cols: int, rank: int, rows: Sequence[int]) -> None:
         """A linear that adapters may change, with the rows of its parts."""
@@ -241,8 +281,10 @@ class Executor:
     def copy_blocks(self, blocks: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks of the cache to others."""
 
-    def fill_cache(self, value: float) -> None:
-        """Overwrite the whole cache; for tests."""
+    def fill_cache(self, byte: int) -> None:
+        """
+        Overwrite every byte of the cache; for tests. 255 is NaN, or a scale that is NaN, in every format.
+        """
 
     def buffer(self, name: str) -> int: ...
     @property

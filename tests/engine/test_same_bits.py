@@ -52,7 +52,7 @@ def test_alone_or_crowded(checkpoint: Folder, name: str, dtype: str) -> None:
         formats = {"kv_cache_dtype": dtype.removesuffix("-kv")}
     if dtype == "float32-head":
         formats = {"dtype": "bfloat16", "fp32_lm_head": True}
-    common = {"max_model_len": 320 if late else LENGTH, "progress": False, **formats}
+    common = {"max_model_len": 256 if late else LENGTH, "progress": False, **formats}
     more, shared = (150, 160) if late else (0, 40)
     asks = [(prompt(seed, more + 10 + 7 * seed), params(seed)) for seed in range(6)]
     asks += [(asks[5][0][:shared] + prompt(9, 5), params(7)), (asks[5][0], params(8, n=2, temperature=1.3))]

@@ -60,13 +60,13 @@ def resolve(asked: EngineConfig, model: ModelTraits, machine: MachineFacts) -> R
         notices.append(
             f"max_num_batched_tokens was raised to {length}: without chunked prefill, a prompt must fit into one step"
         )
-    size = asked.cache.block_size
-    if KV_DTYPES[kv] in LATE_KV and size % LATE_TOKENS:
-        size += LATE_TOKENS - size % LATE_TOKENS
+    block = asked.cache.block_size
+    if KV_DTYPES[kv] in LATE_KV and block % LATE_TOKENS:
+        block += LATE_TOKENS - block % LATE_TOKENS
         notices.append(
-            f"block_size was raised to {size}: kv_cache_dtype = {kv} rounds {LATE_TOKENS} tokens together"
+            f"block_size was raised to {block}: kv_cache_dtype = {kv} rounds {LATE_TOKENS} tokens together"
         )
-        asked = asked.replace(block_size=size)
+        asked = asked.replace(block_size=block)
     quantized = _QUANTIZED[asked.formats.quantization]
     head = asked.formats.quantize_head
     head = ("int8" if quantized else "none") if head == "auto" else head

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.loader.safetensors import SafetensorsFile
 from quire.loader.safetensors_writer import write_safetensors
@@ -99,7 +100,7 @@ def _numbers(source: Source, name: str, heads: int) -> tuple[float, ...]:
     return tuple(map(float, numbers))
 
 
-def _floats(stored: Array, dtype: str, name: str) -> Array:
+def _floats(stored: Array, dtype: str, name: str) -> npt.NDArray[np.float32]:
     if dtype == "BF16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     if dtype not in {"F16", "F32", "F64"}:
