@@ -16,7 +16,7 @@ from quire.logprobs import PositionLogprobs
 
 WINDOWS = "qwen2-mixed-windows"
 LENGTH = 96
-FEW_BLOCKS = {"qwen3": 40, WINDOWS: 60}  # of kivi caches
+FEW_BLOCKS = {"qwen3": 28, WINDOWS: 44}  # of kivi caches
 
 
 def bits(output: RequestOutput) -> list[tuple[list[int], list[float]]]:
