@@ -110,6 +110,7 @@ class ServingConfig:
     api: tuple[str, ...] = option(
         (), f"APIs that clients may call: {', '.join(APIS)} (default: all of them)", metavar="NAME"
     )
+    ui: bool = option(True, "serve the web page, a chat, at /")
     chat_template: str | None = option(
         None, "chat template that replaces the checkpoint's: a file, or its text", metavar="FILE"
     )
