@@ -51,13 +51,13 @@ def test_a_server_over_pipes(tmp_path: Path) -> None:
         assert "a is no integer" in box.call("add", '{"a": "x"}').text
         assert box.call("add", "{").failed
         assert len(box.call("long", "{}").text) < MAX_RESULT_CHARS + 100
-        assert box.notes == ['calc also offers erase, sleep; "tools" names those that may be called']
+        assert box.notes == ['calc also offers erase, sleep, fail, die; "tools" names those that may be called']
 
 
 def test_a_server_over_http(tmp_path: Path, web: HttpToolServer) -> None:
     given = {"url": web.url, "tools": ["*"], "headers": {"Authorization": "Bearer k"}}
     with Toolbox(read_settings(settings_file(tmp_path, web=given))) as box:
-        assert len(box.tools) == 4
+        assert len(box.tools) == 6
         assert box.call("add", '{"a": 2, "b": 3}').text.startswith("5")
     methods = [method for method, _ in web.seen]
     assert methods == [
@@ -85,7 +85,7 @@ def test_only_what_the_file_allows_is_called(tmp_path: Path, web: HttpToolServer
     ("mode", "text"),
     [
         ("silent", "did not answer initialize within 0.5 s"),
-        ("noise", "sent a line that is not a JSON object"),
+        ("noise", "sent a message that is not a JSON object"),
         ("flood", "messages in place of an answer"),
         ("huge", "a message of more than"),
         ("ends", "has ended"),

@@ -14,11 +14,14 @@ TOOLS = [
     {
         "name": "add",
         "description": "Adds.",
+        "annotations": {"readOnlyHint": True},
         "inputSchema": {"type": "object", "properties": {"a": {}, "b": {}}},
     },
     {"name": "erase", "description": "Erases everything.", "inputSchema": {"type": "object"}},
     {"name": "long", "inputSchema": {"type": "object"}},
     {"name": "sleep", "inputSchema": {"type": "object"}},
+    {"name": "fail", "inputSchema": {"type": "object"}},
+    {"name": "die", "inputSchema": {"type": "object"}},
 ]
 
 
@@ -40,6 +43,11 @@ def answer(message: Message, mode: str = "") -> Message | None:
         name, given = message["params"]["name"], message["params"]["arguments"]
         if name == "add" and not isinstance(given.get("a"), int):
             return {"jsonrpc": "2.0", "id": number, "error": {"code": -32602, "message": "a is no integer"}}
+        if name == "fail":
+            content = [{"type": "text", "text": "it is broken"}]
+            return {"jsonrpc": "2.0", "id": number, "result": {"content": content, "isError": True}}
+        if name == "die":
+            sys.exit()
         if name == "sleep":
             time.sleep(given["seconds"])
         text = "x" * 100_000 if name == "long" else str(given.get("a", 0) + given.get("b", 0))
