@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ TOOLS = [
     {"name": "sleep", "inputSchema": {"type": "object"}},
     {"name": "fail", "inputSchema": {"type": "object"}},
     {"name": "die", "inputSchema": {"type": "object"}},
+    {"name": "process", "inputSchema": {"type": "object"}},
 ]
 
 
@@ -47,7 +49,10 @@ def answer(message: Message, mode: str = "") -> Message | None:
             content = [{"type": "text", "text": "it is broken"}]
             return {"jsonrpc": "2.0", "id": number, "result": {"content": content, "isError": True}}
         if name == "die":
-            sys.exit()
+            os._exit(1)
+        if name == "process":
+            content = [{"type": "text", "text": str(os.getpid())}]
+            return {"jsonrpc": "2.0", "id": number, "result": {"content": content}}
         if name == "sleep":
             time.sleep(given["seconds"])
         text = "x" * 100_000 if name == "long" else str(given.get("a", 0) + given.get("b", 0))
@@ -83,7 +88,9 @@ def pipes(mode: str) -> None:
 
 
 class HttpToolServer:
-    """On a loopback port. Modes: json, events, huge, slow, refuses, deaf. `seen`: methods and headers of requests."""
+    """On a loopback port. Modes: json, events, huge, slow, refuses, deaf, forgets. `seen`: methods and headers of
+    requests.
+    """
 
     def __init__(self, mode: str) -> None:
         self.seen: list[tuple[str, dict[str, str]]] = []
@@ -95,6 +102,9 @@ class HttpToolServer:
             def do_POST(self) -> None:
                 message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 owner.seen.append((str(message.get("method")), dict(self.headers)))
+                if mode == "forgets" and len(owner.seen) % 7 == 6:
+                    self.send(404, "text/plain", b"no such session")
+                    return
                 if mode == "refuses":
                     self.send(403, "text/plain", b"no")
                     return
@@ -109,7 +119,7 @@ class HttpToolServer:
                     self.send_response(200)
                     self.send_header("Content-Type", "text/event-stream")
                     self.end_headers()
-                    for _ in range(100):
+                    for _ in range(10_000):
                         self.wfile.write(b": waiting\n\n")
                         self.wfile.flush()
                         time.sleep(0.1)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from urllib.parse import urlsplit
 
-from quire.mcp.session import Incoming, McpError, Message, Stop, read_message
+from quire.mcp.session import Cancellation, Incoming, McpError, Message, read_message
 
 _PIECE = 64 * 1024
 _Posted = tuple[http.client.HTTPConnection, http.client.HTTPResponse]
@@ -30,7 +30,7 @@ class HttpTransport:
             "Accept": "application/json, text/event-stream",
         }
 
-    def exchange(self, message: Message, deadline: float, stop: Stop, /) -> Iterator[Incoming]:
+    def exchange(self, message: Message, deadline: float, stop: Cancellation, /) -> Iterator[Incoming]:
         with self._posted(message, deadline, stop) as (connection, response):
             session = response.headers.get("Mcp-Session-Id")
             if session is not None:
@@ -41,7 +41,7 @@ class HttpTransport:
                 yield read_message(self._name, self._body(connection, response, deadline))
 
     def notify(self, message: Message, deadline: float, /) -> None:
-        with self._posted(message, deadline, Stop()):
+        with self._posted(message, deadline, Cancellation()):
             pass
 
     def agreed(self, version: str, /) -> None:
@@ -57,7 +57,7 @@ class HttpTransport:
         connection.close()
 
     @contextlib.contextmanager
-    def _posted(self, message: Message, deadline: float, stop: Stop) -> Iterator[_Posted]:
+    def _posted(self, message: Message, deadline: float, stop: Cancellation) -> Iterator[_Posted]:
         """A message on its way: its connection, and the response, whose status is good."""
         connection = self._connect(deadline)
         try:

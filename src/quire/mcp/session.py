@@ -55,26 +55,26 @@ class Incoming(msgspec.Struct):
     error: RpcError | None = None
 
 
-class Stop:
+class Cancellation:
     """Lets one thread end the request that another one waits for."""
 
     def __init__(self) -> None:
-        self.stopped = False
+        self.cancelled = False
         self._ends: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
     def watch(self, end: Callable[[], None]) -> None:
-        """Have `end` called by `stop`, or now if that has been called."""
+        """Have `end` called by `cancel`, or now if that has been called."""
         with self._lock:
             self._ends.append(end)
-            if not self.stopped:
+            if not self.cancelled:
                 return
         end()
 
-    def stop(self) -> None:
+    def cancel(self) -> None:
         """End the request."""
         with self._lock:
-            self.stopped, ends = True, list(self._ends)
+            self.cancelled, ends = True, list(self._ends)
         for end in ends:
             end()
 
@@ -88,9 +88,9 @@ class Transport(Protocol):
     def broken(self) -> bool:
         """Whether nothing can be sent any more."""
 
-    def exchange(self, message: Message, deadline: float, stop: Stop, /) -> Iterator[Incoming]:
+    def exchange(self, message: Message, deadline: float, stop: Cancellation, /) -> Iterator[Incoming]:
         """Send a request; yields its answer, and what else the server sends until then. Raises TimeoutError at
-        `deadline`, a time of time.monotonic(), McpError after a stop.
+        `deadline`, a time of time.monotonic(), McpError after a cancellation.
         """
 
     def notify(self, message: Message, deadline: float, /) -> None:
@@ -165,7 +165,7 @@ class McpSession:
         """Whether the server can be asked nothing any more."""
         return self._transport.broken
 
-    def open(self, version: str, stop: Stop | None = None) -> None:
+    def open(self, version: str, stop: Cancellation | None = None) -> None:
         """The handshake; `version` is Quire's."""
         asked = {
             "protocolVersion": VERSIONS[0],
@@ -178,7 +178,7 @@ class McpSession:
         self._transport.agreed(spoken)
         self._notify("notifications/initialized", {})
 
-    def tools(self, stop: Stop | None = None) -> list[OfferedTool]:
+    def tools(self, stop: Cancellation | None = None) -> list[OfferedTool]:
         """All tools that the server offers."""
         found: list[OfferedTool] = []
         cursor: str | None = None
@@ -194,7 +194,7 @@ class McpSession:
                 return found
         raise self._error(f"has more than {MAX_PAGES} pages of tools")
 
-    def call(self, tool: str, arguments: Mapping[str, Any], stop: Stop | None = None) -> CallResult:
+    def call(self, tool: str, arguments: Mapping[str, Any], stop: Cancellation | None = None) -> CallResult:
         """Call a tool."""
         answer = self._ask("tools/call", {"name": tool, "arguments": arguments}, _Called, stop)
         text = "\n".join(map(_text_of, answer.content))
@@ -204,11 +204,11 @@ class McpSession:
         """End the session."""
         self._transport.close()
 
-    def _ask(self, method: str, params: Mapping[str, Any], kind: type[T], stop: Stop | None) -> T:
+    def _ask(self, method: str, params: Mapping[str, Any], kind: type[T], stop: Cancellation | None) -> T:
         """The result of a request. Requests of the server are answered meanwhile; there is nothing that it may ask."""
         number, deadline = next(self._numbers), time.monotonic() + self._timeout
         request = {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)}
-        stop = stop or Stop()
+        stop = stop or Cancellation()
         try:
             for stray, message in enumerate(self._transport.exchange(request, deadline, stop)):
                 if message.method is not None:
@@ -225,10 +225,10 @@ class McpSession:
                 f"did not answer {method} within {self._timeout:g} s", code=TIMED_OUT, lost=True
             ) from None
         except McpError:
-            if stop.stopped:
+            if stop.cancelled:
                 self._give_up(method, number, "the request was cancelled")
             raise
-        if stop.stopped:
+        if stop.cancelled:
             self._give_up(method, number, "the request was cancelled")
         raise self._error(f"ended the connection without an answer to {method}", lost=True)
 

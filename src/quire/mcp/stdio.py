@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from quire.mcp.session import Incoming, McpError, Message, Stop, read_message
+from quire.mcp.session import Cancellation, Incoming, McpError, Message, read_message
 
 # Other variables may hold keys, which stay here.
 _INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER")
@@ -65,7 +65,7 @@ class StdioTransport:
         """Whether the process has ended, or has sent what cannot be read."""
         return self._failure is not None or self._process.poll() is not None
 
-    def exchange(self, message: Message, deadline: float, stop: Stop, /) -> Iterator[Incoming]:
+    def exchange(self, message: Message, deadline: float, stop: Cancellation, /) -> Iterator[Incoming]:
         number, inbox = message["id"], _Inbox()
         with self._changed:
             if self._failure is not None:

@@ -152,8 +152,8 @@ class StreamForm:
     not: each of their chunks has more than text. `kept` answers are held until their end, where they are repeated.
     `ended` is awaited before the end is sent. `begun` is told of the run before its first delta. `turn` is awaited with
     None and then with each generation: it says what is asked next, nothing at the end, and may send bytes meanwhile.
-    `progress` makes what says how far the prompt of a choice is; `ping` keeps the connection open while there is nothing
-    to say.
+    `progress` makes what says how far the prompt of a choice is; `ping` keeps the connection open while there is
+    nothing to say.
     """
 
     chunk_of: ChunkOf

@@ -7,16 +7,17 @@ time and of bytes, and those of one key to one server take at most half of the p
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from quire import __version__
 from quire.mcp.connect import connect
-from quire.mcp.session import TIMED_OUT, CallResult, McpError, McpSession, OfferedTool, Stop
+from quire.mcp.session import TIMED_OUT, CallResult, Cancellation, McpError, McpSession, OfferedTool
 from quire.mcp.settings import McpSettings, ServerSettings
 from quire.server.logs import log
 from quire.server.metrics import ToolServerCounts
@@ -45,6 +46,8 @@ class ToolServers:
         self._seats: dict[_Key, _Seat] = {}  # the last used last
         self._running: Counter[_Key] = Counter()
         self._freed = asyncio.Condition()
+        self._waking: set[asyncio.Task[None]] = set()
+        self._threads = ThreadPoolExecutor(settings.calls, "quire-tools")
         self._told: set[str] = set()
 
     @property
@@ -88,10 +91,11 @@ class ToolServers:
         for seat in seats:
             if seat.session is not None:
                 seat.session.close()
+        self._threads.shutdown(wait=False)
 
     async def _run(
         self, tenant: str, server: ServerSettings, counts: ToolServerCounts, what: str,
-        work: Callable[[McpSession, Stop], T],
+        work: Callable[[McpSession, Cancellation], T],
     ) -> T:  # fmt: skip
         """Do `work` in a thread, within the time of the server. Cancelling this ends it."""
         start, outcome = time.monotonic(), "error"
@@ -113,7 +117,9 @@ class ToolServers:
             counts.count(server.name, what, outcome, time.monotonic() - start)
         return found
 
-    async def _try(self, tenant: str, server: ServerSettings, work: Callable[[McpSession, Stop], T]) -> T:
+    async def _try(
+        self, tenant: str, server: ServerSettings, work: Callable[[McpSession, Cancellation], T]
+    ) -> T:
         key = tenant, server.name
         try:
             return await self._in_place(key, server, work)
@@ -122,37 +128,38 @@ class ToolServers:
                 raise
         return await self._in_place(key, server, work)
 
-    async def _in_place(self, key: _Key, server: ServerSettings, work: Callable[[McpSession, Stop], T]) -> T:
-        """Take a place, and a thread that keeps it until it ends, which is soon after a stop."""
+    async def _in_place(
+        self, key: _Key, server: ServerSettings, work: Callable[[McpSession, Cancellation], T]
+    ) -> T:
+        """Take a place, and a thread that keeps it until it ends, which is soon after a cancellation."""
         async with self._freed:
             await self._freed.wait_for(lambda: self._may_run(key))
             self._running[key] += 1
-        stop, seat = Stop(), self._seat(key)
+        seat, stop = self._seat(key), Cancellation()
         seat.users += 1
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        loop = asyncio.get_running_loop()
-
-        def run() -> None:
-            try:
-                session = self._opened(seat, server, stop)
-                try:
-                    made = work(session, stop)
-                except McpError as error:
-                    if error.lost:
-                        self._retire(seat, session)
-                    raise
-            except BaseException as error:
-                end: tuple[Callable[..., None], Any] = _fail, error
-            else:
-                end = _succeed, made
-            with contextlib.suppress(RuntimeError):  # of a loop that is closed: nobody waits
-                loop.call_soon_threadsafe(self._ended, key, seat, done, *end)
-
-        threading.Thread(target=run, name=f"mcp-call-{server.name}", daemon=True).start()
+        call = asyncio.get_running_loop().run_in_executor(
+            self._threads, partial(self._work, seat, server, stop, work)
+        )
+        call.add_done_callback(partial(self._ended, key, seat))
         try:
-            return await done
+            return await asyncio.shield(call)
         except asyncio.CancelledError:
-            stop.stop()
+            stop.cancel()
+            raise
+
+    def _work(
+        self,
+        seat: _Seat,
+        server: ServerSettings,
+        stop: Cancellation,
+        work: Callable[[McpSession, Cancellation], T],
+    ) -> T:
+        session = self._opened(seat, server, stop)
+        try:
+            return work(session, stop)
+        except McpError as error:
+            if error.lost:
+                self._retire(seat, session)
             raise
 
     def _may_run(self, key: _Key) -> bool:
@@ -160,19 +167,15 @@ class ToolServers:
         free, own = self.settings.calls - self._running.total(), self._running[key]
         return free > 0 and (not own or own < free)
 
-    def _ended(
-        self, key: _Key, seat: _Seat, done: asyncio.Future[T], end: Callable[..., None], found: Any
-    ) -> None:
+    def _ended(self, key: _Key, seat: _Seat, call: asyncio.Future[Any]) -> None:
         seat.users -= 1
         self._running[key] -= 1
         if not self._running[key]:
             del self._running[key]
-        if not done.done():
-            end(done, found)
-        elif end is _fail and not isinstance(found, McpError):
-            log.error("unexpected failure of a tool server", exc_info=found)
-        task = asyncio.ensure_future(self._wake())
-        task.add_done_callback(lambda _: None)
+        call.exception()  # nobody may wait for it any more
+        waking = asyncio.create_task(self._wake())
+        self._waking.add(waking)
+        waking.add_done_callback(self._waking.discard)
 
     async def _wake(self) -> None:
         async with self._freed:
@@ -198,7 +201,7 @@ class ToolServers:
                     threading.Thread(target=seat.session.close, daemon=True).start()
                 return
 
-    def _opened(self, seat: _Seat, server: ServerSettings, stop: Stop) -> McpSession:
+    def _opened(self, seat: _Seat, server: ServerSettings, stop: Cancellation) -> McpSession:
         with seat.opening:
             session = seat.session
             if session is not None and session.broken:
@@ -229,11 +232,3 @@ class ToolServers:
         if text not in self._told and len(self._told) < MAX_SESSIONS:
             self._told.add(text)
             log.warning("%s (told once; see the metric quire_tool_server_requests)", text)
-
-
-def _succeed(done: asyncio.Future[Any], found: Any) -> None:
-    done.set_result(found)
-
-
-def _fail(done: asyncio.Future[Any], error: BaseException) -> None:
-    done.set_exception(error)

@@ -42,6 +42,7 @@ from quire.server.query import PAGE, page_of, query_of
 from quire.server.request_memory import answer_costs
 from quire.server.requests import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from quire.server.routes import Act, HttpRoute, Post
+from quire.server.sampling import chat_params
 from quire.types import QuireError
 
 if TYPE_CHECKING:
@@ -151,7 +152,10 @@ async def _with_turns(
     from quire.server.dialects.responses_tools import ToolTurns, find_offers
 
     offers = find_offers(context, body)
-    chat_messages(items, body.instructions)  # what is wrong with one is told before a server is asked
+    # what is wrong with the items, or with a parameter, is told before a server is asked
+    messages = chat_messages(items, body.instructions)
+    params = chat_params(_chat_request(context, body, messages, ([], None)), context.card().default_sampling)
+    response.temperature, response.top_p = params.temperature, params.top_p
     body.input = ""
 
     def ask(

@@ -241,4 +241,6 @@ def chat_choice(choice: str | dict[str, Any] | None) -> Any:
             "type": "allowed_tools",
             "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": listed},
         }
-    raise RequestError("tool_choice", 'must be "auto", "none", "required", a function or allowed_tools')
+    raise RequestError(
+        "tool_choice", 'must be "auto", "none", "required", a function, allowed_tools, or mcp with such tools'
+    )

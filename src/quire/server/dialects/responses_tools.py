@@ -250,7 +250,6 @@ class ToolTurns:
         if later and self._tokens is not None and params.max_tokens is not None:
             params = replace(params, max_tokens=min(self._tokens, params.max_tokens))
             found = replace(found, request=replace(found.request, params=params))
-        self._response.temperature, self._response.top_p = params.temperature, params.top_p
         return found
 
     def _choice(self) -> Any:
@@ -276,6 +275,8 @@ class ToolTurns:
         if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
             names = [name for one in choice["tools"] if isinstance(one, dict) for name in self._chosen(one)]
             mode = "auto" if self._turn else choice.get("mode", "auto")
+            if mode == "required" and not names:
+                raise self._no_tools()
             return _allowed(mode, names) if names else "none"
         return "auto" if self._turn else chat_choice(choice)
 
@@ -454,13 +455,18 @@ class ToolTurns:
     async def _result(self, item: Item) -> tuple[str, bool]:
         """The text of a result, and whether the tool says that it failed. Raises McpError."""
         assert self._exchange is not None
-        (server,) = (o.server for o in self._offers if o.asked.server_label == item["server_label"])
+        label, name = item["server_label"], item["name"]
+        server = next(
+            (t.server for t in self.maker.tools.values() if (t.label, t.name) == (label, name)), None
+        )
+        if server is None:  # approved, but not offered any more
+            raise McpError(f"{name!r} of {label!r} is not among the tools of this response")
         try:
             arguments = read_arguments(item["arguments"])
         except ValueError as error:
             raise McpError(str(error), code=_INVALID_ARGUMENTS) from None
         counts = self._context.metrics.tools
-        found = await self._tools.call(self._exchange.tenant, server, counts, item["name"], arguments)
+        found = await self._tools.call(self._exchange.tenant, server, counts, name, arguments)
         return found.text, found.failed
 
     def _fitting(self, text: str) -> str:
