@@ -19,6 +19,7 @@ from helpers.server import LiveServer, Reply, serving
 from mcp.tool_server import HttpToolServer
 from quire.config.serving import ServingConfig
 from quire.engine.host.held import server_memory
+from quire.mcp.session import McpError
 from quire.mcp.settings import McpSettings, ServerSettings
 from quire.server.metrics import ToolServerCounts
 from quire.server.tool_servers import ToolServers
@@ -398,6 +399,23 @@ def test_a_stream_shows_that_it_lives(server: LiveServer) -> None:
     reply = send(server, "sleeps", stream=True)
     assert reply.body.count(PING) >= 1
     assert says(fold(events(reply.body.replace(PING, b"")))) == "It sleeps."
+
+
+def test_one_that_is_late_gets_another_process() -> None:
+    """A call that takes too long does not end the others of its session."""
+    command = (sys.executable, str(PIPES), "pipes", "asks")
+    given = ServerSettings(name="calc", command=command, tools=frozenset(["*"]), timeout=2.0)
+    tools, counts = ToolServers(McpSettings((given,))), ToolServerCounts()
+
+    async def ask() -> tuple[str, str]:
+        before = await tools.call("", given, counts, "process", {})
+        with pytest.raises(McpError, match="did not answer within 2 s"):
+            await tools.call("", given, counts, "sleep", {"seconds": 1000})
+        return before.text, (await tools.call("", given, counts, "process", {})).text
+
+    before, after = asyncio.run(ask())
+    assert before != after
+    tools.close()
 
 
 def test_a_server_that_forgets_its_sessions() -> None:

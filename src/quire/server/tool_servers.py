@@ -24,16 +24,26 @@ from quire.server.metrics import ToolServerCounts
 
 T = TypeVar("T")
 _Key = tuple[str, str]  # tenant, server
+_Work = Callable[[McpSession, Cancellation], T]
 
 MAX_SESSIONS = 64
 _FORGOTTEN = 404  # the status of a server that does not know the session any more: it has run nothing
+
+
+class _Live:
+    """A session that is open, and how many threads use it. No call begins with one that is `retired`."""
+
+    def __init__(self, session: McpSession) -> None:
+        self.session = session
+        self.users = 0
+        self.retired = self.closed = False
 
 
 class _Seat:
     """The session of an API key with a server. Threads open it one after the other."""
 
     def __init__(self) -> None:
-        self.session: McpSession | None = None
+        self.live: _Live | None = None
         self.users = 0
         self.opening = threading.Lock()
 
@@ -47,6 +57,7 @@ class ToolServers:
         self._running: Counter[_Key] = Counter()
         self._freed = asyncio.Condition()
         self._waking: set[asyncio.Task[None]] = set()
+        self._counting = threading.Lock()
         self._threads = ThreadPoolExecutor(settings.calls, "quire-tools")
         self._told: set[str] = set()
 
@@ -89,24 +100,18 @@ class ToolServers:
         """End all sessions."""
         seats, self._seats = list(self._seats.values()), {}
         for seat in seats:
-            if seat.session is not None:
-                seat.session.close()
+            if seat.live is not None:
+                seat.live.session.close()
         self._threads.shutdown(wait=False)
 
     async def _run(
-        self, tenant: str, server: ServerSettings, counts: ToolServerCounts, what: str,
-        work: Callable[[McpSession, Cancellation], T],
+        self, tenant: str, server: ServerSettings, counts: ToolServerCounts, what: str, work: _Work[T]
     ) -> T:  # fmt: skip
         """Do `work` in a thread, within the time of the server. Cancelling this ends it."""
         start, outcome = time.monotonic(), "error"
         try:
-            async with asyncio.timeout(server.timeout):
-                found = await self._try(tenant, server, work)
+            found = await self._try((tenant, server.name), server, work)
             outcome = "failed" if isinstance(found, CallResult) and found.failed else "done"
-        except TimeoutError:
-            raise McpError(
-                f"MCP server {server.name!r} did not answer within {server.timeout:g} s", code=TIMED_OUT
-            ) from None
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
@@ -117,50 +122,52 @@ class ToolServers:
             counts.count(server.name, what, outcome, time.monotonic() - start)
         return found
 
-    async def _try(
-        self, tenant: str, server: ServerSettings, work: Callable[[McpSession, Cancellation], T]
-    ) -> T:
-        key = tenant, server.name
+    async def _try(self, key: _Key, server: ServerSettings, work: _Work[T]) -> T:
+        end = asyncio.get_running_loop().time() + server.timeout
         try:
-            return await self._in_place(key, server, work)
-        except McpError as error:
-            if error.status != _FORGOTTEN or not error.lost:
-                raise
-        return await self._in_place(key, server, work)
+            try:
+                return await self._in_place(key, server, work, end)
+            except McpError as error:
+                if error.status != _FORGOTTEN or not error.lost:
+                    raise
+            return await self._in_place(key, server, work, end)
+        except TimeoutError:
+            message = f"MCP server {server.name!r} did not answer within {server.timeout:g} s"
+            raise McpError(message, code=TIMED_OUT) from None
 
-    async def _in_place(
-        self, key: _Key, server: ServerSettings, work: Callable[[McpSession, Cancellation], T]
-    ) -> T:
-        """Take a place, and a thread that keeps it until it ends, which is soon after a cancellation."""
-        async with self._freed:
+    async def _in_place(self, key: _Key, server: ServerSettings, work: _Work[T], end: float) -> T:
+        """Take a place, and a thread that keeps it until it ends, which is soon after a cancellation. Raises
+        TimeoutError at `end`, a time of the loop.
+        """
+        async with asyncio.timeout_at(end), self._freed:
             await self._freed.wait_for(lambda: self._may_run(key))
             self._running[key] += 1
         seat, stop = self._seat(key), Cancellation()
         seat.users += 1
-        call = asyncio.get_running_loop().run_in_executor(
-            self._threads, partial(self._work, seat, server, stop, work)
-        )
+        loop = asyncio.get_running_loop()
+        call = loop.run_in_executor(self._threads, partial(self._work, seat, server, stop, work))
         call.add_done_callback(partial(self._ended, key, seat))
         try:
-            return await asyncio.shield(call)
+            async with asyncio.timeout_at(end):
+                return await asyncio.shield(call)
+        except TimeoutError:
+            if seat.live is not None:
+                seat.live.retired = True  # before the next call begins
+            stop.cancel()
+            raise
         except asyncio.CancelledError:
             stop.cancel()
             raise
 
-    def _work(
-        self,
-        seat: _Seat,
-        server: ServerSettings,
-        stop: Cancellation,
-        work: Callable[[McpSession, Cancellation], T],
-    ) -> T:
-        session = self._opened(seat, server, stop)
+    def _work(self, seat: _Seat, server: ServerSettings, stop: Cancellation, work: _Work[T]) -> T:
+        live = self._opened(seat, server, stop)
         try:
-            return work(session, stop)
+            return work(live.session, stop)
         except McpError as error:
-            if error.lost:
-                self._retire(seat, session)
+            live.retired = live.retired or error.lost
             raise
+        finally:
+            self._leave(live)
 
     def _may_run(self, key: _Key) -> bool:
         """Whether there is a place. Who has some gets one only if as many stay free."""
@@ -197,35 +204,44 @@ class ToolServers:
         for key, seat in self._seats.items():
             if not seat.users:
                 del self._seats[key]
-                if seat.session is not None:
-                    threading.Thread(target=seat.session.close, daemon=True).start()
+                if seat.live is not None:
+                    threading.Thread(target=seat.live.session.close, daemon=True).start()
                 return
 
-    def _opened(self, seat: _Seat, server: ServerSettings, stop: Cancellation) -> McpSession:
+    def _opened(self, seat: _Seat, server: ServerSettings, stop: Cancellation) -> _Live:
+        """The session of a seat, which one more thread uses now."""
         with seat.opening:
-            session = seat.session
-            if session is not None and session.broken:
-                seat.session = None
-                session.close()
-                session = None
-            if session is None:
+            if stop.cancelled:
+                raise McpError(f"MCP server {server.name!r}: the request was cancelled")
+            live = seat.live
+            if live is None or live.retired or live.session.broken:
+                if live is not None:
+                    live.retired = True
+                    self._close_unused(live)
                 session = connect(server, self.settings.message_bytes)
                 try:
                     session.open(__version__, stop)
                 except BaseException:
                     session.close()
                     raise
-                seat.session = session
-            return session
+                live = seat.live = _Live(session)
+            with self._counting:
+                live.users += 1
+            return live
 
-    @staticmethod
-    def _retire(seat: _Seat, session: McpSession) -> None:
-        """End a session that is of no use any more; the next call begins another one."""
-        with seat.opening:
-            if seat.session is not session:
-                return
-            seat.session = None
-        session.close()
+    def _leave(self, live: _Live) -> None:
+        """One thread less uses a session. One that is retired ends with the last; the next call begins another one."""
+        with self._counting:
+            live.users -= 1
+        if live.retired:
+            self._close_unused(live)
+
+    def _close_unused(self, live: _Live) -> None:
+        with self._counting:
+            closes = not live.users and not live.closed
+            live.closed = live.closed or closes
+        if closes:
+            live.session.close()
 
     def tell(self, text: str) -> None:
         """Log what an operator should know, once."""
