@@ -20,7 +20,7 @@ RANKS = [
     {"config", "context_window", "outputs", "util"},
     {"core", "mcp", "spec", "text"},
     {"program", "structured"},
-    {"quant", "store"},
+    {"planner", "quant", "store"},
     {"loader"},
     {"executor"},
     {"lora"},

@@ -39,6 +39,7 @@ COMMANDS = {
     "tokenize": ("quire.cli.tokenize", "show the tokens of a text, or the text of tokens"),
     "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, mismatched parts"),
     "train-draft": ("quire.cli.train_draft", "train a draft for speculative decoding"),
+    "calc": ("quire.cli.calc", "compute a bound, a size or a time from numbers, a model or a device"),
     "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),
     "completions": ("quire.cli.completions", "print a completion script for a shell"),
 }
