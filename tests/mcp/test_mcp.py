@@ -94,6 +94,7 @@ def test_only_what_the_file_allows_is_called(tmp_path: Path, web: HttpToolServer
         ("noise", "sent a message that is not a JSON object"),
         ("flood", "messages in place of an answer"),
         ("huge", "a message of more than"),
+        ("schemas", "lists tools with more than 20000 values"),
         ("ends", "has ended"),
         ("old", "speaks version '1999-01-01'"),
     ],

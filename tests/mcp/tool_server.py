@@ -36,6 +36,8 @@ def answer(message: Message, mode: str = "") -> Message | None:
     if method == "initialize":
         version = "1999-01-01" if mode == "old" else message["params"]["protocolVersion"]
         result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "t"}}
+    elif method == "tools/list" and mode == "schemas":
+        result = {"tools": [{"name": "add", "inputSchema": {"enum": [[]] * 200_000}}]}
     elif method == "tools/list":
         start = int(message["params"].get("cursor", 0))
         result = {"tools": TOOLS[start : start + 3]}

@@ -7,6 +7,7 @@ import json
 import sys
 import unittest.mock
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ SAYS = {
     "it is broken": "It failed.",
     "dies": call("die"),
     "has ended": "It died.",
-    "sleeps": call("sleep", seconds=3),
+    "sleeps": call("sleep", seconds=1000),
     "did not answer": "It sleeps.",
     "never wakes": call("sleep", seconds=1000),
     "which process": call("process"),
@@ -101,7 +102,8 @@ def server(
 ) -> Iterator[LiveServer]:
     refusing, huge = HttpToolServer("refuses"), HttpToolServer("huge")
     servers = {
-        "calc": piped("*", timeout=1.5),
+        "calc": piped("*", timeout=100),
+        "hasty": piped("*", timeout=1.2),
         "slow": piped("sleep", "add", timeout=1000),
         "web": {"url": web.url, "tools": ["add", "process"]},
         "refuses": {"url": refusing.url, "tools": ["add"]},
@@ -381,7 +383,6 @@ def test_rounds_and_calls_are_limited(server: LiveServer) -> None:
     [
         ("fails", "mcp_tool_execution_error", "it is broken", "It failed."),
         ("dies", "mcp_protocol_error", "has ended", "It died."),
-        ("sleeps", "mcp_protocol_error", "did not answer", "It sleeps."),
         ("no numbers", "mcp_protocol_error", "a is no integer", "No integer."),
     ],
 )
@@ -395,22 +396,31 @@ def test_calls_that_fail(server: LiveServer, said: str, kind: str, text: str, th
     assert says(made(server, "two and three")) == "It is 5."
 
 
-def test_a_stream_shows_that_it_lives(server: LiveServer) -> None:
-    reply = send(server, "sleeps", stream=True)
+def test_a_call_that_is_late(server: LiveServer) -> None:
+    """It fails, after a stream has shown that it lives."""
+    tool = {"name": "sleep", "input_schema": {"type": "object"}}
+    listed = {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "hasty", "tools": [tool]}
+    said = [listed, {"role": "user", "content": "sleeps"}]
+    reply = send(server, said, stream=True, tools=[mcp("hasty")])
     assert reply.body.count(PING) >= 1
-    assert says(fold(events(reply.body.replace(PING, b"")))) == "It sleeps."
+    found = fold(events(reply.body.replace(PING, b"")))
+    (ran,) = calls(found)
+    assert (ran["status"], ran["error"]["code"]) == ("failed", -32001)
+    assert ran["error"]["message"] == "MCP server 'hasty' did not answer within 1.2 s"
+    assert says(found) == "It sleeps."
 
 
 def test_one_that_is_late_gets_another_process() -> None:
     """A call that takes too long does not end the others of its session."""
     command = (sys.executable, str(PIPES), "pipes", "asks")
-    given = ServerSettings(name="calc", command=command, tools=frozenset(["*"]), timeout=2.0)
+    given = ServerSettings(name="calc", command=command, tools=frozenset(["*"]), timeout=1000)
+    hasty = replace(given, timeout=0.5)
     tools, counts = ToolServers(McpSettings((given,))), ToolServerCounts()
 
     async def ask() -> tuple[str, str]:
         before = await tools.call("", given, counts, "process", {})
-        with pytest.raises(McpError, match="did not answer within 2 s"):
-            await tools.call("", given, counts, "sleep", {"seconds": 1000})
+        with pytest.raises(McpError, match=r"did not answer within 0\.5 s"):
+            await tools.call("", hasty, counts, "sleep", {"seconds": 1000})
         return before.text, (await tools.call("", given, counts, "process", {})).text
 
     before, after = asyncio.run(ask())

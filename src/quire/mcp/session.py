@@ -21,6 +21,7 @@ T = TypeVar("T")
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # of the protocol; the first is offered
 MAX_RESULT_CHARS = 64 * 1024  # of a call, as the model gets it
 MAX_PAGES = 64  # of the list of tools
+MAX_PARTS = 20_000  # of a list of tools: schemas are objects here
 MAX_STRAY = 1000  # messages that answer nothing, while one answer is awaited
 # Codes of errors that the protocol's own clients use.
 CLOSED, TIMED_OUT = -32000, -32001
@@ -255,6 +256,8 @@ class McpSession:
             raise self._error(f"refused {method}: {error.message[:500]}", code=error.code)
         if message.result is UNSET:
             raise self._error(f"sent no result for {method}")
+        if kind is _List and sum(map(bytes(message.result).count, (b"{", b"[", b","))) > MAX_PARTS:
+            raise self._error(f"lists tools with more than {MAX_PARTS} values")
         try:
             return msgspec.json.decode(message.result, type=kind)
         except (msgspec.MsgspecError, RecursionError) as wrong:

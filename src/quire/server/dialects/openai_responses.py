@@ -134,7 +134,7 @@ async def _prepare(
     own = msgspec.json.encode(items)
     response = _begun(body, model)
     if any(isinstance(tool, McpOffer) for tool in body.tools or ()):
-        turns = await _with_turns(context, body, response, [*before, *items], len(items), names)
+        turns = _with_turns(context, body, response, [*before, *items], len(items), names)
         return _Prepared(None, turns, response, own, response.store, exchange.tenant)
     asked = _chat_request(context, body, chat_messages([*before, *items], body.instructions))
     body.input = ""
@@ -144,7 +144,7 @@ async def _prepare(
     return _Prepared(found.ask, None, response, own, response.store, exchange.tenant)
 
 
-async def _with_turns(
+def _with_turns(
     context: ServerContext, body: ResponsesRequest, response: ResponseBody, items: list[dict[str, Any]], own: int,
     names: dict[str, str],
 ) -> ToolTurns:  # fmt: skip
