@@ -22,7 +22,7 @@ RANKS = [
     {"program", "structured"},
     {"planner", "quant", "store"},
     {"loader"},
-    {"executor"},
+    {"executor", "reference"},
     {"lora"},
     {"worker"},
     {"speculate"},
