@@ -150,6 +150,11 @@ class ServingConfig:
     sse_ping_interval: float = option(
         15.0, "seconds without text after which a stream has a ping; 0: never", metavar="S"
     )
+    mcp: str | None = option(
+        None,
+        "JSON file of the tool servers (MCP) whose tools /v1/responses may run; see docs/clients.md (default: none)",
+        metavar="FILE",
+    )
     response_store: str | None = option(
         None, "keep stored responses of /v1/responses in this SQLite file (default: until the server stops)",
         metavar="FILE",
