@@ -61,6 +61,7 @@ from quire.engine.host.messages import (
     StepReport,
     Vocabulary,
     unpack_handles,
+    unpack_logprobs,
 )
 from quire.engine.host.spawn import Spawned
 from quire.outputs import RequestOutput
@@ -504,11 +505,15 @@ class AsyncEngine:
         for row, (key, new) in enumerate(zip(rows, news, strict=True)):
             timed = lives.get(key >> SAMPLE_BITS) if self._times_text else None
             began = 0.0 if timed is None else time.monotonic()
-            direct = directs.get(key)
-            if direct is not None and direct.open and row not in notes:
+            direct, note = directs.get(key), notes.get(row)
+            if direct is None or not direct.open:
+                self._grow(key, new, note, now)
+            elif note is None:
                 direct.take(new, now)
+            elif direct.whole and note.only_logprobs:
+                direct.take(new, now, unpack_logprobs(note.logprobs))
             else:
-                self._grow(key, new, notes.get(row), now)
+                self._grow(key, new, note, now)
             if timed is not None:
                 timed.output.timings.text += time.monotonic() - began
 

@@ -193,6 +193,12 @@ class Note(_Message, frozen=True):
     prompt_logprobs: Logprobs | None = None
     pooled: bytes = b""
 
+    @property
+    def only_logprobs(self) -> bool:
+        """Whether this says nothing but the log-probabilities of the row's tokens."""
+        rest = self.cached_tokens, self.finish_reason, self.stop_token_id, self.prompt_logprobs
+        return not self.pooled and rest == (None, None, None, None)
+
 
 class StepReport(_Message, frozen=True, tag=4):
     """A completed step. Times are of time.monotonic(), which all processes of a machine share.

@@ -157,7 +157,7 @@ def _chat_request(
     fields |= {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
     return ChatCompletionRequest(
         messages=messages,
-        tools=[chat_tool(tool) for tool in body.tools] if body.tools else None,
+        tools=[chat_tool(f"tools[{i}]", tool) for i, tool in enumerate(body.tools)] if body.tools else None,
         tool_choice=chat_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body),

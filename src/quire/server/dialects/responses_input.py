@@ -53,6 +53,7 @@ def _message(field: str, item: dict[str, Any]) -> dict[str, Any]:
         case "function_call":
             names = ("call_id", "name", "arguments")
             key, name, arguments = (_string(f"{field}.{part}", item.get(part)) for part in names)
+            _check_caller(field, item)
             function = {"name": name, "arguments": arguments}
             return {
                 "role": "assistant",
@@ -72,6 +73,16 @@ def _message(field: str, item: dict[str, Any]) -> dict[str, Any]:
         case kind:
             message = f"{field}.type: {kind!r:.60} is not supported; it may be message, function_call,"
             raise bad_request(f"{field}.type", f"{message} function_call_output or reasoning")
+
+
+def _check_caller(field: str, item: dict[str, Any]) -> None:
+    """Raise ApiError for a call that came from anything but the model."""
+    for name, harmless in (("caller", ({"type": "direct"},)), ("namespace", ("",))):
+        if (given := item.get(name)) is not None and given not in harmless:
+            raise bad_request(
+                f"{field}.{name}", f"{field}.{name}: not supported; functions are the client's, called by the model",
+                "unsupported_parameter",
+            )  # fmt: skip
 
 
 def _string(field: str, value: Any) -> str:
@@ -96,8 +107,11 @@ def _text(field: str, content: Any, kinds: tuple[str, ...] = _TEXTS) -> str:
     return "\n".join(texts)
 
 
-def chat_tool(tool: FunctionOffer) -> dict[str, Any]:
-    """A function in the form of a chat."""
+def chat_tool(field: str, tool: FunctionOffer) -> dict[str, Any]:
+    """A function in the form of a chat. Raises ApiError for one that is not in the prompt."""
+    if tool.defer_loading:
+        message = f"{field}.defer_loading: not supported; all tools are in the prompt"
+        raise bad_request(f"{field}.defer_loading", message, "unsupported_parameter")
     given = {
         "name": tool.name,
         "description": tool.description,

@@ -60,34 +60,38 @@ class TokenWriter:
 
     def __init__(self, engine: TokenSource) -> None:
         self._engine = engine
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""  # of an unfinished character
 
     def token(self, token_id: int, position: PositionLogprobs | None) -> TgiToken:
         """The next token."""
         logprob = None if position is None else finite(position[0].logprob)
-        return TgiToken(token_id, *self._text(token_id, self._decoder), logprob, self._special(token_id))
+        special = self._engine.is_special(token_id)
+        return TgiToken(token_id, self._text(token_id, special=special), logprob, special)
 
     def prefilled(self, token_id: int, position: PositionLogprobs | None) -> TgiPrefillToken:
         """The next token of the inputs."""
         logprob = None if position is None else finite(position[0].logprob)
-        return TgiPrefillToken(token_id, *self._text(token_id, self._decoder), logprob)
+        text = self._text(token_id, special=self._engine.is_special(token_id))
+        return TgiPrefillToken(token_id, text, logprob)
 
     def likely(self, position: PositionLogprobs) -> list[TgiToken]:
         """The most likely tokens at a position, each as if it stood alone."""
         return [
             TgiToken(
                 t.token_id, self._engine.token_bytes(t.token_id).decode("utf-8", "replace"), finite(t.logprob),
-                self._special(t.token_id),
+                self._engine.is_special(t.token_id),
             )
             for t in position[1:]
         ]  # fmt: skip
 
-    def _special(self, token_id: int) -> bool:
-        return self._engine.is_special(token_id)
-
-    def _text(self, token_id: int, decoder: codecs.IncrementalDecoder) -> tuple[str]:
+    def _text(self, token_id: int, *, special: bool) -> str:
         raw = self._engine.token_bytes(token_id)
-        return (raw.decode("utf-8", "replace") if self._special(token_id) else decoder.decode(raw),)
+        if special:
+            return raw.decode("utf-8", "replace")
+        raw = self._held + raw
+        text, read = codecs.utf_8_decode(raw, "replace", False)
+        self._held = raw[read:]
+        return text
 
 
 def reason_of(sample: CompletionOutput) -> TgiReason:
