@@ -11,10 +11,10 @@ python benchmarks/streams.py --server quire hypercorn granian   servers in turns
 Clients run in a process of their own. CPU time is this process's, user and system, from the first request to the last
 byte, so a request's own cost is in it. Much of it is waiting for memory: whatever else runs on the machine between
 two steps, the engine's kernels among it, empties the caches, and the figure grows to twice of what it is when nothing
-does. So it is comparable between runs of one machine in one state, and between APIs or servers that take turns in one run;
-`--bare` in the same state is what sockets and waking readers cost there, and a loop over them in Python: the floor.
-Detokenization is measured beside, on the same texts, and told apart. A stream's gap is the time between two reads of its events by the client. In the last round
-health is asked for every 20 ms from another process.
+does. So it is comparable between runs of one machine in one state, and between APIs or servers that take turns in one
+run; `--bare` in the same state is what sockets and waking readers cost there, and a loop over them in Python: the
+floor. Detokenization is measured beside, on the same texts, and told apart. A stream's gap is the time between two
+reads of its events by the client. In the last round health is asked for every 20 ms from another process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every field that a client library can send: it is in the server's schema, a label, or refused by name, and in the docs."""
+"""Every field that a client library can send: in the server's schema, a label, or refused by name; and in the docs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 DOCS = "".join(
-    (Path(__file__).parents[2] / "docs" / name).read_text() for name in ("clients.md", "server.md")
+    (Path(__file__).parents[2] / "docs" / name).read_text()
+    for name in ("clients.md", "server.md", "embeddings.md")
 )
 ODD = {"nobody": ["expects this"]}
 # Fields that change nothing: what they are, the docs say.

@@ -236,10 +236,10 @@ class Stream(Protocol):
         """Offer the text of later tokens to the sinks, one per sample, the moment it arrives.
 
         A sink is offered text only while the reader waits and nothing is unread, which keeps the order; only after the
-        first tokens of its sample; and only for tokens that add nothing but text, or to a `whole` sink log-probabilities
-        too. All other deltas, and what a sink does not accept, go to the reader. Accepted text is not kept in `output`,
-        and usage includes its tokens with the next delta of the sample, or when the request has ended. Sinks must
-        neither raise nor take long: all other streams wait for them.
+        first tokens of its sample; and only for tokens that add nothing but text, and log-probabilities for a `whole`
+        sink. All other deltas, and what a sink does not accept, go to the reader. Accepted text is not kept in
+        `output`, and usage includes its tokens with the next delta of the sample, or when the request has ended. Sinks
+        must neither raise nor take long: all other streams wait for them.
         """
 
     def nudge(self) -> None:
@@ -475,8 +475,9 @@ class Engine(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text."""
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether texts without special tokens leave a token out."""
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that texts without special tokens leave out."""
 
     @property
     def adapters(self) -> Mapping[str, AdapterVersion]:

@@ -61,7 +61,6 @@ from quire.engine.host.messages import (
     StepReport,
     Vocabulary,
     unpack_handles,
-    unpack_logprobs,
 )
 from quire.engine.host.spawn import Spawned
 from quire.outputs import RequestOutput
@@ -364,8 +363,9 @@ class AsyncEngine:
     def token_bytes(self, token_id: int) -> bytes:
         return self._texts().token_bytes(token_id)
 
-    def is_special(self, token_id: int) -> bool:
-        return self._texts().is_special(token_id)
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._texts().special_ids
 
     async def compile(self, asked: Structure, tenant: str = "") -> CompiledStructure:
         made = await self._grammars.compile(asked, tenant)
@@ -506,12 +506,8 @@ class AsyncEngine:
             timed = lives.get(key >> SAMPLE_BITS) if self._times_text else None
             began = 0.0 if timed is None else time.monotonic()
             direct, note = directs.get(key), notes.get(row)
-            if direct is None or not direct.open:
-                self._grow(key, new, note, now)
-            elif note is None:
-                direct.take(new, now)
-            elif direct.whole and note.only_logprobs:
-                direct.take(new, now, unpack_logprobs(note.logprobs))
+            if direct is not None and direct.open and (note is None or direct.takes(note)):
+                direct.take(new, now, note)
             else:
                 self._grow(key, new, note, now)
             if timed is not None:

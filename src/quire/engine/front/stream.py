@@ -12,7 +12,6 @@ from quire.answers import AnswerPart, PromptProgress
 from quire.engine.api import DeadlineError, GenerateAsk, StreamDelta, TextSink
 from quire.engine.front.output import OutputBuilder, Sample
 from quire.engine.host.messages import SAMPLE_BITS, Note, unpack_logprobs
-from quire.logprobs import LogprobTable
 from quire.text.parts import PartedText, append
 from quire.text.sample_text import StoppedText
 from quire.types import QuireError, Request, SeqEvent
@@ -217,23 +216,28 @@ class SinkPath:
         self.open = bool(self._ids) and not ends
         self._settled = len(self._ids)
 
-    def take(self, token_ids: list[int], now: float, logprobs: LogprobTable | None = None) -> None:
-        """Accept tokens that add only text, and log-probabilities if this is `whole`, while `open`."""
+    def takes(self, note: Note) -> bool:
+        """Whether tokens with this note are accepted, while `open`: it has log-probabilities alone."""
+        return self.whole and note.only_logprobs
+
+    def take(self, token_ids: list[int], now: float, note: Note | None = None) -> None:
+        """Accept tokens that add only text, and what a note says that is accepted, while `open`."""
         self._ids.extend(token_ids)
         text = "" if self._text is None else self._text.push(token_ids)
-        self._pass_on(text, None, token_ids, logprobs, now)
+        self._pass_on(text, None, token_ids, note, now)
 
     def _pass_on(
         self,
         text: str,
         parts: list[AnswerPart] | None,
         token_ids: list[int],
-        logprobs: LogprobTable | None,
+        note: Note | None,
         now: float,
     ) -> None:
         """Give the sink what a step added, or else the reader."""
         delta = None
         if self.whole:
+            logprobs = None if note is None else unpack_logprobs(note.logprobs)
             delta = StreamDelta(self._sample.output.index, text, token_ids, logprobs, parts=parts)
         if not self._give(text, parts, delta, now):
             self.settle()
@@ -282,11 +286,11 @@ class PartedPath(SinkPath):
         self.open = bool(self._ids) and not self._text.may_end and self._sample.output.finish_reason is None
         self._settled, self._reasoned = len(self._ids), self._text.reasoning_tokens
 
-    def take(self, token_ids: list[int], now: float, logprobs: LogprobTable | None = None) -> None:
+    def take(self, token_ids: list[int], now: float, note: Note | None = None) -> None:
         """See SinkPath."""
         self._ids.extend(token_ids)
         text = self._text.push(token_ids)
-        self._pass_on(text, self._text.take(), token_ids, logprobs, now)
+        self._pass_on(text, self._text.take(), token_ids, note, now)
 
     def settle(self) -> None:
         """See SinkPath."""

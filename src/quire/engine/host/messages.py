@@ -398,12 +398,10 @@ def unpack_logprobs(packed: Logprobs | None) -> LogprobTable | None:
     """The inverse of pack_logprobs. Raises ProtocolError when the lengths of the parts disagree."""
     if packed is None:
         return None
-    table = LogprobTable()
-    parts = ((table.ids, packed.ids), (table.values, packed.logprobs), (table.ranks, packed.ranks))
-    for numbers, data in (*parts, (table.ends, packed.ends)):
-        if len(data) % numbers.itemsize:
-            raise ProtocolError("a part of a logprob message contains incomplete numbers")
-        numbers.frombytes(data)
+    try:
+        table = LogprobTable(packed.ids, packed.logprobs, packed.ranks, packed.ends)
+    except ValueError:
+        raise ProtocolError("a part of a logprob message contains incomplete numbers") from None
     last = table.ends[-1] if table.ends else 0
     if not len(table.ids) == len(table.values) == last or len(table.ranks) != len(table.ends):
         raise ProtocolError("the parts of a logprob message differ in length")

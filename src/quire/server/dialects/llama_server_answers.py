@@ -165,9 +165,11 @@ def _further(name: str, given: object) -> bytes:
 class LlamaServerStream:
     """The events of a streamed answer: a delta in, bytes out. The last event of each choice has all fields."""
 
+    __slots__ = ("_ends", "_extended", "_head", "_hidden", "_lines", "_predicted", "_run", "_starts")
+
     def __init__(self, head: LlamaServerHead, evaluated: Sequence[int], samples: int) -> None:
         """`evaluated`: tokens of each prompt, of which each has so many `samples`."""
-        self._head = head
+        self._head, self._hidden = head, head.hidden
         choices = range(len(evaluated) * samples)
         self._starts = [b'data: {"index":%d,"content":' % choice for choice in choices]
         self._ends = [b',"tokens_evaluated":%d' % evaluated[choice // samples] for choice in choices]
@@ -187,7 +189,7 @@ class LlamaServerStream:
         self._predicted[choice] += len(delta.token_ids)
         if "\n" in delta.text:
             self._lines[choice] = True
-        ids = () if self._head.hidden else delta.token_ids
+        ids = () if self._hidden else delta.token_ids
         return self._event(choice, delta.text, ids, self._more(choice, delta) if self._extended else b"")
 
     def progress(self, choice: int, progress: PromptProgress) -> bytes:

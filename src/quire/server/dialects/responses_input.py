@@ -109,9 +109,13 @@ def _text(field: str, content: Any, kinds: tuple[str, ...] = _TEXTS) -> str:
 
 def chat_tool(field: str, tool: FunctionOffer) -> dict[str, Any]:
     """A function in the form of a chat. Raises ApiError for one that is not in the prompt."""
-    if tool.defer_loading:
-        message = f"{field}.defer_loading: not supported; all tools are in the prompt"
-        raise bad_request(f"{field}.defer_loading", message, "unsupported_parameter")
+    for name, given, why in (
+        ("defer_loading", tool.defer_loading, "all tools are in the prompt"),
+        ("async", tool.asynchronous, "an answer waits for the results of its calls"),
+    ):
+        if given:
+            path = f"{field}.{name}"
+            raise bad_request(path, f"{path}: not supported; {why}", "unsupported_parameter")
     given = {
         "name": tool.name,
         "description": tool.description,

@@ -76,6 +76,9 @@ class FunctionOffer(msgspec.Struct):
         bool | None, Meta(description="all tools are in the prompt; true is refused")
     ] = None
     output_schema: Annotated[dict[str, Any], Meta(max_length=0)] | None = None
+    asynchronous: Annotated[bool | None, Meta(description="true is refused")] = msgspec.field(
+        default=None, name="async"
+    )
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):

@@ -136,8 +136,10 @@ class _Choice:
 class SglangStream:
     """The events of a streamed answer: a delta in, bytes out. Each event has all of the text of its choice so far."""
 
+    __slots__ = ("_choices", "_head", "_hidden", "_run")
+
     def __init__(self, head: SglangHead) -> None:
-        self._head = head
+        self._head, self._hidden = head, head.hidden
         self._choices = [_Choice() for _ in range(len(head.ids) * head.samples)]
         self._run: HttpGeneration | None = None
 
@@ -152,13 +154,14 @@ class SglangStream:
             return b""
         choice.text += _encode(delta.text)[1:-1]
         choice.count += len(ids)
-        if ids and not self._head.hidden:
+        if ids and not self._hidden:
             choice.ids += (b",%b" if choice.ids else b"%b") % _encode(ids)[1:-1]
         if ended or not choice.around[0]:
             choice.around = self._around(number, choice, ended=ended)
-        return b'data: {"text":"%b","output_ids":[%b]%b%d%b' % (
-            choice.text, choice.ids, choice.around[0], choice.count, choice.around[1],
-        )  # fmt: skip
+        return b"".join((
+            b'data: {"text":"', choice.text, b'","output_ids":[', choice.ids, choice.around[0],
+            b"%d" % choice.count, choice.around[1],
+        ))  # fmt: skip
 
     def _around(self, number: int, choice: _Choice, *, ended: bool) -> tuple[bytes, bytes]:
         """What stands around the number of tokens in an event: it is the same until the last one."""
@@ -167,7 +170,7 @@ class SglangStream:
         before, name, after = meta.partition(b'"completion_tokens":')
         index = b',"index":%d' % number if self._head.listed else b""
         rest = after.removeprefix(b"%d" % choice.count)
-        return b',"meta_info":%b%b' % (before, name), b"%b%b}\n\n" % (rest, index)
+        return b'],"meta_info":%b%b' % (before, name), b"%b%b}\n\n" % (rest, index)
 
     def last(self, _: HttpGeneration) -> bytes:
         """The end of the stream."""
