@@ -175,6 +175,32 @@ def test_async_streams_and_leaving_one(live: LiveServer) -> None:
     live.wait(live.idle)
 
 
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True}, {"n": 2}])
+def test_usage_in_every_chunk(client: openai.OpenAI, fields: Any) -> None:
+    """vLLM's continuous_usage_stats: counts so far, which end with those of the whole answer."""
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {**FIXED, **fields}
+    chunks = list(
+        client.chat.completions.create(messages=MESSAGES, stream=True, stream_options=options, **asked)
+    )
+    usages = [chunk.usage for chunk in chunks]
+    assert all(usages)
+    counts = [usage.completion_tokens for usage in usages if usage]
+    assert counts == sorted(counts)
+    assert counts[-2:] == [counts[-1]] * 2
+    whole = client.chat.completions.create(messages=MESSAGES, **asked)
+    assert whole.usage is not None
+    assert usages[-1] is not None
+    assert usages[-1].completion_tokens == whole.usage.completion_tokens
+    texts = [choice.message.content for choice in whole.choices]
+    streamed = ["".join(c.delta.content or "" for chunk in chunks for c in chunk.choices if c.index == i)
+                for i in range(len(texts))]  # fmt: skip
+    assert streamed == texts
+    del options["include_usage"]
+    with pytest.raises(openai.BadRequestError, match="needs include_usage"):
+        client.chat.completions.create(messages=MESSAGES, stream=True, stream_options=options, **asked)
+
+
 def test_every_field_is_done_or_refused(live: LiveServer) -> None:
     """None of what the SDK can send is ignored, and the docs name each."""
     told = Fields(live.url)

@@ -109,11 +109,11 @@ def _text(field: str, content: Any, kinds: tuple[str, ...] = _TEXTS) -> str:
 
 def chat_tool(field: str, tool: FunctionOffer) -> dict[str, Any]:
     """A function in the form of a chat. Raises ApiError for one that is not in the prompt."""
-    for name, given, why in (
+    for name, refused, why in (
         ("defer_loading", tool.defer_loading, "all tools are in the prompt"),
         ("async", tool.asynchronous, "an answer waits for the results of its calls"),
     ):
-        if given:
+        if refused:
             path = f"{field}.{name}"
             raise bad_request(path, f"{path}: not supported; {why}", "unsupported_parameter")
     given = {
