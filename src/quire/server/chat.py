@@ -23,6 +23,7 @@ from quire.server.answering import (
     ping_seconds,
     wants_timings,
     wants_usage,
+    with_running_usage,
 )
 from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
 from quire.server.chunks import Chunks, Envelope
@@ -73,7 +74,12 @@ class _Conversation(Protocol):
 
 
 def chat_ask(body: _Conversation, messages: list[dict[str, Any]], tools: ToolUse | None = None) -> ChatAsk:
-    """The conversation of a request."""
+    """The conversation of a request. Raises ApiError for messages with more than text, reasoning and calls."""
+    for position, message in enumerate(messages):
+        for name in ("audio", "refusal"):
+            if message.get(name) is not None:
+                path = f"messages[{position}].{name}"
+                raise bad_request(path, f"{path}: not supported; text only", "unsupported_parameter")
     opens = body.add_generation_prompt
     return ChatAsk(
         messages=messages,
@@ -171,9 +177,10 @@ async def chat_completions(
     events = ChatEvents(chunks, texts_of(context, body), form, ids=bool(body.return_token_ids))
     ended = openai_end(context, exchange, body, chunks)
     shape = StreamForm(
-        events.chunk_of, ended, around=chunks.around, direct=events.direct, late=bool(body.return_token_ids),
+        events.chunk_of, ended, around=chunks.around, direct=events.direct, whole=bool(body.return_token_ids),
         progress=chunks.progress,
     )  # fmt: skip
+    shape = with_running_usage(context, body, shape)
     await AnswerStream(
         context, exchange, shape, logprobs="top_logprobs", ping_seconds=ping_seconds(body)
     ).write([ask])

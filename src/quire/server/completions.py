@@ -25,6 +25,7 @@ from quire.server.answering import (
     ping_seconds,
     wants_timings,
     wants_usage,
+    with_running_usage,
 )
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
@@ -159,7 +160,8 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
         logprobs = None if delta.logprobs is None else writers[choice].push(delta.token_ids, delta.logprobs)
         return head + chunks.full(choice, delta, logprobs, ids=ids)
 
-    shape = StreamForm(chunk_of, end, around=chunks.around, late=ids, progress=chunks.progress)
+    shape = StreamForm(chunk_of, end, around=chunks.around, whole=ids, progress=chunks.progress)
+    shape = with_running_usage(context, body, shape)
     await AnswerStream(context, exchange, shape, ping_seconds=ping_seconds(body)).write(asks)
 
 

@@ -100,7 +100,13 @@ Variables = Annotated[dict[str, Any], Meta(max_length=MAX_TEMPLATE_VARIABLES)]
 class StreamOptions(msgspec.Struct):
     """Options of a stream."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: Annotated[
+        bool | None, Meta(description="vLLM: every chunk has the usage so far; needs include_usage")
+    ] = None
+    include_obfuscation: Annotated[
+        bool | None, Meta(description="events are not padded; true is refused")
+    ] = None
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text"):

@@ -200,7 +200,7 @@ async def _write(
         return
     evaluated = [len(ask.request.prompt_token_ids) for ask in asks]
     events = LlamaServerStream(head, evaluated, asks[0].request.params.n)
-    form = StreamForm(events.chunk_of, events.last, begun=events.begun, late=True, progress=events.progress)
+    form = StreamForm(events.chunk_of, events.last, begun=events.begun, whole=True, progress=events.progress)
     seconds = ping_seconds(body)
     await AnswerStream(context, exchange, form, logprobs="n_probs", ping_seconds=seconds).write(asks)
 
