@@ -117,7 +117,8 @@ struct ShrinkTask {
   int k;
 };
 
-// y[t] += gain (y[t] - bias) + B x[t] for some tokens and columns, without the first term where there is no gain. B is bfloat16 [n/16][ldb][16]: b[c, r] at (c/16*ldb + r)*16 + c%16.
+// y[t] += p, where p = B x[t], or p + gain (y[t] - bias + p) where there is a gain; for some tokens and columns. B is
+// bfloat16 [n/16][ldb][16]: b[c, r] at (c/16*ldb + r)*16 + c%16.
 struct ExpandTask {
   const float* x;  // [tokens, rank]
   size_t ldx;

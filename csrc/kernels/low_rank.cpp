@@ -49,9 +49,9 @@ void shrink_all(const ShrinkTask& t) {
   for (; i < t.count; ++i) shrink_rows<T, 1>(t, i);
 }
 
-// y plus the product, and the gain of what was there. The same numbers whether the vector is whole or not.
+// y plus the product, and the gain of both without the bias. The same numbers whether the vector is whole or not.
 QUIRE_INLINE V16 with_gain(const ExpandTask& t, V16 y, V16 product, V16 gain, V16 bias) {
-  if (t.gain) product = fma(gain, t.bias ? sub(y, bias) : y, product);
+  if (t.gain) product = fma(gain, add(t.bias ? sub(y, bias) : y, product), product);
   return add(y, product);
 }
 

@@ -36,7 +36,7 @@ def random_adapter(
 ) -> Adapter:  # fmt: skip
     """An adapter of the linears that adapters change unasked, or of those whose module's name ends as `only` says.
 
-    `every`: of everything that can be of low rank. `dora`: with magnitudes near 1, where they can be.
+    `every`: of everything that can be of low rank. `dora`: with magnitudes near 1, of those that can have them.
     """
     random, parts = np.random.default_rng(seed), {}
     shapes = BaseModules.of(spec).shapes
@@ -49,7 +49,9 @@ def random_adapter(
         a, b = random_matrix(random, rank, cols), random_matrix(random, rows, rank)
         turned = any(adapted.shared or part.turned for adapted, part in places if part.module == module)
         magnitude = None
-        if dora and not turned:
+        if dora and turned:
+            continue
+        if dora:
             magnitude = (1 + 0.2 * random.standard_normal(rows)).astype(np.float32)
         parts[module] = LowRank(a, b, scale, magnitude)
     content = repr((seed, rank, only, scale, every, dora)).encode()

@@ -13,7 +13,7 @@ from quire.records import dataclass
 F32 = npt.NDArray[np.float32]
 
 
-class Rows(Protocol):
+class MatrixRows(Protocol):
     """A matrix in float32 of which ranges of rows are taken: an array, or what a file is read for."""
 
     @property
@@ -27,7 +27,7 @@ class LowRank:
     """W + scale · b @ a in place of a stored matrix W [out, in] (LoRA, arXiv 2106.09685).
 
     With `magnitude`, each row of that sum is divided by its length and multiplied by its magnitude (DoRA, 2402.09353).
-    With `gain`, it is (1 + gain) · W + scale · b @ a: see lora.gains.
+    With `gain`, each row of the sum is multiplied by 1 + gain: see lora.gains.
     For an embedding, `out` are its rows (the vocabulary) and `in` the width of the model.
     """
 
@@ -55,4 +55,4 @@ class Adapter:
     digest: str  # sha256 of the files
     rank: int  # the greatest of its parts
     parts: Mapping[str, LowRank]
-    modules_to_save: Mapping[str, Rows]
+    modules_to_save: Mapping[str, MatrixRows]

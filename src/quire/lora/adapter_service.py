@@ -85,7 +85,7 @@ class AdapterService:
         openers = [(self._sources.get(digest), weight) for digest, weight in parts]
 
         def read() -> Adapter:
-            known = [(self._opened(opener), weight) for opener, weight in openers if opener is not None]
+            known = [(self._measured(opener()), weight) for opener, weight in openers if opener is not None]
             if len(known) < len(openers):
                 raise CheckpointError("one of these adapters is not loaded any more")
             return mix(known)
@@ -118,13 +118,20 @@ class AdapterService:
             known.pop(digest, None)
 
     def _checked(self, opener: Open) -> Adapter:
-        adapter = self._opened(opener)
-        check_fits(self._executor.program, adapter, self._max_rank)
-        return adapter
-
-    def _opened(self, opener: Open) -> Adapter:
         adapter = opener()
-        return adapter if self._weights is None else self._weights.with_gains(adapter, self._base())
+        check_fits(self._executor.program, adapter, self._max_rank)
+        return self._measured(adapter)
+
+    def _measured(self, adapter: Adapter) -> Adapter:
+        """An adapter that fits, without magnitudes."""
+        dora = next((key for key, part in adapter.parts.items() if part.magnitude is not None), None)
+        if dora is None:
+            return adapter
+        if self._weights is None:
+            raise CheckpointError(
+                f"adapter {adapter.name}: {dora}: DoRA of weights that were not read from a checkpoint is not supported"
+            )
+        return self._weights.with_gains(adapter, self._base())
 
     def unregister(self, name: str) -> None:
         """Have a name stand for nothing; its requests end on their version. Raises RequestError for an unknown name."""
@@ -192,7 +199,7 @@ class AdapterService:
             self._keep(future.result())
 
     def _load(self, slot: int, digest: str, kept: Adapter | None, opener: Open) -> Adapter:
-        adapter = kept or self._opened(opener)
+        adapter = kept or self._measured(opener())
         if adapter.digest != digest:
             raise CheckpointError(f"adapter {adapter.name}: its files changed since it was loaded")
         fill_slot(self._executor, slot, adapter)

@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.executor.base import Runnable
 from quire.lora import BLOCK_BYTES
-from quire.lora.adapter import F32, Adapter, LowRank, Rows
+from quire.lora.adapter import F32, Adapter, LowRank, MatrixRows
 from quire.program.program import Program
 from quire.program.tensors import Adapted, AdaptedPart
 from quire.types import CheckpointError
@@ -56,9 +56,8 @@ def _why_not(key: str, places: Places) -> str:
 def _check_part(where: str, part: LowRank, places: list[tuple[Adapted, int]], max_rank: int) -> None:
     (cols, rows), rank = _sizes(places), len(part.a)
     turned = any(adapted.shared or adapted.parts[number].turned for adapted, number in places)
-    if part.magnitude is not None or (part.gain is not None and turned):
-        what = "this module" if turned else "weights that were not read from a checkpoint"
-        raise CheckpointError(f"{where}: DoRA of {what} is not supported")
+    if turned and (part.magnitude is not None or part.gain is not None):
+        raise CheckpointError(f"{where}: DoRA of this module is not supported")
     if not 1 <= rank <= max_rank:
         raise CheckpointError(f"{where}: rank {rank} is not in [1, {max_rank}] (max_lora_rank)")
     if part.a.shape != (rank, cols) or part.b.shape != (rows, rank):
@@ -66,9 +65,13 @@ def _check_part(where: str, part: LowRank, places: list[tuple[Adapted, int]], ma
             f"{where}: lora_A {list(part.a.shape)} and lora_B {list(part.b.shape)} are not [{rank}, {cols}] and "
             f"[{rows}, {rank}], as the base model has them"
         )
+    vectors = [("lora_magnitude_vector", part.magnitude), ("its gain", part.gain)]
+    found = [(name, vector) for name, vector in vectors if vector is not None]
+    for name, vector in found:
+        if vector.shape != (rows,):
+            raise CheckpointError(f"{where}: {name} {list(vector.shape)} is not [{rows}]")
     with np.errstate(over="ignore", invalid="ignore"):
-        found = [("lora_A", part.a), ("lora_B", part.b * np.float32(part.scale))]
-        found += [] if part.gain is None else [("its magnitude", part.gain)]
+        found += [("lora_A", part.a), ("lora_B", part.b * np.float32(part.scale))]
         for name, matrix in found:
             if not (np.abs(matrix) <= LARGEST).all():
                 raise CheckpointError(f"{where}: {name} holds a number that is not finite")
@@ -98,7 +101,7 @@ def fill_slot(executor: Runnable, slot: int, adapter: Adapter) -> None:
             executor.put_adapter(slot, adapted.name, number, a, b, gain)
 
 
-def blocks_of(whole: Rows) -> Iterator[tuple[int, F32]]:
+def blocks_of(whole: MatrixRows) -> Iterator[tuple[int, F32]]:
     """A matrix by blocks of rows, with the first row of each."""
     count, cols = whole.shape
     step = max(1, BLOCK_BYTES // (4 * _PANEL * cols)) * _PANEL

@@ -1,9 +1,9 @@
 """DoRA (arXiv 2402.09353) as a gain of each output: the lengths of rows are taken once, when an adapter is read.
 
-    W' = m / |W + s B A| · (W + s B A) = W + (d - 1) W + d s B A        d = m / |W + s B A|, a number for each row
+    W' = d · (W + s B A) = W + s B A + (d - 1) · (W + s B A)        d = m / |W + s B A|, a number for each row
 
-so a linear of any format adds (d - 1) times its own product and the product of two thin matrices. The lengths are those
-of the checkpoint's weights, as it stores them: neither rounding at load nor packing changes them.
+so a linear of any format adds the product of two thin matrices, and d - 1 times all of it but the bias. The lengths are
+those of the checkpoint's weights, as it stores them: neither rounding at load nor packing changes them.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def check_lengths(adapter: str, lengths: F32, first: int = 0) -> None:
 def _gained(adapter: str, module: str, part: LowRank, lengths: F32) -> LowRank:
     check_lengths(f"{adapter}: {module}", lengths)
     assert part.magnitude is not None
-    factor = part.magnitude / lengths
-    b = part.b * (factor * np.float32(part.scale))[:, None]
-    return LowRank(part.a, b, 1.0, gain=factor - np.float32(1))
+    gain = part.magnitude / lengths - np.float32(1)
+    if not np.isfinite(gain).all():
+        raise CheckpointError(f"{adapter}: {module}: a row is too short to be divided by its length")
+    return replace(part, magnitude=None, gain=gain)

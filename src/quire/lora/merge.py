@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from quire.loader.stacked import Stack
-from quire.lora.adapter import F32, Adapter, LowRank, Rows
+from quire.lora.adapter import F32, Adapter, LowRank, MatrixRows
 from quire.lora.base_modules import BaseModules, linears
 from quire.lora.gains import check_lengths, lengths_of
 from quire.records import dataclass
@@ -21,7 +21,7 @@ class _Change:
     adapter: str
     scale: float
     low: LowRank | None
-    whole: Rows | None
+    whole: MatrixRows | None
 
     def rows(self, weight: F32, first: int) -> F32:
         """Rows [first, …) of the module with this adapter alone."""

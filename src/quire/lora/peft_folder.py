@@ -20,7 +20,7 @@ from quire.loader.finite import FLOAT_FORMATS, first_nonfinite
 from quire.loader.safetensors import SafetensorsFile
 from quire.loader.source import TensorInfo
 from quire.loader.stacked import Stack
-from quire.lora.adapter import F32, LowRank, Rows
+from quire.lora.adapter import F32, LowRank, MatrixRows
 from quire.lora.base_modules import BaseModules, linears
 from quire.lora.module_pairs import MAX_RANK, AdaptedModule, AdapterFacts, ModulePair, check_rank, unknown
 from quire.lora.peft_config import MAX_CONFIG_BYTES, PeftConfig
@@ -229,7 +229,7 @@ class PeftFolder:
     def saved(self) -> Mapping[str, tuple[int, ...]]:
         return {module: info.shape for module, info in self._saved.items()}
 
-    def read_saved(self, module: str) -> Rows:
+    def read_saved(self, module: str) -> MatrixRows:
         found = self._saved[module]
         self._kept = True
         for first in range(0, found.shape[0], _SAVED_ROWS):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quire.config.shipped import shipped_adapters
-from quire.lora.adapter import Adapter, Rows
+from quire.lora.adapter import Adapter, MatrixRows
 from quire.lora.base_modules import BaseModules
 from quire.lora.module_pairs import MAX_RANK, AdapterFile, ModulePair, check_rank, checked, combined, unknown
 from quire.lora.peft_folder import CONFIG, WEIGHTS, PeftFolder
@@ -136,7 +136,7 @@ def read_adapter(
         ranks = {module: sum(pair.rank for pair in several) for module, several in pairs.items()}
         for module, rank in ranks.items():
             check_rank(rank, max_rank, f"{file.where}: module {module}")
-        whole: dict[str, Rows] = {module: file.read_saved(stored) for module, stored in saved.items()}
+        whole: dict[str, MatrixRows] = {module: file.read_saved(stored) for module, stored in saved.items()}
         parts = {module: combined(several, module, base) for module, several in pairs.items()}
         name = name or (path.name if path.is_dir() else path.stem)
         return Adapter(name, file.digest(), max(ranks.values(), default=0), parts, whole)

@@ -10,7 +10,7 @@ from quire.quant.floats import to_float32
 
 
 class SavedRows:
-    """A matrix of an open file, which stays mapped as long as this is there. Implements Rows."""
+    """A matrix of an open file, which stays mapped as long as this is there. Implements MatrixRows."""
 
     def __init__(self, file: SafetensorsFile, name: str) -> None:
         self._file, self._info = file, file.info(name)

@@ -93,7 +93,7 @@ def pairs(ids: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 def expand(
     on: Operands, name: str, shrunk: str, out: Tensor, *, first: int = 0, bias: Tensor | None = None
 ) -> None:
-    """out [T, …], columns from `first` on of a linear, += gain · (out - bias) + b @ what was shrunk, part by part."""
+    """out [T, …], columns from `first` on of a linear, += p + gain · (out - bias + p), p = b @ what was shrunk."""
     for slot, rows in with_slots(slots_of(on, shrunk)):
         parts = range(len(on.state.adapters.linear(name).parts))
         _expand_parts(on, name, (slot, parts), rows, on.buffer(shrunk), out, first, bias)
@@ -131,6 +131,6 @@ def _expand_parts(
             added = x @ b.T
             if matrices.gain is not None:
                 product = before if bias is None else before - bias[begin:end]
-                added = added + matrices.gain[begin - start : end - start] * product
+                added = added + matrices.gain[begin - start : end - start] * (product + added)
             out[rows, begin:end] = before + added
         start += count

@@ -30,7 +30,7 @@ class Linear(Op):
 
     `adapted` names the Adapted whose first row is out's first column. For rows with an adapter, the sums with B of what
     Shrink left in `shrunk` are added to out, behind the bias and before `act`; where the adapter has gains, so is gain
-    times the product with the weight (DoRA). Rows without one are left alone.
+    times both products (DoRA). Rows without one are left alone.
 
     `own`: the Owned parameter that takes the weight's place for rows whose adapter has one.
 
