@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks.adapters import write_adapter
 from benchmarks.peers import engines, runs
@@ -82,7 +83,7 @@ def write_gguf_adapter(folder: Path, to: Path) -> None:
     for name in source.names():
         layer, module, part = name.split(".")[4], name.split(".")[-3], name.split(".")[-2]
         named[f"blk.{layer}.{GGUF_NAMES[module]}.weight.lora_{part[-1].lower()}"] = name
-    metadata = {
+    metadata: dict[str, Any] = {
         "general.architecture": "qwen3", "general.type": "adapter", "adapter.type": "lora",
         "adapter.lora.alpha": float(RANK),
     }  # fmt: skip

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.adapters import gguf_adapter
 from helpers.low_rank import merge, random_adapter, random_matrix, write_adapter
 from helpers.tokenizers import Folder
 from quire import LLM, RequestOutput, SamplingParams
 from quire.lora.adapter import F32, Adapter
+from quire.offline.convert import convert
 from quire.spec import read_model
 from quire.types import CheckpointError, MemoryBudgetError, RequestError
 
@@ -169,6 +171,33 @@ def test_what_has_no_room_is_refused_by_key(checkpoint: Folder, tmp_path: Path) 
         given = write_adapter(tmp_path / "dora", adapter_of(folder, "DoRA"))
         with pytest.raises(CheckpointError, match="DoRA of weights that were not read from a checkpoint"):
             llm.load_adapter("no", given)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
+def test_gguf_adapters(checkpoint: Folder, name: str, tmp_path: Path) -> None:
+    """Over a GGUF base and over the folder that it was made of: the bits of the same adapter as PEFT writes it."""
+    folder, one = checkpoint(name), SamplingParams(max_tokens=8, temperature=0.0, logprobs=3, ignore_eos=True)
+    spec = read_model(folder).spec
+    adapter = random_adapter(spec, 5, RANK, only=("q_proj", "o_proj", "embed_tokens", "lm_head"), every=True)
+    files = {"PEFT": write_adapter(tmp_path / "peft", adapter), "GGUF": tmp_path / "adapter.gguf"}
+    names = {"self_attn.q_proj": "attn_q", "self_attn.o_proj": "attn_output"}
+    tensors = {}
+    for module, part in adapter.parts.items():
+        layer, short = module.split(".")[2:3], ".".join(module.split(".")[-2:])
+        stored = f"blk.{layer[0]}.{names[short]}" if short in names else ""
+        stored = stored or ("token_embd" if module.endswith("embed_tokens") else "output")
+        a, b = (part.a, part.b) if stored != "token_embd" else (part.b, part.a.T)
+        tensors[f"{stored}.weight.lora_a"], tensors[f"{stored}.weight.lora_b"] = map(
+            np.ascontiguousarray, (a, b)
+        )
+    architecture = {"qwen3": "qwen3", "qwen3-moe": "qwen3moe"}[name]
+    gguf_adapter(files["GGUF"], tensors, general__architecture=architecture, adapter__lora__alpha=2.0 * RANK)
+    found = []
+    convert(str(folder), tmp_path / "base.gguf")
+    for base in (folder, tmp_path / "base.gguf"):
+        with LLM(base, adapters=files, **LORA, **COMMON) as llm:
+            found += [bits(llm.generate(prompt(2, 20), one, adapter=kind)[0]) for kind in files]
+    assert found == [found[0]] * 4
 
 
 def test_a_slot_of_a_whole_adapter_is_empty_for_the_next(checkpoint: Folder) -> None:

@@ -168,6 +168,19 @@ def test_adapters_by_number_with_scales(server: LiveServer) -> None:
     assert mixed[0] == {FIRST + 1}
     assert mixed == tokens((1, 1.5), (0, 0.01))
     assert tokens((0, 1.5), (1, 0.01))[0] == {FIRST}
+    lora = [{"id": 0, "scale": 0.01}, {"id": 1, "scale": 1.5}]
+    whole = ask(server, "base", lora=lora)
+    assert (said(whole), whole.json["system_fingerprint"]) == mixed
+    chat = {
+        "messages": [{"role": "user", "content": "Who?"}],
+        "max_tokens": 3,
+        "temperature": 0,
+        "lora": lora,
+    }
+    reply = server.post("/v1/chat/completions", chat)
+    assert reply.json["system_fingerprint"] == mixed[1]
+    assert set(server.post("/tokenize", {"prompt": _content(reply)}).json["tokens"]) == {FIRST + 1}
+    ask(server, "a1", lora=lora).error(400, param="lora")
     assert len({half[1], mixed[1], *(one["version"] for one in versions.values())}) == 2 + len(versions)
     for lora, more, told in [
         ([(0, 1.0), (1, 1.0), (2, 1.0)], {}, r"rank 6 is not in [1, 4] (max_lora_rank)"),

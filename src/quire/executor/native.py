@@ -389,9 +389,10 @@ class NativeExecutor:
     def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> None:
         """Fill a part of a slot; see Runnable.put_adapter."""
         check_adapter(self.program, name, part, a, b, gain)
-        arrays = [each if each is None else np.ascontiguousarray(each, np.float32) for each in (a, b, gain)]
-        addresses = [0 if each is None else each.ctypes.data for each in arrays]
-        self._core.put_adapter(slot, name, part, *addresses, len(a))
+        a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+        gains = None if gain is None else np.ascontiguousarray(gain, np.float32)
+        at = 0 if gains is None else gains.ctypes.data
+        self._core.put_adapter(slot, name, part, a.ctypes.data, b.ctypes.data, at, len(a))
 
     def put_own_rows(self, slot: int, name: str, first: int, rows: F32) -> None:
         """Fill rows of a parameter in a slot; see Runnable.put_own_rows."""

@@ -46,7 +46,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
 _COMMON |= {
     "adapter_id": (),
     "do_sample": (True,),
-    "lora": ([],),
     "n_keep": (0,),
     "n_probs": (0,),
     "options": ({},),
