@@ -121,7 +121,7 @@ def test_whole_matrices_are_in_the_memory_plan(checkpoint: Folder) -> None:
     folder = checkpoint("qwen3")
     spec = read_model(folder).spec
     planned = []
-    for targets in (("linears",), ("modules_to_save",)):
+    for targets in ((), ("modules_to_save",)):
         room = {**LORA, "lora_target_modules": targets}
         with LLM(folder, dtype="float32", **room, **COMMON) as llm:
             planned.append(llm.built.plan.parts["adapters"])
@@ -148,7 +148,7 @@ def test_what_has_no_room_is_refused_by_key(checkpoint: Folder, tmp_path: Path) 
         q_a,
         parts={module: replace(low_q, scale=0.0, magnitude=np.full(len(low_q.b), np.inf, np.float32))},
     )
-    room = {**LORA, "lora_target_modules": ("linears",)}
+    room = {**LORA, "lora_target_modules": ("q_proj",)}
     with LLM(folder, **room, **COMMON) as llm:
         for adapter, told in [
             (whole, r"modules_to_save: .*: slots have no room .*--lora-target-modules modules_to_save"),
@@ -165,8 +165,8 @@ def test_what_has_no_room_is_refused_by_key(checkpoint: Folder, tmp_path: Path) 
                 llm.load_adapter("no", adapter)
             with pytest.raises(RequestError, match="not loaded"):
                 llm.generate(prompt(1, 5), adapter="no")
-    with pytest.raises(ValueError, match="lora_target_modules: 'q_proj' is not one of linears"):
-        LLM(folder, **{**LORA, "lora_target_modules": ("q_proj",)}, **COMMON)
+    with pytest.raises(ValueError, match="lora_target_modules: 'nothing' is not one of embed_tokens"):
+        LLM(folder, **{**LORA, "lora_target_modules": ("q_proj", "nothing")}, **COMMON)
     with LLM(folder, load_format="random", **LORA, **COMMON) as llm:
         given = write_adapter(tmp_path / "dora", adapter_of(folder, "DoRA"))
         with pytest.raises(CheckpointError, match="DoRA of weights that were not read from a checkpoint"):

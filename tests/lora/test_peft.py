@@ -92,7 +92,7 @@ def test_engine_and_merged_logits_equal_those_of_peft(case: str, peft_path: Path
     expected = np.load(adapter / "logits.npy")
     plain = reference_logits(load_reference(base, torch.float32), tokens)
     assert np.abs(expected - plain).max() > 0.05
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
     exact, alone = chosen_logprobs(expected, tokens), chosen_logprobs(plain, tokens)
     one = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     for quantization in ("none", "int8", "int4"):
@@ -105,9 +105,10 @@ def test_engine_and_merged_logits_equal_those_of_peft(case: str, peft_path: Path
                 (output,) = llm.generate([tokens], one, adapter=name, use_tqdm=False)
                 scores = [each[0].logprob for each in output.prompt_logprobs or () if each]
                 errors.append(float(np.sqrt(np.mean((np.array(scores) - wanted) ** 2))))
-        # A and B are rounded to bfloat16 in slots; PEFT has them in float32 here
-        assert errors[0] < 1.6 * errors[1] + 0.02, (quantization, errors)
+        # B times the scale is rounded to bfloat16 in slots
+        changed = float(np.sqrt(np.mean((exact - alone) ** 2)))
+        assert errors[0] < 1.6 * errors[1] + 0.06 * changed, (quantization, errors, changed)
     if (
         adapter / "merged.npy"
     ).exists() and case != "tied embedding":  # PEFT's merge changes the tied head too
-        np.testing.assert_allclose(found, np.load(adapter / "merged.npy"), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(found, np.load(adapter / "merged.npy"), rtol=0, atol=2e-4)

@@ -29,12 +29,15 @@ _DTYPES = {
     "f32": "float32",
 }  # fmt: skip
 LORA_TARGETS = (
-    "linears",
     "embed_tokens",
     "lm_head",
     "experts",
     "modules_to_save",
-)  # what adapters may change
+)  # what adapters may change, if it is asked
+# Linears that vLLM and SGLang list one by one: adapters may always change them.
+LORA_LINEARS = (
+    "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
+)  # fmt: skip
 TASKS = ("auto", "generate", "embed", "classify", "score")
 ATTENTION_BACKENDS = {"native": "native", "torch": "eager"}  # of each executor
 
@@ -331,9 +334,9 @@ class AdapterOptions:
         most=2**16,
     )
     lora_target_modules: tuple[str, ...] = option(
-        (LORA_TARGETS[0],),
-        "what slots have room for: linears (attention, dense feed-forwards, routers; always), embed_tokens, lm_head, "
-        "experts (low rank), modules_to_save (whole embeddings and heads), or all",
+        (),
+        "what adapters may change besides linears of attention, feed-forwards and routers: embed_tokens, lm_head, "
+        "experts (of low rank), modules_to_save (whole embeddings and heads), or all; slots have room for it",
         metavar="NAME",
     )
 
@@ -342,7 +345,7 @@ class AdapterOptions:
         object.__setattr__(self, "lora_target_modules", tuple(self.lora_target_modules))
         known = (*LORA_TARGETS, "all")
         for name in self.lora_target_modules:
-            if name not in known:
+            if name not in known and name not in LORA_LINEARS:
                 raise ValueError(f"lora_target_modules: {name!r} is not one of {', '.join(known)}")
 
     def has_room(self, target: str) -> bool:

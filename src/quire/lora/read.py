@@ -103,6 +103,22 @@ def open_adapter(path: Path, *, root: Path | None = None) -> Iterator[AdapterFil
         file.close()
 
 
+def targets_of(file: AdapterFile) -> list[str]:
+    """What slots must have room for, as --lora-target-modules names it."""
+    found = {_target(module.module, whole=not module.rank) for module in file.targets()}
+    return sorted(found - {""})
+
+
+def _target(module: str, *, whole: bool) -> str:
+    if whole:
+        return "modules_to_save"
+    if module.endswith(("embed_tokens", "token_embd")):
+        return "embed_tokens"
+    if module.endswith("lm_head") or module == "output":
+        return "lm_head"
+    return "experts" if ".experts" in module or module.endswith("_exps") else ""
+
+
 def _gguf(path: Path) -> AdapterFile:
     from quire.lora.gguf_adapter import GGUFAdapter  # a start with folders does not need it
 

@@ -231,7 +231,7 @@ def _lora_room(asked: AdapterOptions) -> LoraRoom | None:
     """What adapters may change."""
     if not asked.enable_lora:
         return None
-    embedding, head, experts, whole = map(asked.has_room, LORA_TARGETS[1:])
+    embedding, head, experts, whole = map(asked.has_room, LORA_TARGETS)
     return LoraRoom(asked.max_lora_rank, embedding, head, experts, whole)
 
 
