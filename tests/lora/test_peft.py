@@ -105,9 +105,9 @@ def test_engine_and_merged_logits_equal_those_of_peft(case: str, peft_path: Path
                 (output,) = llm.generate([tokens], one, adapter=name, use_tqdm=False)
                 scores = [each[0].logprob for each in output.prompt_logprobs or () if each]
                 errors.append(float(np.sqrt(np.mean((np.array(scores) - wanted) ** 2))))
-        # B times the scale is rounded to bfloat16 in slots
-        changed = float(np.sqrt(np.mean((exact - alone) ** 2)))
-        assert errors[0] < 1.6 * errors[1] + 0.06 * changed, (quantization, errors, changed)
+        # B times the scale is rounded to bfloat16 in slots; wider logits have wider errors
+        changed, wider = float(np.sqrt(np.mean((exact - alone) ** 2))), np.std(expected) / np.std(plain)
+        assert errors[0] < 1.6 * errors[1] * max(1, wider) + 0.06 * changed, (quantization, errors, changed)
     if (
         adapter / "merged.npy"
     ).exists() and case != "tied embedding":  # PEFT's merge changes the tied head too
