@@ -36,14 +36,11 @@ _NO_USAGE = b',"usage":null}\n\n'
 _encode = msgspec.json.Encoder().encode
 
 
-def make_envelope(
-    context: ServerContext, exchange: Exchange, body: GenerationRequest, prefix: str
-) -> Envelope:
-    """The id, model and fingerprint of an answer. Raises ApiError for an unknown model or an invalid request id.
+def make_envelope(context: ServerContext, served: Served, body: GenerationRequest, prefix: str) -> Envelope:
+    """The id, model and fingerprint of an answer. Raises ApiError for an invalid request id.
 
     Two requests with the same request id are independent: the id only appears in the response.
     """
-    served = generating_model(context, exchange, body.model)
     name = answer_id(prefix, body.request_id)
     kind = "text_completion" if prefix == "cmpl" else _CHAT_KINDS[bool(body.stream)]
     return Envelope(name, kind, int(time.time()), served.name, served.fingerprint(context.engine.card))

@@ -36,6 +36,7 @@ from quire.server.requests import ChatCompletionRequest, Documents, Messages, To
 from quire.server.responses import ChatCompletion, ChatCompletionChunk
 from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask, predicted, with_negative
+from quire.server.scaled_adapters import served_with
 from quire.server.structured import find_structure, with_grammar
 from quire.text.chat_renderer import ChatAsk
 from quire.text.tools import ToolUse, read_tools
@@ -158,7 +159,8 @@ async def chat_completions(
 ) -> None:
     """Answer a conversation, whole or as a stream."""
     body = read.value
-    envelope = make_envelope(context, exchange, body, "chatcmpl")
+    served = await served_with(context, exchange, body.model, body.lora)
+    envelope = make_envelope(context, served, body, "chatcmpl")
     check_streaming(body)
     ask, tools, dropped = await prepare_chat(context, exchange, read, envelope.id)
     prompt = ask.request.prompt_token_ids

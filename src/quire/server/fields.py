@@ -90,7 +90,6 @@ _COMMON |= {
 _COMMON |= {
     "adapter_id": (),
     "do_sample": (True,),
-    "lora": ([],),
     "n_keep": (0,),
     "n_probs": (0,),
     "options": ({},),
