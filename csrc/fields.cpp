@@ -74,6 +74,10 @@ const KVLayer* Fields::optional_kv_layer(const std::string& name) {
   return std::holds_alternative<std::monostate>(value(name)) ? nullptr : &kv_layer(name);
 }
 
+const OwnParam* Fields::optional_own(const std::string& name) {
+  return std::holds_alternative<std::monostate>(value(name)) ? nullptr : &context_.adapters.own(text(name));
+}
+
 const KVLayer& Fields::kv_layer(const std::string& name) {
   const int layer = integer(name);
   if (layer < 0 || layer >= static_cast<int>(context_.kv_layers.size())) refuse(name, "no such layer");
