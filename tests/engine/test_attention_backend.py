@@ -13,7 +13,7 @@ from quire.cli.serve import add_arguments
 from quire.config.schema import EngineConfig
 from quire.executor.torch import ops
 from quire.executor.torch.cache import CacheRow
-from quire.executor.torch.kv_caches import FloatCache, Shape
+from quire.executor.torch.kv_caches import CacheShape, FloatCache
 from quire.program.ops.attention import Attend, HeadShape
 
 
@@ -44,7 +44,7 @@ def test_eager_attention_of_a_row_has_the_same_bits_beside_any_other() -> None:
     """And torch cannot choose another kernel for it: nothing calls its scaled_dot_product_attention."""
     torch.manual_seed(0)
     op = Attend("qkv", "out", HeadShape(4, 2, 16), layer=0, scale=0.25, window=0)
-    cache = FloatCache(torch.randn(8, 2 * 16 * 2 * 16).view(torch.uint8), Shape(8, 16, 2, 16), "f32")
+    cache = FloatCache(torch.randn(8, 2 * 16 * 2 * 16).view(torch.uint8), CacheShape(8, 16, 2, 16), "f32")
     qkv, positions = torch.randn(25, 128), torch.cat((torch.arange(20, 37), torch.arange(3, 11)))
     rows = [CacheRow(0, 17, torch.tensor([1, 5, 2])), CacheRow(17, 25, torch.tensor([4, 0, 0]))]
     both, alone = torch.zeros(25, 64), torch.zeros(25, 64)

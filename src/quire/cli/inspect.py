@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from quire.cache_kinds import CacheGroup, StateGroup
-from quire.cli import quality, speculation
+from quire.cli import kv_users, quality, speculation
 from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
 from quire.config.serving import ServingConfig
 from quire.types import CheckpointError, MemoryBudgetError
@@ -153,7 +153,7 @@ def _report(
         "kv": _kv(program) | _kv_shares(model.facts.spec),
         "memory": (memory := _memory(program, config, process, {}, draft)),
         "server_memory": _memory(program, config, process, memory_beside(model.folder, files, ServingConfig()), draft),
-        "users": _users(model, asked, program, memory, args.context),
+        "users": kv_users.report(model, asked, program, memory, args.context),
         "speculation": speculation.report(program, config, draft, memory),
         "packed": _packed(model, program, config),
         "machine": machine and dataclasses.asdict(machine),
@@ -393,7 +393,7 @@ def report_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     beyond = f"; {kept} bytes per token beyond the windows" if kv["share_beyond_windows"] < 1 else ""
     lines.append(f"  {kv['share_of_mha']:.3g} of the bytes of multi-head attention{beyond}")
     lines += ["", "memory of generate and chat", *_memory_lines(report["memory"])]
-    lines += [_users_line(report["users"], kv["dtype"])] if report["users"] else []
+    lines += [kv_users.line(report["users"], kv["dtype"])] if report["users"] else []
     lines += ["", "memory of serve", *_memory_lines(report["server_memory"])]
     if report["speculation"]:
         lines += ["", *speculation.lines(report["speculation"])]
@@ -565,34 +565,6 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
         f"{limits['max_rows']} at once, {limits['max_tokens']} tokens per step"
     )
     return lines
-
-
-def _users(
-    model: Model, asked: EngineConfig, program: Program, memory: dict[str, Any], context: int
-) -> dict[str, Any] | None:
-    """How many sequences of `context` tokens the memory of the KV cache holds, in its format and in bfloat16."""
-    from quire.core.capacity import peak_blocks
-    from quire.engine.build.assemble import choose, machine_facts
-    from quire.program.memory import kv_block_bytes
-
-    if "error" in memory or not program.kv_layers:
-        return None
-
-    def fit(of: Program, size: int) -> int:
-        blocks = memory["parts"]["kv"] // kv_block_bytes(of, size)
-        return blocks // peak_blocks(of.cache_groups, context, 1, size)
-
-    found = {"context": context, program.kv_type: fit(program, memory["limits"]["block_size"])}
-    if program.kv_type != "bf16":
-        plain = asked.replace(kv_cache_dtype="bfloat16", kv_cache_scales=None)
-        config, other = choose(model, plain, machine_facts(asked.execution.executor))
-        found["bf16"] = fit(other, config.asked.cache.block_size)
-    return found
-
-
-def _users_line(users: dict[str, Any], kv: str) -> str:
-    beside = f", of {users['bf16']} in the same memory with bf16" if kv != "bf16" else ""
-    return f"  room for {users[kv]} sequences of {users['context']} tokens with {kv}{beside}"
 
 
 def _packed_line(packed: dict[str, Any] | None) -> str:

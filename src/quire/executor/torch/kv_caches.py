@@ -21,7 +21,7 @@ _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CacheShape:
     """blocks, tokens of a block, heads and dimensions of a head."""
 
     blocks: int
@@ -30,7 +30,7 @@ class Shape:
     dim: int
 
 
-class Pieces:
+class BlockArrays:
     """Takes arrays with a line for each block from the bytes [blocks, …] of a layer, one after the other."""
 
     def __init__(self, memory: Tensor) -> None:
@@ -66,9 +66,9 @@ class LayerCache:
 class FloatCache(LayerCache):
     """float32, bfloat16, float16."""
 
-    def __init__(self, memory: Tensor, shape: Shape, kind: KVType) -> None:
+    def __init__(self, memory: Tensor, shape: CacheShape, kind: KVType) -> None:
         super().__init__(shape.size)
-        pieces, width = Pieces(memory), kv_head_elems(shape.dim)
+        pieces, width = BlockArrays(memory), kv_head_elems(shape.dim)
         self.keys, self.values = (
             pieces.take(_FLOATS[kind], shape.size, shape.heads, width)[..., : shape.dim] for _ in range(2)
         )
@@ -84,9 +84,9 @@ class FloatCache(LayerCache):
 class ByteCache(LayerCache):
     """int8, with a scale for each key and each value."""
 
-    def __init__(self, memory: Tensor, shape: Shape) -> None:
+    def __init__(self, memory: Tensor, shape: CacheShape) -> None:
         super().__init__(shape.size)
-        pieces, width = Pieces(memory), kv_head_elems(shape.dim)
+        pieces, width = BlockArrays(memory), kv_head_elems(shape.dim)
         self.codes = [
             pieces.take(torch.int8, shape.size, shape.heads, width)[..., : shape.dim] for _ in range(2)
         ]
@@ -110,10 +110,14 @@ class Fp8Cache(LayerCache):
     """e4m3 and e5m2, with a scale for each head."""
 
     def __init__(
-        self, memory: Tensor, shape: Shape, kind: KVType, scales: tuple[tuple[float, ...], tuple[float, ...]]
+        self,
+        memory: Tensor,
+        shape: CacheShape,
+        kind: KVType,
+        scales: tuple[tuple[float, ...], tuple[float, ...]],
     ) -> None:
         super().__init__(shape.size)
-        self._dtype, pieces, width = _FP8[kind], Pieces(memory), kv_head_elems(shape.dim)
+        self._dtype, pieces, width = _FP8[kind], BlockArrays(memory), kv_head_elems(shape.dim)
         self._scales = [torch.tensor(each, device=memory.device)[:, None] for each in scales]
         self.codes = [
             pieces.take(torch.uint8, shape.size, shape.heads, width)[..., : shape.dim] for _ in range(2)
@@ -134,9 +138,9 @@ class Fp8Cache(LayerCache):
 class NibbleCache(LayerCache):
     """int4 in groups of 32 dimensions."""
 
-    def __init__(self, memory: Tensor, shape: Shape) -> None:
+    def __init__(self, memory: Tensor, shape: CacheShape) -> None:
         super().__init__(shape.size)
-        pieces, self._dim, width = Pieces(memory), shape.dim, kv_head_elems(shape.dim)
+        pieces, self._dim, width = BlockArrays(memory), shape.dim, kv_head_elems(shape.dim)
         self.codes = [pieces.take(torch.uint8, shape.size, shape.heads, width // 2) for _ in range(2)]
         groups = -(-width // GROUP)
         self.scales = [pieces.take(torch.bfloat16, shape.size, shape.heads, groups) for _ in range(2)]
@@ -160,10 +164,10 @@ class NibbleCache(LayerCache):
 class KiviCache(LayerCache):
     """kivi4 and kivi2: keys in groups of 32 tokens of a dimension, values in groups of 32 dimensions of a token."""
 
-    def __init__(self, memory: Tensor, shape: Shape, bits: int) -> None:
+    def __init__(self, memory: Tensor, shape: CacheShape, bits: int) -> None:
         super().__init__(shape.size)
         self._bits, self._dim, self._width = bits, shape.dim, kv_head_elems(shape.dim)
-        pieces = Pieces(memory)
+        pieces = BlockArrays(memory)
         self.codes = [
             pieces.take(torch.uint8, shape.size, shape.heads, self._width * bits // 8) for _ in range(2)
         ]

@@ -10,12 +10,12 @@ from quire.executor.torch.adapter_matrices import AdapterMatrices
 from quire.executor.torch.cache import LatentCache, Rotation
 from quire.executor.torch.kv_caches import (
     ByteCache,
+    CacheShape,
     FloatCache,
     Fp8Cache,
     KiviCache,
     LayerCache,
     NibbleCache,
-    Shape,
 )
 from quire.executor.torch.tiles import QUERY_TILE, WEIGHT_TILE
 from quire.executor.torch.weights import TORCH_DTYPES
@@ -135,7 +135,7 @@ def _caches(program: Program, limits: Limits, memory: Tensor) -> dict[int, Layer
 
 
 def _cache(layer: KVLayer, limits: Limits, memory: Tensor) -> LayerCache:
-    shape = Shape(limits.blocks, limits.block_size, layer.kv_heads, layer.head_dim)
+    shape = CacheShape(limits.blocks, limits.block_size, layer.kv_heads, layer.head_dim)
     match layer.type:
         case "i8":
             return ByteCache(memory, shape)
