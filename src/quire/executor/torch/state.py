@@ -160,7 +160,7 @@ def _latents(program: Program, limits: Limits, memory: Tensor) -> dict[int, Late
     found = {}
     for number, layer in enumerate(program.kv_layers):
         if layer.latent:
-            rows = _layer_memory(layer, limits, memory).view(TORCH_DTYPES[layer.type])  # type: ignore[index]
+            rows = _layer_memory(layer, limits, memory).view(TORCH_DTYPES[layer.type])
             shape = limits.block_size, kv_head_elems(layer.head_dim)
             found[number] = LatentCache(rows.unflatten(1, shape)[..., : layer.head_dim])
     return found
