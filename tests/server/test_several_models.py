@@ -236,11 +236,13 @@ def test_turns_alternate_and_survive_a_killed_holder(tmp_path: Path) -> None:
         for _ in range(50):
             with turns[name]:
                 taken.append(name)
+        turns[name].rest()
 
     with turns[2]:
         threads = [threading.Thread(target=work, args=(name,)) for name in range(2)]
         for thread in threads:
             thread.start()
+    turns[2].rest()
     for thread in threads:
         thread.join()
     assert len(taken) == 100

@@ -13,6 +13,7 @@ from quire.server.access import AccessControl
 from quire.server.admin import AdminAccess, closed_routes
 from quire.server.app import open_routes
 from quire.server.context import ServerContext
+from quire.server.dialects.keep_alive import HEEDED, keep_seconds
 from quire.server.errors import ApiError, ClientGoneError
 from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.fleet.fleet import Fleet
@@ -38,6 +39,7 @@ class _Named(msgspec.Struct):
     model: str | None = None
     name: str | None = None
     user: str | None = None
+    keep_alive: str | float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,10 @@ class FleetApp:
             self._admin.check_route(self._access, exchange, route)
         require_ready(self._fleet.state)
         body = await exchange.body(self._config.max_body_bytes, self._config.body_timeout)
-        found = await self._fleet.settled_route(*_asked(exchange, body))
+        named = _named(exchange, body)
+        if route.api == "ollama" and named.keep_alive is not None and self._heeds(exchange):
+            exchange.scope[HEEDED] = keep_seconds(named.keep_alive)
+        found = await self._fleet.settled_route(*_asked(exchange, named))
         passing = Passing(self._fleet, found, exchange.scope, body, receive)
         await passing.answer(send, administrative=route.admin)
         if passing.seen is not None and found.shadow is not None and not route.admin:
@@ -131,6 +136,9 @@ class FleetApp:
                 found.target, self._fleet.members.get(found.shadow), copied, passing.seen
             )
         return True
+
+    def _heeds(self, exchange: Exchange) -> bool:
+        return self._config.allow_keep_alive or (not exchange.inner and self._admin.is_presented(exchange))
 
     def _any(self, exchange: Exchange) -> Member:
         """A model for a path that needs none in particular: the one that is named, or one that is loaded."""
@@ -176,9 +184,8 @@ def _of_query(exchange: Exchange) -> str | None:
     return query_of(exchange.scope.get("query_string", b"")).get("model")
 
 
-def _asked(exchange: Exchange, body: bytes) -> tuple[str | None, str]:
+def _asked(exchange: Exchange, named: _Named) -> tuple[str | None, str]:
     """The model that a request names, and the key by which its choice among versions stays the same."""
-    named = _named(exchange, body)
     return named.model or named.name or _of_query(exchange), exchange.header(
         b"x-session-id"
     ) or named.user or ""
