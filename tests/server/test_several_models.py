@@ -223,8 +223,8 @@ def test_names_are_unique_and_a_folder_gives_all_of_its_models(folder: Path, tmp
     assert [each.name for each in models] == ["one", "one", "two"]
     with pytest.raises(ValueError, match="one: two models have this name"):
         Fleet(models, divided(4 * 2**30, models, config), config)
-    with pytest.raises(ValueError, match="files_dir"):
-        Fleet(models[1:], divided(4 * 2**30, models, config), ServingConfig(files_dir=str(tmp_path)))
+    with pytest.raises(ValueError, match="served_model_name"):
+        Fleet(models[1:], divided(4 * 2**30, models, config), ServingConfig(served_model_name=("one",)))
 
 
 def test_turns_alternate_and_survive_a_killed_holder(tmp_path: Path) -> None:

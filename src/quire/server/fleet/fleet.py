@@ -25,17 +25,10 @@ from quire.server.logs import log
 from quire.types import MemoryBudgetError
 
 _TICK = 0.25
-_REFUSED = {  # options of a server that are for one model
-    "grpc_port": "its protocol",
-    "files_dir": "batches",
-}
 
 
 def check_for_several(serving: ServingConfig) -> None:
     """Raise ValueError for options that a server with several models cannot have."""
-    for name, what in _REFUSED.items():
-        if getattr(serving, name) is not None:
-            raise ValueError(f"{name}: {what} cannot be had with several models yet; start a server with one")
     if serving.served_model_name:
         raise ValueError(
             "served_model_name: with several models each has its name: use aliases in the --models file"

@@ -12,6 +12,7 @@ from quire.records import dataclass
 from quire.server.access import AccessControl
 from quire.server.admin import AdminAccess, closed_routes
 from quire.server.app import open_routes
+from quire.server.batches import batch_routes
 from quire.server.context import ServerContext
 from quire.server.dialects.keep_alive import HEEDED, keep_seconds
 from quire.server.errors import ApiError, ClientGoneError
@@ -57,7 +58,8 @@ class FleetApp:
         bodies = cast(Engine, _Bodies(int(fleet.shares.server[BODIES] * _BODIES_PART)))
         self.memory = RequestMemory(bodies, fleet.config.max_num_queued_reqs)
         self._access, self._admin = AccessControl(fleet.config), AdminAccess(fleet.config)
-        own = fleet_routes(fleet)
+        self.context: ServerContext | None = None  # of the routes that concern no single model
+        own = (*fleet_routes(fleet), *batch_routes.ROUTES)
         closed = closed_routes(own, fleet.config)
         own = tuple(route for route in own if route not in closed and route.belongs(fleet.config.api))
         passed = open_routes(fleet.config)
@@ -106,7 +108,8 @@ class FleetApp:
         self._access.check_source(exchange)
         exchange.add_headers(self._access.cors_headers(exchange))
         self._admin.check_route(self._access, exchange, route)
-        await route.answer(self._fleet.default.service.context, exchange)
+        assert self.context is not None
+        await route.answer(self.context, exchange)
         return True
 
     async def _pass(self, exchange: Exchange, receive: Receive, send: Send) -> bool:

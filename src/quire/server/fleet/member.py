@@ -48,7 +48,9 @@ class Member:
         places: Places | None = None,
     ) -> None:
         self.served, self.version, self.places = served, version, places
-        own = replace(served.serving, served_model_name=(served.name, *served.aliases))
+        own = replace(
+            served.serving, served_model_name=(served.name, *served.aliases), files_dir=None, grpc_port=None
+        )  # what the whole server has
         self.engine = AsyncEngine(served.model, served.config, own, turns=turns)
         self.service = Service(self.engine, own)
         self.created = int(time.time())
