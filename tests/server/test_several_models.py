@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from test_kserve import ask as ask_inference
+from test_kserve import infer
 
 from helpers.naming import naming_adapter, naming_base
 from helpers.process import Process, children, gone, running, until
@@ -27,6 +31,7 @@ from quire.types import MemoryBudgetError
 
 ADMIN = {"authorization": "Bearer for-administrators"}
 MEMORY = ["--memory", "1500MiB", "--admin-api-key", "for-administrators"]
+SERVER = ["--max-num-seqs", "8", "--max-connections", "256", "--grpc-port", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +45,9 @@ def sections(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, sections: Path) -> Iterator[Process]:
-    with running(folder, *MEMORY, "--models", str(sections), "--max-num-seqs", "8") as process:
+def server(folder: Path, sections: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    files = ["--files-dir", str(tmp_path_factory.mktemp("files"))]
+    with running(folder, *MEMORY, "--models", str(sections), *SERVER, *files) as process:
         yield process
 
 
@@ -123,6 +129,70 @@ def test_a_model_sleeps_until_it_is_woken_up(server: Process, folder: Path, leve
     assert ask(server, str(folder)).status == 200
     assert server.request("POST", "/wake_up?model=second", headers=ADMIN).status == 200
     assert ask(server, "second", 8).json["choices"] == answer
+
+
+def test_batches_and_grpc_name_a_model(server: Process, folder: Path) -> None:
+    body = {"prompt": "Hi", "max_tokens": 2}
+    lines = b"".join(
+        json.dumps({
+            "custom_id": name, "method": "POST", "url": "/v1/completions", "body": {"model": name, **body},
+        }).encode() + b"\n"
+        for name in ("second", str(folder), "third")
+    )  # fmt: skip
+    part = b'--b\r\ncontent-disposition: form-data; name="'
+    form = (
+        part + b'purpose"\r\n\r\nbatch\r\n' + part + b'file"; filename="x"\r\n\r\n' + lines + b"\r\n--b--\r\n"
+    )
+    kind = {"content-type": "multipart/form-data; boundary=b"}
+    sent = server.request("POST", "/v1/files", form, kind)
+    assert sent.status == 200, sent.text
+    asked = {"input_file_id": sent.json["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    made = server.request("POST", "/v1/batches", asked)
+    assert made.status == 200, made.text
+    at = f"/v1/batches/{made.json['id']}"
+    until(lambda: server.request("GET", at).json["status"] == "completed")
+    done = server.request("GET", at).json
+    answers = server.request("GET", f"/v1/files/{done['output_file_id']}/content").text.splitlines()
+    found = {one["custom_id"]: one["response"]["body"]["model"] for one in map(json.loads, answers)}
+    assert found == {"second": "second", str(folder): str(folder)}
+    wrong = json.loads(server.request("GET", f"/v1/files/{done['error_file_id']}/content").text)
+    assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("third", 404)
+    (port,) = (int(line.rpartition(" ")[2]) for line in server.lines if "gRPC: listening" in line)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        asked = [ask_inference() for _ in range(4)]
+        for each, name in zip(asked, ("second", str(folder), "", "third"), strict=True):
+            each.model_name = name
+        told = [infer(channel, each).model_name for each in asked[:3]]
+        assert told == ["second", str(folder), str(folder)]
+        with pytest.raises(grpc.RpcError, match="third"):
+            infer(channel, asked[3])
+
+
+def test_deadlines_and_errors_lead_to_the_fallback_that_is_for_them(server: Process, folder: Path) -> None:
+    def rules(*on: str) -> dict[str, Any]:
+        return {"safe": {"targets": {"second@1": 1}, "fallbacks": [{"target": f"{folder}@1", "on": [*on]}]}}
+
+    def tried(**fields: Any) -> list[tuple[int, str]]:
+        found = []
+        for kind in ("overload", "deadline", "error"):
+            assert server.request("PUT", "/admin/traffic", rules(kind), ADMIN).status == 200
+            reply = ask(server, "safe", **fields)
+            found.append((reply.status, reply.headers.get("x-quire-deployment", "")))
+        return found
+
+    ask(server, str(folder))
+    first, second = f"{folder}@1", "second@1"
+    ask(server, "second")
+    engine = engine_of(server, second)
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        assert tried(tokens=1, deadline_ms=300) == [(504, second), (200, first), (504, second)]
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    assert server.request("POST", "/sleep?level=1&model=second", headers=ADMIN).status == 200
+    assert tried(tokens=1) == [(503, ""), (503, ""), (200, first)]
+    assert server.request("POST", "/wake_up?model=second", headers=ADMIN).status == 200
+    assert server.request("PUT", "/admin/traffic", {}, ADMIN).status == 200
 
 
 def test_an_idle_model_leaves_and_who_would_wait_too_long_is_told_when_to_come_back(sections: Path) -> None:

@@ -149,6 +149,8 @@ class EngineLoop:
         with self._turns or nullcontext():
             events = self._core.step()
         end = time.monotonic()
+        if self._turns is not None and not self._core.scheduler.has_work():
+            self._turns.rest()  # before others can know that it has ended
         if not self._core.rows:
             return  # moves go on, and no sequence can run before they end
         self._totals.add_step()

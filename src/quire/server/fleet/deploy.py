@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import msgspec
 
 from quire.engine.build.opening import find_model
 from quire.server.errors import ApiError, bad_request, shorten
-from quire.server.fleet.fleet import Fleet, check_share
+from quire.server.fleet.fleet import Fleet, check_shares
 from quire.server.fleet.member import Member
 from quire.server.fleet.shadows import text_of
 from quire.server.fleet.shares import with_share
@@ -75,10 +76,12 @@ class Deployments:
         self._fleet, self._turn = fleet, asyncio.Lock()
         self._before: dict[str, str] = {}  # name -> the version that answered before the one that does
 
-    async def deploy(self, asked: DeployBody) -> Member:
+    async def deploy(
+        self, asked: DeployBody, watching: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+    ) -> Member:
         """Load and verify a version, and switch to it if asked. The old version answers until then, and goes on
-        answering if anything fails. Raises ApiError: 404, 409 where both do not fit, 422 for a version that is not
-        as it should be.
+        answering if anything fails, or if `watching` ends what it surrounds: loading beside the old version. Raises
+        ApiError: 404, 409 where both do not fit, 422 for a version that is not as it should be.
         """
         fleet = self._fleet
         if asked.name not in fleet.current:
@@ -100,7 +103,7 @@ class Deployments:
                 not fits
             ):  # before the old one is drained; what is loaded beside it is planned when it is loaded
                 try:
-                    await check_share(served)
+                    await check_shares([served])
                 except QuireError as error:
                     raise _refused(str(error)) from None
             placed = old.places is not None
@@ -109,7 +112,12 @@ class Deployments:
             if not placed:
                 fleet.shares = fleet.shares.with_model(member.id, size if fits else 0)
             try:
-                await (self._beside(asked, member) if fits else self._swapped(asked, old, member))
+                if fits:
+                    async with watching():
+                        await self._verify(asked, member)
+                    self._accept(asked, member)
+                else:
+                    await self._swapped(asked, old, member)
             except BaseException:
                 await self._remove(member)
                 raise
@@ -202,9 +210,11 @@ class Deployments:
             except ValueError as error:
                 raise bad_request("rules", f"rules: {error}") from None
 
-    async def _beside(self, asked: DeployBody, member: Member) -> None:
+    async def _verify(self, asked: DeployBody, member: Member) -> None:
         await _load(member)
         await self._try_canary(asked, member)
+
+    def _accept(self, asked: DeployBody, member: Member) -> None:
         if asked.switch:
             self._switch(member)
         else:  # from now on rules, and requests, may name it
@@ -220,7 +230,8 @@ class Deployments:
             if old.state == "ready":
                 await old.sleep(2, self._fleet.config.shutdown_timeout, held=False)
             try:
-                await self._beside(asked, member)
+                await self._verify(asked, member)
+                self._accept(asked, member)
             except BaseException:
                 await member.stop(0.0)
                 raise

@@ -173,7 +173,7 @@ class Fleet:
     async def start(self) -> None:
         """Check that each model fits its share. Nothing is loaded yet. Raises MemoryBudgetError naming the model."""
         checked = [member.served for member in self.members.values() if not member.served.stored]
-        await asyncio.gather(*map(check_share, checked))
+        await check_shares(checked)
         self._leaving = asyncio.create_task(self._leave_idle())
         self.state = EngineState.READY
 
@@ -214,11 +214,14 @@ class Fleet:
         return seconds >= 0 and member.idle(seconds)
 
 
-async def check_share(served: ServedModel) -> list[str]:
-    """The memory plan of a model in its share, as lines. Raises MemoryBudgetError naming the model."""
-    try:
-        folder = await asyncio.to_thread(find_model, served.model)
-        beside = tokenizer_beside(folder, await asyncio.to_thread(gguf_files, folder))
-        return await planned(Load(str(folder), served.config, beside, "turns"))
-    except MemoryBudgetError as error:
-        raise MemoryBudgetError(f"{served.name}: {error}") from None
+async def check_shares(models: Sequence[ServedModel]) -> None:
+    """Raise MemoryBudgetError naming the first model that does not fit its share."""
+    found = await planned(await asyncio.to_thread(lambda: [_load_of(each) for each in models]))
+    for served, plan in zip(models, found, strict=True):
+        if isinstance(plan, MemoryBudgetError):
+            raise MemoryBudgetError(f"{served.name}: {plan}")
+
+
+def _load_of(served: ServedModel) -> Load:
+    folder = find_model(served.model)
+    return Load(str(folder), served.config, tokenizer_beside(folder, gguf_files(folder)), "turns")

@@ -44,10 +44,18 @@ class _Named(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
+class _NoPrompt:
+    """The longest prompt in a body that is read here."""
+
+    max_model_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Bodies:
     """What the bodies of requests may hold before a model has them: the part of an engine that RequestMemory reads."""
 
     request_memory: int
+    card: _NoPrompt = _NoPrompt()
 
 
 class FleetApp:

@@ -234,7 +234,7 @@ def _admin_routes(fleet: Fleet, made: Deployments) -> tuple[HttpRoute, ...]:
     _body = partial(admin_body, fleet.config)
 
     async def deploy(_: ServerContext, exchange: Exchange) -> FleetModelBody:
-        member = await made.deploy(await _body(exchange, DeployBody))
+        member = await made.deploy(await _body(exchange, DeployBody), exchange.watch)
         return model_body(member.served.name, member)
 
     async def back(_: ServerContext, exchange: Exchange) -> FleetModelBody:
