@@ -39,7 +39,8 @@ def files(hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
     )
     found = {file.name: file.read_bytes() for file in made.iterdir()}
     hub.add(NAME, found)
-    hub.add("org/large", found | {"model.safetensors": bytes(40 * 2**20)})
+    hub.add("org/large", {"config.json": b"{}", "model-large.safetensors": bytes(8192)})
+    hub.faults.lie["model-large.safetensors"] = 40 * 2**20
     return found
 
 
@@ -171,7 +172,7 @@ def test_models_are_copied_and_deleted(server: Process, folder: Path, pulled: st
 
 
 def test_a_client_that_leaves_stops_its_pull_and_the_next_one_goes_on(server: Process, hub: FakeHub) -> None:
-    weights = bytes(range(256)) * 20_000
+    weights = bytes(range(256)) * 8_000
     hub.add("org/slow", {"config.json": b"{}", "model-slow.safetensors": weights})
     hub.faults.held = {"model-slow.safetensors": 2**20}
     sock = socket.create_connection(("127.0.0.1", server.port))
