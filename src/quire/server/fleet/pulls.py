@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.server.errors import ApiError, shorten
 
-PROCESS_BYTES = 128 * 2**20  # of the process; measured: 71 MiB with four connections
+PROCESS_BYTES = 128 * 2**20  # of the process and its four connections: a bound, not measured
 _MOST_SHOWN = 500  # characters of what a hub says
 
 
