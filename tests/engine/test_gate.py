@@ -92,7 +92,9 @@ def test_a_damaged_model_is_stopped_unless_forced(model: Model, damaged: Model, 
 
 
 def test_a_cache_in_fewer_bits_is_a_candidate(model: Model, text: str) -> None:
-    report = gate(model, model, ASKED, GateOptions(eval_file=text), kv_cache_dtype="int8")
+    report = gate(
+        model, model, ASKED, GateOptions(eval_file=text), changed=ASKED.replace(kv_cache_dtype="int8")
+    )
     assert (report.original.kv, report.candidate.kv) == ("f32", "i8")
     assert 3 * report.candidate.kv_bytes_per_token < report.original.kv_bytes_per_token
     assert 0 < report.compared.divergences[0].kl_mean < 0.1

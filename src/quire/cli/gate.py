@@ -64,7 +64,7 @@ def run_gate(
     options: GateOptions,
     *,
     quiet: bool,
-    kv_cache_dtype: str | None = None,
+    changed: EngineConfig | None = None,
 ) -> GateReport:
     """Measure with progress, print the table on standard error unless `quiet`; does not refuse, see `enforce`."""
     from quire.offline.gate import gate
@@ -77,7 +77,7 @@ def run_gate(
     ):
         report = gate(
             original, candidate, asked, options,
-            kv_cache_dtype=kv_cache_dtype, loading=loading, comparing=comparing,
+            changed=changed, loading=loading, comparing=comparing,
         )  # fmt: skip
     if not quiet:
         print("\n".join(map(printable, report.lines())), file=sys.stderr)

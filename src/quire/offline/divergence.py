@@ -86,6 +86,11 @@ class _Sums:
         self._kl: list[F32] = []
         self._loss, self._reference_loss = 0.0, 0.0
 
+    @property
+    def kl(self) -> F32:
+        """The divergence of each prediction so far."""
+        return np.concatenate(self._kl)
+
     def add(self, p: F32, q: F32, found: npt.NDArray[np.int64]) -> None:
         """Add logits [n, vocabulary] of the reference and the other, and the tokens [n] that follow."""
         log_p, log_q = log_softmax(p), log_softmax(q)
@@ -102,7 +107,7 @@ class _Sums:
         return TextQuality(name, self.tokens, perplexity, sane_perplexity(perplexity, vocab))
 
     def divergence(self, name: str, *, known: bool) -> Divergence:
-        every = np.concatenate(self._kl).astype(np.float64)
+        every = self.kl.astype(np.float64)
         return Divergence(
             text=name,
             tokens=self.tokens,
@@ -186,17 +191,25 @@ def side_by_side(reference: Scorer, others: Sequence[Scorer]) -> bool:
     """
     bound, held = reference.config.memory, resident_exactly()
     largest = max([0, *(other.nbytes for other in others)])
-    if held + max(reference.nbytes, largest) > bound:
-        need = held + max(reference.nbytes, largest)
+    together = held + reference.nbytes + largest
+    need = together if any(other.borrows for other in others) else held + max(reference.nbytes, largest)
+    if need > bound:
         raise MemoryBudgetError(
             f"memory: the model and the logits of a chunk need {format_size(need)}, but the bound is "
             f"{format_size(bound)}"
         )
-    return held + reference.nbytes + largest <= bound
+    return together <= bound
 
 
-def compare(predictions: Predictions, other: Scorer, progress: Progress | None = None) -> Compared:
-    """The reference's predictions beside those of `other`, which is loaded. `progress` counts predictions."""
+def compare(
+    predictions: Predictions,
+    other: Scorer,
+    progress: Progress | None = None,
+    each: dict[str, F32] | None = None,
+) -> Compared:
+    """The reference's predictions beside those of `other`, which is loaded. `progress` counts predictions; `each` gets
+    the divergence of every prediction by text.
+    """
     sums = {name: _Sums() for name in predictions.texts}
     done, total = 0, sum(p.predictions for passages in predictions.texts.values() for p in passages)
     for name, passages in predictions.texts.items():
@@ -206,6 +219,8 @@ def compare(predictions: Predictions, other: Scorer, progress: Progress | None =
             done += len(found)
             if progress is not None:
                 progress(done, total)
+        if each is not None:
+            each[name] = sums[name].kl
     texts = tuple(text.reference(name, predictions.vocab) for name, text in sums.items())
     known = {text.name for text in texts if text.known}
     return Compared(texts, tuple(text.divergence(name, known=name in known) for name, text in sums.items()))

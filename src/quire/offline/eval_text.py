@@ -64,11 +64,29 @@ def check_same_tokens(original: Model, candidate: Model) -> None:
             )
 
 
+def prompts_of(model: Model, file: str | None) -> list[list[int]]:
+    """Prompts for the model: the lines of a file, else built-in ones. Raises ValueError."""
+    tokenizer = tokenizer_of(model)
+    if file is None:
+        return _prompts(tokenizer)
+    lines = [line for line in read_text(file).splitlines() if line.strip()]
+    if not lines:
+        raise ValueError(f"eval: {file} has no lines; each is a prompt")
+    try:
+        return _chats(tokenizer, lines)
+    except (CheckpointError, RequestError):
+        return [tokenizer.encode(line) for line in lines]
+
+
+def _chats(tokenizer: Tokenizer, questions: Sequence[str]) -> list[list[int]]:
+    chat = ChatRenderer(tokenizer)
+    return [chat.encode(ChatAsk(messages=[{"role": "user", "content": each}])) for each in questions]
+
+
 def _prompts(tokenizer: Tokenizer) -> list[list[int]]:
     """Prompts for the model: questions if its chat template accepts them, else openings of texts."""
     try:
-        chat = ChatRenderer(tokenizer)
-        return [chat.encode(ChatAsk(messages=[{"role": "user", "content": each}])) for each in QUESTIONS]
+        return _chats(tokenizer, QUESTIONS)
     except (CheckpointError, RequestError):
         openings = (" ".join(part.split()[:_OPENING_WORDS]) for part in TEXT.split("\n\n"))
         return [tokenizer.encode(opening) for opening in openings if opening]

@@ -18,11 +18,12 @@ from typing import Any, Literal
 
 from quire.config.schema import EngineConfig
 from quire.engine.build.opening import Model
+from quire.executor.base import F32
 from quire.offline.divergence import Compared, compare
 from quire.offline.eval_text import check_same_tokens, eval_texts
 from quire.offline.quality import reference_predictions
 from quire.offline.scoring import WINDOW, Progress, Scorer
-from quire.program.memory import kv_layer_bytes, weight_bytes
+from quire.program.memory import kv_layer_bytes
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.types import QuireError
@@ -125,16 +126,18 @@ def gate(
     asked: EngineConfig,
     options: GateOptions,
     *,
-    kv_cache_dtype: str | None = None,
+    changed: EngineConfig | None = None,
     loading: Progress | None = None,
     comparing: Progress | None = None,
+    each: dict[str, F32] | None = None,
 ) -> GateReport:
-    """Measure `candidate` against `original`; both run with the options `asked`, the candidate with another
-    `kv_cache_dtype` where one is given (the models may then be the same). Nothing is refused here; see `enforce`.
+    """Measure `candidate` against `original`; both run with the options `asked`, the candidate with `changed` where
+    given. If they are the same object, they share its weights, so that only the format of the cache may differ. Nothing
+    is refused here; see `enforce`.
 
     Memory: both models beside each other, within the bound of `asked`, or one after the other where they do not fit,
     with the predictions of the original in a temporary file. `loading` is called with bytes of weights, `comparing`
-    with predictions.
+    with predictions; `each` gets the divergence of every prediction by text.
 
     Raises ValueError for models or texts that cannot be compared, MemoryBudgetError, and GateError for a user's check
     that gives no number.
@@ -143,17 +146,15 @@ def gate(
     texts, prompts = eval_texts(original, options.eval_file)
     longest = min(WINDOW, original.facts.spec.max_positions, candidate.facts.spec.max_positions)
     plain = Scorer(original, asked, longest)
-    changed = asked if kv_cache_dtype is None else asked.replace(kv_cache_dtype=kv_cache_dtype)
-    other = Scorer(candidate, changed, longest)
+    after = changed or asked
+    other = Scorer(candidate, after, longest, beside=plain if candidate is original else None)
     predictions = reference_predictions(original, plain, [other], texts, prompts, loading)
     other.load(loading)
-    compared = compare(predictions, other, comparing)
+    compared = compare(predictions, other, comparing, each)
     other.close()
     predictions.close()
     sides = _side(original, plain), _side(candidate, other)
-    check = (
-        None if options.eval_cmd is None else _check(original, candidate, options.eval_cmd, asked, changed)
-    )
+    check = None if options.eval_cmd is None else _check(original, candidate, options.eval_cmd, asked, after)
     return GateReport(*sides, compared, check, tuple(_problems(compared, check, options)))
 
 
@@ -168,7 +169,7 @@ def enforce(report: GateReport, options: GateOptions) -> None:
 
 def _side(model: Model, scorer: Scorer) -> Side:
     program = scorer.program
-    return Side(model.folder.name, weight_bytes(program), scorer.config.kv, _kv_bytes(program))
+    return Side(model.folder.name, scorer.weight_bytes, scorer.config.kv, _kv_bytes(program))
 
 
 def _kv_bytes(program: Program) -> float:

@@ -15,7 +15,6 @@ from quire.offline.divergence import (
     side_by_side,
 )
 from quire.offline.scoring import WINDOW, Passage, Progress, Scorer, own_answers, windows
-from quire.program.memory import weight_bytes
 from quire.records import dataclass
 from quire.spec.model import LatentAttention
 
@@ -69,7 +68,7 @@ def measure(
         formats.append(_quality(other, found.divergences))
         other.close()
     predictions.close()
-    return Quality(plain.config.weights, plain.config.kv, weight_bytes(plain.program), seen, tuple(formats))
+    return Quality(plain.config.weights, plain.config.kv, plain.weight_bytes, seen, tuple(formats))
 
 
 def reference_predictions(
@@ -127,6 +126,6 @@ def _quality(scorer: Scorer, texts: tuple[Divergence, ...]) -> FormatQuality:
         group_size=max(sizes) if sizes else None,
         head=head,
         kv=scorer.config.kv,
-        weight_bytes=weight_bytes(scorer.program),
+        weight_bytes=scorer.weight_bytes,
         texts=texts,
     )

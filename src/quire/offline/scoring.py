@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,10 @@ from quire.engine.build.load_weights import load_weights
 from quire.engine.build.opening import Model
 from quire.executor.base import F32, Limits, StepArrays, step_array_bytes
 from quire.executor.kinds import executor_kind
+from quire.program.memory import weight_bytes
+from quire.program.ops.linear import Linear
 from quire.records import dataclass
+from quire.spec.draft import Features
 
 WINDOW = 512  # tokens run as one sequence, at most the model's context
 CHUNK = 32  # tokens per step; the logits of all of them are computed
@@ -45,12 +49,31 @@ def log_softmax(logits: F32) -> _F64:
 
 
 class Scorer:
-    """A model in one format that computes the logits of every token of a sequence."""
+    """A model in one format that computes the logits of every token of a sequence.
 
-    def __init__(self, model: Model, asked: EngineConfig, longest: int) -> None:
-        self._model, self.longest = model, longest
+    `beside` is a loaded scorer of the same model with the same weights, whose weights it uses; only the formats of the
+    cache may differ. `layers`: it also leaves the residual stream after every layer.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        asked: EngineConfig,
+        longest: int,
+        *,
+        beside: Scorer | None = None,
+        layers: bool = False,
+    ) -> None:
+        self._model, self.longest, self._beside = model, longest, beside
         asked = asked.replace(max_model_len=max(longest, 2), max_num_seqs=1)
-        self.config, self.program = choose(model, asked, machine_facts(asked.execution.executor))
+        count = len(model.facts.spec.layers)
+        features = Features(tuple(range(1, count + 1))) if layers else None
+        facts = machine_facts(asked.execution.executor)
+        self.config, self.program = choose(model, asked, facts, features=features)
+        if beside is not None:
+            if self.program.params != beside.program.params:
+                raise ValueError("kv_cache_dtype: the weights would not be the same")
+            self.program = replace(self.program, params=(), borrowed=self.program.params)
         self._kind = executor_kind(self.config)
         groups = len(self.program.cache_groups)
         blocks = -(-longest // asked.cache.block_size)
@@ -66,21 +89,54 @@ class Scorer:
         scores = 3 * CHUNK * self.program.vocab * 8
         return held + step_array_bytes(self.limits, len(self.program.cache_groups)) + scores
 
+    @property
+    def borrows(self) -> bool:
+        """Whether it uses the weights of another."""
+        return self._beside is not None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that it uses."""
+        return weight_bytes(self.program if self._beside is None else self._beside.program)
+
     def load(self, progress: Progress | None) -> None:
-        self._executor = self._kind.make(self.program)
-        load_weights(weight_origin(self._model), self.program, self.config, self._executor, progress)
-        self._executor.bind(self.limits, self._arrays)
+        """Take the weights; once, before the first step."""
+        beside = None if self._beside is None else self._beside.executor
+        self.executor = self._kind.make(self.program, beside)
+        if beside is None:
+            load_weights(weight_origin(self._model), self.program, self.config, self.executor, progress)
+        self.executor.bind(self.limits, self._arrays)
 
     def logits(self, tokens: Sequence[int], start: int) -> F32:
         """Logits [n, vocabulary] of tokens[start : start + CHUNK]; all tokens before must have been run."""
+        n = self._fill(tokens, start)
+        return self.executor.run(n, 1, n)["logits"]
+
+    def residuals(self, tokens: Sequence[int], start: int) -> list[F32]:
+        """As `logits`, the residual stream [n, dim] after each layer; for a scorer with `layers`."""
+        found = self.executor.run(self._fill(tokens, start), 1, 0)
+        return [rows for name, rows in found.items() if name.startswith("features")]
+
+    def linear_inputs(self, tokens: Sequence[int], start: int) -> Iterator[tuple[str, F32]]:
+        """As `logits`, the inputs [n, cols] of every linear of the body and the name of its weight, in order."""
+        n, begin = self._fill(tokens, start), 0
+        for at, op in enumerate(self.program.body):
+            if isinstance(op, Linear):
+                self.executor.run_range(n, 1, 0, begin, at)
+                begin = at
+                yield op.weight, self.executor.read(op.x, n)
+        self.executor.run_range(n, 1, 0, begin, len(self.program.body))
+
+    def _fill(self, tokens: Sequence[int], start: int) -> int:
         arrays, chunk = self._arrays, tokens[start : start + CHUNK]
         n = len(chunk)
         arrays.token_ids[:n], arrays.positions[:n] = chunk, range(start, start + n)
         arrays.slots[0], arrays.query_start[:2], arrays.logit_rows[:n] = 0, (0, n), range(n)
-        return self._executor.run(n, 1, n)["logits"]
+        return n
 
     def close(self) -> None:
-        self._executor.close()
+        """Free everything."""
+        self.executor.close()
 
 
 def score(scorer: Scorer, passages: Sequence[Passage]) -> Iterator[F32]:
@@ -135,6 +191,9 @@ def own_answers(plain: Scorer, prompts: Sequence[Sequence[int]], seed: int, stop
             rows = plain.logits(tokens, start)
             start += len(rows)
             if start < len(tokens):  # of the prompt
+                continue
+            if seed is None:
+                tokens.append(int(rows[-1].argmax()))
                 continue
             shares = np.exp(log_softmax(rows[-1:])[0]).cumsum()
             tokens.append(
