@@ -23,7 +23,8 @@ from quire.offline.texts import TEXT
 from quire.quant.floats import to_float32
 
 ASKED = EngineConfig(threads=1, dtype="float32")
-CHAT = "<|im_start|>user\nWhat is TTFT?<|im_end|>\n<|im_start|>assistant\nTTFT is the time to the first token.<|im_end|>\n"
+ASK = "<|im_start|>user\nWhat is TTFT?<|im_end|>\n"
+CHAT = f"{ASK}<|im_start|>assistant\nTTFT is the time to the first token.<|im_end|>\n"
 
 
 @pytest.fixture(scope="module")

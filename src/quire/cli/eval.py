@@ -192,8 +192,8 @@ class _Run:
         self._metric("common_tokens", found.common_tokens, "tokens", "higher")
         self.lines.append(
             f"greedy answers of {candidate.folder.name} compared with {original.folder.name}: {found.same_tokens:.1%} "
-            f"of {found.tokens} tokens are the same, {found.same_answers} of {found.answers} answers to their end; half "
-            f"of them differ after {found.common_tokens:g} tokens or later"
+            f"of {found.tokens} tokens are the same, {found.same_answers} of {found.answers} answers to their end; "
+            f"half of them differ after {found.common_tokens:g} tokens or later"
         )
         if self.args.html:
             self._plots(original, candidate, before, after)

@@ -59,7 +59,12 @@ def run_tasks(
         if task_path is not None:
             command += ["--include_path", task_path]
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
         )
         found = sorted(Path(name).rglob("results_*.json"))
         if done.returncode or not found:
@@ -136,7 +141,7 @@ def _tail(text: str) -> str:
 
 
 def option_words(asked: EngineConfig) -> list[str]:
-    """The options that are not the defaults, as words of a command line. Speculation changes no answer and stays out."""
+    """The options that are not the defaults, as words; speculation, which changes no answer, stays out."""
     words: list[str] = []
     for name, value in asked.values().items():
         flag = name.replace("_", "-")

@@ -178,7 +178,7 @@ def channel_tables(
     ]  # fmt: skip
     ordered = sorted(found, key=lambda linear: -linear.salient_energy)
     curves = [row for linear in (ordered[0], ordered[-1]) for row in _curve(linear)]
-    counts = sum(linear.histogram for linear in found)
+    counts = np.sum([linear.histogram for linear in found], axis=0)
     weights = [
         {"from": float(low), "to": float(high), "count": float(count)}
         for low, high, count in zip(BINS[:-1], BINS[1:], counts, strict=True)

@@ -12,7 +12,7 @@ from quire.config.schema import EngineConfig
 from quire.engine.build.assemble import choose, machine_facts, weight_origin
 from quire.engine.build.load_weights import load_weights
 from quire.engine.build.opening import Model
-from quire.executor.base import F32, Limits, StepArrays, step_array_bytes
+from quire.executor.base import F32, Executor, Limits, StepArrays, step_array_bytes
 from quire.executor.kinds import executor_kind
 from quire.program.memory import weight_bytes
 from quire.program.ops.linear import Linear
@@ -79,6 +79,7 @@ class Scorer:
         blocks = -(-longest // asked.cache.block_size)
         self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, asked.cache.block_size)
         self._arrays = StepArrays(self.limits, groups)
+        self.executor: Executor
         for group, table in enumerate(self._arrays.block_tables):
             table[0, :blocks] = np.arange(group * blocks, (group + 1) * blocks)
 
@@ -178,7 +179,9 @@ def windows(tokens: Sequence[int], longest: int, stride: int | None = None) -> l
     return found
 
 
-def own_answers(plain: Scorer, prompts: Sequence[Sequence[int]], seed: int, stops: set[int]) -> list[Passage]:
+def own_answers(
+    plain: Scorer, prompts: Sequence[Sequence[int]], seed: int | None, stops: set[int]
+) -> list[Passage]:
     """A model's answers to prompts, drawn from its distributions, each up to its end."""
     random, found = np.random.default_rng(seed), list[Passage]()
     for prompt in list(prompts) * OWN_ROUNDS:
