@@ -279,7 +279,7 @@ def test_inspect_quality_of_one_format_and_its_refusals(
     assert "int8 " not in out.split("quality:")[1]
     for more, message in (
         (("--text", str(tmp_path / "none.txt")), "text: .*No such file"),
-        (("--memory", "90MiB"), "needs the model twice"),
+        (("--memory", "90MiB"), "need .* but the bound is 90.00 MiB"),
     ):
         code, _, err = run(capsys, *quality, *more)
         assert code != 0

@@ -1,0 +1,206 @@
+"""Runs a model over known tokens as it would be served, in chunks, and gives the logits of every token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.config.schema import EngineConfig
+from quire.engine.build.assemble import choose, machine_facts, weight_origin
+from quire.engine.build.load_weights import load_weights
+from quire.engine.build.opening import Model
+from quire.executor.base import F32, Executor, Limits, StepArrays, step_array_bytes
+from quire.executor.kinds import executor_kind
+from quire.program.memory import weight_bytes
+from quire.program.ops.linear import Linear
+from quire.records import dataclass
+from quire.spec.draft import Features
+
+WINDOW = 512  # tokens run as one sequence, at most the model's context
+CHUNK = 32  # tokens per step; the logits of all of them are computed
+CONTINUATION = 128  # the longest answer to one prompt, in tokens
+OWN_TOKENS, OWN_ROUNDS = 512, 4  # prompts repeat until this many tokens of answers, or this many rounds
+_F64 = npt.NDArray[np.float64]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Tokens run as one sequence; predictions are compared from the first token after the `prompt`."""
+
+    tokens: tuple[int, ...]
+    prompt: int = 1
+
+    @property
+    def predictions(self) -> int:
+        return len(self.tokens) - self.prompt
+
+
+def log_softmax(logits: F32) -> _F64:
+    """Log probabilities over the last axis, in float64."""
+    x = logits.astype(np.float64)
+    x -= x.max(-1, keepdims=True)
+    log_p: _F64 = x - np.log(np.exp(x).sum(-1, keepdims=True))
+    return log_p
+
+
+class Scorer:
+    """A model in one format that computes the logits of every token of a sequence.
+
+    `beside` is a loaded scorer of the same model with the same weights, whose weights it uses; only the formats of the
+    cache may differ. `layers`: it also leaves the residual stream after every layer.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        asked: EngineConfig,
+        longest: int,
+        *,
+        beside: Scorer | None = None,
+        layers: bool = False,
+    ) -> None:
+        self._model, self.longest, self._beside = model, longest, beside
+        asked = asked.replace(max_model_len=max(longest, 2), max_num_seqs=1)
+        count = len(model.facts.spec.layers)
+        features = Features(tuple(range(1, count + 1))) if layers else None
+        facts = machine_facts(asked.execution.executor)
+        self.config, self.program = choose(model, asked, facts, features=features)
+        if beside is not None:
+            if self.program.params != beside.program.params:
+                raise ValueError("kv_cache_dtype: the weights would not be the same")
+            self.program = replace(self.program, params=(), borrowed=self.program.params)
+        self._kind = executor_kind(self.config)
+        groups = len(self.program.cache_groups)
+        blocks = -(-longest // asked.cache.block_size)
+        self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, asked.cache.block_size)
+        self._arrays = StepArrays(self.limits, groups)
+        self.executor: Executor
+        for group, table in enumerate(self._arrays.block_tables):
+            table[0, :blocks] = np.arange(group * blocks, (group + 1) * blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it will hold: the executor, its arrays, and the log probabilities of a chunk."""
+        held = sum(self._kind.planned_bytes(self.program, self.limits).values())
+        scores = 3 * CHUNK * self.program.vocab * 8
+        return held + step_array_bytes(self.limits, len(self.program.cache_groups)) + scores
+
+    @property
+    def borrows(self) -> bool:
+        """Whether it uses the weights of another."""
+        return self._beside is not None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that it uses."""
+        return weight_bytes(self.program if self._beside is None else self._beside.program)
+
+    def load(self, progress: Progress | None) -> None:
+        """Take the weights; once, before the first step."""
+        beside = None if self._beside is None else self._beside.executor
+        self.executor = self._kind.make(self.program, beside)
+        if beside is None:
+            load_weights(weight_origin(self._model), self.program, self.config, self.executor, progress)
+        self.executor.bind(self.limits, self._arrays)
+
+    def logits(self, tokens: Sequence[int], start: int) -> F32:
+        """Logits [n, vocabulary] of tokens[start : start + CHUNK]; all tokens before must have been run."""
+        n = self._fill(tokens, start)
+        return self.executor.run(n, 1, n)["logits"]
+
+    def residuals(self, tokens: Sequence[int], start: int) -> list[F32]:
+        """As `logits`, the residual stream [n, dim] after each layer; for a scorer with `layers`."""
+        found = self.executor.run(self._fill(tokens, start), 1, 0)
+        return [rows for name, rows in found.items() if name.startswith("features")]
+
+    def linear_inputs(self, tokens: Sequence[int], start: int) -> Iterator[tuple[str, F32]]:
+        """As `logits`, the inputs [n, cols] of every linear of the body and the name of its weight, in order."""
+        n, begin = self._fill(tokens, start), 0
+        for at, op in enumerate(self.program.body):
+            if isinstance(op, Linear):
+                self.executor.run_range(n, 1, 0, begin, at)
+                begin = at
+                yield op.weight, self.executor.read(op.x, n)
+        self.executor.run_range(n, 1, 0, begin, len(self.program.body))
+
+    def _fill(self, tokens: Sequence[int], start: int) -> int:
+        arrays, chunk = self._arrays, tokens[start : start + CHUNK]
+        n = len(chunk)
+        arrays.token_ids[:n], arrays.positions[:n] = chunk, range(start, start + n)
+        arrays.slots[0], arrays.query_start[:2], arrays.logit_rows[:n] = 0, (0, n), range(n)
+        return n
+
+    def close(self) -> None:
+        """Free everything."""
+        self.executor.close()
+
+
+def score(scorer: Scorer, passages: Sequence[Passage]) -> Iterator[F32]:
+    """The logits of all predictions, chunk by chunk; each array is valid until the next."""
+    for passage in passages:
+        tokens, compared = passage.tokens, passage.prompt - 1
+        for start in range(0, len(tokens) - 1, CHUNK):  # no known token follows the last one
+            first = max(compared - start, 0)
+            logits = scorer.logits(tokens, start)[: len(tokens) - 1 - start]
+            if first < len(logits):
+                yield logits[first:]
+
+
+def targets(passages: Sequence[Passage]) -> Iterator[npt.NDArray[np.int64]]:
+    """The tokens that `score` predicts, in chunks of the same sizes."""
+    for passage in passages:
+        tokens, compared = passage.tokens, passage.prompt - 1
+        for start in range(0, len(tokens) - 1, CHUNK):
+            found = tokens[max(start, compared) + 1 : start + 1 + CHUNK]
+            if found:
+                yield np.array(found, np.int64)
+
+
+def windows(tokens: Sequence[int], longest: int, stride: int | None = None) -> list[Passage]:
+    """Windows of at most `longest` tokens, each `stride` (default: `longest`) after the one before.
+
+    Every token but the first is predicted once, after at least `longest - stride` tokens of context where there are as
+    many; with the default the first token of each window is not predicted.
+    """
+    if stride is None or stride >= longest:
+        cuts = (tuple(tokens[at : at + longest]) for at in range(0, len(tokens), longest))
+        return [Passage(window) for window in cuts if len(window) > 1]
+    found, done = list[Passage](), 1
+    for at in range(0, len(tokens), stride):
+        end = min(at + longest, len(tokens))
+        if end > done:
+            found.append(Passage(tuple(tokens[at:end]), done - at))
+            done = end
+    return found
+
+
+def own_answers(
+    plain: Scorer, prompts: Sequence[Sequence[int]], seed: int | None, stops: set[int]
+) -> list[Passage]:
+    """A model's answers to prompts, drawn from its distributions, each up to its end."""
+    random, found = np.random.default_rng(seed), list[Passage]()
+    for prompt in list(prompts) * OWN_ROUNDS:
+        if sum(passage.predictions for passage in found) >= OWN_TOKENS:
+            break
+        tokens = list(prompt[-(plain.longest // 2) :])
+        start, kept = 0, len(tokens)
+        most = min(kept + CONTINUATION, plain.longest)
+        while len(tokens) < most and not (len(tokens) > kept and tokens[-1] in stops):
+            rows = plain.logits(tokens, start)
+            start += len(rows)
+            if start < len(tokens):  # of the prompt
+                continue
+            if seed is None:
+                tokens.append(int(rows[-1].argmax()))
+                continue
+            shares = np.exp(log_softmax(rows[-1:])[0]).cumsum()
+            tokens.append(
+                min(int(np.searchsorted(shares, random.random() * shares[-1], "right")), len(shares) - 1)
+            )
+        found.append(Passage(tuple(tokens), kept))
+    return found
