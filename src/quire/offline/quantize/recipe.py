@@ -47,6 +47,12 @@ class Recipe:
             raise ValueError(f"method: {self.method!r} is not one of {', '.join(METHODS)}")
         if self.method in {"rtn", "gptq", "awq"} and self.bits not in BITS:
             raise ValueError(f"bits: {self.bits} is not one of {', '.join(map(str, BITS))}")
+        if self.method == "gguf" and self.bits not in {2, 3, 4, 5, 6, 8}:
+            raise ValueError(f"bits: {self.bits} is not one of 2, 3, 4, 5, 6, 8")
+        if self.target_bits and (self.method != "gguf" or not 1 <= self.target_bits <= 9):
+            raise ValueError(
+                f"target_bits: {self.target_bits:g} is not from 1 to 9, or {self.method} is not gguf"
+            )
         if self.method in {"smoothquant", "fp8"} and self.bits != 8:
             raise ValueError(f"bits: {self.method} has 8, not {self.bits}")
         if self.group_size is not None and (self.group_size < 0 or self.group_size % 8):
@@ -87,7 +93,7 @@ class Recipe:
             "awq": ("bits", "group_size", "symmetric"),
             "smoothquant": ("bits", "alpha"),
             "fp8": ("bits", "activations"),
-            "gguf": ("gguf_type", "target_bits"),
+            "gguf": ("bits", "gguf_type", "target_bits"),
         }[self.method]
         text = ("samples", "length", "seed") if self.needs_text else ()
         return {"method": self.method} | {name: found[name] for name in (*mine, *text)}
