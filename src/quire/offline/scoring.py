@@ -131,6 +131,8 @@ class Scorer:
     def _fill(self, tokens: Sequence[int], start: int) -> int:
         arrays, chunk = self._arrays, tokens[start : start + CHUNK]
         n = len(chunk)
+        if start + n > self.longest:
+            raise ValueError(f"tokens up to {start + n} of a passage, beyond the limit of {self.longest}")
         arrays.token_ids[:n], arrays.positions[:n] = chunk, range(start, start + n)
         arrays.slots[0], arrays.query_start[:2], arrays.logit_rows[:n] = 0, (0, n), range(n)
         return n
