@@ -50,7 +50,7 @@ from quire.types import CheckpointError, UnsupportedModelError
 BLOCK_BYTES = 32 * 2**20
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _NAMES = {stored: name for name, stored in _FLOATS.items()}
-_COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
            "generation_config.json", "chat_template.jinja", "modules.json", "1_Pooling/config.json",
            "config_sentence_transformers.json", "sentence_bert_config.json")  # fmt: skip
 Progress = Callable[[int, int], None]
@@ -248,7 +248,7 @@ def _from_gguf(opened: GGUFOpened, merge: Merge, source: Source) -> tuple[Config
 def _write_config(model: Model, config: Config, out: Path, dtype: str) -> None:
     """config.json and the files of the tokenizer."""
     if model.gguf is None:
-        for name in _COPIED:
+        for name in COPIED:
             if (model.folder / name).exists():
                 (out / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(model.folder / name, out / name)

@@ -27,6 +27,7 @@ from quire.quant.linear_codes import (
     Stored,
     check_shape,
     need,
+    pack_bits,
     packed_format,
     unpack_bits,
 )
@@ -97,6 +98,41 @@ def gptq(infos: Mapping[str, Stored], where: str, *, bits: int, zero_offset: int
     order = ", in the order of activations" if ordered and groups > 1 else ""
     label = f"GPTQ {bits}-bit in groups of {-(-cols // groups)}{order}"
     return GPTQ(label, (rows, cols), bits, groups, zero_offset, packed)
+
+
+def pack_gptq(codes: Array, scales: Array, zeros: Array, bits: int) -> dict[str, Array]:
+    """The arrays of a linear in checkpoint format "gptq": codes [out, in], scales float16 and zeros [out, groups].
+
+    Raises ValueError if its input features or outputs do not fill words of 32 bits.
+    """
+    cols = codes.shape[1]
+    stored = (zeros.astype(np.int16) - 1) & ((1 << bits) - 1)
+    return {
+        "qweight": pack_bits(codes.T, bits),
+        "qzeros": np.ascontiguousarray(pack_bits(stored.astype(np.uint8), bits).T),
+        "scales": np.ascontiguousarray(scales.T),
+        "g_idx": (np.arange(cols) // (cols // scales.shape[1])).astype(np.int32),
+    }
+
+
+def pack_awq(codes: Array, scales: Array, zeros: Array) -> dict[str, Array]:
+    """The arrays of a linear of 4 bits in the "gemm" version: codes [out, in], scales float16 and zeros [out, groups].
+
+    Raises ValueError unless the outputs are a multiple of 8.
+    """
+    return {
+        "qweight": _pack_outputs(codes),
+        "qzeros": _pack_outputs(zeros),
+        "scales": np.ascontiguousarray(scales.T),
+    }
+
+
+def _pack_outputs(codes: Array) -> npt.NDArray[np.int32]:
+    """Codes [out, n] as words [n, out / 8]."""
+    rows, cols = codes.shape
+    ordered = np.empty((rows // 8, 8, cols), np.uint8)
+    ordered[:, _PLACE] = codes.reshape(-1, 8, cols)
+    return np.ascontiguousarray(pack_bits(ordered.reshape(rows, cols), 4).T)
 
 
 def _unpack_awq(arrays: Arrays, start: int, stop: int) -> Integers:

@@ -152,6 +152,27 @@ def unpack_bits(words: Array, bits: int) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray((ones * weights).sum(-1, dtype=np.uint8).T)
 
 
+def pack_bits(numbers: Array, bits: int) -> npt.NDArray[np.int32]:
+    """Pack numbers of `bits` bits along the first axis, the opposite of unpack_bits: [n, m] to words [n · bits / 32, m].
+
+    Raises ValueError if they do not fill whole words.
+    """
+    n, m = numbers.shape
+    if n * bits % 32:
+        raise ValueError(f"{n} numbers of {bits} bits do not fill words of 32")
+    if bits == 3:
+        ones = np.unpackbits(
+            np.ascontiguousarray(numbers.T, np.uint8)[..., None], axis=-1, count=3, bitorder="little"
+        )
+        stream = np.packbits(ones.reshape(m, n * 3), axis=1, bitorder="little")
+        return np.ascontiguousarray(stream.view("<i4").T)
+    parts = numbers.reshape(-1, 32 // bits, m)
+    words = np.zeros((len(parts), m), np.uint32)
+    for at in range(32 // bits):
+        words |= parts[:, at].astype(np.uint32) << np.uint32(bits * at)
+    return words.view(np.int32)
+
+
 def packed_format(bits: int, cols: int, groups: int, scale_dtype: str, *, zeros: bool) -> WeightFormat | None:
     """The format that computes integer codes of 4 or 8 bits, None if their groups have no such format."""
     size = -(-cols // groups)

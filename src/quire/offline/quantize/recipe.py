@@ -1,0 +1,87 @@
+"""What `quire quantize` is asked for, and what it may not be asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any, Literal
+
+from quire.records import dataclass
+
+Method = Literal["rtn", "gptq", "awq", "smoothquant", "fp8", "gguf"]
+METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "smoothquant", "fp8", "gguf")
+BITS = (2, 3, 4, 8)
+_WITHOUT_TEXT = {"rtn"}  # and fp8 with dynamic activations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a model is quantized.
+
+    bits, group_size (0: one scale per output), symmetric: the grid of rtn, gptq and awq. desc_act, damping: see gptq.
+    alpha: how much of the difficulty SmoothQuant moves into the weights. activations: fp8's, "dynamic" or "static".
+    gguf_type: the type of linears in a GGUF file. samples windows of `length` tokens are taken of the calibration text.
+    target_bits: mean bits of a weight, for mixed precision.
+    """
+
+    method: Method = "gptq"
+    bits: int = 4
+    group_size: int = 128
+    symmetric: bool = True
+    desc_act: bool = True
+    damping: float = 0.01
+    alpha: float = 0.5
+    activations: str = "dynamic"
+    gguf_type: str = ""
+    target_bits: float = 0.0
+    samples: int = 128
+    length: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method: {self.method!r} is not one of {', '.join(METHODS)}")
+        if self.method in {"rtn", "gptq", "awq"} and self.bits not in BITS:
+            raise ValueError(f"bits: {self.bits} is not one of {', '.join(map(str, BITS))}")
+        if self.method in {"smoothquant", "fp8"} and self.bits != 8:
+            raise ValueError(f"bits: {self.method} has 8, not {self.bits}")
+        if self.group_size < 0 or self.group_size % 8:
+            raise ValueError(
+                f"group_size: {self.group_size} is not a multiple of 8, or 0 for one scale per output"
+            )
+        if not 0 < self.damping <= 1:
+            raise ValueError(f"damping: {self.damping} is not above 0 and at most 1")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha: {self.alpha} is not in [0, 1]")
+        if self.activations not in {"dynamic", "static"}:
+            raise ValueError(f"activations: {self.activations!r} is not dynamic or static")
+        for name, least, most in (("samples", 1, 2**20), ("length", 2, 2**17)):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"calibration_{name}: {getattr(self, name)} is not in [{least}, {most}]")
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether the inputs of linears are needed."""
+        if self.method == "fp8":
+            return self.activations == "static"
+        return self.method not in _WITHOUT_TEXT
+
+    def described(self) -> dict[str, Any]:
+        """The fields that matter for the method, for the checkpoint and for digests."""
+        found = asdict(self)  # type: ignore[call-overload]
+        mine = {
+            "rtn": ("bits", "group_size", "symmetric"),
+            "gptq": ("bits", "group_size", "symmetric", "desc_act", "damping"),
+            "awq": ("bits", "group_size", "symmetric"),
+            "smoothquant": ("bits", "alpha"),
+            "fp8": ("bits", "activations"),
+            "gguf": ("gguf_type", "target_bits"),
+        }[self.method]
+        text = ("samples", "length", "seed") if self.needs_text else ()
+        return {"method": self.method} | {name: found[name] for name in (*mine, *text)}
+
+
+def digest(*parts: Any) -> str:
+    """SHA-256 over plain values, in hex."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
