@@ -23,7 +23,7 @@ from quire.types import QuireError
 if TYPE_CHECKING:
     from quire.config.schema import EngineConfig
 
-_SHOWN = 12  # last lines of a program that failed
+_SHOWN = 6  # last lines of a program that failed
 _START_SECONDS = 3600.0
 
 

@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from quire.cache_kinds import CacheGroup, StateGroup
-from quire.cli import quality, speculation
+from quire.cli import inspect_scheme, quality, speculation
+from quire.cli.inspect_scheme import schemes
 from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
 from quire.config.serving import ServingConfig
 from quire.types import CheckpointError, MemoryBudgetError
@@ -139,6 +140,7 @@ def _report(
             "kv": config.kv,
         },
         "stored": stored,
+        "scheme": schemes(model, program, None if problem else weights),
         "problem": problem,
         "params": [
             {"name": p.name, "kind": p.kind, "shape": [p.rows, p.cols] if p.cols else [p.rows],
@@ -372,6 +374,7 @@ def report_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     lines += [f"note: {text}" for text in report["notices"]]
     lines += ["", "stored weights", *_stored_lines(report["stored"], report["formats"]["weights"])]
     lines += [f"  cannot be loaded: {report['problem']}"] if report["problem"] else []
+    lines += ["", *inspect_scheme.lines(report["scheme"])]
     lines += ["", f"ops ({len(report['ops'])}; weights {report['formats']['weights']}, sums float32)"]
     lines += _op_lines(report, all_ops=all_ops)
     lines += ["", "parameters"]
