@@ -35,6 +35,7 @@ COMMANDS = {
     ),
     "batch": ("quire.cli.batch", "run a file of requests in OpenAI's batch format"),
     "convert": ("quire.cli.convert", "convert a model to safetensors or GGUF, or to another number format"),
+    "quantize": ("quire.cli.quantize", "make a quantized checkpoint: GPTQ, AWQ, SmoothQuant, FP8, GGUF"),
     "inspect": ("quire.cli.inspect", "show what a model contains, costs and computes"),
     "eval": ("quire.cli.eval", "measure a model's quality: perplexity, loss against another, tasks"),
     "tokenize": ("quire.cli.tokenize", "show the tokens of a text, or the text of tokens"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from quire.records import dataclass
@@ -12,6 +13,7 @@ from quire.records import dataclass
 Method = Literal["rtn", "gptq", "awq", "smoothquant", "fp8", "gguf"]
 METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "smoothquant", "fp8", "gguf")
 BITS = (2, 3, 4, 8)
+_SIZES = (128, 64, 32, 16)
 _WITHOUT_TEXT = {"rtn"}  # and fp8 with dynamic activations
 
 
@@ -19,7 +21,8 @@ _WITHOUT_TEXT = {"rtn"}  # and fp8 with dynamic activations
 class Recipe:
     """How a model is quantized.
 
-    bits, group_size (0: one scale per output), symmetric: the grid of rtn, gptq and awq. desc_act, damping: see gptq.
+    bits, group_size (0: one scale per output; None: 128, or the largest below that divides all input features),
+    symmetric (None: not for awq): the grid of rtn, gptq and awq. desc_act, damping: see gptq.
     alpha: how much of the difficulty SmoothQuant moves into the weights. activations: fp8's, "dynamic" or "static".
     gguf_type: the type of linears in a GGUF file. samples windows of `length` tokens are taken of the calibration text.
     target_bits: mean bits of a weight, for mixed precision.
@@ -27,8 +30,8 @@ class Recipe:
 
     method: Method = "gptq"
     bits: int = 4
-    group_size: int = 128
-    symmetric: bool = True
+    group_size: int | None = None
+    symmetric: bool | None = None
     desc_act: bool = True
     damping: float = 0.01
     alpha: float = 0.5
@@ -46,7 +49,7 @@ class Recipe:
             raise ValueError(f"bits: {self.bits} is not one of {', '.join(map(str, BITS))}")
         if self.method in {"smoothquant", "fp8"} and self.bits != 8:
             raise ValueError(f"bits: {self.method} has 8, not {self.bits}")
-        if self.group_size < 0 or self.group_size % 8:
+        if self.group_size is not None and (self.group_size < 0 or self.group_size % 8):
             raise ValueError(
                 f"group_size: {self.group_size} is not a multiple of 8, or 0 for one scale per output"
             )
@@ -66,6 +69,14 @@ class Recipe:
         if self.method == "fp8":
             return self.activations == "static"
         return self.method not in _WITHOUT_TEXT
+
+    def fitted(self, columns: Iterable[int]) -> Recipe:
+        """This recipe with every choice made, for weights with these numbers of input features."""
+        size, columns = self.group_size, set(columns)
+        if size is None:
+            size = next((size for size in _SIZES if all(cols % size == 0 for cols in columns)), 0)
+        symmetric = self.method != "awq" if self.symmetric is None else self.symmetric
+        return replace(self, group_size=size, symmetric=symmetric)
 
     def described(self) -> dict[str, Any]:
         """The fields that matter for the method, for the checkpoint and for digests."""

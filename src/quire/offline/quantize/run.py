@@ -71,9 +71,11 @@ class _Job:
 
 def quantize(
     name: str, out: Path, recipe: Recipe, asked: EngineConfig, *, calibration: str = "builtin",
-    progress: Progress | None = None,
+    progress: Progress | None = None, judge: Callable[[Path], None] | None = None,
 ) -> Result:  # fmt: skip
     """Quantize the model `name` to the new folder `out`; `progress` is called with (passes of windows, all of them).
+
+    `judge` gets the folder before it has its name, and may raise to refuse it.
 
     Raises CheckpointError for an invalid model, a model that is quantized already, an existing `out` or a full disk,
     UnsupportedModelError for models that have no such form, ValueError for options that do not fit the model,
@@ -83,12 +85,12 @@ def quantize(
     if out.exists():
         raise CheckpointError(f"{out}: already exists")
     with _job(name, recipe, asked, calibration) as job:
-        layout = layout_of(recipe)
+        layout = layout_of(job.recipe)
         _check(job, layout)
         work = Work(out, len(job.layers) + 1)
         with work.opened(_digest(job)) as work, ThreadPoolExecutor(job.config.threads) as pool:
             _run_layers(job, work, layout, progress, pool)
-            return _finish(job, work, layout)
+            return _finish(job, work, layout, judge)
 
 
 @contextmanager
@@ -100,6 +102,7 @@ def _job(name: str, recipe: Recipe, asked: EngineConfig, calibration: str) -> It
     text = _calibration(model, recipe, calibration) if recipe.needs_text else None
     longest = 1 if text is None else text.longest
     layers = [LayerForward(spec, config, index, longest) for index in range(len(spec.layers))]
+    recipe = recipe.fitted(module.cols for layer in layers for module in _modules(layer))
     with open_weights(model) as source:
         rules = LoadRules.of(spec)
         check_tensors(lower(spec, NumberFormats()).params, source, rules)
@@ -291,7 +294,7 @@ def _layer_tensors(job: _Job, index: int) -> list[str]:
     return sorted(name for name in names if name in job.stored)
 
 
-def _finish(job: _Job, work: Work, layout: str) -> Result:
+def _finish(job: _Job, work: Work, layout: str, judge: Callable[[Path], None] | None) -> Result:
     """Write what belongs to no layer, the index, the config and the tokenizer."""
     of_layers = {job.stored[name] for index in range(len(job.layers)) for name in _layer_tensors(job, index)}
     rest = [name for name in job.source.names() if name not in of_layers]
@@ -318,7 +321,10 @@ def _finish(job: _Job, work: Work, layout: str) -> Result:
     config = json.loads((job.model.folder / "config.json").read_text())
     config["quantization_config"] = quantization_config(layout, job.recipe, kept, meta)
     write_folder_files(job.model, config, work.folder)
-    work.finish(weight_map, total)
+    work.write_index(weight_map, total)
+    if judge is not None:
+        judge(work.folder)
+    work.complete()
     errors = {str(name): float(error) for name, error in work.notes.items()}
     mean = float(np.mean(list(errors.values())))
     stored = sum(job.source.info(name).nbytes for name in job.source.names())

@@ -126,21 +126,19 @@ class Work:
             if source is not None:
                 source.close()
 
-    def finish(self, weight_map: Mapping[str, str], total: int) -> None:
-        """Write the index and give the folder its name."""
+    def write_index(self, weight_map: Mapping[str, str], total: int) -> None:
+        """Write which file has which tensor; `total` is their bytes."""
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         with written_anew(self.folder / "model.safetensors.index.json") as file:
             file.write(json.dumps(index, indent=1).encode())
-        self.complete(self.folder, self.out)
 
-    def complete(self, written: Path, out: Path) -> None:
-        """Give what was written its name; nothing of the run stays."""
+    def complete(self) -> None:
+        """Give the folder its name; nothing but the checkpoint stays."""
         for path in self.folder.iterdir():
-            if path.name.startswith(("residual-", ".")) or path.name == _STATE:
+            if path.name.startswith(("residual-", ".")):
                 path.unlink()
-        written.rename(out)
-        if written != self.folder:
-            shutil.rmtree(self.folder)
+        (self.folder / _STATE).unlink()
+        self.folder.rename(self.out)
 
 
 class Residuals:
