@@ -99,7 +99,9 @@ def test_formats_of_one_checkpoint(folder: Path, text: Path, capsys: pytest.Capt
         metrics = json.loads(out)["metrics"]
         assert 0.5 < metrics["greedy_agreement"]["value"] <= 1
         assert metrics["common_tokens"]["value"] > 0
-    code, out, _ = run(capsys, "eval", "kl", str(folder), "--kv-cache-dtype", "int8", "--eval", str(text), *FLOATS)
+    code, out, _ = run(
+        capsys, "eval", "kl", str(folder), "--kv-cache-dtype", "int8", "--eval", str(text), *FLOATS
+    )
     assert "KV cache f32" in out
 
 
@@ -113,7 +115,10 @@ def test_refusals(folder: Path, text: Path, tmp_path: Path, capsys: pytest.Captu
     for words, message in (
         (("ppl", model, "--eval", none), "text: .*No such file"),
         (("ppl", model, "--eval", str(text), "--window", "300"), "window: 300 is not between 2 and .* 256"),
-        (("ppl", model, "--eval", str(text), "--window", "64", "--stride", "65"), "stride: 65 is not between 1 and"),
+        (
+            ("ppl", model, "--eval", str(text), "--window", "64", "--stride", "65"),
+            "stride: 65 is not between 1 and",
+        ),
         (("kl", model), "kl: needs --against MODEL, or a --kv-cache-dtype"),
         (("kl", model, "--against", str(other), "--eval", str(text)), "another tokenizer"),
         (("kl", model, "--against", model, "--max-kl", "-1"), "max_kl: -1"),
@@ -158,7 +163,9 @@ def test_tasks_run_over_the_api(
     harness.write_text(f"#!{sys.executable}\n{HARNESS}")
     harness.chmod(harness.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
-    code, out, err = run(capsys, "eval", "tasks", str(folder), "--tasks", "known", "--limit", "3", "--json", *FLOATS)
+    code, out, err = run(
+        capsys, "eval", "tasks", str(folder), "--tasks", "known", "--limit", "3", "--json", *FLOATS
+    )
     assert code == 0, err
     rows = json.loads(out)["tables"]["tasks"]
     assert rows[0]["value"] < 0

@@ -265,7 +265,9 @@ def _passages(model: Model, text: str) -> list[Passage]:
     from quire.offline.eval_text import tokenizer_of
     from quire.offline.scoring import WINDOW, windows
 
-    return windows(tokenizer_of(model).encode(text)[: 4 * WINDOW], min(WINDOW, model.facts.spec.max_positions))
+    return windows(
+        tokenizer_of(model).encode(text)[: 4 * WINDOW], min(WINDOW, model.facts.spec.max_positions)
+    )
 
 
 def _bars(*, enabled: bool) -> Any:

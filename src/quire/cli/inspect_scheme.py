@@ -15,9 +15,27 @@ if TYPE_CHECKING:
     from quire.program.tensors import Param
 
 _16_BITS = 2  # bytes of a weight before quantization
-_PARTS = ("embedding", "head", "embedding, head", "attention", "experts", "feed-forward", "norms and biases", "others")
+_PARTS = (
+    "embedding",
+    "head",
+    "embedding, head",
+    "attention",
+    "experts",
+    "feed-forward",
+    "norms and biases",
+    "others",
+)
 _FLOATS = {"F32": "W32A32", "F16": "W16A16", "BF16": "W16A16"}
-_FEED_FORWARD = ("gate_up", "down", "up", "shared_gate_up", "shared_up", "shared_down", "shared_gate", "router")
+_FEED_FORWARD = (
+    "gate_up",
+    "down",
+    "up",
+    "shared_gate_up",
+    "shared_up",
+    "shared_down",
+    "shared_gate",
+    "router",
+)
 
 
 def schemes(model: Model, program: Program, source: Source | None) -> dict[str, Any]:
@@ -47,7 +65,11 @@ def _stored(model: Model, source: Source) -> str:
     found = scheme(config.get("text_config") or {}) or scheme(config)
     main = max(sizes, key=lambda kind: sizes[kind], default="F32")
     pruned = config.get("quire_pruning")
-    sparse = f", {pruned.get('summary')}" if isinstance(pruned, dict) and isinstance(pruned.get("summary"), str) else ""
+    sparse = (
+        f", {pruned.get('summary')}"
+        if isinstance(pruned, dict) and isinstance(pruned.get("summary"), str)
+        else ""
+    )
     return (found or _FLOATS.get(main, main)) + sparse
 
 
@@ -83,7 +105,9 @@ def _parts(model: Model, program: Program, source: Source | None) -> list[dict[s
     from quire.engine.build.assemble import weight_origin
     from quire.program.memory import param_bytes
 
-    rows = {name: {"part": name, "weights": 0, "bytes_16_bit": 0, "stored": 0, "memory": 0} for name in _PARTS}
+    rows = {
+        name: {"part": name, "weights": 0, "bytes_16_bit": 0, "stored": 0, "memory": 0} for name in _PARTS
+    }
     view = None if source is None else weight_origin(model).rules.view(source)
     names = {} if view is None else {name: view.info(name) for name in view.names()}
     seen: set[str] = set()
@@ -98,16 +122,23 @@ def _parts(model: Model, program: Program, source: Source | None) -> list[dict[s
             if info is not None and part.tensor not in seen:
                 seen.add(part.tensor)
                 row["stored"] += info.stored_bytes or info.nbytes
-    rows["others"]["stored"] = sum(info.stored_bytes or info.nbytes for n, info in names.items() if n not in seen)
+    rows["others"]["stored"] = sum(
+        info.stored_bytes or info.nbytes for n, info in names.items() if n not in seen
+    )
     return [row for row in rows.values() if row["weights"] or row["stored"]]
 
 
 def lines(found: dict[str, Any]) -> list[str]:
     """The schemes as text."""
-    total = {key: sum(row[key] for row in found["parts"]) for key in ("weights", "bytes_16_bit", "stored", "memory")}
+    total = {
+        key: sum(row[key] for row in found["parts"])
+        for key in ("weights", "bytes_16_bit", "stored", "memory")
+    }
     stored = found["stored"] or "unknown: the weights are not here"
     rows = [f"scheme: {stored}; computed as {found['computed']}"]
-    rows.append(f"  {'part':<16} {'weights':>13} {'in 16 bits':>11} {'stored':>11} {'bits':>6} {'in memory':>11} {'bits':>6}")
+    rows.append(
+        f"  {'part':<16} {'weights':>13} {'in 16 bits':>11} {'stored':>11} {'bits':>6} {'in memory':>11} {'bits':>6}"
+    )
     for row in [*found["parts"], {"part": "sum", **total}]:
         rows.append(
             f"  {row['part']:<16} {row['weights']:>13,} {format_size(row['bytes_16_bit']):>11} "

@@ -37,6 +37,7 @@ COMMANDS = {
     "convert": ("quire.cli.convert", "convert a model to safetensors or GGUF, or to another number format"),
     "quantize": ("quire.cli.quantize", "make a quantized checkpoint: GPTQ, AWQ, SmoothQuant, FP8, GGUF"),
     "inspect": ("quire.cli.inspect", "show what a model contains, costs and computes"),
+    "prune": ("quire.cli.prune", "make a smaller or sparser checkpoint of a model"),
     "eval": ("quire.cli.eval", "measure a model's quality: perplexity, loss against another, tasks"),
     "tokenize": ("quire.cli.tokenize", "show the tokens of a text, or the text of tokens"),
     "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, mismatched parts"),

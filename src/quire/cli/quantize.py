@@ -51,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="smoothquant: how much of the outliers moves into the weights, 0 to 1 (default: 0.5)")  # fmt: skip
     add("--activations", choices=("dynamic", "static"), default="dynamic",
         help="fp8: how readers scale activations: per token, or by the calibration text (default: dynamic)")  # fmt: skip
+    add_calibration_arguments(parser)
+    add_run_arguments(parser)
+    add_gate_arguments(parser)
+
+
+def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
+    """The text on which the inputs of linears are seen."""
     text = parser.add_argument_group("calibration")
     text.add_argument("--calibration", metavar="FILE", default="builtin",
         help="a text like those that the model will see, UTF-8 (default: builtin, 77 kB of English, code and JSON)")  # fmt: skip
@@ -59,6 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--calibration-length", type=int, default=512, metavar="N",
         help="tokens of a window (default: 512)")  # fmt: skip
     text.add_argument("--seed", type=int, default=0, metavar="N", help="draws the windows (default: 0)")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Memory, threads, and what is said."""
+    add = parser.add_argument
     add(
         "--memory",
         type=parse_size,
@@ -68,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", "-t", type=int, metavar="N", help="(default: all cores)")
     add("--no-eval", action="store_true", help="do not compare the result with the original")
     add("--quiet", action="store_true", help="no progress and no notes")
-    add_gate_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

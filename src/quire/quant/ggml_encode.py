@@ -129,7 +129,10 @@ def _factors(scales: F32, weights: F32, top: int) -> tuple[npt.NDArray[np.float1
     found, kept = np.zeros(highest.shape, np.float16), np.zeros(scales.shape, np.uint8)
     for step in range(-4, 9):
         codes = np.clip(np.rint(scales * (np.float32(top + 0.25 * step) * _inverse(highest))), 0, top)
-        xl, ll = (weights * scales * codes).sum(1, keepdims=True), (weights * codes * codes).sum(1, keepdims=True)
+        xl, ll = (
+            (weights * scales * codes).sum(1, keepdims=True),
+            (weights * codes * codes).sum(1, keepdims=True),
+        )
         factor = (xl * _inverse(ll)).astype(np.float16)
         gain = 2 * factor.astype(np.float32) * xl - np.square(factor.astype(np.float32)) * ll
         better = gain > best
@@ -250,7 +253,9 @@ def _q3_k(x: F32, w: F32) -> U8:
     x, w = x.reshape(-1, 16, 16), w.reshape(-1, 16, 16)
     factor, scales, signed = _signed_levels(x, _signed_scales(x, w, 4)[..., 0], 4, -32, 31)
     codes = (signed.reshape(-1, 256) + 4).astype(np.uint8)
-    high = np.packbits((codes >> 2).reshape(-1, 8, 32).swapaxes(1, 2), axis=2, bitorder="little").reshape(-1, 32)
+    high = np.packbits((codes >> 2).reshape(-1, 8, 32).swapaxes(1, 2), axis=2, bitorder="little").reshape(
+        -1, 32
+    )
     six = (scales + 32).astype(np.uint8)
     low = (six[:, :8] & 15) | ((six[:, 8:] & 15) << 4)
     tops = (six >> 4).reshape(-1, 4, 4)
@@ -279,7 +284,9 @@ def _nearest_level(x: F32) -> U8:
 
 def _iq4_nl(x: F32, w: F32) -> U8:
     scale = _level_scales(x, w).astype(np.float16)
-    return np.concatenate([_half(scale), _nibbles(_nearest_level(x * _inverse(scale.astype(np.float32))))], axis=1)
+    return np.concatenate(
+        [_half(scale), _nibbles(_nearest_level(x * _inverse(scale.astype(np.float32))))], axis=1
+    )
 
 
 def _iq4_xs(x: F32, w: F32) -> U8:
@@ -293,7 +300,9 @@ def _iq4_xs(x: F32, w: F32) -> U8:
     low = (six[:, 0::2] & 15) | ((six[:, 1::2] & 15) << 4)
     tops = (six >> 4).reshape(-1, 2, 4)
     high = tops[..., 0] | (tops[..., 1] << 2) | (tops[..., 2] << 4) | (tops[..., 3] << 6)
-    return np.concatenate([_half(factor), high.astype(np.uint8), low, _nibbles(codes).reshape(-1, 128)], axis=1)
+    return np.concatenate(
+        [_half(factor), high.astype(np.uint8), low, _nibbles(codes).reshape(-1, 128)], axis=1
+    )
 
 
 _ENCODERS: dict[str, Callable[[F32, F32], U8]] = {

@@ -53,7 +53,9 @@ def _gptq(quant: ConfigReader) -> str:
 
 def _awq(quant: ConfigReader) -> str:
     bits = quant.integer("bits" if quant.has("bits") else "w_bit", 4, high=_BITS)
-    size = quant.integer("group_size" if quant.has("group_size") else "q_group_size", 128, low=-1, high=_GROUP)
+    size = quant.integer(
+        "group_size" if quant.has("group_size") else "q_group_size", 128, low=-1, high=_GROUP
+    )
     return _words(f"W{bits}A16", _group(size), _symmetry(not quant.boolean("zero_point", True)))
 
 
@@ -83,14 +85,19 @@ def _compressed_group(weights: ConfigReader, inputs: ConfigReader | None) -> str
     shape = _group(size) if strategy in {"group", "tensor_group"} else strategy
     dynamic = "" if inputs is None else "dynamic" if inputs.values.get("dynamic", False) else "static"
     return _words(
-        f"W{bits}A{of_inputs}{kind}", shape, "" if floats else _symmetry(weights.boolean("symmetric", True)), dynamic
+        f"W{bits}A{of_inputs}{kind}",
+        shape,
+        "" if floats else _symmetry(weights.boolean("symmetric", True)),
+        dynamic,
     )
 
 
 def _fp8(quant: ConfigReader) -> str:
     block = quant.values.get("weight_block_size")
     shape = "x".join(map(str, block)) if isinstance(block, list) else "tensor"
-    return _words("W8A8-FP8", f"block {shape}" if block else shape, quant.string("activation_scheme", "dynamic"))
+    return _words(
+        "W8A8-FP8", f"block {shape}" if block else shape, quant.string("activation_scheme", "dynamic")
+    )
 
 
 def _bitsandbytes(quant: ConfigReader) -> str:
@@ -105,7 +112,10 @@ def _hqq(quant: ConfigReader) -> str:
     weights = None if settings is None else settings.child("weight_quant_params")
     if weights is None:
         return "HQQ"
-    bits, size = weights.integer("nbits", 4, high=_BITS), weights.integer("group_size", 64, low=-1, high=_GROUP)
+    bits, size = (
+        weights.integer("nbits", 4, high=_BITS),
+        weights.integer("group_size", 64, low=-1, high=_GROUP),
+    )
     return f"W{bits}A16 {_group(size)} asym"
 
 

@@ -185,7 +185,7 @@ def _run_layers(
     job: _Job, work: Work, layout: str, progress: Progress | None, pool: ThreadPoolExecutor
 ) -> None:
     count = 1 if job.calibration is None else len(job.calibration.windows)
-    passes = 2 if job.recipe.method == "gptq" else 1
+    passes = job.recipe.passes
     steps = _Steps(progress, work.done * count * passes, count * passes * len(job.layers))
     for layer in job.layers[work.done :]:
         weights = LayerWeights(job.source, job.stored)
@@ -277,7 +277,10 @@ def _tensors(
     """All tensors of a layer as they are written."""
     tensors: list[tuple[TensorInfo, Any]] = []
     for tensor in _layer_tensors(job, layer.index):
-        if tensor in found:
+        if tensor in found and layout == "floats":
+            weights[tensor] = found[tensor][0].values()
+            tensors.append(weights.written(tensor))
+        elif tensor in found:
             name = job.stored[tensor].removesuffix(".weight")
             tensors += tensors_of(name, arrays_of(layout, found[tensor][0]))
         else:
@@ -319,7 +322,10 @@ def _finish(job: _Job, work: Work, layout: str, judge: Callable[[Path], None] | 
         }),
     }  # fmt: skip
     config = json.loads((job.model.folder / "config.json").read_text())
-    config["quantization_config"] = quantization_config(layout, job.recipe, kept, meta)
+    if layout == "floats":
+        config["quire_pruning"] = meta | {"summary": job.recipe.sparse_text}
+    else:
+        config["quantization_config"] = quantization_config(layout, job.recipe, kept, meta)
     write_folder_files(job.model, config, work.folder)
     work.write_index(weight_map, total)
     if judge is not None:
