@@ -99,6 +99,9 @@ def test_formats_of_one_checkpoint(folder: Path, text: Path, capsys: pytest.Capt
         metrics = json.loads(out)["metrics"]
         assert 0.5 < metrics["greedy_agreement"]["value"] <= 1
         assert metrics["common_tokens"]["value"] > 0
+    code, out, _ = run(capsys, "eval", "agree", str(folder), "--against", str(folder), "--json", *FLOATS)
+    metrics = json.loads(out)["metrics"]
+    assert metrics["greedy_agreement"]["value"] == metrics["same_answers"]["value"] == 1
     code, out, _ = run(
         capsys, "eval", "kl", str(folder), "--kv-cache-dtype", "int8", "--eval", str(text), *FLOATS
     )
@@ -176,3 +179,29 @@ def test_tasks_run_over_the_api(
     assert "Tasks were not found: other" in err
     monkeypatch.setenv("QUIRE_LM_EVAL", "no-such-command")
     assert "not installed" in run(capsys, "eval", "tasks", str(folder), "--tasks", "known", *FLOATS)[2]
+
+
+def test_a_start_says_what_a_lossy_cache_costs(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured once, then read; above the limit only with force; nothing for an exact cache."""
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
+    words = ("generate", str(folder), "--prompt", "Hi", "--max-tokens", "2", "--threads", "1")
+    lossy = (*words, "--kv-cache-dtype", "int8")
+    code, _, err = run(capsys, *lossy)
+    assert code == 0
+    assert "measuring what the int8 KV cache costs" in err
+    line = next(line for line in err.splitlines() if "KL mean" in line)
+    code, _, err = run(capsys, *lossy)
+    assert line in err
+    assert "measuring" not in err
+    (kept,) = (tmp_path / "quality").iterdir()
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"kl_mean": 0.5}))
+    code, out, err = run(capsys, *lossy)
+    assert (code, out) == (1, "")
+    assert "mean KL divergence of 0.500, above the limit of 0.1" in err
+    assert run(capsys, *lossy, "--kv-cache-quality", "force")[0] == 0
+    assert "KL mean" not in run(capsys, *lossy, "--kv-cache-quality", "off")[2]
+    assert "KL mean" not in run(capsys, *words)[2]
+    kept.write_text("{damaged")
+    assert "measuring" in run(capsys, *lossy)[2]

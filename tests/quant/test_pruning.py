@@ -85,7 +85,7 @@ def test_patterns_and_shares_that_are_refused() -> None:
         with pytest.raises(ValueError, match="pattern: "):
             parse_pattern(text)
     for sparsity in (0.0, 1.0, -0.5, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="sparsity: .* is not between 0 and 1"):
+        with pytest.raises(ValueError, match=r"sparsity: .* is not between 0 and 1"):
             Recipe(method="wanda", sparsity=sparsity)
     with pytest.raises(ValueError, match=r"the pattern 2:4 has 0\.5, not 0\.25"):
         Recipe(method="wanda", sparsity=0.25, pattern="2:4")

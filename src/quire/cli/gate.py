@@ -40,6 +40,9 @@ def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         "--eval-max-drop", type=float, default=0.02, metavar="SHARE",
         help="stop if that score is worse by more than this share (default: 0.02)",
     )  # fmt: skip
+    group.add_argument(
+        "--tokens", type=int, metavar="N", help="compare at most N tokens of each text (default: all)"
+    )
     group.add_argument("--force", action="store_true", help="accept the result whatever the loss")
 
 
@@ -54,6 +57,7 @@ def gate_options(args: argparse.Namespace) -> GateOptions:
         max_drop=args.eval_max_drop,
         better=args.eval_better,
         force=args.force,
+        tokens=args.tokens,
     )
 
 

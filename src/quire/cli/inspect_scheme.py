@@ -139,12 +139,12 @@ def lines(found: dict[str, Any]) -> list[str]:
     rows.append(
         f"  {'part':<16} {'weights':>13} {'in 16 bits':>11} {'stored':>11} {'bits':>6} {'in memory':>11} {'bits':>6}"
     )
-    for row in [*found["parts"], {"part": "sum", **total}]:
-        rows.append(
-            f"  {row['part']:<16} {row['weights']:>13,} {format_size(row['bytes_16_bit']):>11} "
-            f"{format_size(row['stored']):>11} {_bits(row, 'stored'):>6} {format_size(row['memory']):>11} "
-            f"{_bits(row, 'memory'):>6}"
-        )
+    rows += [
+        f"  {row['part']:<16} {row['weights']:>13,} {format_size(row['bytes_16_bit']):>11} "
+        f"{format_size(row['stored']):>11} {_bits(row, 'stored'):>6} {format_size(row['memory']):>11} "
+        f"{_bits(row, 'memory'):>6}"
+        for row in [*found["parts"], {"part": "sum", **total}]
+    ]
     return rows
 
 

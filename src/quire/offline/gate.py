@@ -22,7 +22,7 @@ from quire.executor.base import F32
 from quire.offline.divergence import Compared, compare
 from quire.offline.eval_text import check_same_tokens, eval_texts
 from quire.offline.quality import reference_predictions
-from quire.offline.scoring import WINDOW, Progress, Scorer
+from quire.offline.scoring import OWN_TOKENS, WINDOW, Progress, Scorer
 from quire.program.memory import kv_layer_bytes
 from quire.program.program import Program
 from quire.records import dataclass
@@ -43,7 +43,7 @@ class GateOptions:
 
     eval_file: the user's text; None: see eval_texts. max_kl: limit of the mean KL divergence, in nats. eval_cmd: the
     user's check, see run_check; max_drop: how far its score may change for the worse, as a share of the original's;
-    `better`: its direction. force: accept everything.
+    `better`: its direction. force: accept everything. tokens: the most of each text that are compared.
     """
 
     eval_file: str | None = None
@@ -52,11 +52,14 @@ class GateOptions:
     max_drop: float = MAX_DROP
     better: Literal["higher", "lower"] = "higher"
     force: bool = False
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_kl", "max_drop"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: {getattr(self, name)} is not a number from 0")
+        if self.tokens is not None and self.tokens < 2:
+            raise ValueError(f"tokens: {self.tokens} is below 2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,10 @@ def gate(
     plain = Scorer(original, asked, longest)
     after = changed or asked
     other = Scorer(candidate, after, longest, beside=plain if candidate is original else None)
-    predictions = reference_predictions(original, plain, [other], texts, prompts, loading)
+    if options.tokens is not None:
+        texts = {name: tokens[: options.tokens] for name, tokens in texts.items()}
+    own = min(OWN_TOKENS, options.tokens or OWN_TOKENS)
+    predictions = reference_predictions(original, plain, [other], texts, prompts, loading, own)
     other.load(loading)
     compared = compare(predictions, other, comparing, each)
     other.close()

@@ -76,8 +76,9 @@ class Scorer:
             self.program = replace(self.program, params=(), borrowed=self.program.params)
         self._kind = executor_kind(self.config)
         groups = len(self.program.cache_groups)
-        blocks = -(-longest // asked.cache.block_size)
-        self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, asked.cache.block_size)
+        size = self.config.asked.cache.block_size
+        blocks = -(-longest // size)
+        self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, size)
         self._arrays = StepArrays(self.limits, groups)
         self.executor: Executor
         for group, table in enumerate(self._arrays.block_tables):
@@ -182,12 +183,18 @@ def windows(tokens: Sequence[int], longest: int, stride: int | None = None) -> l
 
 
 def own_answers(
-    plain: Scorer, prompts: Sequence[Sequence[int]], seed: int | None, stops: set[int]
+    plain: Scorer,
+    prompts: Sequence[Sequence[int]],
+    seed: int | None,
+    stops: set[int],
+    most_tokens: int = OWN_TOKENS,
 ) -> list[Passage]:
-    """A model's answers to prompts, drawn from its distributions, each up to its end."""
+    """A model's answers to prompts, each up to its end: drawn from its distributions, about `most_tokens` in all, or
+    without a `seed` its greedy answer to each prompt.
+    """
     random, found = np.random.default_rng(seed), list[Passage]()
-    for prompt in list(prompts) * OWN_ROUNDS:
-        if sum(passage.predictions for passage in found) >= OWN_TOKENS:
+    for prompt in list(prompts) * (1 if seed is None else OWN_ROUNDS):
+        if seed is not None and sum(passage.predictions for passage in found) >= most_tokens:
             break
         tokens = list(prompt[-(plain.longest // 2) :])
         start, kept = 0, len(tokens)
@@ -196,6 +203,9 @@ def own_answers(
             rows = plain.logits(tokens, start)
             start += len(rows)
             if start < len(tokens):  # of the prompt
+                continue
+            if seed is None:
+                tokens.append(int(rows[-1].argmax()))
                 continue
             if seed is None:
                 tokens.append(int(rows[-1].argmax()))

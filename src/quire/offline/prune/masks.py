@@ -2,8 +2,8 @@
 
     magnitude   the smallest weights of a linear
     wanda       of each output, the weights of smallest |w| · |x|, x over the calibration text (arXiv 2306.11695)
-    sparsegpt   in blocks of columns, the weights whose removal costs least; later columns make up for the error of those
-                before (arXiv 2301.00774), as in GPTQ
+    sparsegpt   in blocks of columns, the weights whose removal costs least; later columns make up for the error of
+                those before (arXiv 2301.00774), as in GPTQ
 
 With a pattern N:M, N of every M neighbouring input features of an output stay.
 """
