@@ -84,9 +84,7 @@ def _measure(name: str | Path, words: list[str]) -> dict[str, float] | None:
         "--force",
         "--quiet",
     ]
-    done = subprocess.run(
-        [*command, "--json", *words], capture_output=True, check=False
-    )
+    done = subprocess.run([*command, "--json", *words], capture_output=True, check=False)
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         say(

@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.config.schema import EngineConfig
     from quire.engine.build.opening import open_model
     from quire.offline.gate import enforce
+    from quire.offline.prune.run import prune_structure
     from quire.offline.quantize.recipe import Recipe
     from quire.offline.quantize.run import quantize
     from quire.util.printable import printable
@@ -71,8 +72,14 @@ def run(args: argparse.Namespace) -> int:
     with CountProgress("pruning", "windows", enabled=not args.quiet) as progress:
         more = {"calibration": args.calibration, "progress": progress, "judge": judge}
         if args.structure:
-            structure = Structure(args.structure, args.sparsity, damping=args.damping, **text)
-            lines = prune_structure(name, out, structure, asked, **more)
+            recipe = Recipe(
+                method="structured",
+                structure=args.structure,
+                sparsity=args.sparsity,
+                damping=args.damping,
+                **text,
+            )
+            lines = [*prune_structure(name, out, recipe, asked, **more).lines]
         else:
             recipe = Recipe(
                 method=args.method or "sparsegpt", sparsity=args.sparsity, pattern=args.pattern, damping=args.damping,
@@ -84,6 +91,4 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-NO_SPEED_UP = (
-    "no speed-up here: zeros take as long and as many bytes as other weights; --structure makes a model that is faster"
-)
+NO_SPEED_UP = "no speed-up here: zeros take as long and as many bytes as other weights; --structure makes a model that is faster"

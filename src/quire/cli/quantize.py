@@ -5,6 +5,7 @@ gptq         each column makes up for the error of those before it (arXiv 2210.1
 awq          columns that activations make important are scaled up first (arXiv 2306.00978)
 smoothquant  8-bit weights and activations, outliers moved into the weights (arXiv 2211.10438)
 fp8          E4M3 weights, one scale per output, with dynamic or static activations
+gguf         a GGUF file, with an importance matrix: Q4_0, Q5_0, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from quire.cli.gate import add_gate_arguments, gate_options, run_gate
 from quire.cli.options import add_model_argument, named_model
 from quire.util.sizes import parse_size
 
-_METHODS = ("rtn", "gptq", "awq", "smoothquant", "fp8")
+_METHODS = ("rtn", "gptq", "awq", "smoothquant", "fp8", "gguf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,10 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         metavar="FOLDER",
         required=True,
-        help="the new folder; an interrupted run continues from FOLDER.unfinished",
+        help="the new folder, or file.gguf; an interrupted run continues from OUT.unfinished",
     )
     add("--method", choices=_METHODS, default="gptq", help="(default: gptq)")
-    add("--bits", type=int, metavar="N", help="rtn, gptq, awq: 8, 4, 3 or 2 bits per weight (default: 4)")
+    add(
+        "--bits",
+        type=int,
+        metavar="N",
+        help="rtn, gptq, awq: 8, 4, 3 or 2 bits per weight; gguf: also 5 or 6 (default: 4)",
+    )
     add(
         "--group-size", type=int, metavar="N",
         help="rtn, gptq, awq: input features that share a scale; 0 for one scale per output (default: 128, or the "
@@ -51,6 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="smoothquant: how much of the outliers moves into the weights, 0 to 1 (default: 0.5)")  # fmt: skip
     add("--activations", choices=("dynamic", "static"), default="dynamic",
         help="fp8: how readers scale activations: per token, or by the calibration text (default: dynamic)")  # fmt: skip
+    add(
+        "--gguf-type",
+        metavar="TYPE",
+        default="",
+        help="gguf: type of the linears (default: Q4_K, or what --bits says)",
+    )
+    add("--target-bits", type=float, default=0.0, metavar="X",
+        help="gguf: mean bits of a weight of the linears; each gets the type that its measured error deserves")  # fmt: skip
     add_calibration_arguments(parser)
     add_run_arguments(parser)
     add_gate_arguments(parser)
@@ -95,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     recipe = Recipe(
         method=args.method, bits=args.bits or (8 if args.method in {"smoothquant", "fp8"} else 4),
         group_size=args.group_size, symmetric=args.symmetric, desc_act=args.desc_act, damping=args.damping,
-        alpha=args.alpha, activations=args.activations, samples=args.calibration_samples,
+        alpha=args.alpha, activations=args.activations, gguf_type=args.gguf_type, target_bits=args.target_bits, samples=args.calibration_samples,
         length=args.calibration_length, seed=args.seed,
     )  # fmt: skip
     asked = EngineConfig().replace(memory=args.memory, threads=args.threads)

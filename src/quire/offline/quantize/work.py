@@ -132,8 +132,12 @@ class Work:
         with written_anew(self.folder / "model.safetensors.index.json") as file:
             file.write(json.dumps(index, indent=1).encode())
 
-    def complete(self) -> None:
-        """Give the folder its name; nothing but the checkpoint stays."""
+    def complete(self, written: Path | None = None) -> None:
+        """Give the folder its name, with nothing but the checkpoint in it; or a file in it, which alone stays."""
+        if written is not None:
+            written.rename(self.out)
+            shutil.rmtree(self.folder)
+            return
         for path in self.folder.iterdir():
             if path.name.startswith(("residual-", ".")):
                 path.unlink()
