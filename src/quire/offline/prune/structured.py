@@ -67,6 +67,9 @@ def _smaller(index: int, layer: Layer, recipe: Recipe) -> Layer:
             raise UnsupportedModelError(
                 f"layers.{index}: heads of {type(layer.mixer).__name__} cannot be taken out"
             )
+        if layer.mixer.alibi or (layer.mixer.qk_norm is not None and layer.mixer.qk_norm.whole):
+            why = "ALiBi" if layer.mixer.alibi else "a norm over all heads"
+            raise UnsupportedModelError(f"layers.{index}: heads cannot be taken out of attention with {why}")
         groups, each = _head_counts(layer.mixer, recipe.sparsity)
         return replace(layer, mixer=replace(layer.mixer, heads=groups * each, kv_heads=groups))
     if not isinstance(layer.mlp, MLP):
@@ -203,7 +206,7 @@ def cut(
 
 def axis_totals(layer: Layer) -> dict[str, int]:
     """How many heads, heads of keys and values, and channels a layer has."""
-    found = {}
+    found: dict[str, int] = {}
     if isinstance(layer.mixer, Attention):
         found |= {"heads": layer.mixer.heads, "kv_heads": layer.mixer.kv_heads}
     if isinstance(layer.mlp, MLP):
