@@ -105,7 +105,7 @@ def _parts(model: Model, program: Program, source: Source | None) -> list[dict[s
     from quire.engine.build.assemble import weight_origin
     from quire.program.memory import param_bytes
 
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         name: {"part": name, "weights": 0, "bytes_16_bit": 0, "stored": 0, "memory": 0} for name in _PARTS
     }
     view = None if source is None else weight_origin(model).rules.view(source)

@@ -63,7 +63,7 @@ class GateOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class GateSide:
     """One of the two models: bytes of its weights in memory, and of the cache per token."""
 
     name: str
@@ -85,8 +85,8 @@ class CheckScores:
 class GateReport:
     """What a candidate costs; `problems` says in words which limits it exceeds."""
 
-    original: Side
-    candidate: Side
+    original: GateSide
+    candidate: GateSide
     compared: Compared
     check: CheckScores | None
     problems: tuple[str, ...]
@@ -173,9 +173,9 @@ def enforce(report: GateReport, options: GateOptions) -> None:
         )
 
 
-def _side(model: Model, scorer: Scorer) -> Side:
+def _side(model: Model, scorer: Scorer) -> GateSide:
     program = scorer.program
-    return Side(model.folder.name, scorer.weight_bytes, scorer.config.kv, _kv_bytes(program))
+    return GateSide(model.folder.name, scorer.weight_bytes, scorer.config.kv, _kv_bytes(program))
 
 
 def _kv_bytes(program: Program) -> float:

@@ -207,9 +207,6 @@ def own_answers(
             if seed is None:
                 tokens.append(int(rows[-1].argmax()))
                 continue
-            if seed is None:
-                tokens.append(int(rows[-1].argmax()))
-                continue
             shares = np.exp(log_softmax(rows[-1:])[0]).cumsum()
             tokens.append(
                 min(int(np.searchsorted(shares, random.random() * shares[-1], "right")), len(shares) - 1)

@@ -29,9 +29,9 @@ def smallest(scores: F32, sparsity: float, pattern: Pattern | None) -> Mask:
         kept, size = pattern
         groups = scores.reshape(len(scores), -1, size)
         least = np.argsort(groups, axis=-1, kind="stable")[..., : size - kept]
-        mask = np.zeros(groups.shape, np.bool_)
-        np.put_along_axis(mask, least, True, -1)
-        return mask.reshape(scores.shape)
+        in_groups = np.zeros(groups.shape, np.bool_)
+        np.put_along_axis(in_groups, least, True, -1)
+        return in_groups.reshape(scores.shape)
     count = round(sparsity * scores.size)
     mask = np.zeros(scores.size, np.bool_)
     if count:

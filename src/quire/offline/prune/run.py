@@ -13,7 +13,7 @@ from quire.config.schema import EngineConfig
 from quire.loader.source import TensorInfo
 from quire.offline.prune.structured import (
     Config,
-    Kept,
+    KeptStructures,
     axis_totals,
     choose,
     cut,
@@ -76,7 +76,7 @@ class _CutOutput:
         for param in lower(job.spec, NumberFormats()).params:
             for part in param.parts:
                 self._parts.setdefault(part.tensor, []).append(part)
-        self._kept = Kept()
+        self._kept = KeptStructures()
 
     def check(self, recipe: Recipe, name: str, rows: int, cols: int) -> None:
         """See Output."""

@@ -35,7 +35,7 @@ _AXES = {"heads": "heads", "channels": "mlp"}
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptStructures:
     """What stays of a layer: numbers of query heads, of heads of keys and values, and of channels, in order; all of
     those of which nothing goes are None.
     """
@@ -123,7 +123,7 @@ def smaller_config(config: Config, spec: ModelSpec, recipe: Recipe, kept: Sequen
 def choose(
     recipe: Recipe, spec: ModelSpec, program: Program, index: int, weights: LayerWeights,
     grams: Mapping[str, Gram],
-) -> tuple[Kept, dict[str, tuple[Rounded, float]]]:  # fmt: skip
+) -> tuple[KeptStructures, dict[str, tuple[Rounded, float]]]:  # fmt: skip
     """What stays of a layer, and its output projections with zeros for what goes, with the relative error of each.
 
     `grams`: by tensor. Raises UnsupportedModelError for tensors that are not stored as matrices of their own.
@@ -141,7 +141,7 @@ def choose(
     else:
         assert isinstance(layer.mlp, MLP)
         scores = np.square(weight).sum(0) * gram.importance
-        kept = Kept(mlp=_largest(scores, _keep(layer.mlp.width, recipe.sparsity, 16)))
+        kept = KeptStructures(mlp=_largest(scores, _keep(layer.mlp.width, recipe.sparsity, 16)))
         columns = kept.mlp
     assert columns is not None
     fitted = np.zeros_like(weight)
@@ -150,7 +150,7 @@ def choose(
     return kept, {part.tensor: (Rounded(floats=fitted), lost / whole if whole else 0.0)}
 
 
-def _choose_heads(attention: Attention, sparsity: float, weight: F32, gram: Gram) -> Kept:
+def _choose_heads(attention: Attention, sparsity: float, weight: F32, gram: Gram) -> KeptStructures:
     """Of each group the query heads that add most, then the groups that add most with these."""
     groups, each = _head_counts(attention, sparsity)
     dim, repeats = attention.head_dim, attention.heads // attention.kv_heads
@@ -166,7 +166,7 @@ def _choose_heads(attention: Attention, sparsity: float, weight: F32, gram: Gram
         alone = np.array([energy(heads[i : i + 1]) for i in range(repeats)])
         chosen.append(heads[_largest(alone, each)])
     kept = _largest(np.array([energy(heads) for heads in chosen]), groups)
-    return Kept(heads=np.concatenate([chosen[group] for group in kept]), kv_heads=kept)
+    return KeptStructures(heads=np.concatenate([chosen[group] for group in kept]), kv_heads=kept)
 
 
 def _largest(scores: npt.NDArray[Any], count: int) -> Indices:
@@ -185,7 +185,7 @@ def _least_squares(weight: F32, gram: Gram, columns: Indices, damping: float) ->
 
 
 def cut(
-    tensor: npt.NDArray[Any], parts: Sequence[Part], kept: Kept, total: Mapping[str, int]
+    tensor: npt.NDArray[Any], parts: Sequence[Part], kept: KeptStructures, total: Mapping[str, int]
 ) -> npt.NDArray[Any]:
     """A tensor of a layer without what goes; `parts` are its parts in the program. It may be as it was."""
     rows, cols = np.ones(len(tensor), np.bool_), np.ones(tensor.shape[-1], np.bool_)
