@@ -49,7 +49,7 @@ def _prune(model: Path, out: Path, structure: str, text: str, **more: Any) -> An
 def test_a_smaller_model_computes_what_zeros_would(
     name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads, then channels of the result: as the model before with zeros in its output projections, and transformers."""
+    """Heads, then channels of the result: as the model before with zeros in its output projections."""
     before = save_whole(name, tmp_path / "model")
     for structure in ("heads", "channels"):
         chosen: dict[str, np.ndarray] = {}
