@@ -322,7 +322,7 @@ def _to_gguf(
         raise UnsupportedModelError(
             f"{model.facts.architecture} has no head for text, and GGUF files of other models are not written"
         )
-    metadata = gguf_metadata(name, spec) | rounding.metadata
+    metadata = {**gguf_metadata(name, spec), **rounding.metadata}
     rules = _check(model, source)
     source = rules.view(source)
     written = written_tensors(name, spec, asked := _asked(spec))

@@ -1,9 +1,9 @@
 """Rounding floats to the tensor types of GGUF files; see quant.ggml for what their bytes mean.
 
-Scales are searched as llama.cpp does (ggml-quants.c): some candidates for the scale of a group, codes for each, then the
-scale (and offset) of least squares for those codes; the candidate of least weighted error stays. Weights of the error are
-the importance of a column (the mean square of its inputs) times a number that grows with the value; see `_weights`. The
-scales of a block are then rounded together, and codes once more for the scales as they are stored.
+Scales are searched as llama.cpp does (ggml-quants.c): some candidates for the scale of a group, codes for each, then
+the scale (and offset) of least squares for those codes; the candidate of least weighted error stays. Weights of the
+error are the importance of a column (the mean square of its inputs) times a number that grows with the value; see
+`_weights`. The scales of a block are then rounded together, and codes once more for the scales as they are stored.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def _weights(values: F32, importance: F32 | None) -> F32:
     """The weight of each value's squared error: by its magnitude, which stands for that of its neighbours' inputs."""
     mean = np.square(values).mean(1, keepdims=True)
     if importance is None:
-        return np.sqrt(mean + np.square(values)) + np.float32(1e-30)
-    found: F32 = importance * np.sqrt(2 * mean + np.square(values)) + np.float32(1e-30)
+        found: F32 = np.sqrt(mean + np.square(values)) + np.float32(1e-30)
+        return found
+    found = importance * np.sqrt(2 * mean + np.square(values)) + np.float32(1e-30)
     return found
 
 
@@ -175,7 +176,8 @@ def _scales_and_mins(scales: U8, mins: U8) -> U8:
 
 def _codes(x: F32, scale: F32, low: int, high: int) -> npt.NDArray[np.int16]:
     """Codes for scales as they are stored."""
-    return np.clip(np.rint(x * _inverse(scale)), low, high).astype(np.int16)
+    found: npt.NDArray[np.int16] = np.clip(np.rint(x * _inverse(scale)), low, high).astype(np.int16)
+    return found
 
 
 # -- types -----------------------------------------------------------------------------------------
@@ -191,7 +193,7 @@ def _q5_0(x: F32, w: F32) -> U8:
     scale = _signed_scales(x, w, 16).astype(np.float16)
     codes = (_codes(x, scale.astype(np.float32), -16, 15) + 16).astype(np.uint8)
     fifth = np.packbits(codes >> 4, axis=1, bitorder="little")
-    return np.concatenate([_half(scale), fifth, _nibbles(codes & 15)], axis=1)
+    return np.concatenate([_half(scale), fifth, _nibbles(codes & np.uint8(15))], axis=1)
 
 
 def _q2_k(x: F32, w: F32) -> U8:
@@ -214,7 +216,7 @@ def _q5_k(x: F32, w: F32) -> U8:
     factor, scales, smallest, mins = _two_levels(x, w, 31, 63)
     codes = _affine_codes(x, factor, scales, smallest, mins, 31)
     fifth = np.packbits((codes >> 4).swapaxes(1, 2), axis=2, bitorder="little").reshape(-1, 32)
-    packed = _nibbles((codes & 15).reshape(-1, 4, 64)).reshape(-1, 128)
+    packed = _nibbles((codes & np.uint8(15)).reshape(-1, 4, 64)).reshape(-1, 128)
     head = [_half(factor), _half(smallest), _scales_and_mins(scales, mins)]
     return np.concatenate([*head, fifth, packed], axis=1)
 
@@ -260,7 +262,9 @@ def _q3_k(x: F32, w: F32) -> U8:
     low = (six[:, :8] & 15) | ((six[:, 8:] & 15) << 4)
     tops = (six >> 4).reshape(-1, 4, 4)
     top = tops[:, 0] | (tops[:, 1] << 2) | (tops[:, 2] << 4) | (tops[:, 3] << 6)
-    return np.concatenate([high, _crumbs(codes & 3), low, top.astype(np.uint8), _half(factor)], axis=1)
+    return np.concatenate(
+        [high, _crumbs(codes & np.uint8(3)), low, top.astype(np.uint8), _half(factor)], axis=1
+    )
 
 
 def _q6_k(x: F32, w: F32) -> U8:
@@ -269,7 +273,7 @@ def _q6_k(x: F32, w: F32) -> U8:
     codes = (signed.reshape(-1, 2, 4, 32) + 32).astype(np.uint8)
     low = codes & 15
     nibbles = (low[:, :, :2] | (low[:, :, 2:] << 4)).reshape(-1, 128)
-    high = _crumbs((codes >> 4).reshape(-1, 256))
+    high = _crumbs((codes >> np.uint8(4)).reshape(-1, 256))
     return np.concatenate([nibbles, high, scales.astype(np.int8).view(np.uint8), _half(factor)], axis=1)
 
 

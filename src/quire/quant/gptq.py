@@ -36,6 +36,7 @@ from quire.types import CheckpointError
 
 GPTQ_PARTS = ("qweight", "qzeros", "scales", "g_idx")
 AWQ_PARTS = ("qweight", "qzeros", "scales")
+_MOST_ZERO = 255
 _PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the nibble of a word for output j of eight
 
 
@@ -65,7 +66,10 @@ class GPTQ:
             raise CheckpointError(
                 "g_idx: input features are in the order of activations, but desc_act is false"
             )
-        return self._unpack(arrays, start, stop, None).grouped(self.packed)
+        found = self._unpack(arrays, start, stop, None)
+        if np.max(found.zeros) > _MOST_ZERO:
+            raise CheckpointError("qzeros: a zero point of 256, but sym is true")
+        return found.grouped(self.packed)
 
     def _runs(self) -> npt.NDArray[np.int64]:
         return np.arange(self.shape[1]) // -(-self.shape[1] // self.groups)
@@ -78,8 +82,12 @@ class GPTQ:
         return Integers(codes, np.ascontiguousarray(arrays["scales"][:, start:stop].T), zeros, group_of)
 
 
-def gptq(infos: Mapping[str, Stored], where: str, *, bits: int, zero_offset: int, ordered: bool) -> GPTQ:
-    """Build a linear from stored arrays; `ordered` if groups follow activations (desc_act)."""
+def gptq(
+    infos: Mapping[str, Stored], where: str, *, bits: int, zero_offset: int, ordered: bool, symmetric: bool = False
+) -> GPTQ:
+    """Build a linear from stored arrays; `ordered` if groups follow activations (desc_act), `symmetric` if all zero
+    points are the middle.
+    """
     weight = need(infos, "qweight", ("I32",), where)
     scales = need(infos, "scales", FLOATS, where)
     zeros = need(infos, "qzeros", ("I32",), where)
@@ -93,7 +101,7 @@ def gptq(infos: Mapping[str, Stored], where: str, *, bits: int, zero_offset: int
     if "g_idx" in infos:
         check_shape(need(infos, "g_idx", ("I32", "I64"), where), (cols,), "g_idx", where)
     packed = None if ordered and groups > 1 else packed_format(bits, cols, groups, scales.dtype, zeros=True)
-    if bits == 8 and zero_offset:
+    if bits == 8 and zero_offset and not symmetric:
         packed = None  # a zero point of 255 + 1 has no byte
     order = ", in the order of activations" if ordered and groups > 1 else ""
     label = f"GPTQ {bits}-bit in groups of {-(-cols // groups)}{order}"

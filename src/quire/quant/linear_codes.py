@@ -153,7 +153,7 @@ def unpack_bits(words: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 
 def pack_bits(numbers: Array, bits: int) -> npt.NDArray[np.int32]:
-    """Pack numbers of `bits` bits along the first axis, the opposite of unpack_bits: [n, m] to words [n · bits / 32, m].
+    """Pack numbers of `bits` bits along the first axis: [n, m] to words [n · bits / 32, m], as unpack_bits reads them.
 
     Raises ValueError if they do not fill whole words.
     """
@@ -174,9 +174,11 @@ def pack_bits(numbers: Array, bits: int) -> npt.NDArray[np.int32]:
 
 
 def packed_format(bits: int, cols: int, groups: int, scale_dtype: str, *, zeros: bool) -> WeightFormat | None:
-    """The format that computes integer codes of 4 or 8 bits, None if their groups have no such format."""
+    """The format that computes integer codes, None if their groups have no such format. Codes of 2 and 3 bits are held
+    as 4 bits.
+    """
     size = -(-cols // groups)
-    if bits not in {4, 8} or scale_dtype not in _SCALES or (groups > 1 and cols % size):
+    if bits not in {2, 3, 4, 8} or scale_dtype not in _SCALES or (groups > 1 and cols % size):
         return None
     if groups == 1:
         size = GROUP_SIZES[-1]  # one scale per row, repeated for each group
@@ -184,7 +186,7 @@ def packed_format(bits: int, cols: int, groups: int, scale_dtype: str, *, zeros:
     if not fitting:
         return None
     return WeightFormat(
-        "i4" if bits == 4 else "i8", Groups(fitting[-1], _SCALES[scale_dtype], "u8" if zeros else "none")
+        "i8" if bits == 8 else "i4", Groups(fitting[-1], _SCALES[scale_dtype], "u8" if zeros else "none")
     )
 
 

@@ -87,19 +87,20 @@ class LayerForward:
         `take` gets the inputs of every linear.
         """
         executor, arrays, n = self._executor, self._arrays, len(window)
-        assert executor is not None and arrays is not None
+        assert executor is not None
+        assert arrays is not None
         arrays.token_ids[:n], arrays.positions[:n] = window, range(n)
         arrays.slots[0], arrays.query_start[:2] = 0, (0, n)
         if residual is not None:
             executor.write(_RESIDUAL, residual)
         begin = 0
-        for site in self.sites if take is not None else ():
+        for site in self.sites if take else ():
             executor.run_range(n, 1, 0, begin, site.op)
             begin = site.op
             per = self.program.buffer(site.buffer).per
-            rows = executor.read(site.buffer, n)
+            rows = executor.read(site.buffer, n * per)
             assert take is not None
-            take(site, rows.reshape(n * per, -1), self._experts(executor, site, n, per))
+            take(site, rows, self._experts(executor, site, n, per))
         executor.run_range(n, 1, 0, begin, len(self.program.body))
         return executor.read(_RESIDUAL, n)
 
@@ -109,7 +110,8 @@ class LayerForward:
         if not site.ids:
             return None
         found = np.empty(n * per, np.int64)
-        found[executor.read(site.places, n).astype(np.int64)] = executor.read(site.ids, n).astype(np.int64)
+        places, ids = (executor.read(name, n).astype(np.int64) for name in (site.places, site.ids))
+        found[places] = ids
         return found
 
     def close(self) -> None:

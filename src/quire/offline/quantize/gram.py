@@ -47,6 +47,7 @@ class Gram:
     def error(self, delta: F32) -> F32:
         """The error of each output [out] of a change [out, in] of the weight; without rows, the sum of squares."""
         if not self.rows:
-            return np.square(delta).sum(1, dtype=np.float32)
-        found: F32 = np.einsum("ij,ij->i", delta @ self.h, delta)
+            found: F32 = np.square(delta).sum(1, dtype=np.float32)
+            return found
+        found = np.einsum("ij,ij->i", delta @ self.h, delta)
         return np.maximum(found, np.float32(0))

@@ -59,7 +59,8 @@ class Grid:
         scales = self.scales.astype(np.float32)[..., None]
         steps = np.rint(groups / scales)
         steps += self.zeros[..., None]
-        return np.clip(steps, 0, self.kind.top).astype(np.uint8).reshape(rows, cols)
+        found: U8 = np.clip(steps, 0, self.kind.top).astype(np.uint8)
+        return found.reshape(rows, cols)
 
     def values(self, codes: U8) -> F32:
         """float32 [rows, cols]."""

@@ -78,6 +78,7 @@ def _scaled(
 
 
 def _kind(recipe: Recipe) -> GridKind:
+    assert recipe.group_size is not None and recipe.symmetric is not None  # recipe.fitted
     return GridKind(recipe.bits, recipe.group_size, recipe.symmetric)
 
 

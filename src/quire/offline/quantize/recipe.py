@@ -134,7 +134,7 @@ class Recipe:
 
     def described(self) -> dict[str, Any]:
         """The fields that matter for the method, for the checkpoint and for digests."""
-        found = asdict(self)  # type: ignore[call-overload]
+        found = asdict(self)
         mine = {
             "rtn": ("bits", "group_size", "symmetric"),
             "gptq": ("bits", "group_size", "symmetric", "desc_act", "damping"),

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from quire.config.schema import EngineConfig
 from quire.offline.quantize.folder import FolderOutput
-from quire.offline.quantize.forward import F32, LayerForward
+from quire.executor.base import F32
+from quire.offline.quantize.forward import LayerForward
 from quire.offline.quantize.gguf import GGUFOutput
 from quire.offline.quantize.gram import Gram
 from quire.offline.quantize.job import Job, check, opened
