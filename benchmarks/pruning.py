@@ -22,7 +22,7 @@ from quire import LLM, SamplingParams
 from quire.config.schema import EngineConfig
 from quire.engine.build.opening import open_model
 from quire.offline.gate import GateOptions, gate
-from quire.offline.prune.run import prune_structure
+from quire.offline.prune.prune_run import prune_structure
 from quire.offline.quantize.recipe import Recipe
 from quire.offline.quantize.run import quantize
 

@@ -23,7 +23,7 @@ from helpers.quantized_folders import LINEAR, quantized_folder, tensors
 from quire.config.schema import EngineConfig
 from quire.engine.build.opening import open_model
 from quire.loader import Checkpoint
-from quire.offline.scoring import CHUNK, Scorer
+from quire.offline.scorer import CHUNK, Scorer
 from quire.types import QuireError
 
 PAGE = Path(__file__).parents[2] / "docs" / "tolerances.md"

@@ -17,9 +17,9 @@ from helpers.tokenizers import save_whole
 from helpers.tolerances import logits
 from quire.config.schema import EngineConfig
 from quire.engine.build.opening import open_model
-from quire.offline.prune import run as prune_run
-from quire.offline.prune.run import prune_structure
-from quire.offline.prune.structured import kept_layers, renumbered
+from quire.offline.prune import prune_run
+from quire.offline.prune.prune_run import prune_structure
+from quire.offline.prune.structures import kept_layers, renumbered
 from quire.offline.quantize.recipe import Recipe
 from quire.offline.texts import TEXT
 from quire.types import CheckpointError, QuireError, UnsupportedModelError

@@ -23,7 +23,15 @@ from quire.offline.quantize.sites import Site
 
 F32 = npt.NDArray[np.float32]
 # Absorbers that a layer has: norms before attention and feed-forward, values, "up".
-FAST = {"llama-biases-mqa-tied": 4, "qwen3": 4, "gemma2": 4, "phi3-window": 4, "cohere": 3, "olmo2": 2, "glm4": 4}
+FAST = {
+    "llama-biases-mqa-tied": 4,
+    "qwen3": 4,
+    "gemma2": 4,
+    "phi3-window": 4,
+    "cohere": 3,
+    "olmo2": 2,
+    "glm4": 4,
+}
 MORE = {"llama2": 4, "gemma3": 4, "olmo3": 2, "smollm3": 4, "stablelm": 4, "stablelm-parallel-head-norms": 3,
         "cohere2": 3, "granite": 4, "qwen2-tied": 4}  # fmt: skip
 FAMILIES = [
@@ -45,7 +53,9 @@ def test_inputs_of_linears_are_those_of_transformers(name: str, absorbers: int, 
     for path, module in reference.named_modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_pre_hook(
-                lambda _, inputs, path=path: seen.__setitem__(path, inputs[0].reshape(-1, inputs[0].shape[-1]).numpy())
+                lambda _, inputs, path=path: seen.__setitem__(
+                    path, inputs[0].reshape(-1, inputs[0].shape[-1]).numpy()
+                )
             )
     reference_logits(reference, tokens)
     model = open_model(folder)

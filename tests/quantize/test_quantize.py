@@ -34,7 +34,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    words = np.random.default_rng(0).choice(["one", "word", "after", "another;", "42", "(and)", "so on.\n"], 400)
+    words = np.random.default_rng(0).choice(
+        ["one", "word", "after", "another;", "42", "(and)", "so on.\n"], 400
+    )
     path.write_text(" ".join(words))
     return str(path)
 
@@ -57,7 +59,9 @@ CASES = [
 
 
 def named(each: Recipe) -> str:
-    return " ".join(str(value) for key, value in each.described().items() if key not in {"samples", "length", "seed"})
+    return " ".join(
+        str(value) for key, value in each.described().items() if key not in {"samples", "length", "seed"}
+    )
 
 
 @pytest.mark.parametrize("how", CASES, ids=named)
@@ -93,7 +97,10 @@ def test_a_prompt_gives_nearly_the_same_logits(model: Path, text: str, tmp_path:
     for how, most in ((recipe("awq"), 0.1), (recipe("smoothquant"), 0.01), (recipe("gptq", bits=8), 0.01)):
         quantize(str(model), tmp_path / how.method, how, ASKED, calibration=text)
         report = gate(
-            open_model(model), open_model(tmp_path / how.method), ASKED, GateOptions(eval_file=text, force=True)
+            open_model(model),
+            open_model(tmp_path / how.method),
+            ASKED,
+            GateOptions(eval_file=text, force=True),
         )
         assert report.compared.divergences[0].kl_mean < most
 
@@ -115,7 +122,9 @@ def stopping(at: int) -> Callable[[int, int], None]:
     return progress
 
 
-@pytest.mark.parametrize(("method", "at"), [("gptq", 1), ("gptq", 13), ("gptq", 20), ("awq", 9), ("rtn", 2), ("gguf", 8)])
+@pytest.mark.parametrize(
+    ("method", "at"), [("gptq", 1), ("gptq", 13), ("gptq", 20), ("awq", 9), ("rtn", 2), ("gguf", 8)]
+)
 def test_an_interrupted_run_continues_to_the_same_bytes(
     method: str, at: int, model: Path, text: str, tmp_path: Path
 ) -> None:
@@ -192,7 +201,12 @@ def short(tmp: Path) -> str:
     [
         ({"memory": 2**20}, {}, MemoryBudgetError, "a layer with its inputs and their Gram matrices needs"),
         ({}, {"length": 64}, ValueError, "fewer than a window of 64: use a longer text"),
-        ({}, {"group_size": 48}, ValueError, "group_size: 48 does not divide the 64 input features of .*; 64, 32, 16"),
+        (
+            {},
+            {"group_size": 48},
+            ValueError,
+            "group_size: 48 does not divide the 64 input features of .*; 64, 32, 16",
+        ),
         ({}, {"bits": 5}, ValueError, "bits: 5 is not one of 2, 3, 4, 8"),
         ({}, {"damping": 0.0}, ValueError, "damping: 0.0 is not above 0"),
     ],

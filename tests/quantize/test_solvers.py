@@ -13,13 +13,18 @@ from quire.offline.quantize.gram import Gram
 from quire.offline.quantize.grid import Grid, GridKind, find_grid
 from quire.offline.quantize.knapsack import Choice, choose
 from quire.offline.quantize.layout import Rounded, arrays_of
-from quire.quant.floats import to_e4m3
 from quire.quant.compressed import E4M3
+from quire.quant.floats import to_e4m3
 from quire.quant.gptq import awq, gptq
 from quire.quant.linear_codes import Stored
 
 F32 = npt.NDArray[np.float32]
-KINDS = [GridKind(bits, group, symmetric) for bits in (2, 3, 4, 8) for group in (0, 32) for symmetric in (True, False)]
+KINDS = [
+    GridKind(bits, group, symmetric)
+    for bits in (2, 3, 4, 8)
+    for group in (0, 32)
+    for symmetric in (True, False)
+]
 
 
 def weight_and_gram(seed: int, rows: int = 32, cols: int = 64, tokens: int = 200) -> tuple[F32, Gram]:
@@ -34,7 +39,9 @@ def weight_and_gram(seed: int, rows: int = 32, cols: int = 64, tokens: int = 200
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**32), st.sampled_from(KINDS), st.booleans(), st.sampled_from([3, 40, 300]))
-def test_gptq_is_never_worse_than_rounding_to_nearest(seed: int, kind: GridKind, desc_act: bool, tokens: int) -> None:
+def test_gptq_is_never_worse_than_rounding_to_nearest(
+    seed: int, kind: GridKind, desc_act: bool, tokens: int
+) -> None:
     weight, gram = weight_and_gram(seed, tokens=tokens)
     grid = find_grid(weight, kind, gram.h)
     nearest = gram.error(weight - grid.values(grid.codes(weight)))
@@ -85,13 +92,18 @@ def test_layouts_give_the_values_back(kind: GridKind) -> None:
     grid = find_grid(weight, kind)
     rounded = Rounded(grid.codes(weight), grid)
     arrays = arrays_of("gptq", rounded)
-    infos = {name: Stored({"int32": "I32", "float16": "F16"}[a.dtype.name], a.shape) for name, a in arrays.items()}
+    infos = {
+        name: Stored({"int32": "I32", "float16": "F16"}[a.dtype.name], a.shape) for name, a in arrays.items()
+    }
     read = gptq(infos, "m", bits=kind.bits, zero_offset=1, ordered=False, symmetric=kind.symmetric)
     np.testing.assert_array_equal(read.dequantize(arrays, 0, 32), rounded.values())
     if kind.bits == 4 and not kind.symmetric:
         arrays = arrays_of("awq", rounded)
         infos.pop("g_idx")
-        infos = {name: Stored({"int32": "I32", "float16": "F16"}[a.dtype.name], a.shape) for name, a in arrays.items()}
+        infos = {
+            name: Stored({"int32": "I32", "float16": "F16"}[a.dtype.name], a.shape)
+            for name, a in arrays.items()
+        }
         np.testing.assert_array_equal(awq(infos, "m").dequantize(arrays, 0, 32), rounded.values())
 
 

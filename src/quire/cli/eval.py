@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quire.config.schema import EngineConfig
     from quire.engine.build.opening import Model
     from quire.executor.base import F32
-    from quire.offline.scoring import Passage
+    from quire.offline.scorer import Passage
 
 MEASURES = ("ppl", "kl", "agree", "tasks")
 MOST_PREDICTIONS = 5000  # in a result file
@@ -263,7 +263,7 @@ class _Run:
 def _passages(model: Model, text: str) -> list[Passage]:
     """The beginning of a text, for plots."""
     from quire.offline.eval_text import tokenizer_of
-    from quire.offline.scoring import WINDOW, windows
+    from quire.offline.scorer import WINDOW, windows
 
     return windows(
         tokenizer_of(model).encode(text)[: 4 * WINDOW], min(WINDOW, model.facts.spec.max_positions)

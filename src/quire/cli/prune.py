@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.config.schema import EngineConfig
     from quire.engine.build.opening import open_model
     from quire.offline.gate import enforce
-    from quire.offline.prune.run import prune_structure
+    from quire.offline.prune.prune_run import prune_structure
     from quire.offline.quantize.recipe import Recipe
     from quire.offline.quantize.run import quantize
     from quire.util.printable import printable

@@ -20,7 +20,7 @@ from quire.engine.build.assemble import weight_origin
 from quire.engine.build.opening import Model
 from quire.loader.load import load
 from quire.loader.source import Array
-from quire.offline.scoring import CHUNK, Passage, Progress, Scorer
+from quire.offline.scorer import CHUNK, Passage, Progress, Scorer
 from quire.program.tensors import Param
 from quire.quant import GroupCodes
 from quire.quant.floats import to_float32

@@ -22,7 +22,7 @@ from quire.executor.base import F32
 from quire.offline.divergence import Compared, compare
 from quire.offline.eval_text import check_same_tokens, eval_texts
 from quire.offline.quality import reference_predictions
-from quire.offline.scoring import OWN_TOKENS, WINDOW, Progress, Scorer
+from quire.offline.scorer import OWN_TOKENS, WINDOW, Progress, Scorer
 from quire.program.memory import kv_layer_bytes
 from quire.program.program import Program
 from quire.records import dataclass

@@ -14,7 +14,7 @@ from quire.offline.divergence import (
     compare,
     side_by_side,
 )
-from quire.offline.scoring import OWN_TOKENS, WINDOW, Passage, Progress, Scorer, own_answers, windows
+from quire.offline.scorer import OWN_TOKENS, WINDOW, Passage, Progress, Scorer, own_answers, windows
 from quire.records import dataclass
 from quire.spec.model import LatentAttention
 

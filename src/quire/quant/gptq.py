@@ -83,7 +83,13 @@ class GPTQ:
 
 
 def gptq(
-    infos: Mapping[str, Stored], where: str, *, bits: int, zero_offset: int, ordered: bool, symmetric: bool = False
+    infos: Mapping[str, Stored],
+    where: str,
+    *,
+    bits: int,
+    zero_offset: int,
+    ordered: bool,
+    symmetric: bool = False,
 ) -> GPTQ:
     """Build a linear from stored arrays; `ordered` if groups follow activations (desc_act), `symmetric` if all zero
     points are the middle.

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.config.schema import EngineConfig
-from quire.offline.quantize.folder import FolderOutput
 from quire.executor.base import F32
+from quire.offline.quantize.folder import FolderOutput
 from quire.offline.quantize.forward import LayerForward
 from quire.offline.quantize.gguf import GGUFOutput
 from quire.offline.quantize.gram import Gram

@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.config.schema import EngineConfig
 from quire.loader.source import TensorInfo
-from quire.offline.prune.structured import (
+from quire.offline.prune.structures import (
     Config,
     KeptStructures,
     axis_totals,
