@@ -80,7 +80,7 @@ def measure(args: argparse.Namespace) -> None:
     text = {"samples": args.calibration_samples, "length": args.calibration_length}
     original = open_model(args.model)
     for way, steps in WAYS.items():
-        if way in done:
+        if way in done or (args.ways and way not in args.ways.split("; ")):
             continue
         with tempfile.TemporaryDirectory(dir=args.work) as name:
             begin = time.perf_counter()
@@ -130,6 +130,7 @@ def main() -> None:
     parser.add_argument("--rows", help="the file of rows")
     parser.add_argument("--table", type=Path, help="print the rows of this file")
     parser.add_argument("--eval", metavar="FILE", help="a text to compare on (default: the built-in ones)")
+    parser.add_argument("--ways", help="only these, separated by '; '")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--work", help="folder for checkpoints (default: the system's for temporary files)")

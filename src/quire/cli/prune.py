@@ -91,4 +91,4 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-NO_SPEED_UP = "no speed-up here: zeros take as long and as many bytes as other weights; --structure makes a model that is faster"
+NO_SPEED_UP = "no speed-up here: zeros take as long and as many bytes as other weights; --structure makes models faster"
