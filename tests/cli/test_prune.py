@@ -76,6 +76,8 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("--pattern", "3:2"), "pattern: '3:2' is not N:M"),
         (("--structure", "heads", "--pattern", "2:4"), "structure: takes whole parts out"),
         (("--structure", "heads", "--memory", "40MiB"), "memory: .* the bound is 40.00 MiB"),
+        (("--eval", str(tmp_path / "none.txt")), "text: .*none.txt: No such file"),
+        (("--calibration", str(tmp_path / "none.txt")), "calibration: .*none.txt: No such file"),
         (("--max-kl", "nan"), "max_kl: nan"),
     ):
         code, err = run(capsys, "--out", str(tmp_path / "out"), *words)

@@ -7,6 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from quire.config.schema import EngineConfig
     from quire.engine.build.opening import Model
     from quire.offline.gate import GateOptions, GateReport
@@ -86,3 +89,25 @@ def run_gate(
     if not quiet:
         print("\n".join(map(printable, report.lines())), file=sys.stderr)
     return report
+
+
+def make_judge(name: str, asked: EngineConfig, args: argparse.Namespace) -> Callable[[Path], None] | None:
+    """What `quantize` and `prune` call with a result: compares it with the model `name`, prints the table and raises
+    GateError beyond a limit. None with --no-eval.
+
+    Raises ValueError now for a text or a model that could not be compared after hours of work.
+    """
+    options = gate_options(args)
+    if args.no_eval:
+        return None
+    from quire.engine.build.opening import open_model
+    from quire.offline.eval_text import eval_texts
+    from quire.offline.gate import enforce
+
+    original = open_model(name)
+    eval_texts(original, options.eval_file)
+
+    def judge(result: Path) -> None:
+        enforce(run_gate(original, open_model(result), asked, options, quiet=args.quiet), options)
+
+    return judge

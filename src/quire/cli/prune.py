@@ -20,7 +20,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from quire.cli.gate import add_gate_arguments, gate_options, run_gate
+from quire.cli.gate import add_gate_arguments, make_judge
 from quire.cli.options import add_model_argument, named_model
 from quire.cli.quantize import add_calibration_arguments, add_run_arguments
 
@@ -51,8 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from quire.config.schema import EngineConfig
-    from quire.engine.build.opening import open_model
-    from quire.offline.gate import enforce
     from quire.offline.prune.prune_run import prune_structure
     from quire.offline.quantize.recipe import Recipe
     from quire.offline.quantize.run import quantize
@@ -61,34 +59,22 @@ def run(args: argparse.Namespace) -> int:
 
     if args.structure and (args.method or args.pattern):
         raise ValueError("structure: takes whole parts out; --method and --pattern are for single weights")
-    name, options, out = named_model(args.model, quiet=args.quiet), gate_options(args), Path(args.out)
+    name, out = named_model(args.model, quiet=args.quiet), Path(args.out)
     asked = EngineConfig().replace(memory=args.memory, threads=args.threads)
-    text = {"samples": args.calibration_samples, "length": args.calibration_length, "seed": args.seed}
-
-    def judge(folder: Path) -> None:
-        if not args.no_eval:
-            enforce(run_gate(open_model(name), open_model(folder), asked, options, quiet=args.quiet), options)
-
+    recipe = Recipe(
+        method="structured" if args.structure else args.method or "sparsegpt", structure=args.structure or "",
+        sparsity=args.sparsity, pattern=args.pattern, damping=args.damping, samples=args.calibration_samples,
+        length=args.calibration_length, seed=args.seed,
+    )  # fmt: skip
+    prune, judge = prune_structure if args.structure else quantize, make_judge(name, asked, args)
     with CountProgress("pruning", "windows", enabled=not args.quiet) as progress:
-        more = {"calibration": args.calibration, "progress": progress, "judge": judge}
-        if args.structure:
-            recipe = Recipe(
-                method="structured",
-                structure=args.structure,
-                sparsity=args.sparsity,
-                damping=args.damping,
-                **text,
-            )
-            lines = [*prune_structure(name, out, recipe, asked, **more).lines]
-        else:
-            recipe = Recipe(
-                method=args.method or "sparsegpt", sparsity=args.sparsity, pattern=args.pattern, damping=args.damping,
-                **text,
-            )  # fmt: skip
-            lines = [*quantize(name, out, recipe, asked, **more).lines, NO_SPEED_UP]
+        result = prune(name, out, recipe, asked, calibration=args.calibration, progress=progress, judge=judge)
+    lines = [*result.lines, *([] if args.structure else [NO_SPEED_UP])]
     if not args.quiet:
         print("\n".join([*map(printable, lines), f"wrote {args.out}"]), file=sys.stderr)
     return 0
 
 
-NO_SPEED_UP = "no speed-up here: zeros take as long and as many bytes as other weights; --structure makes models faster"
+NO_SPEED_UP = (
+    "no speed-up here: zeros take as long and as many bytes as other weights; --structure makes models faster"
+)

@@ -14,7 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from quire.cli.gate import add_gate_arguments, gate_options, run_gate
+from quire.cli.gate import add_gate_arguments, make_judge
 from quire.cli.options import add_model_argument, named_model
 from quire.util.sizes import parse_size
 
@@ -98,14 +98,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from quire.config.schema import EngineConfig
-    from quire.engine.build.opening import open_model
-    from quire.offline.gate import enforce
     from quire.offline.quantize.recipe import Recipe
     from quire.offline.quantize.run import quantize
     from quire.util.printable import printable
     from quire.util.progress import CountProgress
 
-    name, options = named_model(args.model, quiet=args.quiet), gate_options(args)
+    name = named_model(args.model, quiet=args.quiet)
     recipe = Recipe(
         method=args.method, bits=args.bits or (8 if args.method in {"smoothquant", "fp8"} else 4),
         group_size=args.group_size, symmetric=args.symmetric, desc_act=args.desc_act, damping=args.damping,
@@ -113,13 +111,7 @@ def run(args: argparse.Namespace) -> int:
         length=args.calibration_length, seed=args.seed,
     )  # fmt: skip
     asked = EngineConfig().replace(memory=args.memory, threads=args.threads)
-
-    def judge(folder: Path) -> None:
-        if args.no_eval:
-            return
-        report = run_gate(open_model(name), open_model(folder), asked, options, quiet=args.quiet)
-        enforce(report, options)
-
+    judge = make_judge(name, asked, args)
     with CountProgress("quantizing", "windows", enabled=not args.quiet) as progress:
         result = quantize(
             name, Path(args.out), recipe, asked, calibration=args.calibration, progress=progress, judge=judge
