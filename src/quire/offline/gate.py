@@ -23,8 +23,7 @@ from quire.offline.divergence import Compared, compare
 from quire.offline.eval_text import check_same_tokens, eval_texts
 from quire.offline.quality import reference_predictions
 from quire.offline.scorer import OWN_TOKENS, WINDOW, Progress, Scorer
-from quire.program.memory import kv_layer_bytes
-from quire.program.program import Program
+from quire.program.memory import kv_block_bytes
 from quire.records import dataclass
 from quire.types import QuireError
 from quire.util.sizes import format_size
@@ -174,13 +173,9 @@ def enforce(report: GateReport, options: GateOptions) -> None:
 
 
 def _side(model: Model, scorer: Scorer) -> GateSide:
-    program = scorer.program
-    return GateSide(model.folder.name, scorer.weight_bytes, scorer.config.kv, _kv_bytes(program))
-
-
-def _kv_bytes(program: Program) -> float:
-    """Bytes of the cache per token, in blocks of 16."""
-    return program.layers_per_group * len(program.cache_groups) * kv_layer_bytes(program, 16) / 16
+    program, size = scorer.program, scorer.limits.block_size
+    kv_bytes = kv_block_bytes(program, size) * len(program.cache_groups) / size
+    return GateSide(model.folder.name, scorer.weight_bytes, scorer.config.kv, kv_bytes)
 
 
 def _problems(compared: Compared, check: CheckScores | None, options: GateOptions) -> list[str]:
