@@ -111,11 +111,10 @@ class _Run:
         self.failed = False
 
     def ppl(self) -> None:
-        from quire.offline.eval_text import BUILT_IN, read_text
+        from quire.offline.eval_text import BUILT_IN, text_of
         from quire.offline.evaluation import text_perplexity
-        from quire.offline.texts import TEXT
 
-        text = read_text(self.args.eval) if self.args.eval else TEXT
+        text = text_of(self.args.eval)
         self.settings["text"] = self.args.eval or BUILT_IN
         rows = []
         for name, prefix in ((self.args.against, "original_"), (self.name, "")):
@@ -234,10 +233,9 @@ class _Run:
     def _plots(self, original: Model, candidate: Model, before: EngineConfig, after: EngineConfig) -> None:
         """The tables behind the plots of a report."""
         from quire.offline.channels import layer_errors
-        from quire.offline.eval_text import read_text
-        from quire.offline.texts import TEXT
+        from quire.offline.eval_text import text_of
 
-        text = read_text(self.args.eval) if self.args.eval else TEXT
+        text = text_of(self.args.eval)
         try:
             errors = layer_errors(original, candidate, before, after, _passages(original, text))
         except ValueError as error:
