@@ -7,7 +7,7 @@ import dataclasses
 import gc
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -250,15 +250,13 @@ def _op(op: Op) -> dict[str, Any]:
 
 
 def _kv(program: Program) -> dict[str, Any]:
-    from quire.program.memory import kv_layer_bytes, kv_vector_bytes
+    from quire.program.memory import kv_bytes_per_token, kv_layer_bytes, kv_vector_bytes
 
-    def per_token(head_bytes: Callable[[int], int]) -> int:
-        return sum(layer.vectors * head_bytes(layer.head_dim) for layer in program.kv_layers)
-
+    scales = kv_vector_bytes(0, program.kv_dtype)
     return {
         "dtype": program.kv_dtype,
-        "bytes_per_token": per_token(lambda dim: kv_vector_bytes(dim, program.kv_dtype)),
-        "scale_bytes_per_token": per_token(lambda _: kv_vector_bytes(0, program.kv_dtype)),
+        "bytes_per_token": kv_bytes_per_token(program),
+        "scale_bytes_per_token": sum(layer.vectors * scales for layer in program.kv_layers),
         "block_bytes_of_16_tokens": program.layers_per_group * kv_layer_bytes(program, 16),
         "state_bytes_per_sequence": sum(layer.bytes for layer in program.state_layers),
         "groups": [_group(group) for group in program.cache_groups],

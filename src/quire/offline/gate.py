@@ -23,7 +23,7 @@ from quire.offline.divergence import Compared, compare
 from quire.offline.eval_text import check_same_tokens, eval_texts
 from quire.offline.quality import reference_predictions
 from quire.offline.scorer import OWN_TOKENS, WINDOW, Progress, Scorer
-from quire.program.memory import kv_block_bytes
+from quire.program.memory import kv_bytes_per_token
 from quire.records import dataclass
 from quire.types import QuireError
 from quire.util.sizes import format_size
@@ -68,7 +68,7 @@ class GateSide:
     name: str
     weight_bytes: int
     kv: str
-    kv_bytes_per_token: float
+    kv_bytes_per_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class GateReport:
         rows = [
             f"quality of {two.name} compared with {one.name}",
             f"  weights {format_size(one.weight_bytes)} -> {format_size(two.weight_bytes)}, KV cache {one.kv} "
-            f"{one.kv_bytes_per_token:,.0f} -> {two.kv} {two.kv_bytes_per_token:,.0f} bytes per token",
+            f"{one.kv_bytes_per_token:,} -> {two.kv} {two.kv_bytes_per_token:,} bytes per token",
             f"  {'text':<20} {'tokens':>6} {'perplexity':>20} {'KL mean':>8} {'± error':>8} {'KL p99':>8} "
             f"{'KL max':>8} {'same top-1':>10}",
         ]
@@ -173,8 +173,7 @@ def enforce(report: GateReport, options: GateOptions) -> None:
 
 
 def _side(model: Model, scorer: Scorer) -> GateSide:
-    program, size = scorer.program, scorer.limits.block_size
-    kv_bytes = kv_block_bytes(program, size) * len(program.cache_groups) / size
+    kv_bytes = kv_bytes_per_token(scorer.program)
     return GateSide(model.folder.name, scorer.weight_bytes, scorer.config.kv, kv_bytes)
 
 
