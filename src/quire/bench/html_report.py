@@ -84,7 +84,8 @@ def _head(result: Result) -> str:
 def _tiles(result: Result) -> str:
     names = ("goodput", "request_rate", "output_token_rate", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "tpot_p50",
              "e2el_p50", "failure_rate", "knee_goodput", "knee_rate", "highest_served",
-             "perplexity", "original_perplexity", "kl_mean", "kl_p99", "top1_agreement", "greedy_agreement")  # fmt: skip
+             "perplexity", "original_perplexity", "kl_mean", "kl_p99", "top1_agreement",
+             "greedy_agreement")  # fmt: skip
     tiles = []
     for name in names:
         metric = result.metrics.get(name)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quire.config.schema import EngineConfig
     from quire.engine.build.opening import Model
     from quire.executor.base import F32
+    from quire.offline.scorer import Passage
 
 MEASURES = ("ppl", "kl", "agree", "tasks")
 MOST_PREDICTIONS = 5000  # in a result file
@@ -110,11 +111,10 @@ class _Run:
         self.failed = False
 
     def ppl(self) -> None:
-        from quire.offline.eval_text import BUILT_IN, read_text
+        from quire.offline.eval_text import BUILT_IN, text_of
         from quire.offline.evaluation import text_perplexity
-        from quire.offline.texts import TEXT
 
-        text = read_text(self.args.eval) if self.args.eval else TEXT
+        text = text_of(self.args.eval)
         self.settings["text"] = self.args.eval or BUILT_IN
         rows = []
         for name, prefix in ((self.args.against, "original_"), (self.name, "")):
@@ -233,14 +233,11 @@ class _Run:
     def _plots(self, original: Model, candidate: Model, before: EngineConfig, after: EngineConfig) -> None:
         """The tables behind the plots of a report."""
         from quire.offline.channels import layer_errors
-        from quire.offline.eval_text import read_text, tokenizer_of
-        from quire.offline.scoring import WINDOW, windows
-        from quire.offline.texts import TEXT
+        from quire.offline.eval_text import text_of
 
-        text = read_text(self.args.eval) if self.args.eval else TEXT
-        passages = windows(tokenizer_of(original).encode(text)[: 4 * WINDOW], WINDOW)
+        text = text_of(self.args.eval)
         try:
-            errors = layer_errors(original, candidate, before, after, passages)
+            errors = layer_errors(original, candidate, before, after, _passages(original, text))
         except ValueError as error:
             self.notes.append(str(error))
         else:
@@ -249,13 +246,8 @@ class _Run:
 
     def _channels(self, model: Model, text: str) -> None:
         from quire.offline.channels import channel_tables
-        from quire.offline.eval_text import tokenizer_of
-        from quire.offline.scoring import WINDOW, windows
 
-        passages = windows(
-            tokenizer_of(model).encode(text)[: 4 * WINDOW], min(WINDOW, model.facts.spec.max_positions)
-        )
-        self.tables |= channel_tables(model, self.asked, passages)
+        self.tables |= channel_tables(model, self.asked, _passages(model, text))
 
     def _metric(self, name: str, value: float | None, unit: str, better: Any) -> None:
         from quire.bench.results import Metric
@@ -264,6 +256,16 @@ class _Run:
 
     def _progress(self) -> Any:
         return _bars(enabled=not self.args.quiet)
+
+
+def _passages(model: Model, text: str) -> list[Passage]:
+    """The beginning of a text, for plots."""
+    from quire.offline.eval_text import tokenizer_of
+    from quire.offline.scorer import WINDOW, windows
+
+    return windows(
+        tokenizer_of(model).encode(text)[: 4 * WINDOW], min(WINDOW, model.facts.spec.max_positions)
+    )
 
 
 def _bars(*, enabled: bool) -> Any:

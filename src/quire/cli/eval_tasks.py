@@ -12,7 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from quire.types import QuireError
 if TYPE_CHECKING:
     from quire.config.schema import EngineConfig
 
-_SHOWN = 12  # last lines of a program that failed
+_SHOWN = 6  # last lines of a program that failed
 _START_SECONDS = 3600.0
 
 
@@ -140,12 +140,12 @@ def _tail(text: str) -> str:
     return "\n".join(text.strip().splitlines()[-_SHOWN:])
 
 
-def option_words(asked: EngineConfig) -> list[str]:
-    """The options that are not the defaults, as words; speculation, which changes no answer, stays out."""
+def option_words(asked: EngineConfig, names: Collection[str] = OPTIONS) -> list[str]:
+    """Those of the options that are not the defaults, as words; speculation, which changes no answer, stays out."""
     words: list[str] = []
     for name, value in asked.values().items():
         flag = name.replace("_", "-")
-        if value == OPTIONS[name].default:
+        if name not in names or value == OPTIONS[name].default:
             continue
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")

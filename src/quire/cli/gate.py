@@ -7,6 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from quire.config.schema import EngineConfig
     from quire.engine.build.opening import Model
     from quire.offline.gate import GateOptions, GateReport
@@ -40,6 +43,9 @@ def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
         "--eval-max-drop", type=float, default=0.02, metavar="SHARE",
         help="stop if that score is worse by more than this share (default: 0.02)",
     )  # fmt: skip
+    group.add_argument(
+        "--tokens", type=int, metavar="N", help="compare at most N tokens of each text (default: all)"
+    )
     group.add_argument("--force", action="store_true", help="accept the result whatever the loss")
 
 
@@ -54,6 +60,7 @@ def gate_options(args: argparse.Namespace) -> GateOptions:
         max_drop=args.eval_max_drop,
         better=args.eval_better,
         force=args.force,
+        tokens=args.tokens,
     )
 
 
@@ -82,3 +89,25 @@ def run_gate(
     if not quiet:
         print("\n".join(map(printable, report.lines())), file=sys.stderr)
     return report
+
+
+def make_judge(name: str, asked: EngineConfig, args: argparse.Namespace) -> Callable[[Path], None] | None:
+    """What `quantize` and `prune` call with a result: compares it with the model `name`, prints the table and raises
+    GateError beyond a limit. None with --no-eval.
+
+    Raises ValueError now for a text or a model that could not be compared after hours of work.
+    """
+    options = gate_options(args)
+    if args.no_eval:
+        return None
+    from quire.engine.build.opening import open_model
+    from quire.offline.eval_text import eval_texts
+    from quire.offline.gate import enforce
+
+    original = open_model(name)
+    eval_texts(original, options.eval_file)
+
+    def judge(result: Path) -> None:
+        enforce(run_gate(original, open_model(result), asked, options, quiet=args.quiet), options)
+
+    return judge

@@ -8,12 +8,13 @@ import gc
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from quire.cache_kinds import CacheGroup, StateGroup
-from quire.cli import quality, speculation
+from quire.cli import inspect_scheme, quality, speculation
+from quire.cli.inspect_scheme import schemes
 from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
 from quire.config.serving import ServingConfig
 from quire.types import CheckpointError, MemoryBudgetError
@@ -140,6 +141,7 @@ def _report(
             "kv": config.kv,
         },
         "stored": stored,
+        "scheme": schemes(model, program, None if problem else weights),
         "problem": problem,
         "params": [
             {"name": p.name, "kind": p.kind, "shape": [p.rows, p.cols] if p.cols else [p.rows],
@@ -249,15 +251,13 @@ def _op(op: Op) -> dict[str, Any]:
 
 
 def _kv(program: Program) -> dict[str, Any]:
-    from quire.program.memory import kv_layer_bytes, kv_vector_bytes
+    from quire.program.memory import kv_bytes_per_token, kv_layer_bytes, kv_vector_bytes
 
-    def per_token(head_bytes: Callable[[int], int]) -> int:
-        return sum(layer.vectors * head_bytes(layer.head_dim) for layer in program.kv_layers)
-
+    scales = kv_vector_bytes(0, program.kv_dtype)
     return {
         "dtype": program.kv_dtype,
-        "bytes_per_token": per_token(lambda dim: kv_vector_bytes(dim, program.kv_dtype)),
-        "scale_bytes_per_token": per_token(lambda _: kv_vector_bytes(0, program.kv_dtype)),
+        "bytes_per_token": kv_bytes_per_token(program),
+        "scale_bytes_per_token": sum(layer.vectors * scales for layer in program.kv_layers),
         "block_bytes_of_16_tokens": program.layers_per_group * kv_layer_bytes(program, 16),
         "state_bytes_per_sequence": sum(layer.bytes for layer in program.state_layers),
         "groups": [_group(group) for group in program.cache_groups],
@@ -373,6 +373,7 @@ def report_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     lines += [f"note: {text}" for text in report["notices"]]
     lines += ["", "stored weights", *_stored_lines(report["stored"], report["formats"]["weights"])]
     lines += [f"  cannot be loaded: {report['problem']}"] if report["problem"] else []
+    lines += ["", *inspect_scheme.lines(report["scheme"])]
     lines += ["", f"ops ({len(report['ops'])}; weights {report['formats']['weights']}, sums float32)"]
     lines += _op_lines(report, all_ops=all_ops)
     lines += ["", "parameters"]

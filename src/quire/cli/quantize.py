@@ -14,7 +14,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from quire.cli.gate import add_gate_arguments, gate_options, run_gate
+from quire.cli.gate import add_gate_arguments, make_judge
 from quire.cli.options import add_model_argument, named_model
 from quire.util.sizes import parse_size
 
@@ -65,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--target-bits", type=float, default=0.0, metavar="X",
         help="gguf: mean bits of a weight; each linear gets a type by its measured error")  # fmt: skip
+    add_calibration_arguments(parser)
+    add_run_arguments(parser)
+    add_gate_arguments(parser)
+
+
+def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
+    """The text on which the inputs of linears are seen."""
     text = parser.add_argument_group("calibration")
     text.add_argument("--calibration", metavar="FILE", default="builtin",
         help="a text like those that the model will see, UTF-8 (default: builtin, 77 kB of all sorts)")  # fmt: skip
@@ -73,6 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--calibration-length", type=int, default=512, metavar="N",
         help="tokens of a window (default: 512)")  # fmt: skip
     text.add_argument("--seed", type=int, default=0, metavar="N", help="draws the windows (default: 0)")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Memory, threads, and what is said."""
+    add = parser.add_argument
     add(
         "--memory",
         type=parse_size,
@@ -82,19 +94,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", "-t", type=int, metavar="N", help="(default: all cores)")
     add("--no-eval", action="store_true", help="do not compare the result with the original")
     add("--quiet", action="store_true", help="no progress and no notes")
-    add_gate_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from quire.config.schema import EngineConfig
-    from quire.engine.build.opening import open_model
-    from quire.offline.gate import enforce
     from quire.offline.quantize.quantize_model import quantize
     from quire.offline.quantize.recipe import Recipe
     from quire.util.printable import printable
     from quire.util.progress import CountProgress
 
-    name, options = named_model(args.model, quiet=args.quiet), gate_options(args)
+    name = named_model(args.model, quiet=args.quiet)
     recipe = Recipe(
         method=args.method, bits=args.bits or (8 if args.method in {"smoothquant", "fp8"} else 4),
         group_size=args.group_size, symmetric=args.symmetric, desc_act=args.desc_act,
@@ -102,13 +111,7 @@ def run(args: argparse.Namespace) -> int:
         target_bits=args.target_bits, samples=args.calibration_samples, length=args.calibration_length, seed=args.seed,
     )  # fmt: skip
     asked = EngineConfig().replace(memory=args.memory, threads=args.threads)
-
-    def judge(folder: Path) -> None:
-        if args.no_eval:
-            return
-        report = run_gate(open_model(name), open_model(folder), asked, options, quiet=args.quiet)
-        enforce(report, options)
-
+    judge = make_judge(name, asked, args)
     with CountProgress("quantizing", "windows", enabled=not args.quiet) as progress:
         result = quantize(
             name, Path(args.out), recipe, asked, calibration=args.calibration, progress=progress, judge=judge

@@ -89,6 +89,12 @@ class FormatOptions:
         choices=("auto", "float32", "bfloat16", "float16", "int8"),
         aliases=_DTYPES,
     )
+    kv_cache_quality: str = option(
+        "check",
+        "what commands do about a kv_cache_dtype that rounds; check: measure its loss once for a model, print it at "
+        "each start, and refuse one that is too large; force: accept it; off: do not measure",
+        choices=("check", "force", "off"),
+    )
     quantization: str = option(
         "auto",
         "format in which linear weights are computed; auto: as stored, in the codes of a quantized checkpoint; none: "

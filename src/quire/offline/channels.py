@@ -20,7 +20,7 @@ from quire.engine.build.assemble import weight_origin
 from quire.engine.build.opening import Model
 from quire.loader.load import load
 from quire.loader.source import Array
-from quire.offline.scoring import CHUNK, WINDOW, Passage, Progress, Scorer
+from quire.offline.scorer import CHUNK, Passage, Progress, Scorer
 from quire.program.tensors import Param
 from quire.quant import GroupCodes
 from quire.quant.floats import to_float32
@@ -59,7 +59,7 @@ def top_share(magnitudes: _F64) -> float:
 def measure_channels(model: Model, asked: EngineConfig, passages: Sequence[Passage]) -> list[LinearChannels]:
     """The linears of all layers in order, over the tokens of the passages. The weights are taken as floats."""
     floats = asked.replace(quantization="none", quantize_head="none", kv_cache_dtype="auto")
-    scorer = Scorer(model, floats, min(WINDOW, model.facts.spec.max_positions))
+    scorer = Scorer(model, floats, max(len(passage.tokens) for passage in passages))
     scorer.load(None)
     sums: dict[str, _F64] = {}
     rows = 0
@@ -137,7 +137,7 @@ def layer_errors(
         raise ValueError(
             f"against: {layers[0]} layers of width {dims[0]} and {layers[1]} of width {dims[1]} have no error by layer"
         )
-    longest = min(WINDOW, original.facts.spec.max_positions)
+    longest = max(len(passage.tokens) for passage in passages)
     one = Scorer(original, asked, longest, layers=True)
     two = Scorer(candidate, changed, longest, beside=one if candidate is original else None, layers=True)
     one.load(None)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.executor.base import F32
-from quire.offline.scoring import Passage, Progress, Scorer, log_softmax, score, targets
+from quire.offline.scorer import Passage, Progress, Scorer, log_softmax, score, targets
 from quire.records import dataclass
 from quire.types import MemoryBudgetError
 from quire.util.platform import resident_exactly

@@ -23,7 +23,7 @@ def eval_texts(model: Model, file: str | None) -> tuple[dict[str, Sequence[int]]
     """
     tokenizer = tokenizer_of(model)
     if file is not None:
-        return {file: tokenizer.encode(read_text(file))}, []
+        return {file: tokenizer.encode(text_of(file))}, []
     return {BUILT_IN: tokenizer.encode(TEXT)}, _prompts(tokenizer)
 
 
@@ -34,8 +34,10 @@ def tokenizer_of(model: Model) -> Tokenizer:
     return model.tokenizer
 
 
-def read_text(path: str) -> str:
-    """A file of UTF-8. Raises ValueError."""
+def text_of(path: str | None) -> str:
+    """The text of a file, or the one that is built in. Raises ValueError naming the file."""
+    if path is None:
+        return TEXT
     try:
         size = Path(path).stat().st_size
         if size > MAX_TEXT_BYTES:
@@ -69,7 +71,7 @@ def prompts_of(model: Model, file: str | None) -> list[list[int]]:
     tokenizer = tokenizer_of(model)
     if file is None:
         return _prompts(tokenizer)
-    lines = [line for line in read_text(file).splitlines() if line.strip()]
+    lines = [line for line in text_of(file).splitlines() if line.strip()]
     if not lines:
         raise ValueError(f"eval: {file} has no lines; each is a prompt")
     try:

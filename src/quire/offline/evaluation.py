@@ -9,7 +9,7 @@ from quire.config.schema import EngineConfig
 from quire.engine.build.opening import Model
 from quire.offline.divergence import perplexity, side_by_side
 from quire.offline.eval_text import check_same_tokens, prompts_of, tokenizer_of
-from quire.offline.scoring import WINDOW, Progress, Scorer, own_answers, score, windows
+from quire.offline.scorer import WINDOW, Progress, Scorer, own_answers, score, windows
 from quire.records import dataclass
 
 WINDOW_LIMIT = 4096  # the default window is the model's context, up to this

@@ -22,9 +22,8 @@ from quire.executor.base import F32
 from quire.offline.divergence import Compared, compare
 from quire.offline.eval_text import check_same_tokens, eval_texts
 from quire.offline.quality import reference_predictions
-from quire.offline.scoring import WINDOW, Progress, Scorer
-from quire.program.memory import kv_layer_bytes
-from quire.program.program import Program
+from quire.offline.scorer import OWN_TOKENS, WINDOW, Progress, Scorer
+from quire.program.memory import kv_bytes_per_token
 from quire.records import dataclass
 from quire.types import QuireError
 from quire.util.sizes import format_size
@@ -43,7 +42,7 @@ class GateOptions:
 
     eval_file: the user's text; None: see eval_texts. max_kl: limit of the mean KL divergence, in nats. eval_cmd: the
     user's check, see run_check; max_drop: how far its score may change for the worse, as a share of the original's;
-    `better`: its direction. force: accept everything.
+    `better`: its direction. force: accept everything. tokens: the most of each text that are compared.
     """
 
     eval_file: str | None = None
@@ -52,21 +51,24 @@ class GateOptions:
     max_drop: float = MAX_DROP
     better: Literal["higher", "lower"] = "higher"
     force: bool = False
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_kl", "max_drop"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: {getattr(self, name)} is not a number from 0")
+        if self.tokens is not None and self.tokens < 2:
+            raise ValueError(f"tokens: {self.tokens} is below 2")
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class GateSide:
     """One of the two models: bytes of its weights in memory, and of the cache per token."""
 
     name: str
     weight_bytes: int
     kv: str
-    kv_bytes_per_token: float
+    kv_bytes_per_token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,8 @@ class CheckScores:
 class GateReport:
     """What a candidate costs; `problems` says in words which limits it exceeds."""
 
-    original: Side
-    candidate: Side
+    original: GateSide
+    candidate: GateSide
     compared: Compared
     check: CheckScores | None
     problems: tuple[str, ...]
@@ -102,7 +104,7 @@ class GateReport:
         rows = [
             f"quality of {two.name} compared with {one.name}",
             f"  weights {format_size(one.weight_bytes)} -> {format_size(two.weight_bytes)}, KV cache {one.kv} "
-            f"{one.kv_bytes_per_token:,.0f} -> {two.kv} {two.kv_bytes_per_token:,.0f} bytes per token",
+            f"{one.kv_bytes_per_token:,} -> {two.kv} {two.kv_bytes_per_token:,} bytes per token",
             f"  {'text':<20} {'tokens':>6} {'perplexity':>20} {'KL mean':>8} {'± error':>8} {'KL p99':>8} "
             f"{'KL max':>8} {'same top-1':>10}",
         ]
@@ -148,7 +150,10 @@ def gate(
     plain = Scorer(original, asked, longest)
     after = changed or asked
     other = Scorer(candidate, after, longest, beside=plain if candidate is original else None)
-    predictions = reference_predictions(original, plain, [other], texts, prompts, loading)
+    if options.tokens is not None:
+        texts = {name: tokens[: options.tokens] for name, tokens in texts.items()}
+    own = min(OWN_TOKENS, options.tokens or OWN_TOKENS)
+    predictions = reference_predictions(original, plain, [other], texts, prompts, loading, own)
     other.load(loading)
     compared = compare(predictions, other, comparing, each)
     other.close()
@@ -167,14 +172,9 @@ def enforce(report: GateReport, options: GateOptions) -> None:
         )
 
 
-def _side(model: Model, scorer: Scorer) -> Side:
-    program = scorer.program
-    return Side(model.folder.name, scorer.weight_bytes, scorer.config.kv, _kv_bytes(program))
-
-
-def _kv_bytes(program: Program) -> float:
-    """Bytes of the cache per token, in blocks of 16."""
-    return program.layers_per_group * len(program.cache_groups) * kv_layer_bytes(program, 16) / 16
+def _side(model: Model, scorer: Scorer) -> GateSide:
+    kv_bytes = kv_bytes_per_token(scorer.program)
+    return GateSide(model.folder.name, scorer.weight_bytes, scorer.config.kv, kv_bytes)
 
 
 def _problems(compared: Compared, check: CheckScores | None, options: GateOptions) -> list[str]:

@@ -14,7 +14,7 @@ from quire.offline.divergence import (
     compare,
     side_by_side,
 )
-from quire.offline.scoring import WINDOW, Passage, Progress, Scorer, own_answers, windows
+from quire.offline.scorer import OWN_TOKENS, WINDOW, Passage, Progress, Scorer, own_answers, windows
 from quire.records import dataclass
 from quire.spec.model import LatentAttention
 
@@ -73,7 +73,7 @@ def measure(
 
 def reference_predictions(
     model: Model, plain: Scorer, others: Sequence[Scorer], texts: Mapping[str, Sequence[int]],
-    prompts: Sequence[Sequence[int]], loading: Progress | None,
+    prompts: Sequence[Sequence[int]], loading: Progress | None, own_tokens: int = OWN_TOKENS,
 ) -> Predictions:  # fmt: skip
     """The predictions of a model on texts and on its own answers to prompts, in a file unless the memory bound holds
     it beside each of the others. Raises ValueError, MemoryBudgetError.
@@ -90,7 +90,7 @@ def reference_predictions(
     }
     if prompts:
         seed, stops = plain.config.asked.execution.seed, set(model.facts.generation.eos_token_ids)
-        passages[OWN_TEXT] = own_answers(plain, prompts, seed, stops)
+        passages[OWN_TEXT] = own_answers(plain, prompts, seed, stops, own_tokens)
     predictions = Predictions(plain, passages)
     if not together:
         predictions.keep()

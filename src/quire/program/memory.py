@@ -131,6 +131,13 @@ def kv_token_bytes(layer: KVLayer, dtype: DType) -> int:
     return layer.vectors * kv_vector_bytes(kv_head_elems(layer.head_dim), dtype)
 
 
+def kv_bytes_per_token(program: Program) -> int:
+    """Bytes that a token adds to the caches of all layers."""
+    return sum(
+        layer.vectors * kv_vector_bytes(layer.head_dim, program.kv_dtype) for layer in program.kv_layers
+    )
+
+
 def kv_vector_bytes(elems: int, dtype: DType) -> int:
     """Bytes of a key or value of `elems` numbers, with its scale when the cache is i8."""
     return _native.kv_vector_bytes(elems, _native.DType[dtype])

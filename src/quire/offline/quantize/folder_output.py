@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from quire.offline.quantize.quantize_output import Found, Grams, QuantizeResult
 from quire.offline.quantize.recipe import Recipe
 from quire.offline.quantize.sites import unseen_modules
 from quire.offline.quantize.unfinished import Tensors, UnfinishedRun
+from quire.spec.gguf_keys import Config
 from quire.util.sizes import format_size
 
 
@@ -57,7 +58,10 @@ class FolderOutput:
         """See QuantizeOutput."""
         tensors: list[tuple[TensorInfo, Any]] = []
         for tensor in self._job.layer_tensors(layer.index):
-            if tensor in found:
+            if tensor in found and self._layout == "floats":
+                weights[tensor] = found[tensor][0].values()
+                tensors.append(weights.written(tensor))
+            elif tensor in found:
                 name = self._job.stored[tensor].removesuffix(".weight")
                 tensors += tensors_of(name, arrays_of(self._layout, found[tensor][0]))
             else:
@@ -69,25 +73,14 @@ class FolderOutput:
         job = self._job
         indices = range(len(job.layers))
         of_layers = {job.stored[name] for index in indices for name in job.layer_tensors(index)}
-        rest = [job.source.info(name) for name in job.source.names() if name not in of_layers]
-        last = len(job.layers) + 1
-        work.write_shard(
-            last, [(TensorInfo(i.name, i.dtype, i.shape), job.source.read(i.name)) for i in rest]
-        )
-        weight_map, total = _contents(work, last)
-        work.write_index(weight_map, total)
         floats = [tensor for layer in job.layers for site in layer.sites for tensor in site.followers]
         kept = [job.stored[tensor].removesuffix(".weight") for tensor in floats]
         config = json.loads((job.model.folder / "config.json").read_text())
-        config["quantization_config"] = quantization_config(self._layout, job.recipe, kept, job.meta())
-        for name in COPIED:
-            if (job.model.folder / name).exists():
-                (work.folder / name).parent.mkdir(exist_ok=True)
-                shutil.copyfile(job.model.folder / name, work.folder / name)
-        (work.folder / "config.json").write_text(json.dumps(config, indent=1))
-        if judge is not None:
-            judge(work.folder)
-        work.complete()
+        if self._layout == "floats":
+            config["quire_pruning"] = job.meta() | {"summary": job.recipe.pruned_text}
+        else:
+            config["quantization_config"] = quantization_config(self._layout, job.recipe, kept, job.meta())
+        total = finish_folder(job, work, config, of_layers, len(job.layers), judge)
         return self._result(work, total)
 
     def _result(self, work: UnfinishedRun, total: int) -> QuantizeResult:
@@ -104,6 +97,29 @@ class FolderOutput:
                 f"{unseen} linears were rounded to nearest: the calibration text shows none of their inputs"
             )
         return QuantizeResult(tuple(lines), errors)
+
+
+def finish_folder(
+    job: QuantizeJob, work: UnfinishedRun, config: Config, of_layers: Collection[str], layers: int,
+    judge: Callable[[Path], None] | None,
+) -> int:  # fmt: skip
+    """Write the tensors that are not `of_layers` (names in the checkpoint) behind the shards of so many layers, the
+    index, the config and the tokenizer; let the folder be judged, and give it its name. Returns the bytes of weights.
+    """
+    rest = [job.source.info(name) for name in job.source.names() if name not in of_layers]
+    last = layers + 1
+    work.write_shard(last, [(TensorInfo(i.name, i.dtype, i.shape), job.source.read(i.name)) for i in rest])
+    weight_map, total = _contents(work, last)
+    work.write_index(weight_map, total)
+    for name in COPIED:
+        if (job.model.folder / name).exists():
+            (work.folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(job.model.folder / name, work.folder / name)
+    (work.folder / "config.json").write_text(json.dumps(config, indent=1))
+    if judge is not None:
+        judge(work.folder)
+    work.complete()
+    return total
 
 
 def _contents(work: UnfinishedRun, shards: int) -> tuple[dict[str, str], int]:

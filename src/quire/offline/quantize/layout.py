@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from quire.loader.source import Array, TensorInfo
 from quire.offline.quantize.grid import Grid
-from quire.offline.quantize.recipe import Recipe
+from quire.offline.quantize.recipe import PRUNERS, Recipe, parse_pattern
 from quire.quant.compressed import E4M3
 from quire.quant.gptq import pack_awq, pack_gptq
 from quire.records import dataclass
@@ -26,7 +26,7 @@ Arrays = dict[str, Array]
 class Rounded:
     """A rounded weight: codes uint8 on a grid; or int8 and E4M3 `numbers` with `scales` float32 [rows, 1].
 
-    input_scale: of static activations.
+    input_scale: of static activations. floats: a pruned weight, in place of all others.
     """
 
     codes: npt.NDArray[np.uint8] | None = None
@@ -34,9 +34,12 @@ class Rounded:
     numbers: Array | None = None
     scales: F32 | None = None
     input_scale: float = 0.0
+    floats: F32 | None = None
 
     def values(self) -> F32:
         """The numbers that a reader computes with, float32."""
+        if self.floats is not None:
+            return self.floats
         if self.grid is not None:
             assert self.codes is not None
             return self.grid.values(self.codes)
@@ -47,7 +50,9 @@ class Rounded:
 
 
 def layout_of(recipe: Recipe) -> str:
-    """The layout of tensors that a recipe is written in."""
+    """The layout of tensors that a recipe is written in; "floats": as the checkpoint's own."""
+    if recipe.method in PRUNERS:
+        return "floats"
     if recipe.method == "awq" and recipe.bits == 4:
         return "awq"
     return {"smoothquant": "int-quantized", "fp8": "float-quantized"}.get(recipe.method, "gptq")
@@ -72,6 +77,9 @@ def arrays_of(layout: str, rounded: Rounded) -> Arrays:
 
 def check_shape(layout: str, recipe: Recipe, name: str, rows: int, cols: int) -> None:
     """Raise ValueError for a weight that the layout cannot hold with these options."""
+    pattern = parse_pattern(recipe.pattern)
+    if pattern is not None and cols % pattern[1]:
+        raise ValueError(f"pattern: {recipe.pattern} does not divide the {cols} input features of {name}")
     if layout not in {"gptq", "awq"}:
         return
     group = recipe.group_size or cols

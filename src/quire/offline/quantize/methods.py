@@ -8,12 +8,13 @@ from concurrent.futures import Executor
 import numpy as np
 import numpy.typing as npt
 
+from quire.offline.prune import masks
 from quire.offline.quantize.error_feedback import Factor, gptq_codes
 from quire.offline.quantize.gram import Gram
 from quire.offline.quantize.grid import GridKind, find_grid
 from quire.offline.quantize.layer import LayerWeights
 from quire.offline.quantize.layout import Rounded
-from quire.offline.quantize.recipe import Recipe
+from quire.offline.quantize.recipe import Recipe, parse_pattern
 from quire.offline.quantize.scaling import apply_factors, awq_factors, scaled_gram, smooth_factors
 from quire.offline.quantize.sites import Module, Site
 from quire.quant.floats import to_e4m3
@@ -141,6 +142,28 @@ def _scales(weight: F32, top: np.float32) -> F32:
     return np.where(tops > 0, tops / top, np.float32(1)).astype(np.float32)
 
 
+def _magnitude(recipe: Recipe, gram: Gram) -> Round:
+    del gram
+    return lambda weight: Rounded(
+        floats=masks.magnitude(weight, recipe.sparsity, parse_pattern(recipe.pattern))
+    )
+
+
+def _wanda(recipe: Recipe, gram: Gram) -> Round:
+    if not gram.rows:
+        return _magnitude(recipe, gram)
+    pattern = parse_pattern(recipe.pattern)
+    return lambda weight: Rounded(floats=masks.wanda(weight, gram, recipe.sparsity, pattern))
+
+
+def _sparsegpt(recipe: Recipe, gram: Gram) -> Round:
+    if not gram.rows:
+        return _magnitude(recipe, gram)
+    factor, pattern = Factor.of(gram, damping=recipe.damping, desc_act=False), parse_pattern(recipe.pattern)
+    return lambda weight: Rounded(floats=masks.sparsegpt(weight, factor, recipe.sparsity, pattern))
+
+
 _PREPARE: dict[str, Callable[[Recipe, Gram], Round]] = {
     "rtn": _nearest, "gptq": _gptq, "awq": _awq, "smoothquant": _smoothquant, "fp8": _fp8,
+    "magnitude": _magnitude, "wanda": _wanda, "sparsegpt": _sparsegpt,
 }  # fmt: skip

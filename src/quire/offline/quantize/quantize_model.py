@@ -45,11 +45,22 @@ def quantize(
         raise CheckpointError(f"{out}: already exists")
     with opened(name, recipe, asked, calibration) as job:
         output: QuantizeOutput = GGUFOutput(job, out) if recipe.method == "gguf" else FolderOutput(job)
-        check(job, output.check)
-        work = UnfinishedRun(out, len(job.layers) + 1)
-        with work.opened(job.digest()) as work, ThreadPoolExecutor(job.config.threads) as pool:
-            _run_layers(job, output, work, progress, pool)
-            return output.finish(work, judge)
+        return run_job(job, output, out, progress, judge)
+
+
+def run_job(
+    job: QuantizeJob,
+    output: QuantizeOutput,
+    out: Path,
+    progress: Progress | None,
+    judge: Callable[[Path], None] | None,
+) -> QuantizeResult:
+    """Change layer after layer, and write what becomes of them; see `quantize`."""
+    check(job, output.check)
+    work = UnfinishedRun(out, len(job.layers) + 1)
+    with work.opened(job.digest()) as work, ThreadPoolExecutor(job.config.threads) as pool:
+        _run_layers(job, output, work, progress, pool)
+        return output.finish(work, judge)
 
 
 def _run_layers(
@@ -60,7 +71,7 @@ def _run_layers(
     pool: ThreadPoolExecutor,
 ) -> None:
     count = 1 if job.calibration is None else len(job.calibration.windows)
-    passes = 2 if job.recipe.method == "gptq" else 1
+    passes = job.recipe.passes
     steps = _Steps(progress, work.done * count * passes, count * passes * len(job.layers))
     for layer in job.layers[work.done :]:
         weights = LayerWeights(job.source, job.stored)

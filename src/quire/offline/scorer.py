@@ -30,14 +30,25 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Tokens run as one sequence; predictions are compared from the first token after the `prompt`."""
+    """Tokens run as one sequence; predictions are compared from the first token after the `prompt`, except of those in
+    the ranges [begin, end) of `others`: further prompts.
+    """
 
     tokens: tuple[int, ...]
     prompt: int = 1
+    others: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def compared(self) -> npt.NDArray[np.bool_]:
+        """Which tokens are predicted."""
+        found = np.arange(len(self.tokens)) >= self.prompt
+        for begin, end in self.others:
+            found[begin:end] = False
+        return found
 
     @property
     def predictions(self) -> int:
-        return len(self.tokens) - self.prompt
+        return int(self.compared.sum())
 
 
 def log_softmax(logits: F32) -> _F64:
@@ -76,8 +87,9 @@ class Scorer:
             self.program = replace(self.program, params=(), borrowed=self.program.params)
         self._kind = executor_kind(self.config)
         groups = len(self.program.cache_groups)
-        blocks = -(-longest // asked.cache.block_size)
-        self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, asked.cache.block_size)
+        size = self.config.asked.cache.block_size
+        blocks = -(-longest // size)
+        self.limits = Limits(CHUNK, 1, CHUNK, longest, blocks * groups, size)
         self._arrays = StepArrays(self.limits, groups)
         self.executor: Executor
         for group, table in enumerate(self._arrays.block_tables):
@@ -131,6 +143,8 @@ class Scorer:
     def _fill(self, tokens: Sequence[int], start: int) -> int:
         arrays, chunk = self._arrays, tokens[start : start + CHUNK]
         n = len(chunk)
+        if start + n > self.longest:
+            raise ValueError(f"tokens up to {start + n} of a passage, beyond the limit of {self.longest}")
         arrays.token_ids[:n], arrays.positions[:n] = chunk, range(start, start + n)
         arrays.slots[0], arrays.query_start[:2], arrays.logit_rows[:n] = 0, (0, n), range(n)
         return n
@@ -143,22 +157,26 @@ class Scorer:
 def score(scorer: Scorer, passages: Sequence[Passage]) -> Iterator[F32]:
     """The logits of all predictions, chunk by chunk; each array is valid until the next."""
     for passage in passages:
-        tokens, compared = passage.tokens, passage.prompt - 1
-        for start in range(0, len(tokens) - 1, CHUNK):  # no known token follows the last one
-            first = max(compared - start, 0)
-            logits = scorer.logits(tokens, start)[: len(tokens) - 1 - start]
-            if first < len(logits):
-                yield logits[first:]
+        for start, wanted in _chunks(passage):
+            logits = scorer.logits(passage.tokens, start)[: len(wanted)]
+            if wanted.any():
+                yield logits[wanted]
 
 
 def targets(passages: Sequence[Passage]) -> Iterator[npt.NDArray[np.int64]]:
     """The tokens that `score` predicts, in chunks of the same sizes."""
     for passage in passages:
-        tokens, compared = passage.tokens, passage.prompt - 1
-        for start in range(0, len(tokens) - 1, CHUNK):
-            found = tokens[max(start, compared) + 1 : start + 1 + CHUNK]
-            if found:
-                yield np.array(found, np.int64)
+        tokens = np.array(passage.tokens, np.int64)
+        for start, wanted in _chunks(passage):
+            if wanted.any():
+                yield tokens[start + 1 : start + 1 + CHUNK][wanted]
+
+
+def _chunks(passage: Passage) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+    """Where each chunk starts, and which of its tokens' predictions are compared; the last token has none."""
+    compared = passage.compared
+    for start in range(0, len(compared) - 1, CHUNK):
+        yield start, compared[start + 1 : start + 1 + CHUNK]
 
 
 def windows(tokens: Sequence[int], longest: int, stride: int | None = None) -> list[Passage]:
@@ -180,27 +198,61 @@ def windows(tokens: Sequence[int], longest: int, stride: int | None = None) -> l
 
 
 def own_answers(
-    plain: Scorer, prompts: Sequence[Sequence[int]], seed: int | None, stops: set[int]
+    plain: Scorer,
+    prompts: Sequence[Sequence[int]],
+    seed: int | None,
+    stops: set[int],
+    most_tokens: int = OWN_TOKENS,
 ) -> list[Passage]:
-    """A model's answers to prompts, drawn from its distributions, each up to its end."""
-    random, found = np.random.default_rng(seed), list[Passage]()
-    for prompt in list(prompts) * OWN_ROUNDS:
-        if sum(passage.predictions for passage in found) >= OWN_TOKENS:
+    """A model's answers to prompts, each up to its end: drawn from its distributions, about `most_tokens` in all, one
+    after the other in as few sequences as hold them; or without a `seed` its greedy answer to each prompt alone.
+    """
+    random = None if seed is None else np.random.default_rng(seed)
+    found: list[_Talk] = []
+    for prompt in list(prompts) * (1 if random is None else OWN_ROUNDS):
+        if random is not None and sum(talk.answered for talk in found) >= most_tokens:
             break
-        tokens = list(prompt[-(plain.longest // 2) :])
-        start, kept = 0, len(tokens)
-        most = min(kept + CONTINUATION, plain.longest)
+        if not found or random is None or not found[-1].has_room(prompt):
+            found.append(_Talk(plain))
+        found[-1].answer(prompt[-(plain.longest // 2) :], random, stops)
+    return [talk.passage() for talk in found]
+
+
+class _Talk:
+    """Prompts and a model's answers in one sequence: later answers have a long context."""
+
+    def __init__(self, plain: Scorer) -> None:
+        self._plain, self._tokens, self._start = plain, list[int](), 0
+        self._prompts: list[tuple[int, int]] = []
+
+    @property
+    def answered(self) -> int:
+        return len(self._tokens) - sum(end - begin for begin, end in self._prompts)
+
+    def has_room(self, prompt: Sequence[int]) -> bool:
+        """For a prompt and its longest answer."""
+        return len(self._tokens) + len(prompt) + CONTINUATION <= self._plain.longest
+
+    def answer(self, prompt: Sequence[int], random: np.random.Generator | None, stops: set[int]) -> None:
+        """Append a prompt and the answer, of at least one token; greedy if `random` is None."""
+        tokens, plain = self._tokens, self._plain
+        self._prompts.append((len(tokens), len(tokens) + len(prompt)))
+        tokens += prompt
+        kept, most = len(tokens), min(len(tokens) + CONTINUATION, plain.longest)
         while len(tokens) < most and not (len(tokens) > kept and tokens[-1] in stops):
-            rows = plain.logits(tokens, start)
-            start += len(rows)
-            if start < len(tokens):  # of the prompt
-                continue
-            if seed is None:
-                tokens.append(int(rows[-1].argmax()))
-                continue
-            shares = np.exp(log_softmax(rows[-1:])[0]).cumsum()
-            tokens.append(
-                min(int(np.searchsorted(shares, random.random() * shares[-1], "right")), len(shares) - 1)
-            )
-        found.append(Passage(tuple(tokens), kept))
-    return found
+            rows = plain.logits(tokens, self._start)
+            self._start += len(rows)
+            if self._start == len(tokens):  # else: of the prompt
+                tokens.append(_next(rows[-1:], random))
+
+    def passage(self) -> Passage:
+        (_, first), *others = self._prompts
+        return Passage(tuple(self._tokens), first, tuple(others))
+
+
+def _next(row: F32, random: np.random.Generator | None) -> int:
+    """A token drawn from logits [1, vocabulary], or the likeliest."""
+    if random is None:
+        return int(row.argmax())
+    shares = np.exp(log_softmax(row)[0]).cumsum()
+    return min(int(np.searchsorted(shares, random.random() * shares[-1], "right")), len(shares) - 1)
