@@ -21,6 +21,7 @@ from quire.offline.prune.structures import (
     renumbered,
     smaller_config,
     smaller_spec,
+    taken_text,
     turned,
 )
 from quire.offline.quantize.folder import finish_folder
@@ -51,10 +52,10 @@ def prune_structure(
     if out.exists():
         raise CheckpointError(f"{out}: already exists")
     with opened(name, recipe, asked, calibration) as job:
-        config = _config(job)
+        config, _ = _config(job), smaller_spec(job.spec, recipe)  # raises before anything is done
         if recipe.structure == "layers":
             return _drop_layers(job, config, out, progress, judge)
-        smaller_config(config, job.spec, recipe)  # raises before anything is done
+        smaller_config(config, job.spec, recipe)
         return run_job(job, _CutOutput(job, config), out, progress, judge)
 
 
@@ -127,7 +128,7 @@ _WORDS = {"heads": "query heads", "kv_heads": "heads of keys and values", "mlp":
 
 
 def _described(job: Job, config: Config) -> Config:
-    return config | {"quire_pruning": job.meta() | {"summary": job.recipe.pruned_text}}
+    return config | {"quire_pruning": job.meta() | {"summary": taken_text(job.spec, job.recipe)}}
 
 
 def _sizes(job: Job, total: int) -> str:
