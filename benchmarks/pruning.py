@@ -23,8 +23,8 @@ from quire.config.schema import EngineConfig
 from quire.engine.build.opening import open_model
 from quire.offline.gate import GateOptions, gate
 from quire.offline.prune.prune_run import prune_structure
+from quire.offline.quantize.quantize_model import quantize
 from quire.offline.quantize.recipe import Recipe
-from quire.offline.quantize.run import quantize
 
 SPEED_TOKENS = 128
 # Steps of each row, one after the other; "int4": GPTQ, 4 bits, the largest group that fits.

@@ -1,6 +1,6 @@
 """Quality, time and memory of `quire quantize`: a row for each method, bits and group size of a model.
 
-    python -m benchmarks.quantize MODEL --out rows.jsonl                the quality of every method; continues rows.jsonl
+    python -m benchmarks.quantize MODEL --out rows.jsonl                quality of every method; continues rows.jsonl
     python -m benchmarks.quantize --table rows.jsonl …                  the rows as a table
     python -m benchmarks.quantize --speed gptq,awq --shape qwen3-0.6b   time and peak memory with random weights
 
@@ -38,7 +38,9 @@ RUNS: list[tuple[str, int, int | None, tuple[str, ...]]] = [
 ]  # fmt: skip
 
 
-def make(model: str, out: Path, run: tuple[str, int, int | None, tuple[str, ...]], more: list[str]) -> dict[str, Any]:
+def make(
+    model: str, out: Path, run: tuple[str, int, int | None, tuple[str, ...]], more: list[str]
+) -> dict[str, Any]:
     """Quantize in a process of its own; its time and peak memory."""
     method, bits, group, options = run
     command = [sys.executable, "-m", "quire.cli.main", "quantize", model, "--out", str(out), "--method", method,
@@ -52,7 +54,11 @@ def make(model: str, out: Path, run: tuple[str, int, int | None, tuple[str, ...]
     _, status, usage = os.wait4(pid, 0)
     if status:
         raise SystemExit(f"{' '.join(command)}: status {status}")
-    size = out.stat().st_size if out.is_file() else sum(path.stat().st_size for path in out.glob("*.safetensors"))
+    size = (
+        out.stat().st_size
+        if out.is_file()
+        else sum(path.stat().st_size for path in out.glob("*.safetensors"))
+    )
     return {"seconds": time.perf_counter() - begin, "peak_mib": usage.ru_maxrss / 1024, "bytes": size}
 
 
@@ -60,7 +66,11 @@ def measure(args: argparse.Namespace) -> None:
     """Append the rows that the file does not have yet."""
     rows = Path(args.out)
     done = {json.loads(line)["run"] for line in rows.read_text().splitlines()} if rows.exists() else set()
-    more = ["--calibration-samples", str(args.samples), *(["--threads", str(args.threads)] if args.threads else [])]
+    more = [
+        "--calibration-samples",
+        str(args.samples),
+        *(["--threads", str(args.threads)] if args.threads else []),
+    ]
     more += ["--calibration", args.calibration] if args.calibration else []
     asked = EngineConfig().replace(threads=args.threads)
     for run in RUNS:
@@ -71,7 +81,9 @@ def measure(args: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / ("model.gguf" if method == "gguf" else "model")
             row = {"run": name, "model": args.model} | make(args.model, out, run, more)
-            report = gate(open_model(args.model), open_model(out), asked, GateOptions(eval_file=args.eval, force=True))
+            report = gate(
+                open_model(args.model), open_model(out), asked, GateOptions(eval_file=args.eval, force=True)
+            )
         for text, found in zip(report.compared.texts, report.compared.divergences, strict=True):
             row[text.name] = {
                 "tokens": text.tokens, "perplexity": text.perplexity, "after": found.perplexity,
@@ -87,7 +99,9 @@ def table(files: list[str]) -> None:
     for file in files:
         rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
         texts = [key for key, value in rows[0].items() if isinstance(value, dict)]
-        print("| | MiB |" + "".join(f" {text}: perplexity | KL mean | KL p99 | same top-1 |" for text in texts))
+        print(
+            "| | MiB |" + "".join(f" {text}: perplexity | KL mean | KL p99 | same top-1 |" for text in texts)
+        )
         print("|---|--:|" + "--:|" * 4 * len(texts))
         for row in rows:
             cells = [f"| {row['run']} | {row['bytes'] / 2**20:.1f} |"]
@@ -95,8 +109,8 @@ def table(files: list[str]) -> None:
                 found = row[text]
                 after = "–" if found["after"] is None else f"{found['after']:.3f}"
                 cells.append(
-                    f" {found['perplexity']:.3f} → {after} | {found['kl']:.4f} ± {found['error']:.4f} | {found['p99']:.3f} | "
-                    f"{found['same']:.1%} |"
+                    f" {found['perplexity']:.3f} → {after} | {found['kl']:.4f} ± {found['error']:.4f} | "
+                    f"{found['p99']:.3f} | {found['same']:.1%} |"
                 )
             print("".join(cells))
 
@@ -104,20 +118,27 @@ def table(files: list[str]) -> None:
 def speed(args: argparse.Namespace) -> None:
     """Time and peak memory with random weights of a shape."""
     from quire.bench.random_checkpoint import write_checkpoint
+    from quire.bench.shapes import SHAPES
 
     folder = Path(tempfile.mkdtemp(dir=args.folder))
     try:
-        write_checkpoint(folder / "model", args.shape)
+        write_checkpoint(folder / "model", SHAPES[args.shape])
         for method in args.speed.split(","):
-            found = make(str(folder / "model"), folder / "out", (method, 4, 128, ()), ["--calibration", args.calibration])
+            more = ["--calibration", args.calibration] if args.calibration else []
+            found = make(str(folder / "model"), folder / "out", (method, 4, 128, ()), more)
             shutil.rmtree(folder / "out")
-            print(f"{args.shape} {method}: {found['seconds']:.0f} s, peak {found['peak_mib']:.0f} MiB", flush=True)
+            print(
+                f"{args.shape} {method}: {found['seconds']:.0f} s, peak {found['peak_mib']:.0f} MiB",
+                flush=True,
+            )
     finally:
         shutil.rmtree(folder)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="quire-mini")
     parser.add_argument("--out", default="quantize.jsonl")
     parser.add_argument("--table", nargs="+", metavar="FILE")

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from quire.offline.prune.masks import magnitude, smallest, sparsegpt, wanda
-from quire.offline.quantize.gptq import Factor
+from quire.offline.quantize.error_feedback import Factor
 from quire.offline.quantize.gram import Gram
 from quire.offline.quantize.recipe import Recipe, parse_pattern
 

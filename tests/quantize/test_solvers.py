@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.offline.quantize.gptq import Factor, gptq_codes
+from quire.offline.quantize.error_feedback import Factor, gptq_codes
 from quire.offline.quantize.gram import Gram
 from quire.offline.quantize.grid import Grid, GridKind, find_grid
 from quire.offline.quantize.knapsack import Choice, choose
@@ -109,7 +109,7 @@ def test_layouts_give_the_values_back(kind: GridKind) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.bits < 8], ids=str)
 def test_a_cut_range_has_less_error_than_the_widest(kind: GridKind) -> None:
-    weight, gram = weight_and_gram(2)
+    weight, _ = weight_and_gram(2)
 
     def error(grid: Grid) -> float:
         return float(np.square(weight - grid.values(grid.codes(weight))).sum())

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import gc
 import json
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -496,7 +497,8 @@ def _how(name: str, entry: dict[str, Any], computed: str) -> str:
     if name in {"F32", "F16", "BF16"}:
         return ""
     if not entry["dequantized"]:
-        return "  computed from their codes"
+        wider = re.search(r"\b[23]-bit\b", name)  # kernels have codes of 4 and of 8 bits
+        return "  computed from their codes" + (", stored as 4 bits in memory" if wider else "")
     if entry["dequantized"] == entry["tensors"]:
         return f"  dequantized at load, linears computed in {computed}"
     return f"  {entry['dequantized']} of them dequantized at load, the others computed from their codes"

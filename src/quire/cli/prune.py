@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from quire.config.schema import EngineConfig
     from quire.offline.prune.prune_run import prune_structure
+    from quire.offline.quantize.quantize_model import quantize
     from quire.offline.quantize.recipe import Recipe
-    from quire.offline.quantize.run import quantize
     from quire.util.printable import printable
     from quire.util.progress import CountProgress
 

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--alpha", type=float, default=0.5, metavar="X",
         help="smoothquant: how much of the outliers moves into the weights, 0 to 1 (default: 0.5)")  # fmt: skip
     add("--activations", choices=("dynamic", "static"), default="dynamic",
-        help="fp8: how readers scale activations: per token, or by the calibration text (default: dynamic)")  # fmt: skip
+        help="fp8: scales of activations, per token or by the calibration text (default: dynamic)")  # fmt: skip
     add(
         "--gguf-type",
         metavar="TYPE",
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gguf: type of the linears (default: Q4_K, or what --bits says)",
     )
     add("--target-bits", type=float, default=0.0, metavar="X",
-        help="gguf: mean bits of a weight of the linears; each gets the type that its measured error deserves")  # fmt: skip
+        help="gguf: mean bits of a weight; each linear gets a type by its measured error")  # fmt: skip
     add_calibration_arguments(parser)
     add_run_arguments(parser)
     add_gate_arguments(parser)
@@ -74,7 +74,7 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     """The text on which the inputs of linears are seen."""
     text = parser.add_argument_group("calibration")
     text.add_argument("--calibration", metavar="FILE", default="builtin",
-        help="a text like those that the model will see, UTF-8 (default: builtin, 77 kB of English, code and JSON)")  # fmt: skip
+        help="a text like those that the model will see, UTF-8 (default: builtin, 77 kB of all sorts)")  # fmt: skip
     text.add_argument("--calibration-samples", type=int, default=128, metavar="N",
         help="windows taken of it (default: 128)")  # fmt: skip
     text.add_argument("--calibration-length", type=int, default=512, metavar="N",
@@ -98,17 +98,17 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from quire.config.schema import EngineConfig
+    from quire.offline.quantize.quantize_model import quantize
     from quire.offline.quantize.recipe import Recipe
-    from quire.offline.quantize.run import quantize
     from quire.util.printable import printable
     from quire.util.progress import CountProgress
 
     name = named_model(args.model, quiet=args.quiet)
     recipe = Recipe(
         method=args.method, bits=args.bits or (8 if args.method in {"smoothquant", "fp8"} else 4),
-        group_size=args.group_size, symmetric=args.symmetric, desc_act=args.desc_act, damping=args.damping,
-        alpha=args.alpha, activations=args.activations, gguf_type=args.gguf_type, target_bits=args.target_bits, samples=args.calibration_samples,
-        length=args.calibration_length, seed=args.seed,
+        group_size=args.group_size, symmetric=args.symmetric, desc_act=args.desc_act,
+        damping=args.damping, alpha=args.alpha, activations=args.activations, gguf_type=args.gguf_type,
+        target_bits=args.target_bits, samples=args.calibration_samples, length=args.calibration_length, seed=args.seed,
     )  # fmt: skip
     asked = EngineConfig().replace(memory=args.memory, threads=args.threads)
     judge = make_judge(name, asked, args)

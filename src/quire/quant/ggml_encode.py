@@ -50,8 +50,8 @@ def _weights(values: F32, importance: F32 | None) -> F32:
     if importance is None:
         found: F32 = np.sqrt(mean + np.square(values)) + np.float32(1e-30)
         return found
-    found = importance * np.sqrt(2 * mean + np.square(values)) + np.float32(1e-30)
-    return found
+    sizes: F32 = np.sqrt(2 * mean + np.square(values))
+    return importance * sizes + np.float32(1e-30)
 
 
 # -- scales ----------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ class Quantization:
     """The format of a checkpoint's quantized tensors.
 
     `method` is the name for messages; `layout` that of the tensor layout. GPTQ: `bits`, `zero_offset` (to add to stored
-    zero points), `ordered` (groups follow activations), `symmetric` (all zero points are the middle). FP8: `block` of outputs and input features with one scale.
+    zero points), `ordered` (groups follow activations), `symmetric` (all zero points are the middle).
+    FP8: `block` of outputs and input features with one scale.
     """
 
     method: str

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quire.offline.quantize.gptq import Factor
+from quire.offline.quantize.error_feedback import Factor
 from quire.offline.quantize.gram import Gram
 from quire.offline.quantize.recipe import Pattern
 

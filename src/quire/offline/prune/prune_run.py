@@ -24,15 +24,15 @@ from quire.offline.prune.structures import (
     taken_text,
     turned,
 )
-from quire.offline.quantize.folder import finish_folder
+from quire.offline.quantize.folder_output import finish_folder
 from quire.offline.quantize.forward import LayerForward
-from quire.offline.quantize.job import Job, check, opened
+from quire.offline.quantize.job import QuantizeJob, check, opened
 from quire.offline.quantize.layer import LayerWeights
 from quire.offline.quantize.layout import check_shape
-from quire.offline.quantize.output import Found, Grams, Result
+from quire.offline.quantize.quantize_model import Progress, run_job
+from quire.offline.quantize.quantize_output import Found, Grams, QuantizeResult
 from quire.offline.quantize.recipe import Recipe
-from quire.offline.quantize.run import Progress, run_job
-from quire.offline.quantize.work import Tensors, Work
+from quire.offline.quantize.unfinished import Tensors, UnfinishedRun
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.program.tensors import Part
@@ -45,9 +45,9 @@ Judge = Callable[[Path], None]
 def prune_structure(
     name: str, out: Path, recipe: Recipe, asked: EngineConfig, *, calibration: str = "builtin",
     progress: Progress | None = None, judge: Judge | None = None,
-) -> Result:  # fmt: skip
+) -> QuantizeResult:  # fmt: skip
     """Write the model `name` without some of its structures to the new folder `out`; arguments, errors and resuming as
-    in quantize.run.quantize.
+    in quantize.quantize_model.quantize.
     """
     if out.exists():
         raise CheckpointError(f"{out}: already exists")
@@ -59,7 +59,7 @@ def prune_structure(
         return run_job(job, _CutOutput(job, config), out, progress, judge)
 
 
-def _config(job: Job) -> Config:
+def _config(job: QuantizeJob) -> Config:
     found: Config = json.loads((job.model.folder / "config.json").read_text())
     if "text_config" in found:
         raise UnsupportedModelError(
@@ -69,9 +69,9 @@ def _config(job: Job) -> Config:
 
 
 class _CutOutput:
-    """Heads or channels: each layer is written with its own choice; see quantize.output.Output."""
+    """Heads or channels: each layer is written with its own choice; see quantize.quantize_output.QuantizeOutput."""
 
-    def __init__(self, job: Job, config: Config) -> None:
+    def __init__(self, job: QuantizeJob, config: Config) -> None:
         self._job, self._config = job, config
         self._parts: dict[str, list[Part]] = {}
         for param in lower(job.spec, NumberFormats()).params:
@@ -80,13 +80,13 @@ class _CutOutput:
         self._kept = KeptStructures()
 
     def check(self, recipe: Recipe, name: str, rows: int, cols: int) -> None:
-        """See Output."""
+        """See QuantizeOutput."""
         check_shape("floats", recipe, name, rows, cols)
 
     def round(
-        self, layer: LayerForward, weights: LayerWeights, grams: Grams, work: Work, pool: Executor
+        self, layer: LayerForward, weights: LayerWeights, grams: Grams, work: UnfinishedRun, pool: Executor
     ) -> Found:
-        """See Output."""
+        """See QuantizeOutput."""
         del pool
         seen = {
             module.tensor: grams[site.op, module.expert]
@@ -98,7 +98,7 @@ class _CutOutput:
         return found
 
     def tensors(self, layer: LayerForward, weights: LayerWeights, found: Found) -> Tensors:
-        """See Output."""
+        """See QuantizeOutput."""
         totals, made = axis_totals(self._job.spec.layers[layer.index]), []
         for tensor, (rounded, _) in found.items():
             weights[tensor] = rounded.values()
@@ -108,8 +108,8 @@ class _CutOutput:
             made.append((TensorInfo(info.name, info.dtype, smaller.shape), smaller))
         return made
 
-    def finish(self, work: Work, judge: Judge | None) -> Result:
-        """See Output."""
+    def finish(self, work: UnfinishedRun, judge: Judge | None) -> QuantizeResult:
+        """See QuantizeOutput."""
         job = self._job
         config = smaller_config(self._config, job.spec, job.recipe)
         of_layers = {
@@ -120,31 +120,31 @@ class _CutOutput:
         layer = smaller_spec(job.spec, job.recipe).layers[0]
         stays = ", ".join(f"{count} {_WORDS[axis]}" for axis, count in axis_totals(layer).items())
         mean = float(np.mean(list(errors.values())))
-        return Result((f"each layer keeps {stays}; relative error of its outputs {mean:.2e} on average",
+        return QuantizeResult((f"each layer keeps {stays}; relative error of its outputs {mean:.2e} on average",
                        _sizes(job, total)), errors)  # fmt: skip
 
 
 _WORDS = {"heads": "query heads", "kv_heads": "heads of keys and values", "mlp": "channels"}
 
 
-def _described(job: Job, config: Config) -> Config:
+def _described(job: QuantizeJob, config: Config) -> Config:
     return config | {"quire_pruning": job.meta() | {"summary": taken_text(job.spec, job.recipe)}}
 
 
-def _sizes(job: Job, total: int) -> str:
+def _sizes(job: QuantizeJob, total: int) -> str:
     stored = sum(job.source.info(name).nbytes for name in job.source.names())
     return f"{format_size(stored)} of weights became {format_size(total)}"
 
 
 def _drop_layers(
-    job: Job, config: Config, out: Path, progress: Progress | None, judge: Judge | None
-) -> Result:
+    job: QuantizeJob, config: Config, out: Path, progress: Progress | None, judge: Judge | None
+) -> QuantizeResult:
     """Measure how much every layer turns the residual stream, and write all but those that turn it least."""
     text = job.calibration
     assert text is not None
     check(job, lambda *_: None)
     count, tokens = len(job.layers), sum(map(len, text.windows))
-    work = Work(out, len(smaller_spec(job.spec, job.recipe).layers) + 1)
+    work = UnfinishedRun(out, len(smaller_spec(job.spec, job.recipe).layers) + 1)
     with work.opened(job.digest()) as work:
         for layer in job.layers[work.done :]:
             moved = 0.0
@@ -169,11 +169,11 @@ def _drop_layers(
             work.write_shard(new + 1, _renamed(job, old, new))
         total = finish_folder(job, work, _described(job, smaller), of_layers, len(kept), judge)
     gone = [str(index) for index in range(count) if index not in kept]
-    return Result((f"layers {', '.join(gone)} are taken out, which turn the residual stream least", _sizes(job, total)),
-                  {str(index): moved for index, moved in influences.items()})  # fmt: skip
+    lines = f"layers {', '.join(gone)} are taken out, which turn the residual stream least", _sizes(job, total)
+    return QuantizeResult(lines, {str(index): moved for index, moved in influences.items()})
 
 
-def _renamed(job: Job, old: int, new: int) -> Tensors:
+def _renamed(job: QuantizeJob, old: int, new: int) -> Tensors:
     """The tensors of layer `old` as those of layer `new`."""
     weights, made = LayerWeights(job.source, job.stored), []
     for tensor in job.layer_tensors(old):

@@ -104,7 +104,7 @@ def _keep(count: int, sparsity: float, unit: int = 1) -> int:
 
 
 def _head_counts(attention: Attention, sparsity: float) -> tuple[int, int]:
-    """Groups that stay, and query heads of each: as near to the share as can be, rather more heads, then the fewest groups."""
+    """Groups that stay, and query heads of each: as near to the share as can be, then more heads, then fewer groups."""
     each = attention.heads // attention.kv_heads
     wanted = attention.heads * (1 - sparsity)
     choices = [(g, r) for g in range(1, attention.kv_heads + 1) for r in range(1, each + 1)]

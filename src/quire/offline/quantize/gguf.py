@@ -16,13 +16,13 @@ from quire.loader.source import TensorInfo
 from quire.offline.convert import write_rounded_gguf
 from quire.offline.quantize.forward import LayerForward
 from quire.offline.quantize.gram import Gram
-from quire.offline.quantize.job import Job
+from quire.offline.quantize.job import QuantizeJob
 from quire.offline.quantize.knapsack import Choice, choose
 from quire.offline.quantize.layer import LayerWeights
-from quire.offline.quantize.output import Found, Grams, Result
+from quire.offline.quantize.quantize_output import Found, Grams, QuantizeResult
 from quire.offline.quantize.recipe import Recipe
 from quire.offline.quantize.sites import Module, unseen_modules
-from quire.offline.quantize.work import Tensors, Work
+from quire.offline.quantize.unfinished import Tensors, UnfinishedRun
 from quire.quant.ggml import READ_TYPES, dequantize
 from quire.quant.ggml_encode import ENCODED_TYPES, encode
 from quire.records import dataclass
@@ -119,9 +119,9 @@ def check_type(kind: str) -> None:
 
 
 class GGUFOutput:
-    """A GGUF file; see Output. Its shards hold the importance of each linear's columns."""
+    """A GGUF file; see QuantizeOutput. Its shards hold the importance of each linear's columns."""
 
-    def __init__(self, job: Job, out: Path) -> None:
+    def __init__(self, job: QuantizeJob, out: Path) -> None:
         if out.suffix != ".gguf":
             raise CheckpointError(f"{out}: a GGUF file needs a name that ends in .gguf")
         self._job = job
@@ -129,10 +129,10 @@ class GGUFOutput:
         check_type(self._type)
 
     def check(self, recipe: Recipe, name: str, rows: int, cols: int) -> None:
-        """See Output: rows of any length have a type."""
+        """See QuantizeOutput: rows of any length have a type."""
 
     def round(
-        self, layer: LayerForward, weights: LayerWeights, grams: Grams, work: Work, pool: Executor
+        self, layer: LayerForward, weights: LayerWeights, grams: Grams, work: UnfinishedRun, pool: Executor
     ) -> Found:
         """Note what each type would cost; the weights are rounded at the end."""
         self._importance = {
@@ -158,13 +158,14 @@ class GGUFOutput:
         return {}
 
     def tensors(self, layer: LayerForward, weights: LayerWeights, found: Found) -> Tensors:
-        """See Output."""
+        """See QuantizeOutput."""
+        del layer, weights, found
         return [
             (TensorInfo(name, "F32", each.shape), each) for name, each in sorted(self._importance.items())
         ]
 
-    def finish(self, work: Work, judge: Callable[[Path], None] | None) -> Result:
-        """See Output."""
+    def finish(self, work: UnfinishedRun, judge: Callable[[Path], None] | None) -> QuantizeResult:
+        """See QuantizeOutput."""
         job, kinds = self._job, self._kinds(work)
         importance = _read_importance(work, len(job.layers))
         embeddings = [name for name in (job.spec.names.embed, job.spec.names.head) if name in job.stored]
@@ -193,25 +194,24 @@ class GGUFOutput:
             f"linears: {types}",
             f"{format_size(stored)} of weights became a file of {format_size(size)}",
         ]
-        return Result((*lines, *notices), {})
+        return QuantizeResult((*lines, *notices), {})
 
-    def _kinds(self, work: Work) -> dict[str, str]:
+    def _kinds(self, work: UnfinishedRun) -> dict[str, str]:
         """The type of each linear; experts of a layer have one."""
         recipe = self._job.recipe
         if not recipe.target_bits:
             return dict.fromkeys(work.notes, self._type)
         items: dict[str, tuple[int, list[Choice]]] = {}
-        for tensor, (count, choices) in work.notes.items():
+        for tensor, (numbers, choices) in work.notes.items():
             name, mine = of_first_expert(tensor), [Choice(*choice) for choice in choices]
-            if name in items:
-                before, others = items[name]
-                count += before
+            before, others = items.get(name, (0, []))
+            if others:
                 mine = [Choice(a.name, a.bits, a.error + b.error) for a, b in zip(mine, others, strict=True)]
-            items[name] = (count, mine)
+            items[name] = (before + numbers, mine)
         return choose(items, recipe.target_bits)
 
 
-def _read_importance(work: Work, layers: int) -> dict[str, F32]:
+def _read_importance(work: UnfinishedRun, layers: int) -> dict[str, F32]:
     found: dict[str, F32] = {}
     for number in range(1, layers + 1):
         path = work.folder / work.shard_name(number)

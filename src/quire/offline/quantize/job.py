@@ -28,7 +28,7 @@ from quire.util.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class QuantizeJob:
     """Everything that a run knows before it begins. `stored`: the program's name of a tensor -> the checkpoint's."""
 
     model: Model
@@ -67,8 +67,8 @@ class Job:
 
 
 @contextmanager
-def opened(name: str, recipe: Recipe, asked: EngineConfig, calibration: str) -> Iterator[Job]:
-    """Open a model and its calibration text. Raises as `run.quantize`."""
+def opened(name: str, recipe: Recipe, asked: EngineConfig, calibration: str) -> Iterator[QuantizeJob]:
+    """Open a model and its calibration text. Raises as `quantize`."""
     model = open_model(name)
     spec = model.facts.spec
     _check_model(model)
@@ -81,7 +81,7 @@ def opened(name: str, recipe: Recipe, asked: EngineConfig, calibration: str) -> 
         rules = LoadRules.of(spec)
         check_tensors(lower(spec, NumberFormats()).params, source, rules)
         stored = stored_names(spec, source, rules.twins)
-        yield Job(model, spec, recipe, config, source, stored, text, layers)
+        yield QuantizeJob(model, spec, recipe, config, source, stored, text, layers)
 
 
 def _check_model(model: Model) -> None:
@@ -103,7 +103,7 @@ def _calibration(model: Model, recipe: Recipe, name: str) -> Calibration:
     return windows_of(name, tokens, recipe.samples, length, recipe.seed)
 
 
-def check(job: Job, fits: Callable[[Recipe, str, int, int], None]) -> None:
+def check(job: QuantizeJob, fits: Callable[[Recipe, str, int, int], None]) -> None:
     """Raise before anything is written for weights that cannot be quantized so, and for too little memory.
 
     `fits` raises ValueError for the name, outputs and input features of a weight that the format cannot hold.
@@ -132,7 +132,7 @@ def modules_of(layer: LayerForward) -> tuple[Module, ...]:
     return (*seen, *unseen_modules(layer.program, layer.index))
 
 
-def _layer_bytes(job: Job, layer: LayerForward) -> int:
+def _layer_bytes(job: QuantizeJob, layer: LayerForward) -> int:
     """The most that a layer holds while it is calibrated, and then while it is rounded."""
     modules = modules_of(layer)
     rounded = (

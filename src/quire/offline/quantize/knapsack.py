@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from quire.records import dataclass
 
@@ -19,9 +20,9 @@ class Choice:
 def choose(items: Mapping[str, tuple[int, Sequence[Choice]]], target: float) -> dict[str, str]:
     """The choice of each item, item -> (numbers, choices): of least total error with at most `target` bits on average.
 
-    Every item begins with its fewest bits; the change that saves most error per bit is made until none has room. On the
-    convex hull of each item's choices this is the optimum, but for the last change. Raises ValueError if the fewest bits
-    are above the target.
+    Every item begins with its fewest bits; the change that saves most error per bit is made until none has room. On
+    the convex hull of each item's choices this is the optimum, but for the last change. Raises ValueError if the fewest
+    bits are above the target.
     """
     total = sum(count for count, _ in items.values())
     hulls = {name: _hull(choices) for name, (_, choices) in items.items()}
@@ -35,7 +36,7 @@ def choose(items: Mapping[str, tuple[int, Sequence[Choice]]], target: float) -> 
         (
             ((before.error - after.error) / ((after.bits - before.bits) * items[name][0]), name, number)
             for name, hull in hulls.items()
-            for number, (before, after) in enumerate(zip(hull, hull[1:], strict=False), 1)
+            for number, (before, after) in enumerate(pairwise(hull), 1)
         ),
         key=lambda step: (-step[0], step[1], step[2]),
     )

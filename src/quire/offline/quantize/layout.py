@@ -43,7 +43,8 @@ class Rounded:
         if self.grid is not None:
             assert self.codes is not None
             return self.grid.values(self.codes)
-        assert self.numbers is not None and self.scales is not None
+        assert self.numbers is not None
+        assert self.scales is not None
         wide: F32 = self.numbers.astype(np.float32) if self.numbers.dtype == np.int8 else E4M3[self.numbers]
         return wide * self.scales
 
@@ -60,12 +61,14 @@ def layout_of(recipe: Recipe) -> str:
 def arrays_of(layout: str, rounded: Rounded) -> Arrays:
     """The arrays of a linear by suffix. Raises ValueError for a shape that the layout does not have."""
     if layout in {"gptq", "awq"}:
-        assert rounded.codes is not None and rounded.grid is not None
+        assert rounded.codes is not None
+        assert rounded.grid is not None
         grid = rounded.grid
         if layout == "awq":
             return pack_awq(rounded.codes, grid.scales, grid.zeros)
         return pack_gptq(rounded.codes, grid.scales, grid.zeros, grid.kind.bits)
-    assert rounded.numbers is not None and rounded.scales is not None
+    assert rounded.numbers is not None
+    assert rounded.scales is not None
     found: Arrays = {"weight": rounded.numbers, "weight_scale": rounded.scales}
     if rounded.input_scale:
         found["input_scale"] = np.array([rounded.input_scale], np.float32)

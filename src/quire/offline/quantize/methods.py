@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.offline.prune import masks
-from quire.offline.quantize.gptq import Factor, gptq_codes
+from quire.offline.quantize.error_feedback import Factor, gptq_codes
 from quire.offline.quantize.gram import Gram
 from quire.offline.quantize.grid import GridKind, find_grid
 from quire.offline.quantize.layer import LayerWeights
@@ -78,7 +78,8 @@ def _scaled(
 
 
 def _kind(recipe: Recipe) -> GridKind:
-    assert recipe.group_size is not None and recipe.symmetric is not None  # recipe.fitted
+    assert recipe.group_size is not None  # recipe.fitted
+    assert recipe.symmetric is not None
     return GridKind(recipe.bits, recipe.group_size, recipe.symmetric)
 
 

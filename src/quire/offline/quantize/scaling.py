@@ -3,8 +3,8 @@
 What produces x, a norm or the rows of another linear, is divided by s (see sites.Absorber), so that the model stays the
 same before weights are rounded.
 
-AWQ (Lin et al., arXiv 2306.00978): s = (mean magnitude of the input)^r, with the r in [0, 1) for which rounding to nearest
-has the least error tr(ΔW·H·ΔWᵀ). SmoothQuant (Xiao et al., arXiv 2211.10438): s = max|x|^α / max|w|^(1-α).
+AWQ (Lin et al., arXiv 2306.00978): s = (mean magnitude of the input)^r, with the r in [0, 1) for which rounding to
+nearest has the least error tr(ΔW·H·ΔWᵀ). SmoothQuant (Xiao et al., arXiv 2211.10438): s = max|x|^α / max|w|^(1-α).
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from quire.program.op import reads, writes
+from quire.program.op import Op, reads, writes
 from quire.program.ops.attention import Attend
 from quire.program.ops.experts import Experts
 from quire.program.ops.linear import HeadLinear, Linear
 from quire.program.ops.rows import GatedAct, Norm
 from quire.program.program import Program
-from quire.program.tensors import Part
+from quire.program.tensors import Param, Part
 from quire.records import dataclass
 from quire.spec.model import ClampedSwiGLU
 
@@ -128,39 +128,52 @@ def unseen_modules(program: Program, index: int) -> tuple[Module, ...]:
 
 def _absorber(program: Program, site: _Open) -> Absorber | None:
     """What fills the buffer of a site, if it can absorb factors and nothing else reads them."""
-    if site.ids:
-        return None
-    body = program.body
+    body, params = program.body, {param.name: param for param in program.params}
     producer = next((at for at in range(site.op - 1, -1, -1) if site.buffer in writes(body[at])), None)
-    if producer is None:
+    if site.ids or producer is None:
         return None
-    op, params = body[producer], {param.name: param for param in program.params}
-    linears = {part.tensor for name in _readers(program, producer, site) for part in params[name].parts}
-    if linears != set(site.modules) | set(site.followers):
+    readers = {part.tensor for name in _readers(program, producer, site) for part in params[name].parts}
+    if readers != set(site.modules) | set(site.followers):
         return None
+    op = body[producer]
     if isinstance(op, Norm):
-        if op.weight is None or op.out == op.x:
-            return None
-        weight = params[op.weight].parts[0]
-        bias = () if op.bias is None else (params[op.bias].parts[0].tensor,)
-        return Absorber((weight.tensor, *bias), weight.added)
-    if isinstance(op, GatedAct) or (isinstance(op, Linear) and op.act is not None and op.up):
-        before = _filled_by(program, producer, op.gate_up) if isinstance(op, GatedAct) else op
-        parts = params[before.weight].parts if before is not None else ()
-        if len(parts) == 2 and not isinstance(op.act, ClampedSwiGLU):
-            return Absorber(rows=Rows(parts[1].tensor, parts[1].first, parts[1].rows))
+        return _of_norm(op, params)
+    return _of_linear(program, producer, op, params)
+
+
+def _of_norm(op: Norm, params: dict[str, Param]) -> Absorber | None:
+    if op.weight is None or op.out == op.x:
+        return None
+    weight = params[op.weight].parts[0]
+    bias = () if op.bias is None else (params[op.bias].parts[0].tensor,)
+    return Absorber((weight.tensor, *bias), weight.added)
+
+
+def _of_linear(program: Program, at: int, op: Op, params: dict[str, Param]) -> Absorber | None:
+    """Values of attention, and the "up" of a gated product: their outputs reach the site times something."""
+    before, act = None, None
     if isinstance(op, Attend):
-        before = _filled_by(program, producer, op.qkv)
-        parts = params[before.weight].parts if before is not None else ()
-        shape = op.shape
-        if len(parts) == 3 and parts[2].rows == shape.kv_heads * shape.head_dim:
-            value = Rows(parts[2].tensor, parts[2].first, parts[2].rows)
-            return Absorber(rows=value, repeats=shape.heads // shape.kv_heads, head_dim=shape.head_dim)
-    return None
+        before = _filled_by(program, at, op.qkv)
+    elif isinstance(op, GatedAct):
+        before, act = _filled_by(program, at, op.gate_up), op.act
+    elif isinstance(op, Linear) and op.act is not None and op.up:
+        before, act = op, op.act
+    if before is None or isinstance(act, ClampedSwiGLU):
+        return None
+    parts = params[before.weight].parts
+    if not isinstance(op, Attend):
+        return (
+            Absorber(rows=Rows(parts[1].tensor, parts[1].first, parts[1].rows)) if len(parts) == 2 else None
+        )
+    shape = op.shape
+    if len(parts) != 3 or parts[2].rows != shape.kv_heads * shape.head_dim:
+        return None
+    values = Rows(parts[2].tensor, parts[2].first, parts[2].rows)
+    return Absorber(rows=values, repeats=shape.heads // shape.kv_heads, head_dim=shape.head_dim)
 
 
 def _readers(program: Program, producer: int, site: _Open) -> list[str]:
-    """The weights of all ops that read what the producer left, or [""] for a reader that is no linear."""
+    """The weights of all ops that read what the producer left; none if one of them is no linear."""
     found: list[str] = []
     for op in program.body[producer + 1 :]:
         if site.buffer in reads(op):

@@ -35,7 +35,7 @@ _MAX_STATE = 64 * 2**20
 Tensors = Sequence[tuple[TensorInfo, Array]]
 
 
-class Work:
+class UnfinishedRun:
     """The folder, open for one run."""
 
     def __init__(self, out: Path, shards: int) -> None:
@@ -46,7 +46,7 @@ class Work:
         self._digest = ""
 
     @contextmanager
-    def opened(self, digest: str) -> Iterator[Work]:
+    def opened(self, digest: str) -> Iterator[UnfinishedRun]:
         """Make the folder or continue it. Raises CheckpointError if it is another run's, or another process has it.
 
         A folder without a finished layer is removed after an error.

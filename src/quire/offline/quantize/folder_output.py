@@ -15,32 +15,32 @@ from quire.loader.safetensors import SafetensorsFile
 from quire.loader.source import TensorInfo
 from quire.offline.convert import COPIED
 from quire.offline.quantize.forward import LayerForward
-from quire.offline.quantize.job import Job
+from quire.offline.quantize.job import QuantizeJob
 from quire.offline.quantize.layer import LayerWeights
 from quire.offline.quantize.layout import arrays_of, check_shape, layout_of, quantization_config, tensors_of
 from quire.offline.quantize.methods import round_weights
-from quire.offline.quantize.output import Found, Grams, Result
+from quire.offline.quantize.quantize_output import Found, Grams, QuantizeResult
 from quire.offline.quantize.recipe import Recipe
 from quire.offline.quantize.sites import unseen_modules
-from quire.offline.quantize.work import Tensors, Work
+from quire.offline.quantize.unfinished import Tensors, UnfinishedRun
 from quire.spec.gguf_keys import Config
 from quire.util.sizes import format_size
 
 
 class FolderOutput:
-    """See Output."""
+    """See QuantizeOutput."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: QuantizeJob) -> None:
         self._job, self._layout = job, layout_of(job.recipe)
 
     def check(self, recipe: Recipe, name: str, rows: int, cols: int) -> None:
-        """See Output."""
+        """See QuantizeOutput."""
         check_shape(self._layout, recipe, name, rows, cols)
 
     def round(
-        self, layer: LayerForward, weights: LayerWeights, grams: Grams, work: Work, pool: Executor
+        self, layer: LayerForward, weights: LayerWeights, grams: Grams, work: UnfinishedRun, pool: Executor
     ) -> Found:
-        """See Output."""
+        """See QuantizeOutput."""
         unseen = unseen_modules(layer.program, layer.index)
         found = round_weights(self._job.recipe, weights, layer.sites, unseen, grams, pool)
         work.notes |= {tensor.removesuffix(".weight"): error for tensor, (_, error) in found.items()}
@@ -55,7 +55,7 @@ class FolderOutput:
         return found
 
     def tensors(self, layer: LayerForward, weights: LayerWeights, found: Found) -> Tensors:
-        """See Output."""
+        """See QuantizeOutput."""
         tensors: list[tuple[TensorInfo, Any]] = []
         for tensor in self._job.layer_tensors(layer.index):
             if tensor in found and self._layout == "floats":
@@ -68,8 +68,8 @@ class FolderOutput:
                 tensors.append(weights.written(tensor))
         return tensors
 
-    def finish(self, work: Work, judge: Callable[[Path], None] | None) -> Result:
-        """See Output."""
+    def finish(self, work: UnfinishedRun, judge: Callable[[Path], None] | None) -> QuantizeResult:
+        """See QuantizeOutput."""
         job = self._job
         indices = range(len(job.layers))
         of_layers = {job.stored[name] for index in indices for name in job.layer_tensors(index)}
@@ -83,7 +83,7 @@ class FolderOutput:
         total = finish_folder(job, work, config, of_layers, len(job.layers), judge)
         return self._result(work, total)
 
-    def _result(self, work: Work, total: int) -> Result:
+    def _result(self, work: UnfinishedRun, total: int) -> QuantizeResult:
         unseen = int(work.notes.pop("unseen", 0))
         errors = {str(name): float(error) for name, error in work.notes.items()}
         stored = sum(self._job.source.info(name).nbytes for name in self._job.source.names())
@@ -96,11 +96,11 @@ class FolderOutput:
             lines.append(
                 f"{unseen} linears were rounded to nearest: the calibration text shows none of their inputs"
             )
-        return Result(tuple(lines), errors)
+        return QuantizeResult(tuple(lines), errors)
 
 
 def finish_folder(
-    job: Job, work: Work, config: Config, of_layers: Collection[str], layers: int,
+    job: QuantizeJob, work: UnfinishedRun, config: Config, of_layers: Collection[str], layers: int,
     judge: Callable[[Path], None] | None,
 ) -> int:  # fmt: skip
     """Write the tensors that are not `of_layers` (names in the checkpoint) behind the shards of so many layers, the
@@ -122,7 +122,7 @@ def finish_folder(
     return total
 
 
-def _contents(work: Work, shards: int) -> tuple[dict[str, str], int]:
+def _contents(work: UnfinishedRun, shards: int) -> tuple[dict[str, str], int]:
     """Which file has which tensor, and the bytes of all."""
     found: dict[str, str] = {}
     total = 0

@@ -4,8 +4,8 @@ With H = R·Rᵀ, R upper triangular, the error tr(ΔW·H·ΔWᵀ) is the square
 
     Σ_{i < j} Δ_i R_ij + Δ_j R_jj,
 
-so that the best value of column j after those before it is w_j + Σ_{i < j} Δ_i R_ij / R_jj, which is rounded. This is the
-paper's update by the inverse of H without the inverse (Chen et al., arXiv 2507.18553).
+so that the best value of column j after those before it is w_j + Σ_{i < j} Δ_i R_ij / R_jj, which is rounded. This is
+the paper's update by the inverse of H, without the inverse (Chen et al., arXiv 2507.18553).
 
 With `desc_act` the columns of largest diagonal come first. Scales and zeros are those of the columns' groups in storage
 order, found before ("static groups"), so that the order leaves no trace in the checkpoint.
@@ -52,7 +52,7 @@ class Factor:
 def gptq_codes(weight: F32, grid: Grid, gram: Gram, factor: Factor) -> U8:
     """Codes of a weight [rows, cols] on the grid, for inputs of that Gram matrix.
 
-    An output for which rounding to nearest has the smaller error keeps that, so that the error of no output is above it.
+    An output for which rounding to nearest has the smaller error keeps that: the error of no output is above it.
     """
     nearest = grid.codes(weight)
     found = np.empty((weight.shape[1], len(weight)), np.uint8)

@@ -11,17 +11,17 @@ import numpy.typing as npt
 
 from quire.config.schema import EngineConfig
 from quire.executor.base import F32
-from quire.offline.quantize.folder import FolderOutput
+from quire.offline.quantize.folder_output import FolderOutput
 from quire.offline.quantize.forward import LayerForward
 from quire.offline.quantize.gguf import GGUFOutput
 from quire.offline.quantize.gram import Gram
-from quire.offline.quantize.job import Job, check, opened
+from quire.offline.quantize.job import QuantizeJob, check, opened
 from quire.offline.quantize.layer import LayerWeights, Replaced
 from quire.offline.quantize.layout import Rounded
-from quire.offline.quantize.output import Output, Result
+from quire.offline.quantize.quantize_output import QuantizeOutput, QuantizeResult
 from quire.offline.quantize.recipe import Recipe
 from quire.offline.quantize.sites import Site
-from quire.offline.quantize.work import Residuals, Work
+from quire.offline.quantize.unfinished import Residuals, UnfinishedRun
 from quire.types import CheckpointError
 
 Progress = Callable[[int, int], None]
@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 def quantize(
     name: str, out: Path, recipe: Recipe, asked: EngineConfig, *, calibration: str = "builtin",
     progress: Progress | None = None, judge: Callable[[Path], None] | None = None,
-) -> Result:  # fmt: skip
+) -> QuantizeResult:  # fmt: skip
     """Quantize the model `name` to `out`, a new folder, or a GGUF file by the method "gguf".
 
     `progress` is called with (passes of windows, all of them). `judge` gets what was written before it has its name,
@@ -44,23 +44,31 @@ def quantize(
     if out.exists():
         raise CheckpointError(f"{out}: already exists")
     with opened(name, recipe, asked, calibration) as job:
-        output: Output = GGUFOutput(job, out) if recipe.method == "gguf" else FolderOutput(job)
+        output: QuantizeOutput = GGUFOutput(job, out) if recipe.method == "gguf" else FolderOutput(job)
         return run_job(job, output, out, progress, judge)
 
 
 def run_job(
-    job: Job, output: Output, out: Path, progress: Progress | None, judge: Callable[[Path], None] | None
-) -> Result:
+    job: QuantizeJob,
+    output: QuantizeOutput,
+    out: Path,
+    progress: Progress | None,
+    judge: Callable[[Path], None] | None,
+) -> QuantizeResult:
     """Change layer after layer, and write what becomes of them; see `quantize`."""
     check(job, output.check)
-    work = Work(out, len(job.layers) + 1)
+    work = UnfinishedRun(out, len(job.layers) + 1)
     with work.opened(job.digest()) as work, ThreadPoolExecutor(job.config.threads) as pool:
         _run_layers(job, output, work, progress, pool)
         return output.finish(work, judge)
 
 
 def _run_layers(
-    job: Job, output: Output, work: Work, progress: Progress | None, pool: ThreadPoolExecutor
+    job: QuantizeJob,
+    output: QuantizeOutput,
+    work: UnfinishedRun,
+    progress: Progress | None,
+    pool: ThreadPoolExecutor,
 ) -> None:
     count = 1 if job.calibration is None else len(job.calibration.windows)
     passes = job.recipe.passes
@@ -97,7 +105,7 @@ class _Steps:
 
 
 def _observe(
-    job: Job,
+    job: QuantizeJob,
     layer: LayerForward,
     residuals: Residuals,
     steps: _Steps,
@@ -128,7 +136,7 @@ def _observe(
 
 
 def _pass_on(
-    job: Job,
+    job: QuantizeJob,
     layer: LayerForward,
     found: dict[str, tuple[Rounded, float]],
     residuals: Residuals,
