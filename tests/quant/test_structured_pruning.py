@@ -149,6 +149,9 @@ def test_what_cannot_be_taken_out(text: str, tmp_path: Path) -> None:
     short.write_text("Hello")
     with pytest.raises(ValueError, match="fewer than a window of 128"):
         _prune(model, tmp_path / "out", "layers", str(short))
+    recipe = _recipe("layers", 0.1)
+    with pytest.raises(ValueError, match=r"sparsity: 0\.1 takes out none of the 2 layers"):
+        prune_structure(str(model), tmp_path / "out", recipe, ASKED, calibration=text)
     with pytest.raises(ValueError, match="structure: 'tails' is not one of heads, channels, layers"):
         _recipe("tails")
     assert not list(tmp_path.glob("out*"))

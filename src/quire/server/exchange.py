@@ -57,7 +57,9 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
 
 
 class ChunkWriter(Protocol):
-    """Sends parts of a response."""
+    """Sends parts of a response. `paused`: the client does not read, and nothing is queued."""
+
+    paused: bool
 
     def write_chunk(self, before: bytes, text: bytes, after: bytes, /) -> int:
         """Queue a part given in three pieces; returns its bytes. While the client does not read: 0, and not queued."""
@@ -68,6 +70,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, memory: RequestMemory) -> None:
         self.arrival = time.monotonic()
+        self.turn = self.arrival  # when its latest generation was asked for
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.handler = ""  # the route's pattern, for metrics

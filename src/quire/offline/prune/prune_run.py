@@ -21,6 +21,7 @@ from quire.offline.prune.structures import (
     renumbered,
     smaller_config,
     smaller_spec,
+    taken_text,
     turned,
 )
 from quire.offline.quantize.folder_output import finish_folder
@@ -46,15 +47,15 @@ def prune_structure(
     progress: Progress | None = None, judge: Judge | None = None,
 ) -> QuantizeResult:  # fmt: skip
     """Write the model `name` without some of its structures to the new folder `out`; arguments, errors and resuming as
-    in quantize.run.quantize.
+    in quantize.quantize_model.quantize.
     """
     if out.exists():
         raise CheckpointError(f"{out}: already exists")
     with opened(name, recipe, asked, calibration) as job:
-        config = _config(job)
+        config, _ = _config(job), smaller_spec(job.spec, recipe)  # raises before anything is done
         if recipe.structure == "layers":
             return _drop_layers(job, config, out, progress, judge)
-        smaller_config(config, job.spec, recipe)  # raises before anything is done
+        smaller_config(config, job.spec, recipe)
         return run_job(job, _CutOutput(job, config), out, progress, judge)
 
 
@@ -68,7 +69,7 @@ def _config(job: QuantizeJob) -> Config:
 
 
 class _CutOutput:
-    """Heads or channels: each layer is written with its own choice; see QuantizeOutput."""
+    """Heads or channels: each layer is written with its own choice; see quantize.quantize_output.QuantizeOutput."""
 
     def __init__(self, job: QuantizeJob, config: Config) -> None:
         self._job, self._config = job, config
@@ -127,7 +128,7 @@ _WORDS = {"heads": "query heads", "kv_heads": "heads of keys and values", "mlp":
 
 
 def _described(job: QuantizeJob, config: Config) -> Config:
-    return config | {"quire_pruning": job.meta() | {"summary": job.recipe.pruned_text}}
+    return config | {"quire_pruning": job.meta() | {"summary": taken_text(job.spec, job.recipe)}}
 
 
 def _sizes(job: QuantizeJob, total: int) -> str:

@@ -54,11 +54,31 @@ class KeptStructures:
 
 
 def smaller_spec(spec: ModelSpec, recipe: Recipe) -> ModelSpec:
-    """The spec without the share of structures that goes; of layers, any as many. Raises UnsupportedModelError."""
+    """The spec without the share of structures that goes; of layers, any as many.
+
+    Raises UnsupportedModelError, and ValueError if none goes.
+    """
     if recipe.structure == "layers":
-        count = _keep(len(spec.layers), recipe.sparsity)
-        return replace(spec, layers=spec.layers[:count])
-    return replace(spec, layers=tuple(_smaller(i, layer, recipe) for i, layer in enumerate(spec.layers)))
+        found = replace(spec, layers=spec.layers[: _keep(len(spec.layers), recipe.sparsity)])
+    else:
+        found = replace(spec, layers=tuple(_smaller(i, layer, recipe) for i, layer in enumerate(spec.layers)))
+    if found == spec:
+        raise ValueError(
+            f"sparsity: {recipe.sparsity:g} takes out none of the {_count(spec, recipe.structure)} {recipe.structure}"
+        )
+    return found
+
+
+def _count(spec: ModelSpec, structure: str) -> int:
+    if structure == "layers":
+        return len(spec.layers)
+    return axis_totals(spec.layers[0])[_AXES[structure]]
+
+
+def taken_text(spec: ModelSpec, recipe: Recipe) -> str:
+    """What goes, in words, as near to what was asked for as it can be."""
+    share = 1 - _count(smaller_spec(spec, recipe), recipe.structure) / _count(spec, recipe.structure)
+    return f"{share:.0%} of the {recipe.structure} taken out"
 
 
 def _smaller(index: int, layer: Layer, recipe: Recipe) -> Layer:
@@ -84,11 +104,13 @@ def _keep(count: int, sparsity: float, unit: int = 1) -> int:
 
 
 def _head_counts(attention: Attention, sparsity: float) -> tuple[int, int]:
-    """Groups that stay, and query heads of each: as near to the share as can be, then with the fewest groups."""
+    """Groups that stay, and query heads of each: as near to the share as can be, then more heads, then fewer groups."""
     each = attention.heads // attention.kv_heads
     wanted = attention.heads * (1 - sparsity)
     choices = [(g, r) for g in range(1, attention.kv_heads + 1) for r in range(1, each + 1)]
-    return min(choices, key=lambda choice: (abs(choice[0] * choice[1] - wanted), choice[0]))
+    return min(
+        choices, key=lambda choice: (abs(choice[0] * choice[1] - wanted), -choice[0] * choice[1], choice[0])
+    )
 
 
 def smaller_config(config: Config, spec: ModelSpec, recipe: Recipe, kept: Sequence[int] = ()) -> Config:

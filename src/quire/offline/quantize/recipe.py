@@ -121,11 +121,8 @@ class Recipe:
 
     @property
     def pruned_text(self) -> str:
-        """The scheme of a pruned checkpoint in words."""
-        share = f"{self.sparsity:.0%}"
-        if self.structure:
-            return f"{share} of the {self.structure} taken out"
-        return f"{share} sparse{f' {self.pattern}' if self.pattern else ''} ({self.method})"
+        """The scheme of a checkpoint with zeros in words."""
+        return f"{self.sparsity:.0%} sparse{f' {self.pattern}' if self.pattern else ''} ({self.method})"
 
     @property
     def passes(self) -> int:
