@@ -154,6 +154,11 @@ def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert step["intensity"] == pytest.approx(step["flops"] / step["bytes"])
         assert step["bound_seconds"] > 0
     assert [op["op"] for op in found["ops"][:3]] == ["Embed", "Norm", "Linear"]
+    assert (found["scheme"]["stored"], found["scheme"]["computed"]) == ("W32A32", "W32A32")
+    parts = {row["part"]: row for row in found["scheme"]["parts"]}
+    assert parts.keys() == {"embedding, head", "attention", "feed-forward", "norms and biases"}
+    assert sum(row["weights"] for row in parts.values()) == stored
+    assert all(row["stored"] == 2 * row["bytes_16_bit"] == 4 * row["weights"] for row in parts.values())
     none = {"format": None, "found": "none"}
     assert found["tokenizer"]["answers"] == {"tool_calls": none, "reasoning": none}
     for name in ("memory", "server_memory"):
@@ -279,7 +284,7 @@ def test_inspect_quality_of_one_format_and_its_refusals(
     assert "int8 " not in out.split("quality:")[1]
     for more, message in (
         (("--text", str(tmp_path / "none.txt")), "text: .*No such file"),
-        (("--memory", "90MiB"), "needs the model twice"),
+        (("--memory", "90MiB"), "need .* but the bound is 90.00 MiB"),
     ):
         code, _, err = run(capsys, *quality, *more)
         assert code != 0

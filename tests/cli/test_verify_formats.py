@@ -77,6 +77,20 @@ def test_nan_in_a_gguf(gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "weights failed: model.layers.1.mlp.up_proj.weight: element [1, 6] is NaN or infinite" in found
 
 
+def test_the_scheme_of_a_gguf(plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bits by what is stored, and what is computed: inputs of the codes are rounded to int8."""
+    path = tmp_path / "q.gguf"
+    assert main(["convert", str(plain), str(path), "--dtype", "q8_0", "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(path), "--no-measure", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["scheme"]
+    assert found["stored"] == "GGUF Q8_0, 8.50 bits per weight"
+    assert found["computed"] == "W8A8 g32 sym dynamic"
+    for row in found["parts"]:
+        if row["part"] != "norms and biases":
+            assert 32 * row["stored"] == 34 * row["weights"]
+
+
 def test_a_scale_of_a_gguf_block_that_is_not_finite(
     plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,7 @@ from quire import LLM, AsyncLLM, SamplingParams
 from quire.cli.main import main
 from quire.executor.base import Limits
 from quire.loader import DEFAULT_MODEL, resolve_model
-from quire.offline.quality import log_softmax
+from quire.offline.scorer import log_softmax
 
 ASKED = (
     "hi",

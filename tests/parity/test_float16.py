@@ -21,7 +21,7 @@ from quire.config.shipped import shipped_models
 from quire.executor.base import Limits
 from quire.loader import Checkpoint
 from quire.loader.load import widened
-from quire.offline.quality import log_softmax
+from quire.offline.scorer import log_softmax
 from quire.program.formats import NumberFormats, WeightFormat
 
 EXACT = NumberFormats("f16", "f32")

@@ -43,14 +43,26 @@ def test_bits_are_one_stream(bits: int) -> None:
     np.testing.assert_array_equal(unpack_bits(packing.pack_rows(numbers, bits), bits), numbers)
 
 
-@pytest.mark.parametrize(("bits", "group", "packs"), [(4, 32, True), (4, 64, True), (8, 32, False), (3, 32, False),
-                                                      (2, 16, False)])  # fmt: skip
+@pytest.mark.parametrize(("bits", "group", "packs"), [(4, 32, True), (4, 64, True), (8, 32, False), (3, 32, True),
+                                                      (2, 16, True)])  # fmt: skip
 def test_gptq(bits: int, group: int, packs: bool) -> None:
     rng = np.random.default_rng(bits)
     arrays, weight = packing.gptq(rng, ROWS if bits != 3 else 64, COLS, bits=bits, group=group)
     linear = gptq.gptq(infos(arrays), "m", bits=bits, zero_offset=1, ordered=False)
     assert (linear.packed is not None) == packs
     check(linear, arrays, weight)
+
+
+def test_gptq_of_eight_bits_packs_if_it_is_symmetric() -> None:
+    """A zero point is stored less one, so a byte cannot hold the greatest; symmetric ones are 128."""
+    arrays, weight = packing.gptq(np.random.default_rng(0), ROWS, COLS, bits=8, group=32)
+    arrays["qzeros"][:] = 0x7F7F7F7F
+    linear = gptq.gptq(infos(arrays), "m", bits=8, zero_offset=1, ordered=False, symmetric=True)
+    assert str(linear.packed) == "i8 in groups of 32"
+    check(linear, arrays, linear.dequantize(arrays, 0, len(weight)))
+    arrays["qzeros"][:] = -1
+    with pytest.raises(CheckpointError, match="a zero point of 256, but sym is true"):
+        linear.codes(arrays, 0, 1)
 
 
 def test_gptq_v2_eight_bits_pack() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench.batching_plots import batching_plots, interference_plot
+from quire.bench.eval_plots import channel_plots, divergence_plots, layer_error_plots, weight_plots
 from quire.bench.goodput import parse_slo
 from quire.bench.results import Result, write_text
 from quire.bench.roofline_plot import roofline
@@ -39,13 +40,18 @@ def write_report(results: Sequence[Result], path: Path) -> None:
 
 def page(results: Sequence[Result]) -> str:
     """The HTML of one or several results."""
-    title = ", ".join(dict.fromkeys(f"quire bench {result.kind}" for result in results))
+    title = ", ".join(dict.fromkeys(_title(result) for result in results))
     body = "".join(_section(result) for result in results)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"/><style>{_STYLE}</style></head>'
         f"<body><main><h1>{escape(title)}</h1>{body}</main></body></html>\n"
     )
+
+
+def _title(result: Result) -> str:
+    command = "quire eval" if result.kind.startswith("eval ") else "quire bench"
+    return f"{command} {result.kind.removeprefix('eval ')}"
 
 
 def _section(result: Result) -> str:
@@ -77,7 +83,9 @@ def _head(result: Result) -> str:
 
 def _tiles(result: Result) -> str:
     names = ("goodput", "request_rate", "output_token_rate", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "tpot_p50",
-             "e2el_p50", "failure_rate", "knee_goodput", "knee_rate", "highest_served")  # fmt: skip
+             "e2el_p50", "failure_rate", "knee_goodput", "knee_rate", "highest_served",
+             "perplexity", "original_perplexity", "kl_mean", "kl_p99", "top1_agreement",
+             "greedy_agreement")  # fmt: skip
     tiles = []
     for name in names:
         metric = result.metrics.get(name)
@@ -214,10 +222,14 @@ _PLOTS: dict[str, Callable[[Result], Iterable[str]]] = {  # by the table that a 
     "steps": lambda result: _step_plots(result.tables["steps"]),
     "policy_steps": batching_plots,
     "speculation": speculation_plots,
+    "predictions": divergence_plots,
+    "layer_errors": layer_error_plots,
+    "channels": channel_plots,
+    "weights": weight_plots,
     "stream_gaps": lambda result: [interference_plot(result.tables["stream_gaps"])],
 }
 # Tables with a row per request or step: shown as plots only.
-_PLOTTED = _PLOTS.keys() - {"loads", "speculation"} | {"policy_requests"}
+_PLOTTED = _PLOTS.keys() - {"loads", "speculation", "channels"} | {"policy_requests", "channel_curves"}
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from quire.cli.kv_quality import check_kv_quality
 from quire.cli.options import (
     add_chat_options,
     add_engine_options,
@@ -99,8 +100,9 @@ async def _run(
         served_model_name=tuple(args.served_model_name), reader_tokens=2**31, reader_timeout=1e9, quiet=True,
         **answer_fields(args),
     )  # fmt: skip
-    config = engine_config(args)
-    engine = AsyncEngine(named_model(args.model, quiet=args.quiet), config, serving)
+    config, name = engine_config(args), named_model(args.model, quiet=args.quiet)
+    check_kv_quality(name, config, quiet=args.quiet)
+    engine = AsyncEngine(name, config, serving)
     context = ServerContext(engine, serving, ServerMetrics(engine))
     application = App(context)
 

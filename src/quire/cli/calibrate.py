@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.cli.quality import text_of
     from quire.engine.build.opening import open_model
     from quire.loader.kv_scales import write_scales
+    from quire.offline.eval_text import text_of
     from quire.offline.kv_calibration import calibrate_scales
     from quire.util.progress import ByteProgress
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quire.answers import PartKind
 from quire.cli.adapter_option import adapter_fields, add_adapter_option, chosen_adapter, take_adapter_name
 from quire.cli.generate import engine_fields
+from quire.cli.kv_quality import check_kv_quality
 from quire.cli.notices import notice
 from quire.cli.options import (
     add_chat_options,
@@ -19,6 +20,7 @@ from quire.cli.options import (
     add_sampling_options,
     answer_fields,
     chat_fields,
+    engine_config,
     named_model,
     sampling_params,
     structure,
@@ -65,10 +67,12 @@ def run(args: argparse.Namespace) -> int:
 
     take_adapter_name(args)
     structured = structure(args)
+    name = named_model(args.model, quiet=args.quiet)
+    check_kv_quality(name, engine_config(args), quiet=args.quiet)
     with (
         chat_tools(args) as tools,
         LLM(
-            named_model(args.model, quiet=args.quiet),
+            name,
             progress=not args.quiet,
             **answer_fields(args),
             **{**engine_fields(args), **adapter_fields(args)},

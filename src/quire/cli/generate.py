@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.adapter_option import adapter_fields, add_adapter_option, chosen_adapter, take_adapter_name
+from quire.cli.kv_quality import check_kv_quality
 from quire.cli.notices import notice
 from quire.cli.options import (
     add_chat_options,
@@ -78,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         raise RequestError("prompt", f"{folder} has no tokenizer: pass token ids with --prompt-token-ids")
     fields, adapter = {**engine_fields(args), **adapter_fields(args)}, chosen_adapter(args)
+    check_kv_quality(name, engine_config(args), quiet=args.quiet)
     with LLM(name, progress=not args.quiet, **answer_fields(args), **fields) as llm:
         if not args.quiet:
             notice(llm)

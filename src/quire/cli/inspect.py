@@ -6,13 +6,15 @@ import argparse
 import dataclasses
 import gc
 import json
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from quire.cache_kinds import CacheGroup, StateGroup
-from quire.cli import kv_users, quality, speculation
+from quire.cli import inspect_scheme, kv_users, quality, speculation
+from quire.cli.inspect_scheme import schemes
 from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
 from quire.config.serving import ServingConfig
 from quire.types import CheckpointError, MemoryBudgetError
@@ -139,6 +141,7 @@ def _report(
             "kv": config.kv,
         },
         "stored": stored,
+        "scheme": schemes(model, program, None if problem else weights),
         "problem": problem,
         "params": [
             {"name": p.name, "kind": p.kind, "shape": [p.rows, p.cols] if p.cols else [p.rows],
@@ -249,13 +252,13 @@ def _op(op: Op) -> dict[str, Any]:
 
 
 def _kv(program: Program) -> dict[str, Any]:
-    from quire.program.memory import kv_group_bytes, kv_scale_bytes, kv_token_bytes
+    from quire.program.memory import kv_bytes_per_token, kv_group_bytes, kv_scale_bytes, kv_token_bytes
 
     kept = [layer for layer in program.kv_layers if not layer.recent]
     recent = [layer for layer in program.kv_layers if layer.recent]
     return {
         "dtype": program.kv_type,
-        "bytes_per_token": sum(kv_token_bytes(layer, layer.head_dim) for layer in kept),
+        "bytes_per_token": kv_bytes_per_token(program),
         "scale_bytes_per_token": sum(map(kv_scale_bytes, kept)),
         "recent_bytes_per_token": sum(kv_token_bytes(layer, layer.head_dim) for layer in recent),
         "block_bytes_of_16_tokens": kv_group_bytes(program, 16),
@@ -373,6 +376,7 @@ def report_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     lines += [f"note: {text}" for text in report["notices"]]
     lines += ["", "stored weights", *_stored_lines(report["stored"], report["formats"]["weights"])]
     lines += [f"  cannot be loaded: {report['problem']}"] if report["problem"] else []
+    lines += ["", *inspect_scheme.lines(report["scheme"])]
     lines += ["", f"ops ({len(report['ops'])}; weights {report['formats']['weights']}, sums float32)"]
     lines += _op_lines(report, all_ops=all_ops)
     lines += ["", "parameters"]
@@ -501,7 +505,8 @@ def _how(name: str, entry: dict[str, Any], computed: str) -> str:
     if name in {"F32", "F16", "BF16"}:
         return ""
     if not entry["dequantized"]:
-        return "  computed from their codes"
+        wider = re.search(r"\b[23]-bit\b", name)  # kernels have codes of 4 and of 8 bits
+        return "  computed from their codes" + (", stored as 4 bits in memory" if wider else "")
     if entry["dequantized"] == entry["tensors"]:
         return f"  dequantized at load, linears computed in {computed}"
     return f"  {entry['dequantized']} of them dequantized at load, the others computed from their codes"

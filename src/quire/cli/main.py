@@ -36,7 +36,10 @@ COMMANDS = {
     "batch": ("quire.cli.batch", "run a file of requests in OpenAI's batch format"),
     "convert": ("quire.cli.convert", "convert a model to safetensors or GGUF, or to another number format"),
     "calibrate": ("quire.cli.calibrate", "find the scales of an fp8 KV cache on a text"),
+    "quantize": ("quire.cli.quantize", "make a quantized checkpoint: GPTQ, AWQ, SmoothQuant, FP8, GGUF"),
     "inspect": ("quire.cli.inspect", "show what a model contains, costs and computes"),
+    "prune": ("quire.cli.prune", "make a smaller or sparser checkpoint of a model"),
+    "eval": ("quire.cli.eval", "measure a model's quality: perplexity, loss against another, tasks"),
     "tokenize": ("quire.cli.tokenize", "show the tokens of a text, or the text of tokens"),
     "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, mismatched parts"),
     "train-draft": ("quire.cli.train_draft", "train a draft for speculative decoding"),
@@ -47,7 +50,7 @@ COMMANDS = {
     "completions": ("quire.cli.completions", "print a completion script for a shell"),
 }
 # The result file of a benchmark contains its command line, which must therefore be complete.
-READ_ENVIRONMENT = ("serve", "generate", "chat", "run", "convert", "calibrate", "inspect", "verify")
+READ_ENVIRONMENT = ("serve", "generate", "chat", "run", "convert", "calibrate", "inspect", "verify", "eval")
 _ENVIRONMENT = (
     "Each option has an environment variable: QUIRE_MAX_MODEL_LEN is the default of --max-model-len."
 )

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.types import CheckpointError, RequestError
 from quire.util.sizes import format_size
 
 if TYPE_CHECKING:
     from quire.config.schema import EngineConfig
     from quire.engine.build.opening import Model
-    from quire.text.tokenizer import Tokenizer
 
-MAX_TEXT_BYTES = 4 * 2**20
-BUILT_IN = "built in"
-_OPENING_WORDS = 8
+BUILT_IN = "built in"  # the name of that text in offline.eval_text, which commands import late
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,19 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def report(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[str, Any] | None:
     """Measure and return plain JSON values; None if it was not requested.
 
-    Raises ValueError for an unusable text, MemoryBudgetError if two copies of the weights do not fit.
+    Raises ValueError for an unusable text, MemoryBudgetError if the weights do not fit.
     """
     if not args.quality:
         if args.text is not None:
             raise ValueError("text: needs --quality")
         return None
+    from quire.offline.eval_text import eval_texts
     from quire.offline.quality import measure
     from quire.util.progress import ByteProgress, CountProgress
 
-    if model.tokenizer is None:
-        raise ValueError(f"quality: {model.folder} has no tokenizer, so a text cannot be scored")
-    texts: dict[str, Sequence[int]] = {args.text or BUILT_IN: model.tokenizer.encode(text_of(args.text))}
-    prompts = [] if args.text else _prompts(model.tokenizer)
+    texts, prompts = eval_texts(model, args.text)
     shown = not args.quiet
     with (
         ByteProgress("loading weights", enabled=shown) as loading,
@@ -57,19 +49,6 @@ def report(model: Model, asked: EngineConfig, args: argparse.Namespace) -> dict[
     ):
         quality = measure(model, asked, texts, prompts, loading=loading, comparing=comparing)
     return {"vocabulary": model.facts.spec.vocab, **dataclasses.asdict(quality)}
-
-
-def _prompts(tokenizer: Tokenizer) -> list[list[int]]:
-    """Prompts for the model: questions if its chat template accepts them, else openings of texts."""
-    from quire.offline.texts import QUESTIONS, TEXT
-    from quire.text.chat_renderer import ChatAsk, ChatRenderer
-
-    try:
-        chat = ChatRenderer(tokenizer)
-        return [chat.encode(ChatAsk(messages=[{"role": "user", "content": each}])) for each in QUESTIONS]
-    except (CheckpointError, RequestError):
-        openings = (" ".join(part.split()[:_OPENING_WORDS]) for part in TEXT.split("\n\n"))
-        return [tokenizer.encode(opening) for opening in openings if opening]
 
 
 def lines(found: dict[str, Any]) -> list[str]:
@@ -88,8 +67,8 @@ def lines(found: dict[str, Any]) -> list[str]:
             if text["name"] == BUILT_IN:
                 continue
         rows.append(
-            f"    {'format':<40} {'weights':>11} {'KL mean':>9} {'± error':>9} {'KL max':>8} {'same top-1':>10} "
-            f"{'perplexity':>10}"
+            f"    {'format':<40} {'weights':>11} {'KL mean':>9} {'± error':>9} {'KL p99':>8} {'KL max':>8} "
+            f"{'same top-1':>10} {'perplexity':>10}"
         )
         rows += [_row(form, form["texts"][at], found) for form in found["formats"]]
     return rows
@@ -105,22 +84,6 @@ def _row(form: dict[str, Any], text: dict[str, Any], found: dict[str, Any]) -> s
     perplexity = "-" if text["perplexity"] is None else f"{text['perplexity']:.3f}"
     return (
         f"    {', '.join(parts):<40} {format_size(form['weight_bytes']):>11} {text['kl_mean']:>9.5f} "
-        f"{text['kl_error']:>9.5f} {text['kl_max']:>8.3f} {text['top1_agreement']:>10.1%} {perplexity:>10}"
+        f"{text['kl_error']:>9.5f} {text['kl_p99']:>8.3f} {text['kl_max']:>8.3f} "
+        f"{text['top1_agreement']:>10.1%} {perplexity:>10}"
     )
-
-
-def text_of(path: str | None) -> str:
-    """The text of a file, or the one that is built in. Raises ValueError naming the file."""
-    if path is None:
-        from quire.offline.texts import TEXT
-
-        return TEXT
-    try:
-        size = Path(path).stat().st_size
-        if size > MAX_TEXT_BYTES:
-            raise ValueError(f"text: {path} has {size} bytes, more than the limit of {MAX_TEXT_BYTES}")
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"text: {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"text: {path} is not UTF-8: {error}") from error

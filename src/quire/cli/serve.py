@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.config_file import read_config
+from quire.cli.kv_quality import check_kv_quality
 from quire.cli.options import add_config_options, add_model_argument, named_model
 from quire.cli.parser import Parser, take_foreign_options
 from quire.config.schema import OPTIONS, EngineConfig
@@ -87,6 +88,8 @@ def _serve_several(names: list[str], config: EngineConfig, serving: ServingConfi
     if serving.response_store is not None:
         prepare_file(serving.response_store)
     models = served_models(names, config, serving, shipped=plain)
+    for each in models:
+        check_kv_quality(each.model, each.config, quiet=serving.quiet)
     sock = bind(serving)
     try:
         with ServerLog(serving) as log:
@@ -175,6 +178,7 @@ def _with_adapters(model: str, options: dict[str, Any]) -> None:
 
 
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
+    check_kv_quality(model, config, quiet=serving.quiet)
     from quire.engine.host.spawn import Spawned
 
     with closing(Spawned()) as spawned:  # its imports take as long as ours, so both run at once

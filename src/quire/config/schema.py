@@ -107,6 +107,12 @@ class FormatOptions:
         "checkpoint, or 1)",
         metavar="FILE",
     )
+    kv_cache_quality: str = option(
+        "check",
+        "what commands do about a kv_cache_dtype that rounds; check: measure its loss once for a model, print it at "
+        "each start, and refuse one that is too large; force: accept it; off: do not measure",
+        choices=("check", "force", "off"),
+    )
     quantization: str = option(
         "auto",
         "format in which linear weights are computed; auto: as stored, in the codes of a quantized checkpoint; none: "

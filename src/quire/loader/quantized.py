@@ -139,7 +139,14 @@ class _Reader:
 
 def _gptq(source: QuantizedSource, prefix: str, infos: Infos) -> QuantizedLinear:
     found = source.quantization
-    return gptq.gptq(infos, prefix, bits=found.bits, zero_offset=found.zero_offset, ordered=found.ordered)
+    return gptq.gptq(
+        infos,
+        prefix,
+        bits=found.bits,
+        zero_offset=found.zero_offset,
+        ordered=found.ordered,
+        symmetric=found.symmetric,
+    )
 
 
 def _awq(_source: QuantizedSource, prefix: str, infos: Infos) -> QuantizedLinear:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from quire.engine.build.assemble import open_weights
 from quire.engine.build.opening import Model, open_model
 from quire.loader import GGUFOpened, LoadRules, Source, TensorInfo
-from quire.loader.gguf_writer import OutTensor, write_gguf
+from quire.loader.gguf_writer import OutTensor, Value, write_gguf
 from quire.loader.load import check_tensors
 from quire.loader.renamed import renamed
 from quire.loader.safetensors_writer import write_safetensors
@@ -50,7 +50,7 @@ from quire.types import CheckpointError, UnsupportedModelError
 BLOCK_BYTES = 32 * 2**20
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _NAMES = {stored: name for name, stored in _FLOATS.items()}
-_COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
            "generation_config.json", "chat_template.jinja", "modules.json", "1_Pooling/config.json",
            "config_sentence_transformers.json", "sentence_bert_config.json")  # fmt: skip
 Progress = Callable[[int, int], None]
@@ -248,7 +248,7 @@ def _from_gguf(opened: GGUFOpened, merge: Merge, source: Source) -> tuple[Config
 def _write_config(model: Model, config: Config, out: Path, dtype: str) -> None:
     """config.json and the files of the tokenizer."""
     if model.gguf is None:
-        for name in _COPIED:
+        for name in COPIED:
             if (model.folder / name).exists():
                 (out / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(model.folder / name, out / name)
@@ -269,9 +269,50 @@ def _write_config(model: Model, config: Config, out: Path, dtype: str) -> None:
     (out / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def _to_gguf(
-    model: Model, merge: Merge, source: Source, out: Path, dtype: str, counter: _Counter
+class Rounding(Protocol):
+    """How the tensors of a GGUF file are rounded. `metadata` is added to that of the file."""
+
+    @property
+    def metadata(self) -> Mapping[str, Value]: ...
+
+    def kind(self, tensor: str, shape: tuple[int, ...], plain: str) -> str:
+        """The type of a tensor with two or more axes, made from the checkpoint's `tensor`, which is `plain` there."""
+
+    def encode(self, values: F32, kind: str, tensor: str) -> Array:
+        """Rows of it as they are written; `tensor` is that of the checkpoint which they are from."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """Floats as the checkpoint has them or as `dtype` says, or Q8_0."""
+
+    dtype: str
+    metadata: Mapping[str, Value] = field(default_factory=dict)
+
+    def kind(self, tensor: str, shape: tuple[int, ...], plain: str) -> str:
+        del tensor
+        if self.dtype != "q8_0":
+            return plain
+        return "Q8_0" if shape[-1] % READ_TYPES["Q8_0"].values == 0 else "F16"
+
+    def encode(self, values: F32, kind: str, tensor: str) -> Array:
+        del tensor
+        return to_q8_0(values) if kind == "Q8_0" else from_float32(values, kind)
+
+
+def write_rounded_gguf(
+    model: Model, source: Source, out: Path, rounding: Rounding, progress: Progress | None
 ) -> list[str]:
+    """Write a checkpoint folder as a GGUF file with tensors rounded so; returns notices. Raises like `convert`."""
+    merge, _ = _merge(model, ())
+    return _to_gguf(model, merge, source, out, "auto", _Counter(source, progress), rounding)
+
+
+def _to_gguf(
+    model: Model, merge: Merge, source: Source, out: Path, dtype: str, counter: _Counter,
+    rounding: Rounding | None = None,
+) -> list[str]:  # fmt: skip
+    rounding = rounding or _Plain(dtype)
     if model.gguf is not None:
         raise CheckpointError(f"{model.folder}: is already a GGUF file")
     config = json.loads((model.folder / "config.json").read_text())
@@ -281,7 +322,7 @@ def _to_gguf(
         raise UnsupportedModelError(
             f"{model.facts.architecture} has no head for text, and GGUF files of other models are not written"
         )
-    metadata = gguf_metadata(name, spec)
+    metadata = {**gguf_metadata(name, spec), **rounding.metadata}
     rules = _check(model, source)
     source = rules.view(source)
     written = written_tensors(name, spec, asked := _asked(spec))
@@ -296,7 +337,7 @@ def _to_gguf(
         for tensor, part in asked.items()
     }
     outs = {found.name: found for found in written}
-    tensors = [_out(found, copies[found.sources[0]], dtype) for found in written]
+    tensors = [_out(found, copies[found.sources[0]], dtype, rounding) for found in written]
     factors = rope_factors(spec)
     tensors += [OutTensor(factor, "F32", values.shape) for factor, values in factors.items()]
     notices = _add_tokenizer(metadata, model)
@@ -307,7 +348,10 @@ def _to_gguf(
         if tensor.name in factors:
             return iter([factors[tensor.name]])
         found = outs[tensor.name]
-        pieces = (_gguf_pieces(source, copies[one], found, tensor.kind, counter) for one in found.sources)
+        pieces = (
+            _gguf_pieces(source, copies[one], found, tensor.kind, counter, rounding, one)
+            for one in found.sources
+        )
         return chain.from_iterable(pieces)
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -318,27 +362,33 @@ def _to_gguf(
     ]
 
 
-def _out(written: Written, copy: _Copy, dtype: str) -> OutTensor:
+def _out(written: Written, copy: _Copy, dtype: str, rounding: Rounding) -> OutTensor:
     """Norms stay float32, as all readers expect; rows that are not whole blocks stay float16."""
     count, shape = len(written.sources), copy.shape[1:] if written.row else copy.shape
     if written.split is not None:
         (keys, values), rank = written.split, shape[1]
         heads = shape[0] // (keys + values)
         shape = (heads, values, rank) if written.values else (heads, rank, keys)
-    kind = "F32" if len(shape) == 1 else _target(copy.source, dtype)
-    if dtype == "q8_0" and len(shape) > 1:
-        kind = "Q8_0" if shape[-1] % READ_TYPES["Q8_0"].values == 0 else "F16"
+    kind = "F32"
+    if len(shape) > 1:
+        kind = rounding.kind(written.sources[0], shape, _target(copy.source, dtype))
     return OutTensor(written.name, kind, (count, *shape) if count > 1 else shape)
 
 
 def _gguf_pieces(
-    source: Source, copy: _Copy, written: Written, kind: str, counter: _Counter
+    source: Source,
+    copy: _Copy,
+    written: Written,
+    kind: str,
+    counter: _Counter,
+    rounding: Rounding,
+    tensor: str,
 ) -> Iterator[Array]:
     rows = copy.source.shape[0]
     each = sum(written.split) if written.split else rows // (written.heads or rows)  # rows per head
     for values in _pieces(source, copy, each, counter):
         ready = _as_written(values, written, each)
-        yield to_q8_0(ready) if kind == "Q8_0" else from_float32(ready, kind)
+        yield from_float32(ready, kind) if kind in _NAMES else rounding.encode(ready, kind, tensor)
 
 
 def _as_written(values: F32, written: Written, each: int) -> F32:

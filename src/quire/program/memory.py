@@ -142,6 +142,11 @@ def kv_token_bytes(layer: KVLayer, elems: int | None = None) -> int:
     return layer.vectors * _native.kv_pair_bytes(elems, _native.KVType[layer.type]) // 2
 
 
+def kv_bytes_per_token(program: Program) -> int:
+    """Bytes that a token adds to the caches of all layers, those of the latest tokens alone left out."""
+    return sum(kv_token_bytes(layer, layer.head_dim) for layer in program.kv_layers if not layer.recent)
+
+
 def kv_scale_bytes(layer: KVLayer) -> int:
     """Bytes of scales among those of one token's keys and values."""
     return layer.vectors * _native.kv_scale_bytes(layer.head_dim, _native.KVType[layer.type]) // 2

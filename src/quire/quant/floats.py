@@ -46,3 +46,15 @@ def to_q8_0(values: F32) -> npt.NDArray[np.uint8]:
     codes = np.trunc(steps + np.copysign(np.float32(0.5), steps)).astype(np.int8)
     blocks = np.concatenate([scale.astype("<f2").view(np.uint8), codes.view(np.uint8)], axis=1)
     return blocks.reshape(rows, -1)
+
+
+def to_e4m3(values: F32) -> npt.NDArray[np.uint8]:
+    """Round to E4M3 codes, to nearest, ties to even; beyond 448 to 448. NaN becomes 0x7F (arXiv 2209.05433)."""
+    size = np.nan_to_num(np.minimum(np.abs(values), np.float32(448)))
+    exponent = np.where(
+        size < np.float32(2.0**-6), -6, np.frexp(size)[1] - 1
+    )  # below 2^-6 they are subnormal
+    steps = np.rint(np.ldexp(size, 3 - exponent))  # 8 to 16 of an eighth; fewer when subnormal
+    codes = (steps + 8.0 * (exponent + 6)).astype(np.uint8)
+    codes |= np.signbit(values).astype(np.uint8) << np.uint8(7)
+    return np.where(np.isnan(values), np.uint8(0x7F), codes)

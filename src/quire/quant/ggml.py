@@ -146,11 +146,11 @@ def _q8_0(b: U8) -> UnpackedGroups:
 
 
 # A non-linear 4-bit code: sixteen levels, closer together around zero.
-_NON_LINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+NON_LINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 
 
 def _iq4_nl(b: U8) -> UnpackedGroups:
-    return UnpackedGroups(_NON_LINEAR[_nibbles(b[:, None, 2:])], _half(b, 0))
+    return UnpackedGroups(NON_LINEAR[_nibbles(b[:, None, 2:])], _half(b, 0))
 
 
 def _mxfp4(b: U8) -> UnpackedGroups:
@@ -225,7 +225,7 @@ def _q6_k(b: U8) -> UnpackedGroups:
 
 
 def _iq4_xs(b: U8) -> UnpackedGroups:
-    codes = _NON_LINEAR[_nibbles(b[:, 8:].reshape(-1, 8, 16))]
+    codes = NON_LINEAR[_nibbles(b[:, 8:].reshape(-1, 8, 16))]
     low = (b[:, 4:8, None] >> np.array([0, 4], np.uint8)).reshape(-1, 8) & np.uint8(15)
     high = (b[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8)).reshape(-1, 8) & np.uint8(3)
     return UnpackedGroups(codes, _half(b, 0) * _signed(low | (high << np.uint8(4)), 32).astype(np.float32))

@@ -27,6 +27,7 @@ from quire.quant.linear_codes import (
     Stored,
     check_shape,
     need,
+    pack_bits,
     packed_format,
     unpack_bits,
 )
@@ -35,6 +36,7 @@ from quire.types import CheckpointError
 
 GPTQ_PARTS = ("qweight", "qzeros", "scales", "g_idx")
 AWQ_PARTS = ("qweight", "qzeros", "scales")
+_MOST_ZERO = 255
 _PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # the nibble of a word for output j of eight
 
 
@@ -64,7 +66,10 @@ class GPTQ:
             raise CheckpointError(
                 "g_idx: input features are in the order of activations, but desc_act is false"
             )
-        return self._unpack(arrays, start, stop, None).grouped(self.packed)
+        found = self._unpack(arrays, start, stop, None)
+        if np.max(found.zeros) > _MOST_ZERO:
+            raise CheckpointError("qzeros: a zero point of 256, but sym is true")
+        return found.grouped(self.packed)
 
     def _runs(self) -> npt.NDArray[np.int64]:
         return np.arange(self.shape[1]) // -(-self.shape[1] // self.groups)
@@ -77,8 +82,18 @@ class GPTQ:
         return Integers(codes, np.ascontiguousarray(arrays["scales"][:, start:stop].T), zeros, group_of)
 
 
-def gptq(infos: Mapping[str, Stored], where: str, *, bits: int, zero_offset: int, ordered: bool) -> GPTQ:
-    """Build a linear from stored arrays; `ordered` if groups follow activations (desc_act)."""
+def gptq(
+    infos: Mapping[str, Stored],
+    where: str,
+    *,
+    bits: int,
+    zero_offset: int,
+    ordered: bool,
+    symmetric: bool = False,
+) -> GPTQ:
+    """Build a linear from stored arrays; `ordered` if groups follow activations (desc_act), `symmetric` if all zero
+    points are the middle.
+    """
     weight = need(infos, "qweight", ("I32",), where)
     scales = need(infos, "scales", FLOATS, where)
     zeros = need(infos, "qzeros", ("I32",), where)
@@ -92,11 +107,46 @@ def gptq(infos: Mapping[str, Stored], where: str, *, bits: int, zero_offset: int
     if "g_idx" in infos:
         check_shape(need(infos, "g_idx", ("I32", "I64"), where), (cols,), "g_idx", where)
     packed = None if ordered and groups > 1 else packed_format(bits, cols, groups, scales.dtype, zeros=True)
-    if bits == 8 and zero_offset:
+    if bits == 8 and zero_offset and not symmetric:
         packed = None  # a zero point of 255 + 1 has no byte
     order = ", in the order of activations" if ordered and groups > 1 else ""
     label = f"GPTQ {bits}-bit in groups of {-(-cols // groups)}{order}"
     return GPTQ(label, (rows, cols), bits, groups, zero_offset, packed)
+
+
+def pack_gptq(codes: Array, scales: Array, zeros: Array, bits: int) -> dict[str, Array]:
+    """The arrays of a linear in checkpoint format "gptq": codes [out, in], scales float16 and zeros [out, groups].
+
+    Raises ValueError if its input features or outputs do not fill words of 32 bits.
+    """
+    cols = codes.shape[1]
+    stored = (zeros.astype(np.int16) - 1) & ((1 << bits) - 1)
+    return {
+        "qweight": pack_bits(codes.T, bits),
+        "qzeros": np.ascontiguousarray(pack_bits(stored.astype(np.uint8), bits).T),
+        "scales": np.ascontiguousarray(scales.T),
+        "g_idx": (np.arange(cols) // (cols // scales.shape[1])).astype(np.int32),
+    }
+
+
+def pack_awq(codes: Array, scales: Array, zeros: Array) -> dict[str, Array]:
+    """The arrays of a linear of 4 bits in the "gemm" version: codes [out, in], scales float16 and zeros [out, groups].
+
+    Raises ValueError unless the outputs are a multiple of 8.
+    """
+    return {
+        "qweight": _pack_outputs(codes),
+        "qzeros": _pack_outputs(zeros),
+        "scales": np.ascontiguousarray(scales.T),
+    }
+
+
+def _pack_outputs(codes: Array) -> npt.NDArray[np.int32]:
+    """Codes [out, n] as words [n, out / 8]."""
+    rows, cols = codes.shape
+    ordered = np.empty((rows // 8, 8, cols), np.uint8)
+    ordered[:, _PLACE] = codes.reshape(-1, 8, cols)
+    return np.ascontiguousarray(pack_bits(ordered.reshape(rows, cols), 4).T)
 
 
 def _unpack_awq(arrays: Arrays, start: int, stop: int) -> Integers:

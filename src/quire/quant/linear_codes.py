@@ -152,10 +152,33 @@ def unpack_bits(words: Array, bits: int) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray((ones * weights).sum(-1, dtype=np.uint8).T)
 
 
+def pack_bits(numbers: Array, bits: int) -> npt.NDArray[np.int32]:
+    """Pack numbers of `bits` bits along the first axis: [n, m] to words [n · bits / 32, m], as unpack_bits reads them.
+
+    Raises ValueError if they do not fill whole words.
+    """
+    n, m = numbers.shape
+    if n * bits % 32:
+        raise ValueError(f"{n} numbers of {bits} bits do not fill words of 32")
+    if bits == 3:
+        ones = np.unpackbits(
+            np.ascontiguousarray(numbers.T, np.uint8)[..., None], axis=-1, count=3, bitorder="little"
+        )
+        stream = np.packbits(ones.reshape(m, n * 3), axis=1, bitorder="little")
+        return np.ascontiguousarray(stream.view("<i4").T)
+    parts = numbers.reshape(-1, 32 // bits, m)
+    words = np.zeros((len(parts), m), np.uint32)
+    for at in range(32 // bits):
+        words |= parts[:, at].astype(np.uint32) << np.uint32(bits * at)
+    return words.view(np.int32)
+
+
 def packed_format(bits: int, cols: int, groups: int, scale_dtype: str, *, zeros: bool) -> WeightFormat | None:
-    """The format that computes integer codes of 4 or 8 bits, None if their groups have no such format."""
+    """The format that computes integer codes, None if their groups have no such format. Codes of 2 and 3 bits are held
+    as 4 bits.
+    """
     size = -(-cols // groups)
-    if bits not in {4, 8} or scale_dtype not in _SCALES or (groups > 1 and cols % size):
+    if bits not in {2, 3, 4, 8} or scale_dtype not in _SCALES or (groups > 1 and cols % size):
         return None
     if groups == 1:
         size = GROUP_SIZES[-1]  # one scale per row, repeated for each group
@@ -163,7 +186,7 @@ def packed_format(bits: int, cols: int, groups: int, scale_dtype: str, *, zeros:
     if not fitting:
         return None
     return WeightFormat(
-        "i4" if bits == 4 else "i8", Groups(fitting[-1], _SCALES[scale_dtype], "u8" if zeros else "none")
+        "i8" if bits == 8 else "i4", Groups(fitting[-1], _SCALES[scale_dtype], "u8" if zeros else "none")
     )
 
 

@@ -23,7 +23,8 @@ class Quantization:
     """The format of a checkpoint's quantized tensors.
 
     `method` is the name for messages; `layout` that of the tensor layout. GPTQ: `bits`, `zero_offset` (to add to stored
-    zero points), `ordered` (groups follow activations). FP8: `block` of outputs and input features with one scale.
+    zero points), `ordered` (groups follow activations), `symmetric` (all zero points are the middle).
+    FP8: `block` of outputs and input features with one scale.
     """
 
     method: str
@@ -31,6 +32,7 @@ class Quantization:
     bits: int = 4
     zero_offset: int = 0
     ordered: bool = False
+    symmetric: bool = False
     block: tuple[int, int] | None = None
 
 
@@ -62,7 +64,8 @@ def _gptq(quant: ConfigReader) -> Quantization:
     kind = quant.string("checkpoint_format", "gptq")
     if kind not in {"gptq", "gptq_v2"}:
         raise quant.unsupported("checkpoint_format", "implemented are gptq and gptq_v2")
-    return Quantization("GPTQ", "gptq", bits, int(kind == "gptq"), quant.boolean("desc_act", False))
+    ordered, symmetric = quant.boolean("desc_act", False), quant.boolean("sym", False)
+    return Quantization("GPTQ", "gptq", bits, int(kind == "gptq"), ordered, symmetric)
 
 
 def _awq(quant: ConfigReader) -> Quantization:

@@ -1,0 +1,173 @@
+"""What each method does with one layer: factors first, then every weight is rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.offline.prune import masks
+from quire.offline.quantize.error_feedback import Factor, gptq_codes
+from quire.offline.quantize.gram import GramMatrix
+from quire.offline.quantize.grid import GridKind, find_grid
+from quire.offline.quantize.layer import LayerWeights
+from quire.offline.quantize.layout import Rounded
+from quire.offline.quantize.recipe import Recipe, parse_pattern
+from quire.offline.quantize.scaling import apply_factors, awq_factors, scaled_gram, smooth_factors
+from quire.offline.quantize.sites import Module, Site
+from quire.quant.floats import to_e4m3
+
+F32 = npt.NDArray[np.float32]
+Round = Callable[[F32], Rounded]
+E4M3_TOP = np.float32(448)
+
+
+def round_weights(
+    recipe: Recipe, weights: LayerWeights, sites: tuple[Site, ...], unseen: tuple[Module, ...],
+    grams: Mapping[tuple[int, int], GramMatrix], pool: Executor,
+) -> dict[str, tuple[Rounded, float]]:  # fmt: skip
+    """Round the weights of a layer: tensor -> what it became, and its relative error.
+
+    `grams`: those of each site, by its op and the number of the expert (-1 outside of experts). Weights whose inputs
+    were never seen are rounded to nearest. The relative error is tr(ΔW·H·ΔWᵀ) / tr(W·H·Wᵀ). Threads of the pool take
+    whole weights, so their number changes no bit.
+    """
+    mine = dict(grams)
+    if recipe.method in {"awq", "smoothquant"}:
+        mine |= _scaled(recipe, weights, sites, grams, pool)
+    prepare = _PREPARE[recipe.method]
+    modules = {module: mine.get((site.op, module.expert)) for site in sites for module in site.modules}
+    modules |= dict.fromkeys(unseen)
+    by_gram = {id(gram): gram for gram in modules.values()}
+    made = dict(
+        zip(
+            by_gram,
+            pool.map(lambda gram: prepare(recipe, gram or GramMatrix(0)), by_gram.values()),
+            strict=True,
+        )
+    )
+
+    def rounded(item: tuple[Module, GramMatrix | None]) -> tuple[Rounded, float]:
+        module, gram = item
+        weight, seen = weights[module.tensor], gram or GramMatrix(0)
+        result = made[id(gram)](weight)
+        whole = float(seen.error(weight).sum(dtype=np.float64))
+        lost = float(seen.error(weight - result.values()).sum(dtype=np.float64))
+        return result, lost / whole if whole else 0.0
+
+    order = sorted(modules.items(), key=lambda item: -item[0].rows * item[0].cols)
+    return dict(zip((module.tensor for module, _ in order), pool.map(rounded, order), strict=True))
+
+
+def _scaled(
+    recipe: Recipe, weights: LayerWeights, sites: tuple[Site, ...], grams: Mapping[tuple[int, int], GramMatrix],
+    pool: Executor,
+) -> dict[tuple[int, int], GramMatrix]:  # fmt: skip
+    """Apply the factors of a layer; the Gram matrices that they change."""
+    kind, found = _kind(recipe), {}
+    seen = [(site, grams[site.op, -1]) for site in sites if (site.op, -1) in grams]
+
+    def factors_of(item: tuple[Site, GramMatrix]) -> F32 | None:
+        if recipe.method == "awq":
+            return awq_factors(weights, *item, kind)
+        return smooth_factors(weights, *item, recipe.alpha)
+
+    for (site, gram), factors in zip(seen, pool.map(factors_of, seen), strict=True):
+        if factors is not None:
+            apply_factors(weights, site, factors)
+            found[site.op, -1] = scaled_gram(gram, factors)
+    return found
+
+
+def _kind(recipe: Recipe) -> GridKind:
+    assert recipe.group_size is not None  # recipe.fitted
+    assert recipe.symmetric is not None
+    return GridKind(recipe.bits, recipe.group_size, recipe.symmetric)
+
+
+def _nearest(recipe: Recipe, gram: GramMatrix) -> Round:
+    del gram
+
+    def make(weight: F32) -> Rounded:
+        grid = find_grid(weight, _kind(recipe))
+        return Rounded(grid.codes(weight), grid)
+
+    return make
+
+
+def _gptq(recipe: Recipe, gram: GramMatrix) -> Round:
+    if not gram.rows:
+        return _nearest(recipe, gram)
+    factor = Factor.of(gram, damping=recipe.damping, desc_act=recipe.desc_act)
+
+    def make(weight: F32) -> Rounded:
+        grid = find_grid(weight, _kind(recipe), gram.h)
+        return Rounded(gptq_codes(weight, grid, gram, factor), grid)
+
+    return make
+
+
+def _awq(recipe: Recipe, gram: GramMatrix) -> Round:
+    def make(weight: F32) -> Rounded:
+        grid = find_grid(weight, _kind(recipe), gram.h if gram.rows else None)
+        return Rounded(grid.codes(weight), grid)
+
+    return make
+
+
+def _smoothquant(recipe: Recipe, gram: GramMatrix) -> Round:
+    del recipe, gram
+
+    def make(weight: F32) -> Rounded:
+        scales = _scales(weight, np.float32(127))
+        numbers = np.clip(np.rint(weight / scales), -127, 127).astype(np.int8)
+        return Rounded(numbers=numbers, scales=scales)
+
+    return make
+
+
+def _fp8(recipe: Recipe, gram: GramMatrix) -> Round:
+    top = 0.0
+    if recipe.activations == "static":  # inputs that were never seen are taken as they are
+        top = (float(gram.top.max()) if gram.rows else 0.0) or float(E4M3_TOP)
+
+    def make(weight: F32) -> Rounded:
+        scales = _scales(weight, E4M3_TOP)
+        return Rounded(numbers=to_e4m3(weight / scales), scales=scales, input_scale=top / float(E4M3_TOP))
+
+    return make
+
+
+def _scales(weight: F32, top: np.float32) -> F32:
+    """One scale per output [rows, 1], by its greatest magnitude."""
+    tops = np.abs(weight).max(1, keepdims=True)
+    return np.where(tops > 0, tops / top, np.float32(1)).astype(np.float32)
+
+
+def _magnitude(recipe: Recipe, gram: GramMatrix) -> Round:
+    del gram
+    return lambda weight: Rounded(
+        floats=masks.magnitude(weight, recipe.sparsity, parse_pattern(recipe.pattern))
+    )
+
+
+def _wanda(recipe: Recipe, gram: GramMatrix) -> Round:
+    if not gram.rows:
+        return _magnitude(recipe, gram)
+    pattern = parse_pattern(recipe.pattern)
+    return lambda weight: Rounded(floats=masks.wanda(weight, gram, recipe.sparsity, pattern))
+
+
+def _sparsegpt(recipe: Recipe, gram: GramMatrix) -> Round:
+    if not gram.rows:
+        return _magnitude(recipe, gram)
+    factor, pattern = Factor.of(gram, damping=recipe.damping, desc_act=False), parse_pattern(recipe.pattern)
+    return lambda weight: Rounded(floats=masks.sparsegpt(weight, factor, recipe.sparsity, pattern))
+
+
+_PREPARE: dict[str, Callable[[Recipe, GramMatrix], Round]] = {
+    "rtn": _nearest, "gptq": _gptq, "awq": _awq, "smoothquant": _smoothquant, "fp8": _fp8,
+    "magnitude": _magnitude, "wanda": _wanda, "sparsegpt": _sparsegpt,
+}  # fmt: skip

@@ -1,0 +1,86 @@
+"""quire prune on the bundled model: the gate stops, force continues, and what is said."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.cli.main import main
+from quire.loader import Checkpoint
+from quire.quant.floats import to_float32
+
+ASK = "<|im_start|>user\nWhat is TTFT?<|im_end|>\n"
+CHAT = f"{ASK}<|im_start|>assistant\nTTFT is the time to the first token.<|im_end|>\n"
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
+    code = main(["prune", "quire-mini", "--threads", "1", *args])
+    return code, capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("text") / "chat.txt"
+    path.write_text(CHAT * 3)
+    return str(path)
+
+
+def test_the_gate_stops_and_force_continues(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "half"
+    words = ("--out", str(out), "--method", "magnitude", "--pattern", "2:4", "--eval", text)
+    code, err = run(capsys, *words)
+    assert code == 1
+    assert re.search(r"quality: the mean KL divergence on .* above the limit of 0\.1", err)
+    assert "same top-1" in err
+    assert not out.exists()
+    code, err = run(capsys, *words, "--force")
+    assert code == 0
+    assert "no speed-up here" in err
+    with Checkpoint(out) as made:
+        for name in made.names():
+            weight = to_float32(made.read(name), made.info(name).dtype)
+            if "_proj.weight" in name:
+                assert ((weight.reshape(-1, 4) != 0).sum(1) <= 2).all()
+            elif weight.ndim > 1:
+                assert np.count_nonzero(weight) > 0.9 * weight.size
+    assert json.loads((out / "config.json").read_text())["quire_pruning"]["pattern"] == "2:4"
+    assert main(["inspect", str(out), "--no-measure"]) == 0
+    assert "scheme: W16A16, 50% sparse 2:4 (magnitude)" in capsys.readouterr().out
+
+
+def test_a_little_passes(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "--method",
+        "wanda",
+        "--sparsity",
+        "0.05",
+        "--calibration-samples",
+        "2",
+        "--calibration-length",
+        "64",
+    )
+    code, err = run(capsys, "--out", str(tmp_path / "out"), *words, "--eval", text)
+    assert (code, "too much" in err) == (0, False)
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (
+        (("--sparsity", "1"), r"sparsity: 1\.0 is not between 0 and 1"),
+        (("--sparsity", "0.3", "--pattern", "2:4"), r"sparsity: the pattern 2:4 has 0\.5, not 0\.3"),
+        (("--pattern", "3:2"), "pattern: '3:2' is not N:M"),
+        (("--structure", "heads", "--pattern", "2:4"), "structure: takes whole parts out"),
+        (("--structure", "heads", "--memory", "40MiB"), "memory: .* the bound is 40.00 MiB"),
+        (("--eval", str(tmp_path / "none.txt")), "text: .*none.txt: No such file"),
+        (("--calibration", str(tmp_path / "none.txt")), "calibration: .*none.txt: No such file"),
+        (("--max-kl", "nan"), "max_kl: nan"),
+    ):
+        code, err = run(capsys, "--out", str(tmp_path / "out"), *words)
+        assert code in {1, 2}
+        assert re.search(message, err), err
+        assert not list(tmp_path.iterdir())

@@ -1,0 +1,82 @@
+"""What is written, in the programs of others (needs package indexes): transformers, and llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.config.schema import EngineConfig
+from quire.engine.build.assemble import open_weights
+from quire.engine.build.opening import open_model
+from quire.offline.quantize.quantize_model import quantize
+from quire.offline.quantize.recipe import Recipe
+
+pytestmark = pytest.mark.quantize
+COMPRESSED = ("compressed-tensors", "loguru", "pydantic", "pydantic-core", "typing-inspection", "annotated-types",
+              "frozendict", "accelerate", "psutil")  # fmt: skip
+LLAMA_CPP = Path(__file__).parents[1] / "default_model" / "llama_cpp.py"
+PROMPT = "Question: What is TTFT?\nAnswer:"
+READ = """
+import sys, numpy as np, torch, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+with torch.inference_mode():
+    model(input_ids=torch.tensor([[1, 2, 3]]))  # weights are decompressed
+np.savez(sys.argv[2], **{name: layer.weight.detach().float().numpy() for name, layer in model.named_modules()
+                         if isinstance(layer, torch.nn.Linear) and name != "lm_head"})
+"""
+
+
+def packages(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
+    """An environment in which these packages are found beside those of this one."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), *names]
+    subprocess.run(command, check=True)
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return packages(tmp_path_factory.mktemp("compressed"), COMPRESSED)
+
+
+def make(out: Path, **how: Any) -> Path:
+    quantize("quire-mini", out, Recipe(samples=4, **how), EngineConfig().replace(threads=1))
+    return out
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"method": "smoothquant"}, {"method": "fp8"}, {"method": "fp8", "activations": "static"}],
+    ids=lambda how: " ".join(how.values()),
+)
+def test_transformers_reads_the_same_weights(
+    how: dict[str, Any], compressed: dict[str, str], tmp_path: Path
+) -> None:
+    folder, found = make(tmp_path / "model", bits=8, **how), tmp_path / "found.npz"
+    subprocess.run([sys.executable, "-c", READ, str(folder), str(found)], check=True, env=compressed)
+    theirs = np.load(found)
+    with open_weights(open_model(folder)) as source:
+        ours = {name.removesuffix(".weight"): name for name in source.names() if source.info(name).stored}
+        assert set(ours) == set(theirs.files)
+        for module, name in ours.items():
+            np.testing.assert_array_equal(np.asarray(source.read(name)), theirs[module])
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "IQ4_XS", "Q5_0"])
+def test_llama_cpp_gives_the_same_answer(kind: str, tmp_path: Path) -> None:
+    file = make(tmp_path / "model.gguf", method="gguf", gguf_type=kind)
+    requests = json.dumps([["/completion", {"prompt": PROMPT, "n_predict": 24, "temperature": 0}]])
+    env = packages(tmp_path / "packages", ("xllamacpp==2026.10.11549",))
+    run = [sys.executable, str(LLAMA_CPP), str(file)]
+    done = subprocess.run(run, input=requests, stdout=subprocess.PIPE, text=True, check=True, env=env)
+    theirs = json.loads(done.stdout)[0]["content"]
+    llm = LLM(file, memory="1GiB", threads=1)
+    [ours] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=24))
+    assert ours.outputs[0].text.strip() == theirs.strip()
