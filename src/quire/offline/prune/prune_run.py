@@ -169,7 +169,10 @@ def _drop_layers(
             work.write_shard(new + 1, _renamed(job, old, new))
         total = finish_folder(job, work, _described(job, smaller), of_layers, len(kept), judge)
     gone = [str(index) for index in range(count) if index not in kept]
-    lines = f"layers {', '.join(gone)} are taken out, which turn the residual stream least", _sizes(job, total)
+    lines = (
+        f"layers {', '.join(gone)} are taken out, which turn the residual stream least",
+        _sizes(job, total),
+    )
     return QuantizeResult(lines, {str(index): moved for index, moved in influences.items()})
 
 
