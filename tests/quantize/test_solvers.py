@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.offline.quantize.error_feedback import Factor, gptq_codes
-from quire.offline.quantize.gram import Gram
+from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.grid import Grid, GridKind, find_grid
 from quire.offline.quantize.knapsack import Choice, choose
 from quire.offline.quantize.layout import Rounded, arrays_of
@@ -27,11 +27,11 @@ KINDS = [
 ]
 
 
-def weight_and_gram(seed: int, rows: int = 32, cols: int = 64, tokens: int = 200) -> tuple[F32, Gram]:
+def weight_and_gram(seed: int, rows: int = 32, cols: int = 64, tokens: int = 200) -> tuple[F32, GramMatrix]:
     """A weight, and inputs with correlations and outlier columns."""
     rng = np.random.default_rng(seed)
     mixed = rng.normal(size=(tokens, cols)) @ rng.normal(size=(cols, cols)) * np.exp(rng.normal(size=cols))
-    gram = Gram(cols)
+    gram = GramMatrix(cols)
     for part in np.array_split(mixed.astype(np.float32), 3):
         gram.add(part)
     return rng.normal(scale=0.05, size=(rows, cols)).astype(np.float32), gram
@@ -80,7 +80,7 @@ def test_gptq_is_the_papers_update() -> None:
 def test_the_error_of_a_gram_matrix_is_that_of_the_outputs() -> None:
     rng = np.random.default_rng(0)
     x, delta = rng.normal(size=(50, 16)).astype(np.float32), rng.normal(size=(8, 16)).astype(np.float32)
-    gram = Gram(16)
+    gram = GramMatrix(16)
     gram.add(x)
     np.testing.assert_allclose(gram.error(delta), np.square(x @ delta.T).sum(0), rtol=1e-4)
     np.testing.assert_allclose(gram.importance, np.square(x).mean(0), rtol=1e-5)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.offline.quantize.error_feedback import Factor
-from quire.offline.quantize.gram import Gram
+from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.recipe import Pattern
 
 F32 = npt.NDArray[np.float32]
@@ -44,7 +44,7 @@ def magnitude(weight: F32, sparsity: float, pattern: Pattern | None) -> F32:
     return np.where(smallest(np.abs(weight), sparsity, pattern), np.float32(0), weight)
 
 
-def wanda(weight: F32, gram: Gram, sparsity: float, pattern: Pattern | None) -> F32:
+def wanda(weight: F32, gram: GramMatrix, sparsity: float, pattern: Pattern | None) -> F32:
     """The weight without, of each output, the elements that add least."""
     scores = np.abs(weight) * np.sqrt(gram.importance)
     if pattern is not None:

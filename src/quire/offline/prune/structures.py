@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.offline.quantize.gram import Gram
+from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.layer import LayerWeights
 from quire.offline.quantize.layout import Rounded
 from quire.offline.quantize.recipe import Recipe
@@ -144,7 +144,7 @@ def smaller_config(config: Config, spec: ModelSpec, recipe: Recipe, kept: Sequen
 
 def choose(
     recipe: Recipe, spec: ModelSpec, program: Program, index: int, weights: LayerWeights,
-    grams: Mapping[str, Gram],
+    grams: Mapping[str, GramMatrix],
 ) -> tuple[KeptStructures, dict[str, tuple[Rounded, float]]]:  # fmt: skip
     """What stays of a layer, and its output projections with zeros for what goes, with the relative error of each.
 
@@ -172,7 +172,7 @@ def choose(
     return kept, {part.tensor: (Rounded(floats=fitted), lost / whole if whole else 0.0)}
 
 
-def _choose_heads(attention: Attention, sparsity: float, weight: F32, gram: Gram) -> KeptStructures:
+def _choose_heads(attention: Attention, sparsity: float, weight: F32, gram: GramMatrix) -> KeptStructures:
     """Of each group the query heads that add most, then the groups that add most with these."""
     groups, each = _head_counts(attention, sparsity)
     dim, repeats = attention.head_dim, attention.heads // attention.kv_heads
@@ -196,7 +196,7 @@ def _largest(scores: npt.NDArray[Any], count: int) -> Indices:
     return np.sort(np.argsort(-scores, kind="stable")[:count])
 
 
-def _least_squares(weight: F32, gram: Gram, columns: Indices, damping: float) -> F32:
+def _least_squares(weight: F32, gram: GramMatrix, columns: Indices, damping: float) -> F32:
     """The columns of a weight that stay, changed so that they give the outputs of all as well as they can."""
     h = gram.h.astype(np.float64)
     inner = h[np.ix_(columns, columns)]

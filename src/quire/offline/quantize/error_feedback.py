@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quire.offline.quantize.gram import Gram
+from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.grid import Grid
 from quire.records import dataclass
 
@@ -34,7 +34,7 @@ class Factor:
     order: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, gram: Gram, *, damping: float = 0.01, desc_act: bool = True) -> Factor:
+    def of(cls, gram: GramMatrix, *, damping: float = 0.01, desc_act: bool = True) -> Factor:
         """That of a Gram matrix. `damping` times the mean of its diagonal is added to the diagonal."""
         cols = len(gram.h)
         order = np.argsort(-np.diagonal(gram.h), kind="stable") if desc_act else np.arange(cols)
@@ -49,7 +49,7 @@ class Factor:
                 damping *= 10
 
 
-def gptq_codes(weight: F32, grid: Grid, gram: Gram, factor: Factor) -> U8:
+def gptq_codes(weight: F32, grid: Grid, gram: GramMatrix, factor: Factor) -> U8:
     """Codes of a weight [rows, cols] on the grid, for inputs of that Gram matrix.
 
     An output for which rounding to nearest has the smaller error keeps that: the error of no output is above it.

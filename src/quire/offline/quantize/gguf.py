@@ -15,7 +15,7 @@ from quire.loader.safetensors import SafetensorsFile
 from quire.loader.source import TensorInfo
 from quire.offline.convert import write_rounded_gguf
 from quire.offline.quantize.forward import LayerForward
-from quire.offline.quantize.gram import Gram
+from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.job import QuantizeJob
 from quire.offline.quantize.knapsack import Choice, choose
 from quire.offline.quantize.layer import LayerWeights
@@ -61,7 +61,7 @@ def bits_of(kind: str) -> float:
     return 8 * block.nbytes / block.values
 
 
-def candidates(weight: F32, gram: Gram) -> list[Choice]:
+def candidates(weight: F32, gram: GramMatrix) -> list[Choice]:
     """What each type costs in bits of a number, and its relative error."""
     every = max(len(weight) // _ROWS, 1)
     sample = np.ascontiguousarray(weight[::every])
@@ -147,8 +147,8 @@ class GGUFOutput:
             work.notes |= {module.tensor: [module.rows * module.cols, []] for module, _ in modules}
             return {}
 
-        def measured(item: tuple[Module, Gram | None]) -> list[Choice]:
-            return candidates(weights[item[0].tensor], item[1] or Gram(0))
+        def measured(item: tuple[Module, GramMatrix | None]) -> list[Choice]:
+            return candidates(weights[item[0].tensor], item[1] or GramMatrix(0))
 
         for (module, _), choices in zip(modules, pool.map(measured, modules), strict=True):
             work.notes[module.tensor] = [

@@ -9,7 +9,7 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 
-class Gram:
+class GramMatrix:
     """H = Σ xᵀx over rows x, and per column the greatest magnitude and the sum of magnitudes.
 
     The error that a change ΔW of a weight [out, in] makes in its outputs over all rows is tr(ΔW·H·ΔWᵀ).

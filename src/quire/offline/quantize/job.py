@@ -14,7 +14,7 @@ from quire.loader import LoadRules, Source, fingerprint
 from quire.loader.load import check_tensors
 from quire.offline.quantize.calibration import Calibration, read_text, windows_of
 from quire.offline.quantize.forward import LayerForward
-from quire.offline.quantize.gram import Gram
+from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.layer import stored_names
 from quire.offline.quantize.recipe import Recipe, digest
 from quire.offline.quantize.sites import Module, unseen_modules
@@ -143,7 +143,7 @@ def _layer_bytes(job: QuantizeJob, layer: LayerForward) -> int:
     if job.calibration is None:
         return rounded + solving
     grams = sum(
-        Gram.nbytes(site.cols) * max(len({module.expert for module in site.modules}), 1)
+        GramMatrix.nbytes(site.cols) * max(len({module.expert for module in site.modules}), 1)
         for site in layer.sites
     )
     factor = max(28 * site.cols**2 for site in layer.sites)  # in float64, its transpose and copies

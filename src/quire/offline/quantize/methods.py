@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.offline.prune import masks
 from quire.offline.quantize.error_feedback import Factor, gptq_codes
-from quire.offline.quantize.gram import Gram
+from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.grid import GridKind, find_grid
 from quire.offline.quantize.layer import LayerWeights
 from quire.offline.quantize.layout import Rounded
@@ -26,7 +26,7 @@ E4M3_TOP = np.float32(448)
 
 def round_weights(
     recipe: Recipe, weights: LayerWeights, sites: tuple[Site, ...], unseen: tuple[Module, ...],
-    grams: Mapping[tuple[int, int], Gram], pool: Executor,
+    grams: Mapping[tuple[int, int], GramMatrix], pool: Executor,
 ) -> dict[str, tuple[Rounded, float]]:  # fmt: skip
     """Round the weights of a layer: tensor -> what it became, and its relative error.
 
@@ -42,12 +42,16 @@ def round_weights(
     modules |= dict.fromkeys(unseen)
     by_gram = {id(gram): gram for gram in modules.values()}
     made = dict(
-        zip(by_gram, pool.map(lambda gram: prepare(recipe, gram or Gram(0)), by_gram.values()), strict=True)
+        zip(
+            by_gram,
+            pool.map(lambda gram: prepare(recipe, gram or GramMatrix(0)), by_gram.values()),
+            strict=True,
+        )
     )
 
-    def rounded(item: tuple[Module, Gram | None]) -> tuple[Rounded, float]:
+    def rounded(item: tuple[Module, GramMatrix | None]) -> tuple[Rounded, float]:
         module, gram = item
-        weight, seen = weights[module.tensor], gram or Gram(0)
+        weight, seen = weights[module.tensor], gram or GramMatrix(0)
         result = made[id(gram)](weight)
         whole = float(seen.error(weight).sum(dtype=np.float64))
         lost = float(seen.error(weight - result.values()).sum(dtype=np.float64))
@@ -58,14 +62,14 @@ def round_weights(
 
 
 def _scaled(
-    recipe: Recipe, weights: LayerWeights, sites: tuple[Site, ...], grams: Mapping[tuple[int, int], Gram],
+    recipe: Recipe, weights: LayerWeights, sites: tuple[Site, ...], grams: Mapping[tuple[int, int], GramMatrix],
     pool: Executor,
-) -> dict[tuple[int, int], Gram]:  # fmt: skip
+) -> dict[tuple[int, int], GramMatrix]:  # fmt: skip
     """Apply the factors of a layer; the Gram matrices that they change."""
     kind, found = _kind(recipe), {}
     seen = [(site, grams[site.op, -1]) for site in sites if (site.op, -1) in grams]
 
-    def factors_of(item: tuple[Site, Gram]) -> F32 | None:
+    def factors_of(item: tuple[Site, GramMatrix]) -> F32 | None:
         if recipe.method == "awq":
             return awq_factors(weights, *item, kind)
         return smooth_factors(weights, *item, recipe.alpha)
@@ -83,7 +87,7 @@ def _kind(recipe: Recipe) -> GridKind:
     return GridKind(recipe.bits, recipe.group_size, recipe.symmetric)
 
 
-def _nearest(recipe: Recipe, gram: Gram) -> Round:
+def _nearest(recipe: Recipe, gram: GramMatrix) -> Round:
     del gram
 
     def make(weight: F32) -> Rounded:
@@ -93,7 +97,7 @@ def _nearest(recipe: Recipe, gram: Gram) -> Round:
     return make
 
 
-def _gptq(recipe: Recipe, gram: Gram) -> Round:
+def _gptq(recipe: Recipe, gram: GramMatrix) -> Round:
     if not gram.rows:
         return _nearest(recipe, gram)
     factor = Factor.of(gram, damping=recipe.damping, desc_act=recipe.desc_act)
@@ -105,7 +109,7 @@ def _gptq(recipe: Recipe, gram: Gram) -> Round:
     return make
 
 
-def _awq(recipe: Recipe, gram: Gram) -> Round:
+def _awq(recipe: Recipe, gram: GramMatrix) -> Round:
     def make(weight: F32) -> Rounded:
         grid = find_grid(weight, _kind(recipe), gram.h if gram.rows else None)
         return Rounded(grid.codes(weight), grid)
@@ -113,7 +117,7 @@ def _awq(recipe: Recipe, gram: Gram) -> Round:
     return make
 
 
-def _smoothquant(recipe: Recipe, gram: Gram) -> Round:
+def _smoothquant(recipe: Recipe, gram: GramMatrix) -> Round:
     del recipe, gram
 
     def make(weight: F32) -> Rounded:
@@ -124,7 +128,7 @@ def _smoothquant(recipe: Recipe, gram: Gram) -> Round:
     return make
 
 
-def _fp8(recipe: Recipe, gram: Gram) -> Round:
+def _fp8(recipe: Recipe, gram: GramMatrix) -> Round:
     top = 0.0
     if recipe.activations == "static":  # inputs that were never seen are taken as they are
         top = (float(gram.top.max()) if gram.rows else 0.0) or float(E4M3_TOP)
@@ -142,28 +146,28 @@ def _scales(weight: F32, top: np.float32) -> F32:
     return np.where(tops > 0, tops / top, np.float32(1)).astype(np.float32)
 
 
-def _magnitude(recipe: Recipe, gram: Gram) -> Round:
+def _magnitude(recipe: Recipe, gram: GramMatrix) -> Round:
     del gram
     return lambda weight: Rounded(
         floats=masks.magnitude(weight, recipe.sparsity, parse_pattern(recipe.pattern))
     )
 
 
-def _wanda(recipe: Recipe, gram: Gram) -> Round:
+def _wanda(recipe: Recipe, gram: GramMatrix) -> Round:
     if not gram.rows:
         return _magnitude(recipe, gram)
     pattern = parse_pattern(recipe.pattern)
     return lambda weight: Rounded(floats=masks.wanda(weight, gram, recipe.sparsity, pattern))
 
 
-def _sparsegpt(recipe: Recipe, gram: Gram) -> Round:
+def _sparsegpt(recipe: Recipe, gram: GramMatrix) -> Round:
     if not gram.rows:
         return _magnitude(recipe, gram)
     factor, pattern = Factor.of(gram, damping=recipe.damping, desc_act=False), parse_pattern(recipe.pattern)
     return lambda weight: Rounded(floats=masks.sparsegpt(weight, factor, recipe.sparsity, pattern))
 
 
-_PREPARE: dict[str, Callable[[Recipe, Gram], Round]] = {
+_PREPARE: dict[str, Callable[[Recipe, GramMatrix], Round]] = {
     "rtn": _nearest, "gptq": _gptq, "awq": _awq, "smoothquant": _smoothquant, "fp8": _fp8,
     "magnitude": _magnitude, "wanda": _wanda, "sparsegpt": _sparsegpt,
 }  # fmt: skip

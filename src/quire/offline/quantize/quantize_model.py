@@ -14,7 +14,7 @@ from quire.executor.base import F32
 from quire.offline.quantize.folder_output import FolderOutput
 from quire.offline.quantize.forward import LayerForward
 from quire.offline.quantize.gguf import GGUFOutput
-from quire.offline.quantize.gram import Gram
+from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.job import QuantizeJob, check, opened
 from quire.offline.quantize.layer import LayerWeights, Replaced
 from quire.offline.quantize.layout import Rounded
@@ -112,15 +112,15 @@ def _observe(
     pool: ThreadPoolExecutor,
     *,
     keep: bool,
-) -> dict[tuple[int, int], Gram]:
+) -> dict[tuple[int, int], GramMatrix]:
     """Run a layer as the checkpoint has it; what its linears get. `keep`: what it leaves is the next one's input."""
     assert job.calibration is not None
-    grams: dict[tuple[int, int], Gram] = {}
+    grams: dict[tuple[int, int], GramMatrix] = {}
     adding: list[Future[None]] = []
 
     def take(site: Site, rows: F32, experts: npt.NDArray[np.int64] | None) -> None:
         for expert in (-1,) if experts is None else np.unique(experts):
-            gram = grams.setdefault((site.op, int(expert)), Gram(site.cols))
+            gram = grams.setdefault((site.op, int(expert)), GramMatrix(site.cols))
             adding.append(pool.submit(gram.add, rows if experts is None else rows[experts == expert]))
 
     layer.load(job.source)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.offline.quantize.forward import LayerForward
-from quire.offline.quantize.gram import Gram
+from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.layer import LayerWeights
 from quire.offline.quantize.layout import Rounded
 from quire.offline.quantize.recipe import Recipe
 from quire.offline.quantize.unfinished import Tensors, UnfinishedRun
 from quire.records import dataclass
 
-Grams = Mapping[tuple[int, int], Gram]  # by op of a site, and number of an expert or -1
+Grams = Mapping[tuple[int, int], GramMatrix]  # by op of a site, and number of an expert or -1
 Found = dict[str, tuple[Rounded, float]]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quire.offline.quantize.gram import Gram
+from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.grid import GridKind, find_grid
 from quire.offline.quantize.layer import LayerWeights
 from quire.offline.quantize.sites import Absorber, Site
@@ -23,7 +23,7 @@ _LEAST = np.float32(1e-4)
 _ROWS = 1024  # of a site's weights judge a ratio: more rows say the same
 
 
-def awq_factors(weights: LayerWeights, site: Site, gram: Gram, kind: GridKind) -> F32 | None:
+def awq_factors(weights: LayerWeights, site: Site, gram: GramMatrix, kind: GridKind) -> F32 | None:
     """The factors [cols] of least error, or None if none are better than 1."""
     if not gram.rows or site.absorber is None:
         return None
@@ -46,7 +46,7 @@ def awq_factors(weights: LayerWeights, site: Site, gram: Gram, kind: GridKind) -
     return found
 
 
-def smooth_factors(weights: LayerWeights, site: Site, gram: Gram, alpha: float) -> F32 | None:
+def smooth_factors(weights: LayerWeights, site: Site, gram: GramMatrix, alpha: float) -> F32 | None:
     """SmoothQuant's factors [cols]; None where a linear has the inputs, which the method leaves alone."""
     if not gram.rows or site.absorber is None or not site.absorber.vectors:
         return None
@@ -79,9 +79,9 @@ def apply_factors(weights: LayerWeights, site: Site, factors: F32) -> None:
             weights[bias] = vector
 
 
-def scaled_gram(gram: Gram, factors: F32) -> Gram:
+def scaled_gram(gram: GramMatrix, factors: F32) -> GramMatrix:
     """That of the inputs divided by the factors."""
-    found = Gram(len(factors))
+    found = GramMatrix(len(factors))
     found.rows = gram.rows
     found.h = gram.h / factors / factors[:, None]
     found.top, found.magnitude = gram.top / factors, gram.magnitude / factors

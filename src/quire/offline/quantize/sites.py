@@ -30,7 +30,7 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class AbsorbingRows:
     """Rows [first, first + count) of a tensor, whose outputs a later linear takes times something."""
 
     tensor: str
@@ -48,7 +48,7 @@ class Absorber:
 
     vectors: tuple[str, ...] = ()
     added: float = 0.0
-    rows: Rows | None = None
+    rows: AbsorbingRows | None = None
     repeats: int = 1
     head_dim: int = 0
 
@@ -163,12 +163,14 @@ def _of_linear(program: Program, at: int, op: Op, params: dict[str, Param]) -> A
     parts = params[before.weight].parts
     if not isinstance(op, Attend):
         return (
-            Absorber(rows=Rows(parts[1].tensor, parts[1].first, parts[1].rows)) if len(parts) == 2 else None
+            Absorber(rows=AbsorbingRows(parts[1].tensor, parts[1].first, parts[1].rows))
+            if len(parts) == 2
+            else None
         )
     shape = op.shape
     if len(parts) != 3 or parts[2].rows != shape.kv_heads * shape.head_dim:
         return None
-    values = Rows(parts[2].tensor, parts[2].first, parts[2].rows)
+    values = AbsorbingRows(parts[2].tensor, parts[2].first, parts[2].rows)
     return Absorber(rows=values, repeats=shape.heads // shape.kv_heads, head_dim=shape.head_dim)
 
 
