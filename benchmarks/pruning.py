@@ -84,7 +84,11 @@ def measure(args: argparse.Namespace) -> None:
             continue
         with tempfile.TemporaryDirectory(dir=args.work) as name:
             begin = time.perf_counter()
-            made = make(str(original.folder), steps, Path(name), asked, text)
+            try:
+                made = make(str(original.folder), steps, Path(name), asked, text)
+            except ValueError as error:  # the share of so few heads would be none
+                print(f"{way}: {error}", file=sys.stderr)
+                continue
             seconds = time.perf_counter() - begin
             report = gate(original, open_model(made), exact, GateOptions(eval_file=args.eval, max_kl=1e9))
             (found, *_), (known, *_) = (

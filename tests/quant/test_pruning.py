@@ -8,19 +8,19 @@ import pytest
 
 from quire.offline.prune.masks import magnitude, smallest, sparsegpt, wanda
 from quire.offline.quantize.error_feedback import Factor
-from quire.offline.quantize.gram import Gram
+from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.recipe import Recipe, parse_pattern
 
 F32 = npt.NDArray[np.float32]
 PATTERNS = [None, (2, 4), (4, 8), (1, 4)]
 
 
-def _case(seed: int, rows: int = 24, cols: int = 256) -> tuple[F32, Gram, F32]:
+def _case(seed: int, rows: int = 24, cols: int = 256) -> tuple[F32, GramMatrix, F32]:
     """A weight, inputs with correlated columns of very different sizes, and these inputs' Gram matrix."""
     random = np.random.default_rng(seed)
     mixed = random.standard_normal((400, cols // 2)) @ random.standard_normal((cols // 2, cols))
     x = (mixed + random.standard_normal((400, cols))) * np.exp(random.standard_normal(cols))
-    gram = Gram(cols)
+    gram = GramMatrix(cols)
     gram.add(x.astype(np.float32))
     return random.standard_normal((rows, cols)).astype(np.float32), gram, x.astype(np.float32)
 
