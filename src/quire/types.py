@@ -407,6 +407,9 @@ class Request:
     `beams`: the answer is found by beam search (see core.beam_search).
     `pooling`: a row of numbers is wanted for the prompt, and no token.
     `texts` are there if `params.has_texts`.
+    `account` is who is charged under a fair policy, with its `weight`. `service_class` is the number of its class of
+    service, 0 for the most urgent. `due` is when it should be answered, on the clock of `arrival`. `expected_tokens` is
+    the length of its output, where that is known.
     `negative_prompt`: what `params.guidance_scale` keeps away from; there are two sequences a sample (see
     core.guided_pairs). Such a request is `stepwise`, and without `speculate`.
     """
@@ -431,6 +434,11 @@ class Request:
     adapter: str = ""
     negative_prompt: TokenIds | None = None
     prompt_embeds: bytes = b""
+    account: str = ""
+    weight: float = 1.0
+    service_class: int = 0
+    due: float | None = None
+    expected_tokens: int | None = None
 
 
 @records.dataclass(slots=True)

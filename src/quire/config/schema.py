@@ -28,6 +28,11 @@ _DTYPES = {
     "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32",
     "f32": "float32",
 }  # fmt: skip
+# core.policy says what each part means
+POLICIES = (
+    "fcfs", "sjf", "lpm", "edf", "priority", "priority+sjf", "priority+lpm", "priority+edf", "fair", "fair+sjf",
+    "fair+edf", "priority+fair", "priority+fair+sjf", "priority+fair+edf",
+)  # fmt: skip
 TASKS = ("auto", "generate", "embed", "classify", "score")
 ATTENTION_BACKENDS = {"native": "native", "torch": "eager"}  # of each executor
 
@@ -197,7 +202,16 @@ class SchedulerOptions:
         True, "compute long prompts in chunks, along with running sequences"
     )
     scheduling_policy: str = option(
-        "fcfs", "order of waiting requests; priority: lower numbers first", choices=("fcfs", "priority")
+        "fcfs",
+        "order of waiting requests; priority: lower numbers first; fair: equal shares of API keys; sjf: the least "
+        "predicted work first; lpm: the longest cached prefix first; edf: the earliest deadline first; a combination "
+        "goes by its first part, then the next",
+        choices=POLICIES,
+    )
+    overtake_ms: float = option(
+        30_000.0,
+        "sjf, lpm, edf: a request is overtaken only by those that arrive less than this time after it",
+        metavar="MS",
     )
     batching: str = option(
         "continuous",
@@ -210,6 +224,8 @@ class SchedulerOptions:
 
     def __post_init__(self) -> None:
         _check(self)
+        if not 0 < self.overtake_ms < float("inf"):
+            raise ValueError(f"overtake_ms: {self.overtake_ms} is not a positive number of milliseconds")
         if not 0 <= self.batch_wait_ms <= MAX_BATCH_WAIT_MS:
             raise ValueError(
                 f"batch_wait_ms: {self.batch_wait_ms} is not between 0 and {MAX_BATCH_WAIT_MS:g}"

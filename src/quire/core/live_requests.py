@@ -9,19 +9,23 @@ from __future__ import annotations
 from quire.core.block_pool import AuditError
 from quire.core.guidance import negative_of
 from quire.core.guided_pairs import link
-from quire.core.policy import WaitingQueue, rank
+from quire.core.policy import Policy
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, RequestState, Sequence, Status
+from quire.core.service_estimates import ServiceEstimates
 from quire.core.soft_tokens import block_marks
+from quire.core.waiting_queues import Queue
 from quire.types import Request, RequestError
 
 
 class Requests:
     """Live requests by id, and their waiting sequences."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        self.waiting = WaitingQueue()
-        self._config = config
+    def __init__(
+        self, config: SchedulerConfig, queue: Queue, policy: Policy, estimates: ServiceEstimates
+    ) -> None:
+        self.waiting = queue
+        self._config, self._policy, self._estimates = config, policy, estimates
         self._states: dict[str, RequestState] = {}
         self._held_back = 0
         self._next_seq_id = 0
@@ -57,7 +61,7 @@ class Requests:
             state.marks = block_marks(request.soft_tokens, self._config.block_size)
         for index in range(request.params.n):
             seq = Sequence(self._next_seq_id, index, state, limit=limit, seed=seed)
-            seq.rank = rank(self._config.policy, seq)
+            seq.rank = self._policy.rank(seq, self._estimates)
             seq.status = Status.HELD_BACK
             state.sequences.append(seq)
             self._next_seq_id += 1

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from operator import attrgetter
 
@@ -24,11 +24,12 @@ from quire.core.block_pool import AuditError
 from quire.core.fetching import Fetches
 from quire.core.guided_pairs import follow, halves, hold_back
 from quire.core.live_requests import Requests
-from quire.core.policy import displaces
+from quire.core.policy import Policy, displaces
 from quire.core.prefix_cache import Hit, PrefixCacheStats
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, Sequence, Status
 from quire.core.sequence_blocks import SequenceBlocks
+from quire.core.service_estimates import ServiceEstimates, TokenCosts
 from quire.core.step_plan import (
     Blocked,
     Flight,
@@ -44,6 +45,7 @@ from quire.core.step_plan import (
     take_prompt_logprobs,
 )
 from quire.core.tier import Tier
+from quire.core.waiting_queues import OUTPUT_COST, Counters, charge_prompt, make_queue
 from quire.types import (
     NEXT_TOKEN,
     FinishReason,
@@ -62,12 +64,17 @@ _by_rank = attrgetter("rank")
 class Scheduler:
     """Sequences, the blocks they hold, and their order.
 
-    Promises: every sample that `add` accepts ends with exactly one final event; under "fcfs" no sequence starves; while
-    there is work, every step runs at least one token. `rng` draws the seed of requests that have none.
+    Promises: every sample that `add` accepts ends with exactly one final event; no sequence starves within its level
+    (core.policy); while there is work, every step runs at least one token. `rng` draws the seed of requests that have
+    none. `costs` is what tokens cost, for policies that go by it.
     """
 
     def __init__(
-        self, config: SchedulerConfig, rng: random.Random | None = None, tier: Tier | None = None
+        self,
+        config: SchedulerConfig,
+        rng: random.Random | None = None,
+        tier: Tier | None = None,
+        costs: TokenCosts | None = None,
     ) -> None:
         if tier is not None and not config.enable_prefix_caching:
             raise ValueError("tier: needs prefix caching, which is off")
@@ -79,7 +86,10 @@ class Scheduler:
         self._blocks = SequenceBlocks(config, tier)
         caches = self._blocks.caches
         self._fetches = None if tier is None else Fetches(caches, config.groups, config.block_size, tier)
-        self._requests = Requests(config)
+        self.policy = Policy.parse(config.policy, config.overtake)
+        self.estimates, self.counters = ServiceEstimates(costs), Counters()
+        queue = make_queue(self.policy, self.estimates, self.counters, caches, config.block_size)
+        self._requests = Requests(config, queue, self.policy, self.estimates)
         self._running: list[Sequence] = []  # by rank, so the last one is preempted first
         self._waiting = self._requests.waiting
         self._gone: list[int] = []
@@ -243,6 +253,7 @@ class Scheduler:
                 )
             )
             if reason is not None:
+                self.estimates.ended(state.request, len(seq.tokens) - seq.prompt_len)
                 self._end(seq)
                 ended = True
         if ended:
@@ -257,6 +268,8 @@ class Scheduler:
         end, last = row.start + len(row.token_ids), len(seq.tokens) - 1
         end -= 0 if row.parents is None else row.drafts - len(row.path(new))
         seq.computed = end = end if end < last else last
+        if new and self.policy.shares:
+            self.counters.charge(seq, OUTPUT_COST * len(new))
         if end >= seq.wake:
             self._reach_wake(seq)
 
@@ -321,6 +334,7 @@ class Scheduler:
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
         budget, context, decode, ahead = step.budget, 0, 0, step.ahead
+        kept = None if self.policy.by_arrival else self._decoding()
         for seq in self._running:  # a preemption shortens this list at its end, never before the cursor
             start = seq.computed
             end = known = len(seq.tokens)
@@ -329,10 +343,11 @@ class Scheduler:
                 if start == end:
                     continue
                 known = end
-            if end - start > budget:
+            most = budget if kept is None else _most(seq, budget, kept)
+            if end - start > most:
                 if not budget:
                     break
-                end = start + budget
+                end = start + most
             new_blocks = no_blocks
             if end > seq.table.capacity:
                 end = self._make_room(seq, start, end, step)
@@ -360,6 +375,11 @@ class Scheduler:
         step.budget = budget
         step.context = context
         step.decode = decode
+
+    def _decoding(self) -> Counter[float]:
+        """Number of decoding sequences by level. Where prompts may rank ahead of them, each keeps a token of the
+        budget: no stream stalls for a prompt of its level."""
+        return Counter([seq.rank[0] for seq in self._running if seq.computed >= seq.prompt_len])
 
     def _make_room(self, seq: Sequence, start: int, end: int, step: StepPlan) -> int:
         """The position, at most `end`, up to which a running sequence can go from `start` with the available blocks.
@@ -458,7 +478,7 @@ class Scheduler:
         """Whether there may be room for `count` sequences more, of which this is the first."""
         if self._num_placed + count <= self.config.max_num_seqs:
             return True
-        return bool(self._running) and displaces(self.config.policy, seq, self._running[-1])
+        return bool(self._running) and displaces(seq, self._running[-1])
 
     def _first_end(self, seq: Sequence, hit: Hit, budget: int) -> int:
         """Where the first row of a waiting sequence may end; `hit.length` when it must wait for more budget."""
@@ -491,7 +511,7 @@ class Scheduler:
         """
         running = self._num_placed
         for victim in reversed(self._running):
-            if not displaces(self.config.policy, seq, victim):
+            if not displaces(seq, victim):
                 return False
             running -= 1
             short -= len(victim.table.live()) + self._blocks.num_groups
@@ -509,6 +529,8 @@ class Scheduler:
             if self.config.enable_prefix_caching and may_hit:
                 self.prefix_stats.queried_tokens += seq.prompt_len
                 self.prefix_stats.hit_tokens += hit.length
+        if self.policy.shares and not seq.preemptions:
+            charge_prompt(self.counters, seq, hit.length)
         blocks.start(seq, hit)
         seq.status = Status.RUNNING
         insort(self._running, seq, key=_by_rank)
@@ -597,3 +619,12 @@ class Scheduler:
 
     def _sweep(self) -> None:
         self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
+
+
+def _most(seq: Sequence, budget: int, kept: Counter[float]) -> int:
+    """Tokens of the budget that a running sequence may take; `kept` are decoding ones of each level that follow it."""
+    level = seq.rank[0]
+    if seq.computed >= seq.prompt_len:
+        kept[level] -= 1
+        return budget
+    return max(min(budget, 1), budget - kept[level])

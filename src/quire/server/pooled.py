@@ -199,6 +199,7 @@ def _ask(
         arrival=time.monotonic(),
         priority=priority,
         tenant=exchange.tenant if context.config.prefix_cache_sharing == "key" else "",
+        account=exchange.tenant,
         pooling=True,
     )
     return GenerateAsk(request=request, tenant=exchange.tenant, keep_output=False)

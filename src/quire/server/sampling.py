@@ -214,6 +214,10 @@ def make_ask(
             f"{MAX_PROMPT_LOGPROB_ENTRIES}",
         )
     assert exchange.served is not None, "a route that generates calls generating_model first"
+    limits = (
+        _limit(exchange, "deadline_ms", body.deadline_ms),
+        _limit(exchange, "max_queue_ms", body.max_queue_ms),
+    )
     request = Request(
         request_id=request_id,
         prompt_token_ids=prompt,
@@ -227,12 +231,14 @@ def make_ask(
         beams=beams_of(body),
         texts=texts,
         adapter=exchange.served.digest,
+        account=exchange.tenant,
+        due=_due(limits),
     )
     return GenerateAsk(
         request=request,
         tenant=exchange.tenant,
-        deadline=_limit(exchange, "deadline_ms", body.deadline_ms),
-        queue_deadline=_limit(exchange, "max_queue_ms", body.max_queue_ms),
+        deadline=limits[0],
+        queue_deadline=limits[1],
         keep_output=False,
         progress=bool(body.return_progress),
     )
@@ -274,6 +280,11 @@ def check_logprobs(params: SamplingParams, prompts: Sequence[int], window: int, 
             f" {MAX_LOGPROB_ENTRIES}; reduce max_tokens or {name}"
         )
         raise bad_request(name, message)
+
+
+def _due(limits: Sequence[float | None]) -> float | None:
+    """The first of some times; None if there are none."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _limit(exchange: Exchange, name: str, milliseconds: float | None) -> float | None:

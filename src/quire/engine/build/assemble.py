@@ -446,6 +446,7 @@ def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan, spec:
             enable_chunked_prefill=asked.scheduler.enable_chunked_prefill and not whole,
             pooling=pooling,
             policy=asked.scheduler.scheduling_policy,
+            overtake=asked.scheduler.overtake_ms / 1e3,
         ),
         random.Random(asked.execution.seed),
     )

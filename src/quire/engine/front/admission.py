@@ -50,7 +50,7 @@ class Admission:
         """Raise RequestError, naming field and limit, for a request that this engine could never run."""
         facts = self._facts
         facts.scheduler.length_limit(request)
-        if request.priority not in {0, BACKGROUND} and facts.scheduler.policy != "priority":
+        if request.priority not in {0, BACKGROUND} and "priority" not in facts.scheduler.policy.split("+"):
             raise RequestError(
                 "priority",
                 "priorities need --scheduling-policy priority; this server runs requests in order of arrival",
