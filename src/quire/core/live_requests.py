@@ -31,6 +31,7 @@ class Requests:
         self._next_seq_id = 0
         self._private_namespaces = 0
         self.num_guided = 0  # live requests that are pairs
+        self.num_special = 0  # with an adapter or a grammar
 
     @property
     def num_waiting(self) -> int:
@@ -57,6 +58,7 @@ class Requests:
         if request.request_id in self._states:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
         state = self._states[request.request_id] = self._make_state(request)
+        self.num_special += _is_special(request)
         if request.soft_tokens:
             state.marks = block_marks(request.soft_tokens, self._config.block_size)
         for index in range(request.params.n):
@@ -92,6 +94,7 @@ class Requests:
                 self._let_in(state, 1)
             return False
         del self._states[state.request.request_id]
+        self.num_special -= _is_special(state.request)
         self.num_guided -= state.request.negative_prompt is not None
         state.sequences = []  # they refer to each other: without this their tokens would wait for the garbage collector
         return True
@@ -135,3 +138,7 @@ class Requests:
         for _ in range(count):
             self._held_back -= 1
             self.waiting.push(state.held_back.popleft())
+
+
+def _is_special(request: Request) -> bool:
+    return request.adapter != "" or request.grammar is not None

@@ -21,6 +21,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from quire.core.block_pool import AuditError
+from quire.core.cost_model import Features
 from quire.core.fetching import Fetches
 from quire.core.guided_pairs import follow, halves, hold_back
 from quire.core.live_requests import Requests
@@ -39,6 +40,7 @@ from quire.core.step_plan import (
     after,
     check_result,
     check_stepwise,
+    features_of,
     final_event,
     new_seq,
     take_drafts,
@@ -80,6 +82,7 @@ class Scheduler:
             raise ValueError("tier: needs prefix caching, which is off")
         self.config = config
         self.step_counts = StepCounts()
+        self.step_features: Features = ()  # of the last step, for the cost model
         self.num_preemptions = 0
         self.wasted_rows = 0  # rows whose sequence ended or was preempted while they ran
         self._rng = rng or random.Random()
@@ -193,8 +196,8 @@ class Scheduler:
         if self._requests.num_guided:
             hold_back(step)
         self.step_counts = step.counts(self.config.max_num_batched_tokens)
-        if self._drafts_wait:
-            self._add_drafts(step)
+        drafts = self._add_drafts(step) if self._drafts_wait else 0
+        self.step_features = features_of(step, self.step_counts, drafts, self._requests.num_special)
         self._step += 1
         if step.rows:
             flights.append(Flight(self._step, step.rows, step.seqs))
@@ -547,7 +550,7 @@ class Scheduler:
         step.context += end
         step.decode += start >= seq.prompt_len and end == start + 1
 
-    def _add_drafts(self, step: StepPlan) -> None:
+    def _add_drafts(self, step: StepPlan) -> int:
         added, seen = add_drafts(step, self._blocks, self.config.max_draft_tokens)
         if added:
             counts = self.step_counts
@@ -556,6 +559,7 @@ class Scheduler:
                 decode_tokens=counts.decode_tokens + added,
                 context_tokens=counts.context_tokens + seen,
             )
+        return added
 
     def _last_of(self, tenant: str) -> Sequence:
         """The last in rank of a tenant's running sequences."""

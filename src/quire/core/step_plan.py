@@ -8,6 +8,7 @@ from dataclasses import field
 from operator import add
 from typing import NamedTuple
 
+from quire.core.cost_model import Features
 from quire.core.sequence import Sequence
 from quire.core.sequence_blocks import SequenceBlocks
 from quire.logprobs import LogprobTable
@@ -45,6 +46,24 @@ class StepPlan:
         """The counts of the step before drafts are added."""
         tokens = max_num_batched_tokens - self.budget
         return StepCounts(tokens - self.decode, self.decode, self.context, self.preempted)
+
+
+def features_of(step: StepPlan, counts: StepCounts, drafts: int, special: int) -> Features:
+    """What core.cost_model goes by. `special` is the number of live requests with an adapter or a grammar."""
+    context, work = counts.context_tokens, 0.0
+    if counts.prefill_tokens:
+        for row, seq in zip(step.rows, step.seqs, strict=True):
+            tokens = len(row.token_ids) - row.drafts
+            if tokens > 1 or row.start < seq.prompt_len:
+                work += tokens * (row.start + tokens / 2)
+                context -= row.start + tokens
+    adapters = grammars = 0
+    if special:
+        asked = [seq.state.request for seq in step.seqs]
+        adapters = sum([request.adapter != "" for request in asked])
+        grammars = sum([request.grammar is not None for request in asked])
+    decoded = counts.decode_tokens - drafts
+    return (1.0, decoded, counts.prefill_tokens, max(0, context), work, adapters, grammars, drafts)
 
 
 class Flight(NamedTuple):

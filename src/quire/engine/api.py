@@ -347,6 +347,10 @@ class EngineStats:
     adapter_loads: Mapping[str, int] = field(default_factory=dict)  # into slots, by version
     adapter_evictions: Mapping[str, int] = field(default_factory=dict)
     resident_bytes: int = 0
+    step_costs: tuple[float, ...] = ()  # seconds, by core.cost_model.FEATURES
+    step_cost_error: float = 0.0  # median of |real / predicted - 1| of recent steps
+    step_cost_spread: float = 0.0  # the same at the 90th percentile
+    length_error: float = 0.0  # mean of |predicted / real - 1| of recent output lengths
     waiting_tokens: int = 0
     wasted_tokens: int = 0  # of requests cancelled before their client received them
     restarts: int = 0  # starts of the engine after its first
@@ -373,6 +377,7 @@ class StepRecord:
     preempted: int
     drafted: int = 0  # drafts run
     accepted: int = 0  # of them, those that were right
+    predicted_seconds: float = 0.0  # by the cost model, before the step ran
 
 
 class Engine(Protocol):

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.engine.api import StepRecord
 from quire.engine.beam_sequences import BeamSequences
@@ -99,9 +100,11 @@ class EngineCore:
         grammars: Grammars | Callable[[], Grammars] | None = None,
         speculation: Speculation | None = None,
         adapters: AdapterService | None = None,
+        costs: StepCostModel | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.adapters = adapters
+        self.costs = costs or StepCostModel()
         self._adapted: dict[
             str, tuple[str, int]
         ] = {}  # requests in slots: their version, and samples that run
@@ -204,7 +207,7 @@ class EngineCore:
         start = time.perf_counter()
         preempted = self.scheduler.num_preemptions
         out = self.scheduler.schedule()
-        counts = self.scheduler.step_counts
+        counts, features = self.scheduler.step_counts, self.scheduler.step_features
         scheduled = time.perf_counter()
         self.started = [new.request_id for new in out.new if new.leader is None]
         if self._beams is not None:
@@ -222,6 +225,8 @@ class EngineCore:
                 self._resume = time.monotonic() + MOVES_SECONDS
             return events
         self.last_phases = result.seconds
+        predicted = self.costs.seconds(features)
+        self.costs.observe(features, updated - start)
         drafts = self.speculation.last if self.speculation else NO_DRAFTS
         self.records.append(
             StepRecord(
@@ -240,6 +245,7 @@ class EngineCore:
                 preempted=self.scheduler.num_preemptions - preempted,
                 drafted=drafts.drafted,
                 accepted=drafts.accepted,
+                predicted_seconds=predicted,
             )
         )
         return events

@@ -16,6 +16,7 @@ from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, ResolvedConfig
 from quire.config.speculative import WITH_MODEL
+from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.build.budget import MemoryPlan, plan_memory
@@ -28,6 +29,7 @@ from quire.engine.build.drafts import (
     read_spec,
     within,
 )
+from quire.engine.build.kept_costs import keep_costs, load_costs
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
 from quire.engine.build.tasks import check_pooling_options, for_task
@@ -82,7 +84,8 @@ class Built:
     draft: Executor | None = None  # of a draft model
 
     def close(self) -> None:
-        """Free the memory of the executors."""
+        """Free the memory of the executors, and keep what was learned of their speed."""
+        keep_costs(self.core.costs, self.model.folder, self.config)
         if self.core.adapters is not None:
             self.core.adapters.close()
         if self.draft is not None:
@@ -319,11 +322,12 @@ def build(
     with startup.span("bind"):
         adapters = _adapters(executor, model.facts.spec, config)
         worker = _worker(model, executor, plan.limits, config, adapters)
-        scheduler = _scheduler(program, config, plan, model.facts.spec)
+        costs = load_costs(model.folder, config)
+        scheduler = _scheduler(program, config, plan, model.facts.spec, costs)
     grammars = partial(_grammars, later, program, config, plan)
     drafter = draft.drafter(plan.limits, made, program) if draft and made else None
     speculation = make_speculation(config, worker, executor, plan.limits, drafter)
-    core = EngineCore(scheduler, worker, _gate(scheduler, config), grammars, speculation, adapters)
+    core = EngineCore(scheduler, worker, _gate(scheduler, config), grammars, speculation, adapters, costs)
     return Built(later.model, config, program, plan, executor, core, weights, made)
 
 
@@ -429,7 +433,9 @@ def _grammars(later: _LaterTokenizer, program: Program, config: ResolvedConfig, 
     )
 
 
-def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan, spec: ModelSpec) -> Scheduler:
+def _scheduler(
+    program: Program, config: ResolvedConfig, plan: MemoryPlan, spec: ModelSpec, costs: StepCostModel
+) -> Scheduler:
     asked, whole, pooling = config.asked, spec.whole, spec.pooling is not None
     kind = Scheduler if asked.scheduler.batching == "continuous" else WholeBatchScheduler
     return kind(
@@ -449,6 +455,7 @@ def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan, spec:
             overtake=asked.scheduler.overtake_ms / 1e3,
         ),
         random.Random(asked.execution.seed),
+        costs=costs,
     )
 
 
