@@ -12,6 +12,7 @@ import pytest
 from quire.config.schema import POLICIES
 from quire.core.policy import Policy
 from quire.core.scheduler import Scheduler
+from quire.objectives import ServiceTerms
 from quire.types import Request, RequestError, SamplingParams, SchedulerOutput, TokenIds
 
 from .scheduling import config, run
@@ -35,8 +36,9 @@ def requests(rng: random.Random, count: int, gap: float) -> list[Request]:
                 prompt_token_ids=TokenIds(prompt),
                 params=SamplingParams(max_tokens=rng.randint(1, 14), ignore_eos=True),
                 arrival=at,
-                account=rng.choice("ab"),
-                due=at + rng.uniform(-5, 200) if rng.random() < 0.6 else None,
+                terms=ServiceTerms(
+                    account=rng.choice("ab"), due=at + rng.uniform(-5, 200) if rng.random() < 0.6 else None
+                ),
             )
         )
     return made
@@ -59,7 +61,7 @@ def overtaken_too_long(scheduler: Scheduler, asked: list[Request], *, by_account
     for out in play(scheduler, asked):
         for name in [new.request_id for new in out.new]:
             request = asked[int(name)]
-            account = request.account if by_account else ""
+            account = request.terms.account if by_account else ""
             if name not in seen:
                 wrong += latest[account] >= request.arrival + OVERTAKE
                 latest[account] = max(latest[account], request.arrival)
@@ -110,7 +112,15 @@ def test_running_streams_decode_while_a_prompt_that_ranks_ahead_is_computed() ->
     )
     scheduler.add(late)
     run(scheduler)
-    scheduler.add(replace(late, request_id="b", prompt_token_ids=TokenIds(range(50)), arrival=1.0, due=2.0))
+    scheduler.add(
+        replace(
+            late,
+            request_id="b",
+            prompt_token_ids=TokenIds(range(50)),
+            arrival=1.0,
+            terms=ServiceTerms(due=2.0),
+        )
+    )
     for _ in range(7):
         out, _ = run(scheduler)
         assert sorted(len(row.token_ids) for row in out.scheduled)[0] == 1
@@ -127,7 +137,7 @@ def test_the_shortest_request_by_history_goes_first() -> None:
             request_id=name,
             prompt_token_ids=TokenIds([1, 2]),
             params=params,
-            account=account,
+            terms=ServiceTerms(account=account),
             arrival=arrival,
         )
 
@@ -137,7 +147,7 @@ def test_the_shortest_request_by_history_goes_first() -> None:
         history.ended(ask("", "long", 0), 38)
     assert history.output_tokens(ask("", "short", 0)) == pytest.approx(2)
     assert history.output_tokens(ask("", "new", 0)) == pytest.approx(20, abs=4)
-    assert history.output_tokens(replace(ask("", "short", 0), expected_tokens=17)) == 17
+    assert history.output_tokens(replace(ask("", "short", 0), terms=ServiceTerms(expected_tokens=17))) == 17
     for index in range(8):
         scheduler.add(ask(f"l{index}", "long", 0.0))
     scheduler.add(ask("s", "short", 1.0))
@@ -150,7 +160,12 @@ def test_lengths_of_many_kinds_are_forgotten() -> None:
     for index in range(3000):
         history.ended(requests(random.Random(index), 1, 1)[0], index)
         params = SamplingParams(max_tokens=5)
-        request = Request(request_id="", prompt_token_ids=TokenIds([1]), params=params, account=str(index))
+        request = Request(
+            request_id="",
+            prompt_token_ids=TokenIds([1]),
+            params=params,
+            terms=ServiceTerms(account=str(index)),
+        )
         history.ended(request, 3)
     assert len(history._kinds) <= 4096
 
@@ -190,13 +205,15 @@ def test_shares_go_by_weights_and_a_flood_does_not_delay_the_others() -> None:
         params = SamplingParams(max_tokens=rng.randint(1, 12), ignore_eos=True)
         prompt = TokenIds(rng.choices(range(999), k=rng.randint(1, 12)))
         name = f"{account} {next(numbers)}"
-        asked = {"arrival": now, "account": account, "weight": weight}
-        scheduler.add(Request(request_id=name, prompt_token_ids=prompt, params=params, **asked))  # type: ignore[arg-type]
+        terms = ServiceTerms(account=account, weight=weight)
+        scheduler.add(
+            Request(request_id=name, prompt_token_ids=prompt, params=params, arrival=now, terms=terms)
+        )
 
     for _ in range(400):
         add("flood", 1.0, 0.0)
     for step in range(1500):
-        queued = {seq.state.request.account for seq in scheduler._requests.waiting}
+        queued = {seq.state.request.terms.account for seq in scheduler._requests.waiting}
         for account, weight in (("flood", 1.0), ("heavy", 3.0)):
             for _ in range(1 if account in queued else 4):
                 add(account, weight, float(step))
@@ -213,7 +230,7 @@ def test_shares_go_by_weights_and_a_flood_does_not_delay_the_others() -> None:
     waits = [
         seq.state.request.request_id
         for seq in scheduler._requests.waiting
-        if seq.state.request.account == "light"
+        if seq.state.request.terms.account == "light"
     ]
     assert len(waits) <= 1
 
@@ -222,11 +239,13 @@ def test_an_account_saves_nothing_up_while_it_pauses() -> None:
     scheduler = Scheduler(config(policy="fair", **CROWD))
     base = requests(random.Random(0), 1, 1)[0]
     for index in range(300):
-        scheduler.add(replace(base, request_id=f"x{index}", account="busy", arrival=float(index)))
+        scheduler.add(
+            replace(base, request_id=f"x{index}", terms=ServiceTerms(account="busy"), arrival=float(index))
+        )
         run(scheduler)
     served = scheduler.counters.of("busy")
     assert served > 0
-    scheduler.add(replace(base, request_id="late", account="late", arrival=400.0))
+    scheduler.add(replace(base, request_id="late", terms=ServiceTerms(account="late"), arrival=400.0))
     assert scheduler.counters.of("late") > served / 2
 
 

@@ -134,7 +134,7 @@ def test_options_of_other_servers_are_translated(
         ("-ctk q8_0 -ctv f16", "-ctv f16: contradicts -ctk q8_0; both are --kv-cache-dtype here"),
         ("-ctk q4_0", "'q4_0' is not supported, only f32, f16, bf16, q8_0"),
         ("--max-running-requests x", "is --max-num-seqs here: 'x' is not a whole number"),
-        ("--schedule-policy lpm", "'lpm' is not supported, only fcfs"),
+        ("--schedule-policy lof", "'lof' is not supported, only fcfs, lpm"),
         ("--lora a.gguf", "--lora a.gguf: is not supported: an adapter is a model name of its own here"),
         ("--slo x", "unrecognized argument: --slo"),
     ],

@@ -58,6 +58,8 @@ class Requests:
         if request.request_id in self._states:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
         state = self._states[request.request_id] = self._make_state(request)
+        if self._policy.order == "sjf":
+            self._estimates.arrived(request)
         self.num_special += _is_special(request)
         if request.soft_tokens:
             state.marks = block_marks(request.soft_tokens, self._config.block_size)

@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from quire.core.sequence import Rank, Sequence, Status
 from quire.core.service_estimates import ServiceEstimates
 from quire.records import dataclass
+from quire.types import Request
 
 ORDERS = ("fcfs", "sjf", "lpm", "edf")
 # Above every priority that a request can name (32 bits).
@@ -74,22 +75,24 @@ class Policy:
 
     def rank(self, seq: Sequence, estimates: ServiceEstimates) -> Rank:
         """The sort key of a sequence that is queued: within its account under `fair`, without a hit under `lpm`."""
-        request = seq.state.request
+        return (*self.place(seq.state.request, estimates), seq.seq_id)
+
+    def place(self, request: Request, estimates: ServiceEstimates) -> tuple[float, float, float]:
+        """The rank of a request without the number of its sequence."""
         key = arrival = request.arrival
         if self.order == "sjf":
             key += self.overtake * estimates.relative_work(request)
         elif self.order == "edf":
             key += self.overtake
-            if request.due is not None:
-                key = max(arrival, min(key, request.due))
-        return (self.level(seq), key, arrival, seq.seq_id)
+            if request.terms.due is not None:
+                key = max(arrival, min(key, request.terms.due))
+        return (self.level(request), key, arrival)
 
-    def level(self, seq: Sequence) -> float:
+    def level(self, request: Request) -> float:
         """The first part of a rank: background work, then the class of service, then the priority."""
-        request = seq.state.request
         if request.priority >= BACKGROUND:
             return float(2**62)
-        return request.service_class * 2.0**33 + (request.priority if self.levels else 0)
+        return request.terms.service_class * 2.0**33 + (request.priority if self.levels else 0)
 
     def lead(self, hit: int) -> float:
         """Seconds by which a hit of so many tokens is ahead of its arrival under lpm: below `overtake`."""

@@ -70,7 +70,7 @@ class PrefixCacheStats:
     hit_tokens: int = 0
 
 
-class Watch(Protocol):
+class CacheWatch(Protocol):
     """Hears which blocks can be found: a queue that ranks by cached prefixes."""
 
     def published(self, tenant: str, parent: BlockNode, node: BlockNode) -> None:
@@ -80,7 +80,7 @@ class Watch(Protocol):
         """A block, with none below it, is not known any more."""
 
 
-def _nothing() -> Iterable[Watch]:
+def _nothing() -> Iterable[CacheWatch]:
     return ()
 
 
@@ -396,7 +396,7 @@ class PrefixCaches:
     ) -> None:
         self.pool, self.tier = pool, tier
         self.moves: list[Move] = []  # for the next step
-        self.watches: Callable[[], Iterable[Watch]] = _nothing
+        self.watches: Callable[[], Iterable[CacheWatch]] = _nothing
         self.stats = PrefixCacheStats()
         self.num_running = 0
         self.active: set[PrefixCache] = set()

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import random
 from bisect import insort
-from collections import Counter, deque
-from dataclasses import replace
+from collections import deque
+from collections.abc import Sequence as Seq
 from operator import attrgetter
 
 from quire.core.block_pool import AuditError
@@ -42,10 +42,12 @@ from quire.core.step_plan import (
     check_stepwise,
     features_of,
     final_event,
+    first_end,
     new_seq,
     take_drafts,
     take_prompt_logprobs,
 )
+from quire.core.streams import StepLimits, decoding, most_tokens_of
 from quire.core.tier import Tier
 from quire.core.waiting_queues import OUTPUT_COST, Counters, charge_prompt, make_queue
 from quire.types import (
@@ -81,6 +83,7 @@ class Scheduler:
         if tier is not None and not config.enable_prefix_caching:
             raise ValueError("tier: needs prefix caching, which is off")
         self.config = config
+        self.limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs)
         self.step_counts = StepCounts()
         self.step_features: Features = ()  # of the last step, for the cost model
         self.num_preemptions = 0
@@ -103,6 +106,11 @@ class Scheduler:
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
         self._none_ahead: dict[Sequence, ScheduledSeq] = {}
         self._drafts_wait = False  # of some sequence, or in rows in flight
+
+    @property
+    def running(self) -> Seq[Sequence]:
+        """The running sequences by rank: to look at, not to change."""
+        return self._running
 
     @property
     def num_running(self) -> int:
@@ -186,7 +194,7 @@ class Scheduler:
         if len(flights) >= self.config.steps_in_flight:
             raise ValueError(f"step {flights[0].step} has not been passed to update")
         ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True)) if flights else self._none_ahead
-        step = StepPlan(self.config.max_num_batched_tokens, ahead)
+        step = StepPlan(tokens := min(self.limits.tokens, self.config.max_num_batched_tokens), ahead)
         # The only rule: a sequence has computed < len(tokens); spend the token budget until it is used up.
         # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, the rest after a prefix
         # hit, and resuming after preemption are all a sequence catching up with its tokens.
@@ -195,8 +203,10 @@ class Scheduler:
             self._admit_waiting(step)
         if self._requests.num_guided:
             hold_back(step)
-        self.step_counts = step.counts(self.config.max_num_batched_tokens)
-        drafts = self._add_drafts(step) if self._drafts_wait else 0
+        self.step_counts, drafts = step.counts(tokens), 0
+        if self._drafts_wait:
+            drafts, seen = add_drafts(step, self._blocks, self.config.max_draft_tokens)
+            self.step_counts = self.step_counts.with_drafts(drafts, seen)
         self.step_features = features_of(step, self.step_counts, drafts, self._requests.num_special)
         self._step += 1
         if step.rows:
@@ -305,16 +315,6 @@ class Scheduler:
             seqs[i].surprise = surprise
         return seqs
 
-    def partial_prompts(self) -> list[tuple[str, int, int]]:
-        """Running requests whose prompt is not complete: the id, how many of its tokens are computed, and how many of
-        these were found in the cache.
-        """
-        return [
-            (seq.state.request.request_id, seq.computed, seq.state.cached_tokens)
-            for seq in self._running
-            if seq.computed < seq.prompt_len and not seq.follows
-        ]
-
     def clear_prefix_cache(self) -> None:
         """Remove every cached block that no running sequence holds."""
         self._blocks.caches.clear()
@@ -323,9 +323,7 @@ class Scheduler:
         """Check queues, block tables, cache and pool against each other; raises AuditError. O(everything)."""
         self._requests.audit(self._running, self._num_fetching)
         if len(self._running) > self.config.max_num_seqs:
-            raise AuditError(
-                f"{len(self._running)} sequences run, max_num_seqs is {self.config.max_num_seqs}"
-            )
+            raise AuditError(f"{len(self._running)} sequences run, over max_num_seqs")
         if self._running != sorted(self._running, key=_by_rank):
             raise AuditError("the running sequences are out of order")
         self._blocks.audit(self._running, () if self._fetches is None else self._fetches.holders())
@@ -337,7 +335,7 @@ class Scheduler:
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
         budget, context, decode, ahead = step.budget, 0, 0, step.ahead
-        kept = None if self.policy.by_arrival else self._decoding()
+        kept = None if self.policy.by_arrival else decoding(self._running)
         for seq in self._running:  # a preemption shortens this list at its end, never before the cursor
             start = seq.computed
             end = known = len(seq.tokens)
@@ -346,7 +344,7 @@ class Scheduler:
                 if start == end:
                     continue
                 known = end
-            most = budget if kept is None else _most(seq, budget, kept)
+            most = budget if kept is None else most_tokens_of(seq, budget, kept)
             if end - start > most:
                 if not budget:
                     break
@@ -378,11 +376,6 @@ class Scheduler:
         step.budget = budget
         step.context = context
         step.decode = decode
-
-    def _decoding(self) -> Counter[float]:
-        """Number of decoding sequences by level. Where prompts may rank ahead of them, each keeps a token of the
-        budget: no stream stalls for a prompt of its level."""
-        return Counter([seq.rank[0] for seq in self._running if seq.computed >= seq.prompt_len])
 
     def _make_room(self, seq: Sequence, start: int, end: int, step: StepPlan) -> int:
         """The position, at most `end`, up to which a running sequence can go from `start` with the available blocks.
@@ -432,12 +425,12 @@ class Scheduler:
             if blocked and blocked.seq is seq and blocked.needs > room and self._step < blocked.until:
                 return  # looking up a long prompt in every step would cost more than the step
             hit = self._blocks.find(seq)
-            if self._first_end(seq, hit, step.budget) == hit.length:
+            if first_end(self.config, seq, hit, step.budget) == hit.length:
                 return
             needs = sum(self._needs(half, hit if half is seq else self._blocks.find(half)) for half in pair)
             if len(pair) > 1:
                 needs += self._blocks.num_groups  # that much is kept for the first when the second starts
-            if needs <= room and self._num_placed + len(pair) <= self.config.max_num_seqs:
+            if needs <= room and self._num_placed + len(pair) <= self._slots:
                 left = self._blocks.room(seq) - self._blocks.unheld(hit)
                 if seq.follows and left < self._blocks.num_groups:
                     return  # its leader holds all blocks until its chunk has run
@@ -473,27 +466,20 @@ class Scheduler:
         return bool(halved)
 
     @property
+    def _slots(self) -> int:
+        """Sequences that may run at once; a pair is never kept out."""
+        return min(self.config.max_num_seqs, max(self.limits.sequences, 1 + (self._requests.num_guided > 0)))
+
+    @property
     def _num_placed(self) -> int:
         """Sequences that run, or will when their blocks have arrived."""
         return len(self._running) + (0 if self._fetches is None else len(self._fetches))
 
     def _may_have_slots(self, seq: Sequence, count: int) -> bool:
         """Whether there may be room for `count` sequences more, of which this is the first."""
-        if self._num_placed + count <= self.config.max_num_seqs:
+        if self._num_placed + count <= self._slots:
             return True
         return bool(self._running) and displaces(seq, self._running[-1])
-
-    def _first_end(self, seq: Sequence, hit: Hit, budget: int) -> int:
-        """Where the first row of a waiting sequence may end; `hit.length` when it must wait for more budget."""
-        remaining = len(seq.tokens) - hit.length
-        if remaining > budget and not self.config.enable_chunked_prefill:
-            # A prompt runs whole. It is split only if it outgrew the budget of any step before a preemption.
-            most = self.config.max_num_batched_tokens - (
-                seq.partner is not None
-            )  # the other one has a row, too
-            outgrew = seq.preemptions > 0 and remaining > most
-            return hit.length + budget if outgrew else hit.length
-        return hit.length + min(remaining, budget)
 
     def _room(self, seq: Sequence, step: StepPlan) -> int:
         """Blocks for all known tokens of a newly admitted sequence.
@@ -518,13 +504,13 @@ class Scheduler:
                 return False
             running -= 1
             short -= len(victim.table.live()) + self._blocks.num_groups
-            if short <= 0 and running + len(halves(seq, Status.WAITING)) <= self.config.max_num_seqs:
+            if short <= 0 and running + len(halves(seq, Status.WAITING)) <= self._slots:
                 return True
         return not self._fetches
 
     def _start(self, seq: Sequence, hit: Hit, step: StepPlan) -> None:
         blocks, state = self._blocks, seq.state
-        end = self._first_end(seq, hit, step.budget)
+        end = first_end(self.config, seq, hit, step.budget)
         if not state.started:
             state.started = True
             state.cached_tokens = hit.length
@@ -549,17 +535,6 @@ class Scheduler:
         step.budget -= end - start
         step.context += end
         step.decode += start >= seq.prompt_len and end == start + 1
-
-    def _add_drafts(self, step: StepPlan) -> int:
-        added, seen = add_drafts(step, self._blocks, self.config.max_draft_tokens)
-        if added:
-            counts = self.step_counts
-            self.step_counts = replace(
-                counts,
-                decode_tokens=counts.decode_tokens + added,
-                context_tokens=counts.context_tokens + seen,
-            )
-        return added
 
     def _last_of(self, tenant: str) -> Sequence:
         """The last in rank of a tenant's running sequences."""
@@ -623,12 +598,3 @@ class Scheduler:
 
     def _sweep(self) -> None:
         self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
-
-
-def _most(seq: Sequence, budget: int, kept: Counter[float]) -> int:
-    """Tokens of the budget that a running sequence may take; `kept` are decoding ones of each level that follow it."""
-    level = seq.rank[0]
-    if seq.computed >= seq.prompt_len:
-        kept[level] -= 1
-        return budget
-    return max(min(budget, 1), budget - kept[level])

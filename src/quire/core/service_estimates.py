@@ -47,8 +47,8 @@ class ServiceEstimates:
 
     def output_tokens(self, request: Request) -> float:
         """The predicted output of a sample: `expected_tokens` if the request has them."""
-        if request.expected_tokens is not None:
-            return request.expected_tokens
+        if request.terms.expected_tokens is not None:
+            return request.terms.expected_tokens
         most, found = request.params.max_tokens, None
         for kind in _kinds(request):
             seen = self._kinds.get(kind)
@@ -68,8 +68,12 @@ class ServiceEstimates:
     def relative_work(self, request: Request) -> float:
         """Between 0 and 1: half for a request that takes as long as others did on average lately."""
         work = self.seconds(request)
+        return work / (work + (self._work or work))
+
+    def arrived(self, request: Request) -> None:
+        """Count a request in what others are compared with."""
+        work = self.seconds(request)
         self._work += (work - self._work) / _MEMORY if self._work else work
-        return work / (work + self._work)
 
     def ended(self, request: Request, tokens: int) -> None:
         """A sample has ended by itself with so many tokens of output."""
@@ -87,8 +91,8 @@ class ServiceEstimates:
 def _kinds(request: Request) -> Iterator[Hashable]:
     """From the narrowest to all requests; lengths by powers of two."""
     lengths = len(request.prompt_token_ids).bit_length(), (request.params.max_tokens or 0).bit_length()
-    yield request.account, request.adapter, *lengths
-    yield request.account, lengths[1]
+    yield request.terms.account, request.adapter, *lengths
+    yield request.terms.account, lengths[1]
     yield request.adapter, *lengths, None
     yield lengths[1], None
     yield None

@@ -168,8 +168,8 @@ class Counters:
         self._served[account] = max(self.of(account), least)
 
     def charge(self, seq: Sequence, cost: float) -> None:
-        request = seq.state.request
-        self._served[request.account] = self.of(request.account) + cost / request.weight
+        terms = seq.state.request.terms
+        self._served[terms.account] = self.of(terms.account) + cost / terms.weight
 
 
 class FairQueue:
@@ -190,7 +190,7 @@ class FairQueue:
         return (seq for queue in self._queues.values() for seq in queue)
 
     def push(self, seq: Sequence) -> None:
-        account = seq.state.request.account
+        account = seq.state.request.terms.account
         seq.rank = self._policy.rank(seq, self._estimates)
         if not self._queues.get(account) and not seq.preemptions:
             first = self._first()
@@ -215,7 +215,7 @@ class FairQueue:
         return seq
 
     def discard(self, seq: Sequence) -> None:
-        self._queues[seq.state.request.account].discard(seq)
+        self._queues[seq.state.request.terms.account].discard(seq)
         self._size -= 1
 
     def _first(self) -> str | None:

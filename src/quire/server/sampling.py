@@ -10,6 +10,7 @@ from typing import Any
 from quire.beams import Beams
 from quire.core.policy import BACKGROUND
 from quire.engine.api import GenerateAsk, guided
+from quire.objectives import ServiceTerms
 from quire.parameters import TextTokens
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
@@ -231,8 +232,7 @@ def make_ask(
         beams=beams_of(body),
         texts=texts,
         adapter=exchange.served.digest,
-        account=exchange.tenant,
-        due=_due(limits),
+        terms=ServiceTerms(account=exchange.tenant, due=_due(limits)),
     )
     return GenerateAsk(
         request=request,
