@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from quire.bench.goodput import Goodput, goodput
-from quire.bench.simulated_server import Arrival, Served, SimulatedServer
+from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer
 from quire.bench.timeline import request_metrics
 from quire.core.admission_rules import Caution, check_wishes
-from quire.core.forecast import Live, Prediction, Work, outlook, predict
+from quire.core.forecast import Demand, Forecast, Live, outlook, predict
 from quire.core.scheduler_config import SchedulerConfig
 from quire.objectives import SLO, ServiceClass, class_of, parse_classes
 
@@ -33,7 +33,7 @@ def poisson(rate: float, count: int, seed: int = 0, service_class: int = 0) -> l
     return made
 
 
-def good(served: Served, slo: SLO, only: range | None = None) -> Goodput:
+def good(served: SimulatedRun, slo: SLO, only: range | None = None) -> Goodput:
     records = served.records if only is None else [served.records[i] for i in only]
     metrics = [None if one.failed else request_metrics(one) for one in records]
     return goodput(metrics, slo, records[-1].scheduled - records[0].scheduled)
@@ -107,7 +107,7 @@ def test_batch_work_fills_what_is_left_and_yields_within_one_step() -> None:
 
 
 def test_a_wish_that_cannot_be_kept_is_named() -> None:
-    late = Prediction(start=2.0, ttft=3.0, tpot=0.1)
+    late = Forecast(start=2.0, ttft=3.0, tpot=0.1)
     assert check_wishes(late, 11, None) is None
     broken = check_wishes(late, 11, None, start=1.0, finish=60.0)
     assert broken is not None
@@ -118,7 +118,7 @@ def test_a_wish_that_cannot_be_kept_is_named() -> None:
     broken = check_wishes(late, 11, None, finish=3.5)
     assert broken is not None
     assert (broken.what, round(broken.predicted, 6)) == ("deadline_ms", 4.0)
-    never = check_wishes(Prediction(float("inf"), float("inf"), float("inf")), 5, None, finish=1.0)
+    never = check_wishes(Forecast(float("inf"), float("inf"), float("inf")), 5, None, finish=1.0)
     assert never is not None
     assert never.wait == 600.0
 
@@ -134,19 +134,19 @@ def test_caution_grows_with_late_answers_and_shrinks_again() -> None:
 
 
 def test_a_play_that_lasts_too_long_says_never() -> None:
-    queue = [Work(500, 0, 50.0)] * 100
+    queue = [Demand(500, 0, 50.0)] * 100
     limits = {"budget": 512, "slots": 4, "tokens": 10_000}
-    assert predict(COSTS, [], queue, Work(10, 0, 5), **limits).ttft > 10
-    assert predict(COSTS, [], queue, Work(10, 0, 5), **limits, most=3.0).ttft == float("inf")
+    assert predict(COSTS, [], queue, Demand(10, 0, 5), **limits).ttft > 10
+    assert predict(COSTS, [], queue, Demand(10, 0, 5), **limits, most=3.0).ttft == float("inf")
     with pytest.raises(ValueError, match="8 are expected"):
-        predict(COSTS[:3], [], [], Work(1, 0, 1), **limits)
+        predict(COSTS[:3], [], [], Demand(1, 0, 1), **limits)
 
 
 def test_only_what_ranks_ahead_is_waited_for() -> None:
-    lives = [Live((0.0, float(i), 0.0), False, Work(500, 0, 50.0)) for i in range(20)]
+    lives = [Live((0.0, float(i), 0.0), False, Demand(500, 0, 50.0)) for i in range(20)]
     limits = {"budget": 512, "slots": 2, "tokens": 10_000}
-    first = outlook(COSTS, lives, Live((0.0, -1.0, 0.0), False, Work(50, 0, 5.0)), **limits)
-    last = outlook(COSTS, lives, Live((0.0, 99.0, 0.0), False, Work(50, 0, 5.0)), **limits)
+    first = outlook(COSTS, lives, Live((0.0, -1.0, 0.0), False, Demand(50, 0, 5.0)), **limits)
+    last = outlook(COSTS, lives, Live((0.0, 99.0, 0.0), False, Demand(50, 0, 5.0)), **limits)
     assert first.ttft < 0.1
     assert last.ttft > 5
     assert first.start == 0.0

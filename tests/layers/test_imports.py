@@ -145,6 +145,7 @@ def test_the_scheduling_half_needs_only_the_standard_library() -> None:
                     ["quire", "cache_kinds"],
                     ["quire", "context_window"],
                     ["quire", "logprobs"],
+                    ["quire", "objectives"],
                     ["quire", "types"],
                 ), f"{path.name} imports {name}"
 

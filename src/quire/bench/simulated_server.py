@@ -14,7 +14,7 @@ from quire.bench.timeline import RequestRecord
 from quire.core.admission_rules import Broken, Caution, check_wishes
 from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
-from quire.core.forecast import Live, Prediction, Work, outlook
+from quire.core.forecast import Demand, Forecast, Live, outlook
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.objectives import ServiceClass, ServiceTerms
@@ -35,7 +35,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class SimulatedRun:
     """What came of a run. `predicted` has the TTFT of admitted requests as they were predicted, by their number."""
 
     records: list[RequestRecord]
@@ -76,11 +76,13 @@ class SimulatedServer:
 
     def run(
         self, arrivals: Sequence[Arrival], look: Callable[[SimulatedServer], None] = lambda _: None
-    ) -> Served:
+    ) -> SimulatedRun:
         """Serve all; `look` is called after each step."""
         scheduler = self.scheduler
         order = sorted(range(len(arrivals)), key=lambda i: arrivals[i].at)
-        found = Served(records=[RequestRecord(index=i, scheduled=one.at) for i, one in enumerate(arrivals)])
+        found = SimulatedRun(
+            records=[RequestRecord(index=i, scheduled=one.at) for i, one in enumerate(arrivals)]
+        )
         added = steps = 0
         while added < len(order) or scheduler.has_work():
             while added < len(order) and arrivals[order[added]].at <= self.now:
@@ -102,7 +104,7 @@ class SimulatedServer:
             length_error=scheduler.estimates.error,
         )
 
-    def predict(self, request: Request, most: float = 600.0) -> Prediction:
+    def predict(self, request: Request, most: float = 600.0) -> Forecast:
         """The times of a request that would be added now."""
         scheduler = self.scheduler
         config, limits = scheduler.config, scheduler.limits
@@ -130,10 +132,12 @@ class SimulatedServer:
         if not computed:
             stats = self.scheduler.prefix_stats
             left = max(1, int(prompt * (1 - stats.hit_tokens / max(1, stats.queried_tokens))))
-        work = Work(max(0, left), computed or prompt - left, max(1.0, lengths.output_tokens(request) - made))
+        work = Demand(
+            max(0, left), computed or prompt - left, max(1.0, lengths.output_tokens(request) - made)
+        )
         return Live(self.scheduler.policy.place(request, lengths), computed > 0, work)
 
-    def _add(self, index: int, arrival: Arrival, found: Served) -> None:
+    def _add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
         record = found.records[index]
         record.sent, record.input_tokens, record.input_source = self.now, len(arrival.prompt), "server"
         service = self.classes[arrival.service_class] if self.classes else None

@@ -11,6 +11,7 @@ from dataclasses import Field, field, fields, replace
 from typing import Any
 
 from quire.config.speculative import ACCEPTANCES, SpeculativeConfig, parse_speculative_config
+from quire.objectives import parse_classes
 from quire.records import dataclass
 
 # An engine that waits for a batch looks idle; if it waited longer, it would look as if it hung.
@@ -213,6 +214,18 @@ class SchedulerOptions:
         "sjf, lpm, edf: a request is overtaken only by those that arrive less than this time after it",
         metavar="MS",
     )
+    slo: tuple[str, ...] = option(
+        (),
+        "classes of service and their levels, the most urgent first, like interactive:ttft=500ms,tpot=50ms batch: ; "
+        "requests name theirs in service_tier (default: none)",
+        metavar="NAME:LEVELS",
+    )
+    admission: str = option(
+        "predict",
+        "predict: also refuse requests whose deadline or service level cannot be kept, by the cost model of steps; "
+        "queue: only those for which the queue has no room",
+        choices=("predict", "queue"),
+    )
     batching: str = option(
         "continuous",
         "dynamic: collect a batch and run it to its end before the next one; for comparison, never faster",
@@ -224,6 +237,7 @@ class SchedulerOptions:
 
     def __post_init__(self) -> None:
         _check(self)
+        parse_classes(self.slo)
         if not 0 < self.overtake_ms < float("inf"):
             raise ValueError(f"overtake_ms: {self.overtake_ms} is not a positive number of milliseconds")
         if not 0 <= self.batch_wait_ms <= MAX_BATCH_WAIT_MS:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from quire.core.forecast import Prediction
-from quire.objectives import ServiceClass
+from quire.core.forecast import Forecast
+from quire.objectives import SLO, ServiceClass
 from quire.records import dataclass
 
 _LATE = 0.02  # share of admitted requests that may be late
@@ -43,7 +43,7 @@ class Caution:
 
 
 def check_wishes(
-    prediction: Prediction,
+    prediction: Forecast,
     output: float,
     service: ServiceClass | None,
     *,
@@ -54,12 +54,12 @@ def check_wishes(
 ) -> Broken | None:
     """The wish that would be missed by most, if any. `elapsed` seconds have passed since the request arrived; `start`
     and `finish` are its own limits in seconds from now; `output` is the length of its answer."""
-    slo, end = None if service is None else service.slo, prediction.finish(output)
+    slo, end = SLO() if service is None else service.slo, prediction.finish(output)
     wishes: Sequence[tuple[str, float | None, float]] = (
         ("max_queue_ms", start, prediction.start),
         ("deadline_ms", finish, end),
-        ("ttft", slo and slo.ttft and slo.ttft / 1e3 - elapsed, caution * prediction.ttft),
-        ("e2el", slo and slo.e2el and slo.e2el / 1e3 - elapsed, end),
+        ("ttft", slo.ttft and slo.ttft / 1e3 - elapsed, caution * prediction.ttft),
+        ("e2el", slo.e2el and slo.e2el / 1e3 - elapsed, end),
     )
     late = [Broken(name, at, seen, seen - at) for name, at, seen in wishes if at is not None and seen > at]
     if not late:

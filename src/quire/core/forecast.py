@@ -19,7 +19,7 @@ from quire.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Demand:
     """A sequence that waits or runs: prompt tokens still to compute, those computed, and tokens of output to come."""
 
     prompt: int
@@ -33,11 +33,11 @@ class Live:
 
     place: tuple[float, ...]
     started: bool
-    work: Work
+    work: Demand
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class Forecast:
     """Seconds from now. `start` is when the request leaves the queue."""
 
     start: float
@@ -64,7 +64,7 @@ class _Play:
         self.seconds = 0.0  # of steps with streams, and their number
         self.paced = 0.0
 
-    def start(self, work: Work) -> None:
+    def start(self, work: Demand) -> None:
         self.room -= work.prompt + work.computed
         if work.prompt > 0:
             self.prompts.append([work.prompt, work.computed, work.output])
@@ -75,7 +75,7 @@ class _Play:
         heapq.heappush(self.ends, (self.steps + max(1.0, output), int(held)))
         self.keys += held
 
-    def fits(self, work: Work) -> bool:
+    def fits(self, work: Demand) -> bool:
         running = len(self.ends) + len(self.prompts)
         return running < self.slots and (not running or work.prompt + work.computed <= self.room)
 
@@ -85,7 +85,7 @@ class _Play:
         cost = self.step_cost + self.row * rows + self.key * self.keys
         count, complete = max(1.0, self.ends[0][0] - self.steps) if rows else 1.0, []
         if self.prompts:
-            chunk = max(1, self.budget - rows)
+            chunk = float(max(1, self.budget - rows))
             whole = self.prompts[0][0] // chunk  # steps that the first one has for itself
             if whole:
                 count = min(count, whole)
@@ -130,7 +130,7 @@ def outlook(
     slots: int,
     tokens: int,
     most: float = math.inf,
-) -> Prediction:
+) -> Forecast:
     """The times of a request among those that live: it waits behind those with a lower place. See `predict`."""
     running, ahead = [], []
     for live in lives:
@@ -157,15 +157,15 @@ _place = attrgetter("place")
 
 def predict(
     costs: Sequence[float],
-    running: Iterable[Work],
-    waiting: Iterable[Work],
-    new: Work,
+    running: Iterable[Demand],
+    waiting: Iterable[Demand],
+    new: Demand,
     *,
     budget: int,
     slots: int,
     tokens: int,
     most: float = math.inf,
-) -> Prediction:
+) -> Forecast:
     """The times of a request behind those that wait. `costs` are the weights of a cost model, `tokens` the capacity of
     the KV cache. A play ends after `most` seconds: `ttft` is infinite then. O((running + waiting ahead) log running).
     """
@@ -181,9 +181,9 @@ def predict(
             play.start(queue.popleft())
         if not queue and math.isinf(start) and play.fits(new):
             start, before = play.now, len(play.prompts)
-            play.start(new if new.prompt else Work(1, new.computed, new.output))
+            play.start(new if new.prompt else Demand(1, new.computed, new.output))
         if play.now > most or not (play.ends or play.prompts):
-            return Prediction(start, math.inf, math.inf)
+            return Forecast(start, math.inf, math.inf)
         done = play.advance()
         if before >= 0:
             before -= done
@@ -192,4 +192,4 @@ def predict(
     rows = len(play.ends)
     plain = play.step_cost + play.row * rows + play.key * play.keys
     tpot = max(plain, play.seconds / play.paced) if play.paced else plain
-    return Prediction(start, play.now, tpot)
+    return Forecast(start, play.now, tpot)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.engine.api import StepRecord
@@ -101,10 +102,12 @@ class EngineCore:
         speculation: Speculation | None = None,
         adapters: AdapterService | None = None,
         costs: StepCostModel | None = None,
+        controller: StepController | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.adapters = adapters
         self.costs = costs or StepCostModel()
+        self._controller = controller
         self._adapted: dict[
             str, tuple[str, int]
         ] = {}  # requests in slots: their version, and samples that run
@@ -206,6 +209,8 @@ class EngineCore:
             time.sleep(early)
         start = time.perf_counter()
         preempted = self.scheduler.num_preemptions
+        if self._controller is not None:
+            self._controller.plan()
         out = self.scheduler.schedule()
         counts, features = self.scheduler.step_counts, self.scheduler.step_features
         scheduled = time.perf_counter()
@@ -227,6 +232,8 @@ class EngineCore:
         self.last_phases = result.seconds
         predicted = self.costs.seconds(features)
         self.costs.observe(features, updated - start)
+        if self._controller is not None:
+            self._controller.ran(updated - start)
         drafts = self.speculation.last if self.speculation else NO_DRAFTS
         self.records.append(
             StepRecord(

@@ -271,6 +271,13 @@ def _engine_families(stats: EngineStats, labels: dict[str, str], acceptance: str
     yield _family(GaugeMetricFamily, "quire_spec_decode_info", "which drafts are right", how, 1)
     config = labels | {"block_size": str(stats.block_size), "num_gpu_blocks": str(stats.blocks)}
     yield _family(GaugeMetricFamily, "vllm:cache_config_info", "sizes of the KV cache", config, 1)
+    yield _by_part(CounterMetricFamily, "quire_service_level_kept", "service_class", stats.level_kept.items())
+    yield _by_part(
+        CounterMetricFamily, "quire_service_level_missed", "service_class", stats.level_missed.items()
+    )
+    yield _by_part(
+        GaugeMetricFamily, "quire_goodput_requests_per_second", "service_class", stats.goodput.items()
+    )
     yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())
     yield _by_part(GaugeMetricFamily, "quire_memory_bytes", "part", stats.memory_parts.items())
 

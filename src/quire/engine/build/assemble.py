@@ -16,6 +16,7 @@ from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, ResolvedConfig
 from quire.config.speculative import WITH_MODEL
+from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
@@ -44,6 +45,7 @@ from quire.loader import (
     checkpoint_files,
 )
 from quire.loader.source import CodesSource
+from quire.objectives import parse_classes
 from quire.program.cost import Row, step_cost
 from quire.program.formats import DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
@@ -327,7 +329,11 @@ def build(
     grammars = partial(_grammars, later, program, config, plan)
     drafter = draft.drafter(plan.limits, made, program) if draft and made else None
     speculation = make_speculation(config, worker, executor, plan.limits, drafter)
-    core = EngineCore(scheduler, worker, _gate(scheduler, config), grammars, speculation, adapters, costs)
+    classes = parse_classes(asked.scheduler.slo)
+    controller = StepController(scheduler, classes, costs) if classes else None
+    core = EngineCore(
+        scheduler, worker, _gate(scheduler, config), grammars, speculation, adapters, costs, controller
+    )
     return Built(later.model, config, program, plan, executor, core, weights, made)
 
 

@@ -77,6 +77,8 @@ class StepTotals:
             step_costs=self._core.costs.weights,
             step_cost_error=self._core.costs.error,
             step_cost_spread=self._core.costs.spread,
+            step_budget=min(scheduler.limits.tokens, scheduler.config.max_num_batched_tokens),
+            step_slots=min(scheduler.limits.sequences, scheduler.config.max_num_seqs),
             length_error=scheduler.estimates.error,
             draft_rows=drafts.rows if drafts else 0,
             drafted_tokens=drafts.drafted if drafts else 0,
