@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.server import LiveServer, serving
+from helpers.server import ENDLESS, PATIENT, LiveServer, serving
 
 # A level that nothing can keep, and one that everything keeps: no test depends on the speed of the machine.
 CLASSES = ("chat:ttft=600000ms,tpot=600000ms", "never:ttft=0.001ms", "batch:")
@@ -16,7 +16,7 @@ CLASSES = ("chat:ttft=600000ms,tpot=600000ms", "never:ttft=0.001ms", "batch:")
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[LiveServer]:
     options = {"slo": CLASSES, "scheduling_policy": "fair+edf", "max_num_seqs": 2}
-    with serving(folder, engine=options) as live:
+    with serving(folder, engine=ENDLESS | options, **PATIENT) as live:
         for _ in range(3):  # the cost model has to see some steps before it may refuse anything
             live.complete("Hello", max_tokens=40, ignore_eos=True)
         live.wait(lambda: live.metric("quire_steps_total") >= 64)
