@@ -71,10 +71,12 @@ def features_of(step: StepPlan, counts: StepCounts, drafts: int, special: int) -
     context, work = counts.context_tokens, 0.0
     if counts.prefill_tokens:
         for row, seq in zip(step.rows, step.seqs, strict=True):
-            tokens = len(row.token_ids) - row.drafts
+            tokens = len(row.token_ids)
             if tokens > 1 or row.start < seq.prompt_len:
-                work += tokens * (row.start + tokens / 2)
-                context -= row.start + tokens
+                tokens -= row.drafts
+                if tokens > 1 or row.start < seq.prompt_len:
+                    work += tokens * (row.start + tokens / 2)
+                    context -= row.start + tokens
     adapters = grammars = 0
     if special:
         asked = [seq.state.request for seq in step.seqs]

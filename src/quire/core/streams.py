@@ -41,10 +41,13 @@ def count_streams(running: Iterable[Sequence], classes: int) -> Streams:
     return Streams(by_class, rows, keys, max(0, depth))
 
 
-def decoding(running: Iterable[Sequence]) -> Counter[float]:
-    """Number of decoding sequences by level. Where prompts may rank ahead of them, each keeps a token of the budget: no
-    stream stalls for a prompt of its level."""
-    return Counter([seq.rank[0] for seq in running if seq.computed >= seq.prompt_len])
+def decoding(running: Iterable[Sequence]) -> Counter[float] | None:
+    """Number of decoding sequences by level; None if all decode. Where prompts may rank ahead of them, each keeps a
+    token of the budget: no stream stalls for a prompt of its level."""
+    for seq in running:
+        if seq.computed < seq.prompt_len:
+            return Counter([seq.rank[0] for seq in running if seq.computed >= seq.prompt_len])
+    return None
 
 
 def most_tokens_of(seq: Sequence, budget: int, kept: Counter[float]) -> int:
