@@ -4,8 +4,8 @@
 
 Decode in steady state (every sequence one token a step, blocks taken and published as they fill), the same with a queue
 under each policy, admission with and without prefix hits, the radix tree alone, and the cost model. Prints JSON, then
-the same as a table, in microseconds. A decode step is the median of its run, and of `--repeat` runs the best counts, since
-other work on the machine only ever adds. The garbage collector is left on, as in the engine.
+the same as a table, in microseconds. A decode step is the median of its run, and of `--repeat` runs the best counts,
+since other work on the machine only ever adds. The garbage collector is left on, as in the engine.
 """
 
 from __future__ import annotations
