@@ -69,7 +69,10 @@ def quire(args: argparse.Namespace, drafts: str) -> Iterator[Stream]:
 
         def stream(prompt: list[int], count: int) -> tuple[float, float]:
             params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-            return rate_of([time.perf_counter() for _ in llm.stream(prompt, params)], count), 0.0
+            made = llm.stream(prompt, params)
+            rate = rate_of([time.perf_counter() for _ in made], count)
+            usage = made.output.usage
+            return rate, usage.accepted_draft_tokens / max(usage.draft_tokens, 1)
 
         yield stream
 

@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
-from quire.loader import DEFAULT_MODEL
+from helpers.server import serving
+from quire.loader import DEFAULT_MODEL, resolve_model
 
 pytestmark = pytest.mark.clients
 HERE = Path(__file__).parent
@@ -109,6 +111,34 @@ def test_a_tool_server_over_pipes(mcp: str, tmp_path: Path, capsys: pytest.Captu
     check_chat(*chat_with(tmp_path, {"command": mcp, "args": [script]}))
     show = "from importlib.metadata import version; print('mcp', version('mcp'))"
     report(subprocess.run([mcp, "-c", show], capture_output=True, text=True, check=True).stdout, capsys)
+
+
+def test_a_tool_server_behind_responses(mcp: str, tmp_path: Path) -> None:
+    """quire-mini, the official SDK of tool servers, and OpenAI's client."""
+    given = {"command": mcp, "args": [str(HERE / "mcp_weather.py")], "tools": ["get_weather"]}
+    settings = tmp_path / "mcp.json"
+    settings.write_text(json.dumps({"mcpServers": {"weather": given}}))
+    tool: Any = {"type": "mcp", "server_label": "weather", "require_approval": "never"}
+    asked: Any = {
+        "model": "quire-mini", "input": "What is the weather in Paris?", "temperature": 0, "max_output_tokens": 200,
+        "tools": [tool],
+    }  # fmt: skip
+    with serving(
+        resolve_model(DEFAULT_MODEL),
+        {"max_model_len": 1024},
+        served_model_name=("quire-mini",),
+        mcp=str(settings),
+    ) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="any", max_retries=0)
+        found = client.responses.create(**asked)
+        with client.responses.stream(**asked) as stream:
+            assert "response.mcp_call.completed" in {event.type for event in stream}
+            streamed = stream.get_final_response()
+    for response in (found, streamed):
+        (ran,) = (item for item in response.output if item.type == "mcp_call")
+        assert json.loads(ran.arguments) == {"city": "Paris"}
+        assert '"temperature": 21' in (ran.output or "")
+        assert "21" in response.output_text
 
 
 def test_a_tool_server_over_http(mcp: str, tmp_path: Path) -> None:

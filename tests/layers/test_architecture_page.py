@@ -20,7 +20,7 @@ if not PAGE.exists():  # an installed package
 TOUCHED = {
     "op": r"class Scale\(Op\)|@defines\(Scale\)|QUIRE_OP\(Scale\)|\bscale_rows\b|\bScale\([^f]",
     "output of a step": r"Output\(\"maxima\"|get\(\"maxima\"|\[\"maxima\"\]",
-    "family of known parts": r"\bmixtral\b",
+    "family of known parts": r"\bmixtral\b(?!-8x7b|\", \"MixtralFor)",  # a released shape only names it
     "engine option": r"\bnum_kv_blocks\b",
     "sampling parameter, a number": r"\bmin_p\b",
     "endpoint": r"\"/detokenize\"|\*tokens\.ROUTES",

@@ -6,8 +6,10 @@ import io
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ import pytest
 
 from helpers.scripted import Script, scripted_folder
 from quire.cli.main import main
-from quire.mcp.session import MAX_RESULT_CHARS, McpError
-from quire.mcp.settings import read_settings
+from quire.mcp.connect import connect
+from quire.mcp.session import MAX_RESULT_CHARS, Cancellation, McpError
+from quire.mcp.settings import ServerSettings, read_settings
 from quire.mcp.toolbox import Toolbox
 from quire.types import CheckpointError, RequestError
 
@@ -51,17 +54,20 @@ def test_a_server_over_pipes(tmp_path: Path) -> None:
         assert "a is no integer" in box.call("add", '{"a": "x"}').text
         assert box.call("add", "{").failed
         assert len(box.call("long", "{}").text) < MAX_RESULT_CHARS + 100
-        assert box.notes == ['calc also offers erase, sleep; "tools" names those that may be called']
+        assert box.notes == [
+            'calc also offers erase, sleep, fail, die, process; "tools" names those that may be called'
+        ]
 
 
 def test_a_server_over_http(tmp_path: Path, web: HttpToolServer) -> None:
     given = {"url": web.url, "tools": ["*"], "headers": {"Authorization": "Bearer k"}}
     with Toolbox(read_settings(settings_file(tmp_path, web=given))) as box:
-        assert len(box.tools) == 4
+        assert len(box.tools) == 7
         assert box.call("add", '{"a": 2, "b": 3}').text.startswith("5")
     methods = [method for method, _ in web.seen]
     assert methods == [
-        "initialize", "notifications/initialized", "tools/list", "tools/list", "tools/call", "DELETE"
+        "initialize", "notifications/initialized", "tools/list", "tools/list", "tools/list", "tools/call",
+        "DELETE",
     ]  # fmt: skip
     assert all(headers["Authorization"] == "Bearer k" for _, headers in web.seen)
     assert all(headers["Mcp-Session-Id"] == "session-1" for _, headers in web.seen[1:])
@@ -85,9 +91,10 @@ def test_only_what_the_file_allows_is_called(tmp_path: Path, web: HttpToolServer
     ("mode", "text"),
     [
         ("silent", "did not answer initialize within 0.5 s"),
-        ("noise", "sent a line that is not a JSON object"),
+        ("noise", "sent a message that is not a JSON object"),
         ("flood", "messages in place of an answer"),
         ("huge", "a message of more than"),
+        ("schemas", "lists tools with more than 20000 values"),
         ("ends", "has ended"),
         ("old", "speaks version '1999-01-01'"),
     ],
@@ -131,6 +138,42 @@ def test_a_slow_call_ends_and_the_session_goes_on(tmp_path: Path) -> None:
         server.close()
 
 
+@pytest.mark.parametrize("over_http", [False, True])
+def test_another_thread_ends_a_call(over_http: bool) -> None:
+    web = HttpToolServer("slow") if over_http else None
+    if web is not None:
+        settings = ServerSettings(name="s", url=web.url, timeout=1000)
+    else:
+        command = (sys.executable, str(SERVER), "pipes", "asks")
+        settings = ServerSettings(name="s", command=command, timeout=1000)
+    session, stop, ended = connect(settings, 2**20), Cancellation(), threading.Event()
+
+    def run() -> None:
+        with pytest.raises(McpError):
+            session.call("sleep", {"seconds": 1000, "a": 1}, stop)
+        ended.set()
+
+    session.open("1")
+    threading.Thread(target=run, daemon=True).start()
+    time.sleep(0.2)
+    stop.cancel()
+    assert ended.wait(200)
+    session.close()
+    if web is not None:
+        web.close()
+
+
+def test_threads_share_a_session(tmp_path: Path) -> None:
+    """Each gets its own answer, whatever else the server sends; one that dies ends all of them."""
+    with Toolbox(read_settings(settings_file(tmp_path, calc=piped(tools=["add", "die"])))) as box:
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda n: box.call("add", json.dumps({"a": n, "b": 0})).text, range(200)))
+            assert [text.split()[0] for text in made] == [str(n) for n in range(200)]
+            failed = list(pool.map(lambda name: box.call(name, '{"a": 1, "b": 1}'), ["die", "add", "add"]))
+        assert failed[0].failed
+        assert "has ended" in box.call("add", '{"a": 1, "b": 1}').text
+
+
 def test_servers_end_with_the_toolbox(tmp_path: Path) -> None:
     with Toolbox(read_settings(settings_file(tmp_path, calc=piped()))) as box:
         pid = box._sessions[0]._transport._process.pid  # type: ignore[attr-defined]
@@ -169,6 +212,8 @@ def test_keys_of_this_process_stay_here(tmp_path: Path, monkeypatch: pytest.Monk
         ({"mcpServers": {"a": {"command": "x", "tool": ["y"]}}}, "mcpServers.a.tool"),
         ({"mcpServers": {"a": {"command": "x", "tools": "y"}}}, "mcpServers.a.tools"),
         ({"mcpServers": {"a": {"command": "x"}}, "rounds": 0}, "rounds"),
+        ({"mcpServers": {"a": {"command": "x"}}, "calls": 1000}, "calls"),
+        ({"mcpServers": {"a": {"command": "x"}}, "message_bytes": "1"}, "message_bytes"),
     ],
 )
 def test_files_that_are_wrong(tmp_path: Path, found: object, field: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -14,11 +15,15 @@ TOOLS = [
     {
         "name": "add",
         "description": "Adds.",
+        "annotations": {"readOnlyHint": True},
         "inputSchema": {"type": "object", "properties": {"a": {}, "b": {}}},
     },
     {"name": "erase", "description": "Erases everything.", "inputSchema": {"type": "object"}},
     {"name": "long", "inputSchema": {"type": "object"}},
     {"name": "sleep", "inputSchema": {"type": "object"}},
+    {"name": "fail", "inputSchema": {"type": "object"}},
+    {"name": "die", "inputSchema": {"type": "object"}},
+    {"name": "process", "inputSchema": {"type": "object"}},
 ]
 
 
@@ -31,6 +36,8 @@ def answer(message: Message, mode: str = "") -> Message | None:
     if method == "initialize":
         version = "1999-01-01" if mode == "old" else message["params"]["protocolVersion"]
         result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "t"}}
+    elif method == "tools/list" and mode == "schemas":
+        result = {"tools": [{"name": "add", "inputSchema": {"enum": [[]] * 200_000}}]}
     elif method == "tools/list":
         start = int(message["params"].get("cursor", 0))
         result = {"tools": TOOLS[start : start + 3]}
@@ -40,6 +47,14 @@ def answer(message: Message, mode: str = "") -> Message | None:
         name, given = message["params"]["name"], message["params"]["arguments"]
         if name == "add" and not isinstance(given.get("a"), int):
             return {"jsonrpc": "2.0", "id": number, "error": {"code": -32602, "message": "a is no integer"}}
+        if name == "fail":
+            content = [{"type": "text", "text": "it is broken"}]
+            return {"jsonrpc": "2.0", "id": number, "result": {"content": content, "isError": True}}
+        if name == "die":
+            os._exit(1)
+        if name == "process":
+            content = [{"type": "text", "text": str(os.getpid())}]
+            return {"jsonrpc": "2.0", "id": number, "result": {"content": content}}
         if name == "sleep":
             time.sleep(given["seconds"])
         text = "x" * 100_000 if name == "long" else str(given.get("a", 0) + given.get("b", 0))
@@ -75,7 +90,9 @@ def pipes(mode: str) -> None:
 
 
 class HttpToolServer:
-    """On a loopback port. Modes: json, events, huge, slow, refuses, deaf. `seen`: methods and headers of requests."""
+    """On a loopback port. Modes: json, events, huge, slow, refuses, deaf, forgets. `seen`: methods and headers of
+    requests.
+    """
 
     def __init__(self, mode: str) -> None:
         self.seen: list[tuple[str, dict[str, str]]] = []
@@ -87,6 +104,9 @@ class HttpToolServer:
             def do_POST(self) -> None:
                 message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 owner.seen.append((str(message.get("method")), dict(self.headers)))
+                if mode == "forgets" and len(owner.seen) % 7 == 6:
+                    self.send(404, "text/plain", b"no such session")
+                    return
                 if mode == "refuses":
                     self.send(403, "text/plain", b"no")
                     return
@@ -101,7 +121,7 @@ class HttpToolServer:
                     self.send_response(200)
                     self.send_header("Content-Type", "text/event-stream")
                     self.end_headers()
-                    for _ in range(100):
+                    for _ in range(10_000):
                         self.wfile.write(b": waiting\n\n")
                         self.wfile.flush()
                         time.sleep(0.1)

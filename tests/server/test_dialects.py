@@ -37,7 +37,7 @@ from quire.server.dialects import llama_server_answers, sglang_answers, tgi_answ
 from quire.server.dialects.anthropic_answers import MessageHead, MessageStream, message_pieces
 from quire.server.dialects.blocks import BlockAnswer
 from quire.server.dialects.ollama_answers import AnswerHead, OllamaStream, answer_pieces
-from quire.server.dialects.responses_answers import ResponseStream, complete
+from quire.server.dialects.responses_answers import ItemMaker, ResponseStream, ServerTool, complete
 from quire.server.dialects.responses_types import ResponseBody
 from quire.server.generation import Answer
 from quire.types import FinishReason, TokenIds
@@ -75,19 +75,20 @@ def ollama(deltas: list[StreamDelta], run: SaidRun, *, chat: bool = True) -> tup
     return fold_lines(data + stream.last(cast(Any, run))), whole
 
 
+def begun() -> ResponseBody:
+    return ResponseBody(
+        id="resp_1", created_at=1, status="in_progress", background=False, instructions=None,
+        max_output_tokens=None, max_tool_calls=None, metadata={}, model="tiny", parallel_tool_calls=True,
+        previous_response_id=None, reasoning={}, store=True, temperature=1.0, text={}, tool_choice="auto",
+        tools=[], top_p=1.0,
+    )  # fmt: skip
+
+
 def responses(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
     """A response from its events, and whole."""
 
-    def begun() -> ResponseBody:
-        return ResponseBody(
-            id="resp_1", created_at=1, status="in_progress", background=False, instructions=None,
-            max_output_tokens=None, max_tool_calls=None, metadata={}, model="tiny", parallel_tool_calls=True,
-            previous_response_id=None, reasoning={}, store=True, temperature=1.0, text={}, tool_choice="auto",
-            tools=[], top_p=1.0,
-        )  # fmt: skip
-
     answer, stream = BlockAnswer(), ResponseStream(begun(), 16)
-    data = stream.first(cast(Any, run))
+    data = stream.begun
     for delta in deltas:
         answer.add(delta)
         data += stream.chunk_of(0, delta)
@@ -95,6 +96,54 @@ def responses(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
     streamed = fold_response(events(data + stream.last(cast(Any, run))))
     assert (made.pop("completed_at") is None) == (streamed.pop("completed_at") is None)
     return streamed, made
+
+
+def tool_turns(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
+    """A turn of a response whose calls run on the server, or wait for approval: from its events, and whole."""
+    made = []
+    for stream in (None, ResponseStream(begun(), 16, maker := ItemMaker("resp_1"))):
+        maker.base = 2
+        maker.tools = {
+            "add": ServerTool("calc", cast(Any, None), "add", approval=False),
+            "get_weather": ServerTool("weather", cast(Any, None), "get weather", approval=True),
+        }
+        answer, data = BlockAnswer(), b""
+        for delta in deltas:
+            answer.add(delta)
+            if stream is not None:
+                data += stream.chunk_of(0, delta)
+        cut = run.outputs[0].outputs[0].finish_reason is FinishReason.LENGTH
+        items = maker.items(answer.blocks, cut=cut)
+        if stream is not None:
+            data += stream.close(cut=cut)
+        for at, item in enumerate(items, 2):
+            if item["type"] == "mcp_call":
+                item.update({"status": "incomplete"} if cut else {"status": "completed", "output": "5"})
+                if stream is not None:
+                    data += stream.called(at, item)
+        if stream is None:
+            made.append(items)
+    return _items_of(events(data)), made[0]
+
+
+def _items_of(found: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The items that events add up to, behind two others."""
+    items: dict[int, dict[str, Any]] = {}
+    texts: dict[int, str] = {}
+    for name, data in found:
+        at = data["output_index"]
+        if name == "response.output_item.added":
+            assert at == 2 + len(texts)
+            texts[at] = ""
+        elif name.endswith(".delta"):
+            texts[at] += data["delta"]
+        elif name == "response.output_item.done":
+            items[at] = data["item"]
+            if data["item"]["type"] in {"function_call", "mcp_call"}:
+                assert data["item"]["arguments"] == texts[at]
+            elif data["item"]["type"] != "mcp_approval_request":
+                assert data["item"]["content"][0]["text"] == texts[at]
+    return [items[at] for at in sorted(items)]
 
 
 def completion(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
@@ -153,7 +202,7 @@ def tokens(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
 
 
 CHECKS: dict[str, Check] = {
-    "anthropic": anthropic, "responses": responses,
+    "anthropic": anthropic, "responses": responses, "tool-turns": tool_turns,
     "ollama-chat": ollama, "ollama-generate": partial(ollama, chat=False),
     "llama-server": completion, "sglang": generated, "tgi": tokens,
 }  # fmt: skip

@@ -64,12 +64,8 @@ def keep_memory() -> None:
 
 
 def stay_behind() -> None:
-    """The lowest priority, for this process and those it starts; their threads sleep while they wait for each other.
-
-    Beside other work, threads that wait busily for one that was put off take more time than they compute.
-    """
+    """The lowest priority, for this process and those it starts."""
     os.setpriority(os.PRIO_PROCESS, 0, 19)
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def workers() -> int:

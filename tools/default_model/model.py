@@ -73,7 +73,8 @@ class Attention(nn.Module):
             for kept, new in zip(cache, (k, v), strict=True):
                 kept[:, :, :length] = new.view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
         outputs = []
-        sizes = [rows * length for rows, length in groups]  # split, as the gradient of a slice fills the rest with 0
+        # Not cut by slices: the gradient of a slice fills the rest with zeros.
+        sizes = [rows * length for rows, length in groups]
         for (rows, length), *parts in zip(groups, *(t.split(sizes) for t in (q, k, v)), strict=True):
             qs, ks, vs = (t.view(rows, length, -1, self.head_dim).transpose(1, 2) for t in parts)
             with torch.autocast(x.device.type, enabled=False):

@@ -14,19 +14,18 @@ from collections.abc import Callable
 
 from quire.bench.goodput import compute_goodput
 from quire.bench.request_metrics import compute_metrics, mean_itl
-from quire.bench.rules import (
+from quire.bench.rules import chunked_schedule, investigate
+from quire.bench.timeline import gaps
+from quire.planner.formulas import (
     TOKENS_PER_WORD,
     admits,
-    chunked_schedule,
     decode_bound,
-    investigate,
     kv_cache_bytes,
     layout,
     max_context,
     stream_bound,
     users_within,
 )
-from quire.bench.timeline import gaps
 from quire.records import dataclass
 
 GQA_70B = kv_cache_bytes(80, 8, 128, 1)  # bytes per token: 80 layers, 8 KV heads of 128, 16 bit

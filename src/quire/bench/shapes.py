@@ -70,6 +70,46 @@ SHAPES: dict[str, dict[str, Any]] = {
         qk_rope_head_dim=64, v_head_dim=128, vocab_size=102400, max_position_embeddings=163840, rope_theta=10000.0,
         rope_scaling=_YARN, first_k_dense_replace=27, tie_word_embeddings=False,
     ),
+    "llama-2-7b": _config(
+        "llama", "LlamaForCausalLM", hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=32, vocab_size=32000, max_position_embeddings=4096,
+        rms_norm_eps=1e-5, tie_word_embeddings=False,
+    ),
+    "llama-2-13b": _config(
+        "llama", "LlamaForCausalLM", hidden_size=5120, intermediate_size=13824, num_hidden_layers=40,
+        num_attention_heads=40, num_key_value_heads=40, vocab_size=32000, max_position_embeddings=4096,
+        rms_norm_eps=1e-5, tie_word_embeddings=False,
+    ),
+    "llama-3-8b": _config(
+        "llama", "LlamaForCausalLM", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, rope_theta=500000.0, tie_word_embeddings=False,
+    ),
+    "llama-3-70b": _config(
+        "llama", "LlamaForCausalLM", hidden_size=8192, intermediate_size=28672, num_hidden_layers=80,
+        num_attention_heads=64, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, rope_theta=500000.0, tie_word_embeddings=False,
+    ),
+    "llama-3.1-405b": _config(
+        "llama", "LlamaForCausalLM", hidden_size=16384, intermediate_size=53248, num_hidden_layers=126,
+        num_attention_heads=128, num_key_value_heads=8, vocab_size=128256, max_position_embeddings=131072,
+        rms_norm_eps=1e-5, rope_theta=500000.0, tie_word_embeddings=False,
+    ),
+    "mixtral-8x7b": _config(
+        "mixtral", "MixtralForCausalLM", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=8, vocab_size=32000, max_position_embeddings=32768,
+        rms_norm_eps=1e-5, rope_theta=1e6, sliding_window=None, tie_word_embeddings=False, num_local_experts=8,
+        num_experts_per_tok=2,
+    ),
+    "deepseek-v3": _config(
+        "deepseek_v3", "DeepseekV3ForCausalLM", hidden_size=7168, intermediate_size=18432, num_hidden_layers=61,
+        num_attention_heads=128, num_key_value_heads=128, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128,
+        qk_rope_head_dim=64, v_head_dim=128, vocab_size=129280, max_position_embeddings=163840, rope_theta=10000.0,
+        rope_scaling={**_YARN, "mscale": 1.0}, first_k_dense_replace=3, tie_word_embeddings=False,
+        moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8, n_group=8,
+        topk_group=4, routed_scaling_factor=2.5, norm_topk_prob=True, scoring_func="sigmoid",
+        topk_method="noaux_tc",
+    ),
 }  # fmt: skip
 
 

@@ -39,6 +39,9 @@ COMMANDS = {
     "tokenize": ("quire.cli.tokenize", "show the tokens of a text, or the text of tokens"),
     "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, mismatched parts"),
     "train-draft": ("quire.cli.train_draft", "train a draft for speculative decoding"),
+    "calc": ("quire.cli.calc", "compute a bound, a size or a time from numbers, a model or a device"),
+    "doctor": ("quire.cli.doctor", "look for what slows this machine or a running server down"),
+    "reference": ("quire.cli.reference", "show an algorithm of inference in plain numpy"),
     "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),
     "completions": ("quire.cli.completions", "print a completion script for a shell"),
 }

@@ -110,6 +110,7 @@ class ServingConfig:
     api: tuple[str, ...] = option(
         (), f"APIs that clients may call: {', '.join(APIS)} (default: all of them)", metavar="NAME"
     )
+    ui: bool = option(True, "serve the web page, a chat, at /")
     chat_template: str | None = option(
         None, "chat template that replaces the checkpoint's: a file, or its text", metavar="FILE"
     )
@@ -148,6 +149,11 @@ class ServingConfig:
     )
     sse_ping_interval: float = option(
         15.0, "seconds without text after which a stream has a ping; 0: never", metavar="S"
+    )
+    mcp: str | None = option(
+        None,
+        "JSON file of the tool servers (MCP) whose tools /v1/responses may run; see docs/clients.md (default: none)",
+        metavar="FILE",
     )
     response_store: str | None = option(
         None, "keep stored responses of /v1/responses in this SQLite file (default: until the server stops)",

@@ -5,39 +5,43 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from urllib.parse import urlsplit
 
-from quire.mcp.session import MAX_MESSAGE_BYTES, McpError, Message
+from quire.mcp.session import Cancellation, Incoming, McpError, Message, read_message
 
 _PIECE = 64 * 1024
 _Posted = tuple[http.client.HTTPConnection, http.client.HTTPResponse]
 
 
 class HttpTransport:
-    """Sends messages to a URL, with `headers`. Redirects are not followed."""
+    """Sends messages to a URL, with `headers`. Redirects are not followed. An answer may have `max_bytes`."""
 
-    def __init__(self, name: str, url: str, headers: Mapping[str, str]) -> None:
-        self._name, self._parts = name, urlsplit(url)
+    broken = False  # each message has a connection of its own
+
+    def __init__(self, name: str, url: str, headers: Mapping[str, str], max_bytes: int) -> None:
+        self._name, self._parts, self._max_bytes = name, urlsplit(url), max_bytes
         self._headers = {
             **headers,
             "Content-Type": "application/json",
             "Accept": "application/json, text/event-stream",
         }
 
-    def exchange(self, message: Message, deadline: float, /) -> Iterator[Message]:
-        with self._posted(message, deadline) as (connection, response):
+    def exchange(self, message: Message, deadline: float, stop: Cancellation, /) -> Iterator[Incoming]:
+        with self._posted(message, deadline, stop) as (connection, response):
             session = response.headers.get("Mcp-Session-Id")
             if session is not None:
                 self._headers["Mcp-Session-Id"] = session
             if response.headers.get_content_type() == "text/event-stream":
                 yield from self._events(connection, response, deadline)
             else:
-                yield self._parse(self._body(connection, response, deadline))
+                yield read_message(self._name, self._body(connection, response, deadline))
 
     def notify(self, message: Message, deadline: float, /) -> None:
-        with self._posted(message, deadline):
+        with self._posted(message, deadline, Cancellation()):
             pass
 
     def agreed(self, version: str, /) -> None:
@@ -53,13 +57,18 @@ class HttpTransport:
         connection.close()
 
     @contextlib.contextmanager
-    def _posted(self, message: Message, deadline: float) -> Iterator[_Posted]:
+    def _posted(self, message: Message, deadline: float, stop: Cancellation) -> Iterator[_Posted]:
         """A message on its way: its connection, and the response, whose status is good."""
         connection = self._connect(deadline)
         try:
+            connection.connect()
+            stop.watch(partial(_shut, connection))
             response = self._send(connection, "POST", json.dumps(message).encode())
-            if response.status >= 300:
-                raise self._error(f"answered with HTTP status {response.status}")
+            if (status := response.status) >= 300:
+                lost = (
+                    status == 404 and "Mcp-Session-Id" in self._headers
+                )  # the server has forgotten the session
+                raise self._error(f"answered with HTTP status {status}", status=status, lost=lost)
             yield connection, response
         except TimeoutError:
             raise
@@ -97,16 +106,15 @@ class HttpTransport:
     def _body(
         self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float
     ) -> bytes:
-        body = b""
+        body = bytearray()
         for piece in self._pieces(connection, response, deadline):
             body += piece
-            if len(body) > MAX_MESSAGE_BYTES:
-                raise self._error(f"sent a message of more than {MAX_MESSAGE_BYTES} bytes")
-        return body
+            self._check(len(body))
+        return bytes(body)
 
     def _events(
         self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float
-    ) -> Iterator[Message]:
+    ) -> Iterator[Incoming]:
         """The messages of a stream of server-sent events."""
         data: list[bytes] = []
         rest, size = b"", 0
@@ -119,23 +127,25 @@ class HttpTransport:
                     data.append(line[5:].removeprefix(b" "))
                     size += len(line)
                 elif not line and data:
-                    yield self._parse(b"\n".join(data))
+                    yield read_message(self._name, b"\n".join(data))
                     data.clear()
                     size = len(rest)
-            if size > MAX_MESSAGE_BYTES:
-                raise self._error(f"sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+            self._check(size)
 
-    def _parse(self, text: bytes) -> Message:
-        try:
-            message = json.loads(text)
-        except (ValueError, RecursionError):
-            message = None
-        if not isinstance(message, dict):
-            raise self._error(f"sent a message that is not a JSON object: {text[:80]!r}")
-        return message
+    def _check(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise self._error(f"sent a message of more than {self._max_bytes} bytes")
 
-    def _error(self, text: str) -> McpError:
-        return McpError(f"MCP server {self._name!r} {text}")
+    def _error(self, text: str, *, status: int = 0, lost: bool = False) -> McpError:
+        return McpError(f"MCP server {self._name!r} {text}", status=status, lost=lost)
+
+
+def _shut(connection: http.client.HTTPConnection) -> None:
+    """End what another thread waits for."""
+    sock = connection.sock
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def _left(deadline: float) -> float:

@@ -1,4 +1,4 @@
-"""The file that names the tool servers of a chat, in the form that other clients use, and which tools may be called."""
+"""The file that names tool servers, in the form that other clients use, and which of their tools may be called."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ MAX_FILE_BYTES = 2**20
 MAX_SERVERS = 32
 MAX_SECONDS = 3600
 MAX_ROUNDS = 100
+MAX_CALLS = 256
+MAX_MESSAGE_BYTES = 64 * 2**20
+_CODE = 2 * 2**20
+_THREAD = 128 * 1024  # of a call that runs
+_NUMBERS = {"rounds": (1, MAX_ROUNDS), "calls": (1, MAX_CALLS), "message_bytes": (1024, MAX_MESSAGE_BYTES)}
 _HEADER_NAME, _HEADER_VALUE = re.compile(r"[!-9;-~]+"), re.compile(r"[\t -~]*")
 _LISTS, _TABLES, _TEXTS = ("args", "tools"), ("env", "headers"), ("command", "cwd", "url", "type")
 
@@ -44,24 +49,38 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class McpSettings:
-    """The servers of a file; `rounds` limits how often the model may call tools before it must answer."""
+    """The servers of a file; `rounds` limits how often the model may call tools before it must answer, `calls` the
+    requests to all servers at a time (of `quire serve`), `message_bytes` each message of a server.
+    """
 
     servers: tuple[ServerSettings, ...]
     rounds: int = 8
+    calls: int = 8
+    message_bytes: int = 2**20
+
+    @property
+    def memory(self) -> int:
+        """The most bytes that all servers take in this process: the code (1.5 MiB measured), and for each running call
+        its message as it arrives, whole, and its text, which has four bytes for each character if one is wide.
+        """
+        return _CODE + self.calls * (7 * self.message_bytes + _THREAD)
 
 
 def read_settings(path: str) -> McpSettings:
-    """The servers of a file: {"mcpServers": {NAME: {"command": …} or {"url": …}}, "rounds": N}.
+    """The servers of a file: {"mcpServers": {NAME: {"command": …} or {"url": …}}, "rounds": N, …}.
 
     Raises CheckpointError for a file that is no JSON object, RequestError naming the key for what is wrong in it.
     """
     found = read_json_object(Path(path), MAX_FILE_BYTES)
-    servers, rounds = found.get("mcpServers"), found.get("rounds", 8)
+    servers = found.get("mcpServers")
     if not isinstance(servers, dict) or not 0 < len(servers) <= MAX_SERVERS:
         raise RequestError("mcpServers", f"must be an object with 1 to {MAX_SERVERS} servers")
-    if type(rounds) is not int or not 1 <= rounds <= MAX_ROUNDS:
-        raise RequestError("rounds", f"{rounds!r} is not an integer in [1, {MAX_ROUNDS}]")
-    return McpSettings(tuple(_server(name, given) for name, given in servers.items()), rounds)
+    numbers: dict[str, Any] = {name: found[name] for name in _NUMBERS if name in found}
+    for name, number in numbers.items():
+        low, high = _NUMBERS[name]
+        if type(number) is not int or not low <= number <= high:
+            raise RequestError(name, f"{number!r} is not an integer in [{low}, {high}]")
+    return McpSettings(tuple(_server(name, given) for name, given in servers.items()), **numbers)
 
 
 def _server(name: str, given: Any) -> ServerSettings:

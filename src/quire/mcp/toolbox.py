@@ -8,10 +8,9 @@ from types import TracebackType
 from typing import Any
 
 from quire import __version__
-from quire.mcp.http import HttpTransport
+from quire.mcp.connect import connect
 from quire.mcp.session import CallResult, McpError, McpSession
 from quire.mcp.settings import McpSettings, ServerSettings
-from quire.mcp.stdio import StdioTransport
 from quire.records import dataclass
 
 
@@ -34,7 +33,7 @@ class Toolbox:
         self._entries: dict[str, _Entry] = {}
         try:
             for server in settings.servers:
-                self._add(server)
+                self._add(server, settings.message_bytes)
         except BaseException:
             self.close()
             raise
@@ -50,9 +49,9 @@ class Toolbox:
         if entry is None:
             return CallResult(f"there is no tool {name!r}", failed=True)
         try:
-            return entry.session.call(name, json.loads(arguments))
-        except ValueError:
-            return CallResult("the arguments are not valid JSON", failed=True)
+            return entry.session.call(name, read_arguments(arguments))
+        except ValueError as error:
+            return CallResult(str(error), failed=True)
         except McpError as error:
             return CallResult(str(error), failed=True)
 
@@ -69,12 +68,8 @@ class Toolbox:
     ) -> None:
         self.close()
 
-    def _add(self, server: ServerSettings) -> None:
-        if server.url:
-            transport: HttpTransport | StdioTransport = HttpTransport(server.name, server.url, server.headers)
-        else:
-            transport = StdioTransport(server.name, server.command, server.env, server.cwd)
-        session = McpSession(server.name, transport, server.timeout)
+    def _add(self, server: ServerSettings, max_bytes: int) -> None:
+        session = connect(server, max_bytes)
         self._sessions.append(session)
         session.open(__version__)
         offered = session.tools()
@@ -93,3 +88,14 @@ class Toolbox:
             self.notes.append(
                 f'{server.name} also offers {", ".join(left)}; "tools" names those that may be called'
             )
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call. Raises ValueError."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("the arguments are not a JSON object")
+    return found

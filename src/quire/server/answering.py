@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from quire.server.served import Served
 from quire.types import RequestError
 
 ChunkOf = Callable[[int, StreamDelta], bytes]
+Send = Callable[[bytes], Awaitable[None]]
 
 MAX_REQUEST_ID_CHARS = 128
 MIN_PING_SECONDS, MAX_PING_SECONDS = 1, 3600
@@ -142,14 +144,16 @@ def openai_end(
 
 @dataclass(frozen=True, slots=True)
 class StreamForm:
-    """How an API writes a streamed answer: `first` makes what comes before all else, `chunk_of` the bytes of a delta of
-    a choice, `last` the end.
+    """How an API writes a streamed answer: `opening` comes before all else, or what `first` makes; `chunk_of` makes the
+    bytes of a delta of a choice, `last` the end.
 
     While the client keeps up, text is written past the reader: `around` returns the JSON before and after a text, and
     `direct` the events of parts (see HttpGeneration.deliver). Without `around`, text is a part too. `late` answers are
     not: each of their chunks has more than text. `kept` answers are held until their end, where they are repeated.
-    `ended` is awaited before the end is sent. `begun` is told of the run before its first delta. `progress` makes what
-    says how far the prompt of a choice is; `ping` keeps the connection open while there is nothing to say.
+    `ended` is awaited before the end is sent. `begun` is told of the run before its first delta. `turn` is awaited with
+    None and then with each generation: it says what is asked next, nothing at the end, and may send bytes meanwhile.
+    `progress` makes what says how far the prompt of a choice is; `ping` keeps the connection open while there is
+    nothing to say.
     """
 
     chunk_of: ChunkOf
@@ -161,7 +165,9 @@ class StreamForm:
     kept: bool = False
     ended: Callable[[], Awaitable[None]] | None = None
     begun: Callable[[HttpGeneration], None] | None = None
+    turn: Callable[[HttpGeneration | None, Send], Awaitable[Sequence[GenerateAsk]]] | None = None
     media: bytes = EVENTS
+    opening: bytes = b""
     progress: Callable[[int, PromptProgress], bytes] | None = None
     ping: bytes = b": ping\n\n"
 
@@ -183,26 +189,55 @@ class AnswerStream:
         self._silent = False  # a ping is due
         self._begun = False  # there was text, or an event before it
 
-    async def write(self, asks: Sequence[GenerateAsk]) -> None:
+    async def write(self, asks: Sequence[GenerateAsk] = ()) -> None:
         """Generate and send chunk after chunk; chunks that are ready together go out in one write."""
         exchange = self._exchange
         async with exchange.watch() as watch:
             with self._context.watched(watch):
-                async with HttpGeneration(self._context, exchange, asks, self._costs(asks)) as run:
-                    if self._form.begun is not None:
-                        self._form.begun(run)
-                    with self._heartbeat(run):
-                        if len(run.streams) == 1:
-                            await self._write_one(run)
-                        else:
-                            await self._write_several(run)
-                    last = self._form.last(run)
+                if self._form.turn is not None:
+                    asks = await self._pinging(self._form.turn(None, self._send_now))
+                while asks:
+                    run = await self._generate(asks)
+                    asks = ()
+                    if self._form.turn is not None:
+                        asks = await self._pinging(self._form.turn(run, self._send_now))
+                last = self._form.last(run)
                 if not exchange.status:  # the answer has no text
                     await self._start(run)
                 if self._form.ended is not None:
                     await self._form.ended()
                 await exchange.write(last)
                 await exchange.write(b"", more=False)
+
+    async def _generate(self, asks: Sequence[GenerateAsk]) -> HttpGeneration:
+        async with HttpGeneration(self._context, self._exchange, asks, self._costs(asks)) as run:
+            if self._form.begun is not None:
+                self._form.begun(run)
+            with self._heartbeat(run):
+                if len(run.streams) == 1:
+                    await self._write_one(run)
+                else:
+                    await self._write_several(run)
+        return run
+
+    async def _pinging(self, work: Awaitable[Sequence[GenerateAsk]]) -> Sequence[GenerateAsk]:
+        """Wait between two generations; a stream that has begun says that it lives."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=self._ping_seconds or None))[0]:
+                if self._exchange.status and not self._exchange.blocked():
+                    await self._exchange.write(self._form.ping)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        return task.result()
+
+    async def _send_now(self, data: bytes) -> None:
+        self._begun = True
+        if not self._exchange.status:
+            await self._start(None)
+        await self._exchange.write(data)
 
     def _heartbeat(self, run: HttpGeneration) -> Heartbeat:
         """Has the reader wake up for a ping. While the client does not read, no ping is added to what it has left."""
@@ -275,14 +310,16 @@ class AnswerStream:
             await self._start(run)
         await self._exchange.write(data)
 
-    async def _start(self, run: HttpGeneration) -> None:
+    async def _start(self, run: HttpGeneration | None) -> None:
         headers = [
             (b"content-type", self._form.media),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
         ]
         await self._exchange.start(200, headers)
-        if self._form.first is not None:
+        if self._form.opening:
+            await self._exchange.write(self._form.opening)
+        if self._form.first is not None and run is not None:
             await self._exchange.write(self._form.first(run))
 
 

@@ -15,6 +15,7 @@ from quire.server.dialects.generate_route import shared
 from quire.server.errors import ApiError, ClientGoneError, api_error
 from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.logs import log, log_access
+from quire.server.pages import page_routes
 from quire.server.realtime.websocket import PATH as REALTIME_PATH
 from quire.server.routes import Act, Get, HttpRoute, Post, RouteTable
 from quire.types import QuireError
@@ -42,6 +43,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     *control.ROUTES,
     *adapter_routes.ROUTES,
     *DIALECTS,
+    *page_routes.ROUTES,
     Act(
         verb="GET", path=REALTIME_PATH.decode(), summary="A conversation over a WebSocket", tag="generation",
         handler=_realtime, response=dict, further={426: "the request does not open a WebSocket"},
@@ -53,7 +55,8 @@ ROUTES: tuple[HttpRoute, ...] = (
 def open_routes(config: ServingConfig) -> tuple[HttpRoute, ...]:
     """The routes of the APIs that a server offers, without those for administrators when it has none."""
     closed = closed_routes(ROUTES, config)
-    return shared(tuple(route for route in ROUTES if route.belongs(config.api) and route not in closed))
+    without = {*closed, *(() if config.ui else page_routes.ROUTES)}
+    return shared(tuple(route for route in ROUTES if route.belongs(config.api) and route not in without))
 
 
 class App:

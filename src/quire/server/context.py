@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from quire.server.dialects.response_store import ResponseStore
     from quire.server.exposition import Exposition
     from quire.server.output_hooks import OutputHooks
+    from quire.server.tool_servers import ToolServers
     from quire.server.tracing import Tracer
 
 _NAMES_SHOWN = 20  # in a message
@@ -52,6 +53,7 @@ class ServerContext:
     watches: set[HangUpWatch] = field(default_factory=set)
     tracer: Tracer | None = None
     hooks: OutputHooks | None = None  # with --output-hook
+    tools: ToolServers | None = None  # with --mcp
     responses: ResponseStore | None = None  # made at the first use
     behind: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # responses in the background, by id
     served: ServedModels = field(init=False)

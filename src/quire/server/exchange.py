@@ -68,6 +68,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, memory: RequestMemory) -> None:
         self.arrival = time.monotonic()
+        self.turn = self.arrival  # when its latest generation was asked for
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.handler = ""  # the route's pattern, for metrics

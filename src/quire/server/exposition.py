@@ -72,6 +72,7 @@ class Exposition(Collector):
         yield from self._token_families(labels)
         yield from self._grammar_families(labels)
         yield self._hook_family(labels)
+        yield from self._tool_server_families(labels)
         yield from self._http_families()
         yield _family(GaugeMetricFamily, "quire_build_info", "version of Quire, and the platform it runs on",
                       {"version": __version__, "python": platform.python_version(), "machine": platform.machine()},
@@ -159,6 +160,22 @@ class Exposition(Collector):
         for outcome in HOOK_OUTCOMES:
             family.add_metric([*labels.values(), outcome], self._metrics.hooked[outcome])
         return family
+
+    def _tool_server_families(self, labels: dict[str, str]) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "quire_tool_server_requests", "requests to tool servers by kind and by what became of them",
+            labels=[*labels, "server", "kind", "outcome"],
+        )  # fmt: skip
+        for key, count in self._metrics.tools.requests.items():
+            requests.add_metric([*labels.values(), *key], count)
+        yield requests
+        seconds = HistogramMetricFamily(
+            "quire_tool_server_seconds", "time of a request to a tool server, with waiting for a place",
+            labels=[*labels, "server"],
+        )  # fmt: skip
+        for server, histogram in self._metrics.tools.seconds.items():
+            seconds.add_metric([*labels.values(), server], histogram.buckets(FINE), histogram.total)
+        yield seconds
 
     def _http_families(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(

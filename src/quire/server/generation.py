@@ -120,7 +120,7 @@ class HttpGeneration:
             if track.last:
                 track.observe(now - track.last)
             elif not any(track.last for track in self._tracks):
-                self._context.metrics.first_token.observe(now - self._exchange.arrival)
+                self._context.metrics.first_token.observe(now - self._exchange.turn)
             track.last = now
         if delta.finish_reason is FinishReason.ERROR:
             raise ApiError(500, "the model produced NaN or infinite logits", code="numerical_error")

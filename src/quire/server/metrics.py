@@ -73,6 +73,21 @@ class GrammarCounts:
             self.hits += 1
 
 
+class ToolServerCounts:
+    """Requests to tool servers, by server, kind and what became of them: "failed" says the tool, "error" its server.
+    Their time, by server.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, str]] = Counter()
+        self.seconds: dict[str, Histogram] = {}
+
+    def count(self, server: str, what: str, outcome: str, seconds: float) -> None:
+        """Count a request that has ended."""
+        self.requests[server, what, outcome] += 1
+        self.seconds.setdefault(server, Histogram(FINE)).observe(seconds)
+
+
 # What an output hook made of a chunk; the last two failed.
 HOOK_OUTCOMES = ("kept", "changed", "ended", "timeout", "error")
 
@@ -91,6 +106,7 @@ class ServerMetrics:
         self.tokens: Counter[str] = Counter()
         self.adapter_tokens: Counter[tuple[str, str]] = Counter()  # by name and kind
         self.grammars = GrammarCounts()
+        self.tools = ToolServerCounts()
         self.http: Counter[tuple[str, str, str]] = Counter()
         self.http_seconds: dict[tuple[str, str], Histogram] = {}
         self.http_bytes: Counter[tuple[str, str]] = Counter()
@@ -126,7 +142,7 @@ class ServerMetrics:
             decoded = output.usage.completion_tokens - len(output.outputs)
             decode = times.finished - times.first_token
             seen |= {
-                "e2e": times.finished - exchange.arrival,
+                "e2e": times.finished - exchange.turn,
                 "queue": times.scheduled - times.arrival,
                 "prefill": times.first_token - times.scheduled,
                 "decode": decode,

@@ -52,6 +52,7 @@ UNREAD_TOKEN = 4 * TOKEN_TEXT + ENGINE_TOKEN  # of a stream whose client is slow
 CANDIDATE = 14  # id and logprob, in tables with room to grow
 EVENT = 2 * (512 + 6 * TOKEN_TEXT)  # an event of a stream, in pieces and whole
 REPEATED = 6  # a text that is held, and repeated in the last events and in what is stored
+CARRIED_BYTE = BODY_BYTE + REPEATED  # of an item that the next turn of a response reads
 CANDIDATE_TEXT = 2 * 6 * TOKEN_TEXT  # a candidate in an event
 MAX_RECORDED_BYTES = 2**20  # of an answer kept for its Idempotency-Key
 NAMED_TOKEN = 48  # of allowed_token_ids and similar fields, while held as Python numbers
@@ -282,6 +283,14 @@ class RequestMemory:
     def give_body(self, held: Held, size: int) -> None:
         """Return what `size` bytes of a body needed, which are kept elsewhere from now on."""
         held.give_part(self.bodies, BODY_BYTE * size)
+
+    def take_turns(self, held: Held, window: int) -> int:
+        """Take what a response of several turns carries from one to the next; returns how many bytes of JSON that may
+        be: more than the context of a model reads, and at most a quarter of the pool. Raises like `take_body`.
+        """
+        size = min(16 * window + SMALL_TEXTS, self.bodies.limit // (4 * CARRIED_BYTE))
+        self._take(held, CARRIED_BYTE * size)
+        return size
 
     def take_echo(self, held: Held, tokens: int) -> None:
         """Take what the text of a prompt given as ids needs. Raises like `take_body`."""

@@ -26,6 +26,11 @@ class Service:
             from quire.server.output_hooks import OutputHooks
 
             self.context.hooks = OutputHooks(config, self.context.metrics.hooked)
+        if config.mcp is not None:
+            from quire.mcp.settings import read_settings
+            from quire.server.tool_servers import ToolServers
+
+            self.context.tools = ToolServers(read_settings(config.mcp))
         self.app = App(self.context)
         if config.files_dir is not None:
             from quire.server.batches.batch_service import BatchService
@@ -61,6 +66,8 @@ class Service:
             await asyncio.wait(behind)
         if self.context.responses is not None:
             await asyncio.to_thread(self.context.responses.close)
+        if self.context.tools is not None:
+            await asyncio.to_thread(self.context.tools.close)
 
     async def stop_alone(self) -> None:
         """End what is of this application alone, not of others that share its responses."""

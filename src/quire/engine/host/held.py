@@ -66,6 +66,10 @@ def server_memory(serving: ServingConfig) -> dict[str, int]:
         "server": resident_exactly() + SERVER_GROWTH,
         "connections": buffers(serving) + _connections(serving) * each,
     }
+    if serving.mcp is not None:
+        from quire.mcp.settings import read_settings
+
+        found["tool_servers"] = read_settings(serving.mcp).memory
     if serving.grpc_port is not None:
         found["grpc"] = _GRPC_GROWTH + grpc_connections(serving) * GRPC_CALLS * _GRPC_CALL
     return found

@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from quire.engine.api import GenerateAsk
-from quire.server.answering import AnswerStream, StreamForm, generating_model
+from quire.server.answering import AnswerStream, Send, StreamForm, generating_model
 from quire.server.chat import prepare_chat
 from quire.server.context import ServerContext
 from quire.server.dialects.asking import Renames, renamed, thinking_fields
 from quire.server.dialects.blocks import BlockAnswer
 from quire.server.dialects.response_store import ResponseStore, StoredResponse, StoreError
-from quire.server.dialects.responses_answers import ResponseStream, complete
+from quire.server.dialects.responses_answers import ResponseStream, complete, finish
 from quire.server.dialects.responses_input import chat_choice, chat_messages, chat_tool, input_items
 from quire.server.dialects.responses_types import (
     IGNORED,
@@ -27,6 +27,7 @@ from quire.server.dialects.responses_types import (
     RESPONSES_ERRORS,
     DeletedResponse,
     InputItems,
+    McpOffer,
     ObjectFormat,
     ResponseBody,
     ResponseEvent,
@@ -41,7 +42,11 @@ from quire.server.query import PAGE, page_of, query_of
 from quire.server.request_memory import answer_costs
 from quire.server.requests import ChatCompletionRequest, JsonObjectFormat, JsonSchemaFormat, NamedSchema
 from quire.server.routes import Act, HttpRoute, Post
+from quire.server.sampling import chat_params
 from quire.types import QuireError
+
+if TYPE_CHECKING:
+    from quire.server.dialects.responses_tools import ToolTurns
 
 _PATH = "/v1/responses/"
 _NAMES: Renames = {
@@ -56,9 +61,12 @@ _MAX_ITEMS = 100
 
 
 class _Prepared(NamedTuple):
-    """A request ready for admission: its response as it begins, and its own input items as JSON."""
+    """A request ready for admission: its response as it begins, and its own input items as JSON. One with tools of
+    servers has `turns`, which ask.
+    """
 
-    ask: GenerateAsk
+    ask: GenerateAsk | None
+    turns: ToolTurns | None
     body: ResponseBody
     input: bytes
     stored: bool
@@ -80,10 +88,13 @@ async def create(context: ServerContext, exchange: Exchange, read: Body[Response
         raise bad_request("stream", "stream: not supported with background", "unsupported_parameter")
     if body.background and body.store is False:
         raise bad_request("store", "store: must be true with background")
-    with renamed(_NAMES):
-        found = await _prepare(context, exchange, read)
+    if body.max_tool_calls is not None and body.max_tool_calls < 1:
+        raise bad_request("max_tool_calls", f"max_tool_calls: {body.max_tool_calls} is below 1")
+    names = dict(_NAMES)
+    with renamed(names):
+        found = await _prepare(context, exchange, read, names)
         if body.background:
-            return await _start(context, exchange, found)
+            return await _start(context, exchange, found, names)
         if body.stream:
             await _stream(context, exchange, found)
         else:
@@ -92,27 +103,69 @@ async def create(context: ServerContext, exchange: Exchange, read: Body[Response
 
 
 async def _stream(context: ServerContext, exchange: Exchange, found: _Prepared) -> None:
-    events = ResponseStream(found.body, context.engine.card.cache_block)
+    turns = found.turns
+    events = ResponseStream(
+        found.body, context.engine.card.cache_block, None if turns is None else turns.maker
+    )
+
+    async def turn(run: HttpGeneration | None, send: Send) -> Sequence[GenerateAsk]:
+        assert turns is not None
+        return await (turns.first(exchange, events, send) if run is None else turns.more(run, events.answer))
+
+    def last(run: HttpGeneration) -> bytes:
+        if turns is None:
+            return events.last(run)
+        return events.finished(finish(found.body, turns.items, turns.cut, turns.usage))
+
     form = StreamForm(
-        events.chunk_of, events.last, events.first, direct=events.direct, kept=True,
-        ended=lambda: _keep(context, found),
+        events.chunk_of, last, opening=events.begun, direct=events.direct, kept=True,
+        ended=lambda: _keep(context, found), turn=None if turns is None else turn,
     )  # fmt: skip
-    await AnswerStream(context, exchange, form).write([found.ask])
+    await AnswerStream(context, exchange, form).write([found.ask] if found.ask else ())
 
 
-async def _prepare(context: ServerContext, exchange: Exchange, read: Body[ResponsesRequest]) -> _Prepared:
+async def _prepare(
+    context: ServerContext, exchange: Exchange, read: Body[ResponsesRequest], names: dict[str, str]
+) -> _Prepared:
     body = read.value
     model = generating_model(context, exchange, body.model).name
     items = input_items(body.input)
     before = await _before(context, exchange, body.previous_response_id)
     own = msgspec.json.encode(items)
     response = _begun(body, model)
+    if any(isinstance(tool, McpOffer) for tool in body.tools or ()):
+        turns = _with_turns(context, body, response, [*before, *items], len(items), names)
+        return _Prepared(None, turns, response, own, response.store, exchange.tenant)
     asked = _chat_request(context, body, chat_messages([*before, *items], body.instructions))
     body.input = ""
     found = await prepare_chat(context, exchange, Body(read.size, asked), response.id)
     params = found.ask.request.params
     response.temperature, response.top_p = params.temperature, params.top_p
-    return _Prepared(found.ask, response, own, response.store, exchange.tenant)
+    return _Prepared(found.ask, None, response, own, response.store, exchange.tenant)
+
+
+def _with_turns(
+    context: ServerContext, body: ResponsesRequest, response: ResponseBody, items: list[dict[str, Any]], own: int,
+    names: dict[str, str],
+) -> ToolTurns:  # fmt: skip
+    """The turns of a response with tools of servers. Raises ApiError or RequestError naming the field."""
+    from quire.server.dialects.responses_tools import ToolTurns, find_offers
+
+    offers = find_offers(context, body)
+    # what is wrong with the items, or with a parameter, is told before a server is asked
+    messages = chat_messages(items, body.instructions)
+    params = chat_params(_chat_request(context, body, messages, ([], None)), context.card().default_sampling)
+    response.temperature, response.top_p = params.temperature, params.top_p
+    body.input = ""
+
+    def ask(
+        messages: list[dict[str, Any]], tools: list[dict[str, Any]], choice: Any
+    ) -> ChatCompletionRequest:
+        return _chat_request(context, body, messages, (tools, choice))
+
+    turns = ToolTurns(context, body, offers, response, msgspec.json.encode(items), own, ask)
+    turns.names = names
+    return turns
 
 
 def _begun(body: ResponsesRequest, model: str) -> ResponseBody:
@@ -143,9 +196,12 @@ def _begun(body: ResponsesRequest, model: str) -> ResponseBody:
 
 
 def _chat_request(
-    context: ServerContext, body: ResponsesRequest, messages: list[dict[str, Any]]
-) -> ChatCompletionRequest:
-    """The same request inside. Raises ApiError or RequestError naming the field."""
+    context: ServerContext, body: ResponsesRequest, messages: list[dict[str, Any]],
+    named: tuple[list[dict[str, Any]], Any] | None = None,
+) -> ChatCompletionRequest:  # fmt: skip
+    """The same request inside; `named` are its tools and their choice, where they are not those of the body. Raises
+    ApiError or RequestError naming the field.
+    """
     effort = body.reasoning.effort if body.reasoning else None
     fields: dict[str, Any] = {}
     if effort == "none":
@@ -155,10 +211,13 @@ def _chat_request(
     ):
         fields = thinking_fields(context, effort, "reasoning.effort")
     fields |= {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
+    if named is None:
+        named = [chat_tool(tool) for tool in body.tools or ()], chat_choice(body.tool_choice)  # type: ignore[arg-type]
+    tools, choice = named
     return ChatCompletionRequest(
         messages=messages,
-        tools=[chat_tool(tool) for tool in body.tools] if body.tools else None,
-        tool_choice=chat_choice(body.tool_choice),
+        tools=tools or None,
+        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body),
         **fields,
@@ -206,15 +265,29 @@ async def _before(context: ServerContext, exchange: Exchange, previous: str | No
 
 async def _generate(context: ServerContext, exchange: Exchange, found: _Prepared) -> None:
     """Generate the whole response, and keep it."""
-    costs = answer_costs(
-        [found.ask], context.engine.card.max_model_len, unread=None, held_back=False,
-        recorded=exchange.recorded is not None, kept=True,
-    )  # fmt: skip
-    async with HttpGeneration(context, exchange, [found.ask], costs) as run:
-        await run.finish(BlockAnswer)
-    (answer,) = run.answers
-    assert isinstance(answer, BlockAnswer)
-    complete(found.body, answer, run, context.engine.card.cache_block)
+    turns, card = found.turns, context.engine.card
+    asks = [found.ask] if found.ask is not None else []
+    if turns is not None:
+        asks = await turns.first(exchange)
+    while asks:
+        costs = answer_costs(
+            asks,
+            card.max_model_len,
+            unread=None,
+            held_back=False,
+            recorded=exchange.recorded is not None,
+            kept=True,
+        )
+        async with HttpGeneration(context, exchange, asks, costs) as run:
+            await run.finish(BlockAnswer)
+        (answer,) = run.answers
+        assert isinstance(answer, BlockAnswer)
+        if turns is None:
+            complete(found.body, answer, run, card.cache_block)
+            break
+        asks = await turns.more(run, answer)
+    if turns is not None:
+        finish(found.body, turns.items, turns.cut, turns.usage)
     await _keep(context, found)
 
 
@@ -230,24 +303,29 @@ async def _keep(context: ServerContext, found: _Prepared) -> None:
         await _store(context).put(found.owner, found.state())
 
 
-async def _start(context: ServerContext, exchange: Exchange, found: _Prepared) -> bytes:
+async def _start(
+    context: ServerContext, exchange: Exchange, found: _Prepared, names: dict[str, str]
+) -> bytes:
     """Generate in the background; returns the response as it begins."""
     found.body.status = "queued"
     await _keep(context, found)
     answer = msgspec.json.encode(found.body)
-    task = asyncio.create_task(_run_behind(context, exchange.detached(), found))
+    task = asyncio.create_task(_run_behind(context, exchange.detached(), found, names))
     context.behind[found.body.id] = task
     task.add_done_callback(lambda _: context.behind.pop(found.body.id, None))
     await asyncio.sleep(0)  # it has begun: from now on it notes its own end, also when it is cancelled
     return answer
 
 
-async def _run_behind(context: ServerContext, exchange: Exchange, found: _Prepared) -> None:
+async def _run_behind(
+    context: ServerContext, exchange: Exchange, found: _Prepared, names: dict[str, str]
+) -> None:
     body = found.body
     try:
         body.status = "in_progress"
         await _keep(context, found)
-        await _generate(context, exchange, found)
+        with renamed(names):
+            await _generate(context, exchange, found)
     except (QuireError, ApiError) as error:
         shown = api_error(error)
         body.status, body.error = "failed", ResponsesError(shown.code, str(shown))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,7 +17,18 @@ _Schema = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", 
 _ITEM = {
     "type": "object",
     "properties": {
-        "type": {"enum": ["message", "function_call", "function_call_output", "reasoning"]},
+        "type": {
+            "enum": [
+                "message",
+                "function_call",
+                "function_call_output",
+                "reasoning",
+                "mcp_list_tools",
+                "mcp_call",
+                "mcp_approval_request",
+                "mcp_approval_response",
+            ]
+        },
         "role": {"enum": ["user", "assistant", "system", "developer"]},
     },
 }
@@ -60,14 +72,71 @@ class ReasoningOptions(msgspec.Struct):
     summary: Literal["auto"] | None = None
 
 
-class FunctionOffer(msgspec.Struct):
+class FunctionOffer(msgspec.Struct, tag_field="type", tag="function"):
     """A function that the client runs."""
 
     name: str
-    type: Literal["function"]
     parameters: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
+
+
+class ToolFilter(msgspec.Struct):
+    """Tools of a server: those with one of the names, and those that say of themselves that they only read, or not."""
+
+    tool_names: list[str] | None = None
+    read_only: bool | None = None
+
+    def matches(self, name: str, annotations: Mapping[str, Any] | None) -> bool:
+        """Whether a tool is one of them."""
+        if self.tool_names is not None and name not in self.tool_names:
+            return False
+        reads = annotations is not None and annotations.get("readOnlyHint") is True
+        return self.read_only is None or self.read_only is reads
+
+
+class ApprovalFilter(msgspec.Struct):
+    """Tools that run only when the client approves, and tools that run without. With `always` alone the others run
+    without; a tool that neither names needs an approval.
+    """
+
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
+class McpOffer(msgspec.Struct, tag_field="type", tag="mcp", kw_only=True):
+    """Tools of a tool server that the operator named: by `server_url`, or else by `server_label`."""
+
+    server_label: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    server_url: str | None = None
+    server_description: str | None = None
+    allowed_tools: list[str] | ToolFilter | None = None
+    require_approval: Annotated[
+        Literal["always", "never"] | ApprovalFilter | None, Meta(description="default: always")
+    ] = None
+    allowed_callers: list[str] | None = None
+    authorization: str | None = None
+    connector_id: str | None = None
+    tunnel_id: str | None = None
+    defer_loading: bool | None = None
+    headers: dict[str, str] | None = None
+
+    def allows(self, name: str, annotations: Mapping[str, Any] | None) -> bool:
+        """Whether the request lets the model call a tool."""
+        if isinstance(self.allowed_tools, ToolFilter):
+            return self.allowed_tools.matches(name, annotations)
+        return self.allowed_tools is None or name in self.allowed_tools
+
+    def needs_approval(self, name: str, annotations: Mapping[str, Any] | None) -> bool:
+        """Whether a call waits for the approval of the client."""
+        asked = self.require_approval
+        if not isinstance(asked, ApprovalFilter):
+            return asked != "never"
+        if asked.never is not None and asked.never.matches(name, annotations):
+            return False
+        if asked.always is not None and asked.never is None:
+            return asked.always.matches(name, annotations)
+        return True
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
@@ -81,12 +150,10 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     background: Annotated[bool | None, Meta(description="answer at once, and generate meanwhile")] = None
     stream: bool | None = None
     max_output_tokens: int | None = None
-    max_tool_calls: Annotated[int | None, Meta(description="of built-in tools, which there are none of")] = (
-        None
-    )
+    max_tool_calls: Annotated[int | None, Meta(description="calls of tool servers")] = None
     temperature: float | None = None
     top_p: float | None = None
-    tools: Annotated[list[FunctionOffer], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[FunctionOffer | McpOffer], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None

@@ -13,7 +13,7 @@ from quire.server.request_memory import RequestMemory
 
 
 class FleetService:
-    """A Service of several models. Stored responses are those of all."""
+    """A Service of several models. Stored responses and tool servers are those of all."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -23,6 +23,7 @@ class FleetService:
             config.response_store, config.response_store_size, config.response_store_days
         )
         self._behind: dict[str, asyncio.Task[None]] = {}
+        self._tools = fleet.default.service.context.tools
         for member in fleet.members.values():
             self.adopt(member.service.context)
         fleet.added = self.added
@@ -43,8 +44,8 @@ class FleetService:
         member.service.start()
 
     def adopt(self, context: ServerContext) -> None:
-        """Make a model's stored responses those of all."""
-        context.responses, context.behind = self._responses, self._behind
+        """Make a model's stored responses and tool servers those of all."""
+        context.responses, context.behind, context.tools = self._responses, self._behind, self._tools
 
     def start(self) -> None:
         """Begin with what runs beside requests."""

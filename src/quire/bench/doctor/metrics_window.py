@@ -1,0 +1,93 @@
+"""Two readings of a server's Prometheus page, and what happened between them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+LabelledValue = tuple[Mapping[str, str], float]
+MetricsPage = dict[str, list[LabelledValue]]
+
+_LINE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_MAX_LINES = 200_000
+
+
+def read_page(text: str) -> MetricsPage:
+    """Samples by name, with their labels. Lines that are no samples are skipped."""
+    found: MetricsPage = {}
+    for line in text.split("\n", _MAX_LINES)[:_MAX_LINES]:
+        match = _LINE.match(line) if line and line[0] != "#" else None
+        if match is None:
+            continue
+        try:
+            value = float(match[3])
+        except ValueError:
+            continue
+        found.setdefault(match[1], []).append((dict(_LABEL.findall(match[2] or "")), value))
+    return found
+
+
+class Window:
+    """What a server did between two readings, `seconds` apart. A metric has the first of its names that is there."""
+
+    def __init__(self, before: MetricsPage, after: MetricsPage, seconds: float) -> None:
+        self.seconds = seconds
+        self._before, self._after = before, after
+
+    def has(self, *names: str) -> bool:
+        """Whether one of the names is on the page."""
+        return self._known(names) is not None
+
+    def gauge(self, *names: str) -> float:
+        """The mean of both readings; 0 without the metric."""
+        name = self._known(names)
+        return 0.0 if name is None else (_sum(self._before.get(name, ())) + _sum(self._after[name])) / 2
+
+    def now(self, *names: str) -> float:
+        """The value of the second reading."""
+        name = self._known(names)
+        return 0.0 if name is None else _sum(self._after[name])
+
+    def grown(self, *names: str, **labels: str) -> float:
+        """The increase of a counter, of the samples with these labels; of a counter that began anew, its value."""
+        name = self._known(names)
+        if name is None:
+            return 0.0
+        before, after = (_sum(_having(page.get(name, ()), labels)) for page in (self._before, self._after))
+        return after - before if after >= before else after
+
+    def grown_by(self, label: str, *names: str) -> dict[str, float]:
+        """The increases of a counter by the values of a label; those that did not grow are left out."""
+        name = self._known(names)
+        values = {labels.get(label, "") for labels, _ in self._after[name]} if name else set()
+        grown = {value: self.grown(*names, **{label: value}) for value in values}
+        return {value: more for value, more in grown.items() if more}
+
+    def mean(self, *names: str) -> float | None:
+        """The mean of a histogram's new values; None without new ones."""
+        count = self.grown(*(f"{name}_count" for name in names))
+        return self.grown(*(f"{name}_sum" for name in names)) / count if count else None
+
+    def quantile(self, share: float, *names: str) -> float | None:
+        """A bound that this share of a histogram's new values did not exceed: the upper end of their bucket."""
+        grown = self.grown_by("le", *(f"{name}_bucket" for name in names))
+        buckets = sorted((float(bound.replace("+Inf", "inf")), more) for bound, more in grown.items())
+        if not buckets:
+            return None
+        whole = buckets[-1][1]
+        found = next(bound for bound, more in buckets if more >= share * whole)
+        finite = [bound for bound, _ in buckets if math.isfinite(bound)]
+        return found if math.isfinite(found) or not finite else finite[-1]
+
+    def _known(self, names: Iterable[str]) -> str | None:
+        return next((name for name in names if name in self._after), None)
+
+
+def _sum(samples: Iterable[LabelledValue]) -> float:
+    return sum(value for _, value in samples if math.isfinite(value))
+
+
+def _having(samples: Iterable[LabelledValue], labels: Mapping[str, str]) -> list[LabelledValue]:
+    return [one for one in samples if all(one[0].get(name) == value for name, value in labels.items())]

@@ -1,0 +1,1 @@
+"""What a model needs and what hardware gives: devices, calculators, and the plan that follows from them."""

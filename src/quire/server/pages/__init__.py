@@ -1,0 +1,1 @@
+"""The web pages: files built from web/, sent as they are."""

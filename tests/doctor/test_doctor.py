@@ -1,0 +1,227 @@
+"""The doctor names every injected cause, alone and with others, and finds nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from helpers.server import LiveServer, served_folder, serving
+from quire.bench.doctor.live_rules import RULES, diagnose
+from quire.bench.doctor.machine_rules import MachineState, examine
+from quire.bench.doctor.metrics_window import Window, read_page
+from quire.bench.results import Noise
+from quire.cli.main import main
+
+SECONDS = 10.0
+# A server that is well: 100 answers in ten seconds, eight at a time, 40 ms to the first token, 10 ms a token.
+WELL: dict[str, float] = {
+    "quire_build_info": 1, "quire_num_requests_running": 8, "quire_num_requests_waiting": 0,
+    "quire_kv_cache_usage_perc": 0.4, "quire_num_preemptions_total": 0, "quire_engine_restarts_total": 0,
+    'quire_request_success_total{finished_reason="stop"}': 95,
+    'quire_request_success_total{finished_reason="length"}': 5,
+    "quire_time_to_first_token_seconds_sum": 4, "quire_time_to_first_token_seconds_count": 100,
+    "quire_request_queue_time_seconds_sum": 0.1, "quire_request_queue_time_seconds_count": 100,
+    "quire_request_prefill_time_seconds_sum": 3, "quire_request_prefill_time_seconds_count": 100,
+    "quire_request_prompt_tokens_sum": 30000, "quire_request_prompt_tokens_count": 100,
+    "quire_request_params_max_tokens_sum": 25600, "quire_request_params_max_tokens_count": 100,
+    "quire_inter_token_latency_seconds_sum": 100, "quire_inter_token_latency_seconds_count": 10000,
+    'quire_inter_token_latency_seconds_bucket{le="0.01"}': 9000,
+    'quire_inter_token_latency_seconds_bucket{le="0.025"}': 10000,
+    'quire_inter_token_latency_seconds_bucket{le="0.5"}': 10000,
+    'quire_inter_token_latency_seconds_bucket{le="+Inf"}': 10000,
+    "quire_e2e_request_latency_seconds_sum": 104, "quire_e2e_request_latency_seconds_count": 100,
+    'http_request_duration_seconds_sum{handler="/v1/chat/completions"}': 105,
+    'http_request_duration_seconds_count{handler="/v1/chat/completions"}': 100,
+    'http_requests_total{status="200"}': 100, 'http_requests_total{status="400"}': 1,
+    'http_requests_total{status="429"}': 0, 'http_requests_total{status="500"}': 0,
+    "quire_prefix_cache_queries_total": 30000, "quire_prefix_cache_hits_total": 20000,
+    "quire_step_seconds_total": 9.5, "quire_step_prefill_tokens_total": 10000,
+    "quire_step_decode_tokens_total": 10000, "quire_spec_decode_num_draft_tokens_total": 1000,
+    "quire_spec_decode_num_accepted_tokens_total": 700, "quire_draft_faults_total": 0,
+    "quire_late_rows_total": 1, "quire_grammar_compile_seconds_sum": 0.1, "quire_grammar_compile_seconds_count": 10,
+    "quire_adapter_evictions_total": 1,
+}  # fmt: skip
+GAUGES = ("_running", "_waiting", "_perc", "_info")
+# cause -> what is different about the server
+CAUSES: dict[str, Mapping[str, float]] = {
+    "queue for a place": {
+        "quire_num_requests_waiting": 30, "quire_time_to_first_token_seconds_sum": 300,
+        "quire_request_queue_time_seconds_sum": 260,
+    },
+    "prefill": {
+        "quire_time_to_first_token_seconds_sum": 200, "quire_request_prefill_time_seconds_sum": 180,
+    },
+    "prompts stall streams": {
+        'quire_inter_token_latency_seconds_bucket{le="0.025"}': 9100,
+    },
+    "decode": {"quire_inter_token_latency_seconds_sum": 1200},
+    "thrash": {"quire_num_preemptions_total": 20},
+    "cache misses": {"quire_prefix_cache_hits_total": 100},
+    "answers run to max_tokens": {
+        'quire_request_success_total{finished_reason="stop"}': 2,
+        'quire_request_success_total{finished_reason="length"}': 98,
+    },
+    "one request at a time": {"quire_num_requests_running": 1, "quire_step_seconds_total": 3},
+    "slow readers": {'http_request_duration_seconds_sum{handler="/v1/chat/completions"}': 300},
+    "drafts are wrong": {"quire_spec_decode_num_accepted_tokens_total": 20},
+    "drafts fail": {"quire_draft_faults_total": 3},
+    "grammars": {"quire_grammar_compile_seconds_sum": 9},
+    "adapters": {"quire_adapter_evictions_total": 60},
+    "server errors": {'http_requests_total{status="500"}': 4},
+    "refused for load": {'http_requests_total{status="429"}': 40},
+    "client errors": {'http_requests_total{status="400"}': 90},
+    "engine restarts": {"quire_engine_restarts_total": 1},
+}  # fmt: skip
+EXCLUDE = [
+    {"one request at a time", "decode"},
+    {"queue for a place", "one request at a time"},
+    {"queue for a place", "prefill"},
+]  # fmt: skip  of which one changes what the other means
+
+
+def page(values: Mapping[str, float], share: float = 1.0) -> str:
+    """A Prometheus page; counters have `share` of their values, and `share` 0 is the reading before."""
+    return "".join(
+        f"{name} {value if name.endswith(GAUGES) else value * share}\n" for name, value in values.items()
+    )
+
+
+def window(different: Mapping[str, float]) -> Window:
+    values = WELL | different
+    return Window(read_page(page(values, 0)), read_page(page(values)), SECONDS)
+
+
+def names(different: Mapping[str, float]) -> set[str]:
+    return {finding.name for finding in diagnose(window(different))}
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    assert names({}) == set()
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_cause_is_named_and_no_other(cause: str) -> None:
+    assert names(CAUSES[cause]) == {cause}
+
+
+def test_causes_that_come_together_are_all_named() -> None:
+    for pair in combinations(CAUSES, 2):
+        if not any(excluded <= set(pair) for excluded in EXCLUDE):
+            assert names({**CAUSES[pair[0]], **CAUSES[pair[1]]}) == set(pair), pair
+    assert names({k: v for cause in ("thrash", "cache misses", "grammars") for k, v in CAUSES[cause].items()}) == {
+        "thrash", "cache misses", "grammars",
+    }  # fmt: skip
+
+
+def test_the_queue_is_for_memory_when_blocks_are_in_use() -> None:
+    full = {**CAUSES["queue for a place"], "quire_kv_cache_usage_perc": 0.95}
+    assert names(full) == {"queue for memory"}
+    assert names({"quire_kv_cache_usage_perc": 0.98}) == {"no headroom"}
+
+
+def test_an_idle_server_is_called_idle() -> None:
+    idle = dict.fromkeys(WELL, 0.0) | {"quire_build_info": 1}
+    assert names(idle) == {"idle"}
+
+
+def test_another_server_is_diagnosed_by_its_own_names() -> None:
+    """vLLM's page has the same meanings under its prefix; that its answers depend on load is said, too."""
+    values = {name.replace("quire_", "vllm:"): value for name, value in (WELL | CAUSES["thrash"]).items()}
+    del values["vllm:build_info"]
+    found = diagnose(Window(read_page(page(values, 0)), read_page(page(values)), SECONDS))
+    assert {finding.name for finding in found} == {"thrash", "answers may depend on load"}
+
+
+def test_a_counter_that_began_anew_counts_from_zero() -> None:
+    before, after = (
+        read_page("quire_num_preemptions_total 50\n"),
+        read_page("quire_num_preemptions_total 7\n"),
+    )
+    assert Window(before, after, 1.0).grown("quire_num_preemptions_total") == 7
+
+
+def test_a_page_of_rubbish_is_read_without_an_error() -> None:
+    rubbish = 'a{b="c\\"d"} 1\n{} 3\nx nan\ny{le="+Inf"} +Inf\nz 1e999\n\x00\nw{ 2\n'
+    assert read_page(rubbish)["a"] == [({"b": 'c\\"d'}, 1.0)]
+    assert diagnose(Window(read_page(rubbish), read_page(rubbish), 1.0))
+
+
+HEALTHY = MachineState(
+    cores=8, usable_cores=8, siblings=2, threads=0, isas=("baseline", "avx2"), memory=64 << 30, available=50 << 30,
+    swap_used=0, open_files=65536, governor="performance", cache_free=100 << 30, noise=Noise(0.1, 0.0, 1.0),
+    bandwidth=50e9,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [
+        ({}, None),
+        ({"noise": Noise(0.1, 1.0, 1.0)}, "stolen CPU time"),
+        ({"noise": Noise(4.0, 0.0, 1.0)}, "other work"),
+        ({"threads": 16}, "wrong thread count"),
+        ({"threads": 1}, "wrong thread count"),
+        ({"usable_cores": 4}, "fewer cores"),
+        ({"isas": ("baseline",)}, "no vector instructions"),
+        ({"governor": "powersave"}, "powersave"),
+        ({"available": 1 << 30}, "little memory"),
+        ({"swap_used": 4 << 30}, "swap"),
+        ({"bandwidth": 3e9}, "slow memory"),
+        ({"open_files": 1024}, "few open files"),
+        ({"cache_free": 1 << 30}, "little disk"),
+    ],
+    ids=str,
+)
+def test_machines(changed: Mapping[str, object], cause: str | None) -> None:
+    found = [finding.name for finding in examine(replace(HEALTHY, **changed))]
+    assert found == ([] if cause is None else [cause])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with serving(
+        served_folder(tmp_path_factory.mktemp("served") / "model"), served_model_name=("tiny",)
+    ) as live:
+        yield live
+
+
+def test_a_running_server_that_never_ends_its_answers(
+    server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every name of the rules is one that the server really has; the cause is found on the live page."""
+    for _ in range(12):
+        body = json.dumps({"model": "tiny", "prompt": "a b", "max_tokens": 3, "ignore_eos": True}).encode()
+        request = urllib.request.Request(
+            f"{server.url}/v1/completions", body, {"content-type": "application/json"}
+        )
+        urllib.request.urlopen(request).close()
+    with urllib.request.urlopen(f"{server.url}/metrics") as response:
+        now = read_page(response.read().decode())
+    found = {finding.name for finding in diagnose(Window({}, now, SECONDS))}
+    assert "answers run to max_tokens" in found
+    source = Path(diagnose.__code__.co_filename).read_text()
+    for name in ("quire_late_rows_total", "quire_draft_faults_total", "quire_step_seconds_total",
+                 "quire_adapter_evictions_total", "http_requests_total", "quire_engine_restarts_total"):  # fmt: skip
+        assert name in source
+        assert name in now or name.startswith("quire_adapter")
+    assert main(["doctor", server.url, "--seconds", "0.5", "--json"]) in {0, 1}
+    report = json.loads(capsys.readouterr().out)
+    assert {"environment", "facts", "machine", "server"} <= report.keys()
+    assert any(finding["name"] == "idle" for finding in report["server"])
+
+
+def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "http://127.0.0.1:9", "--seconds", "0.5"]) == 1
+    assert "127.0.0.1:9/metrics" in capsys.readouterr().err
+    assert main(["doctor", "ftp://x"]) == 2
+    assert main(["doctor", "--seconds", "0"]) == 2
+
+
+def test_every_rule_has_a_cause_in_the_set() -> None:
+    assert len(RULES) == 16

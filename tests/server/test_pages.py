@@ -1,0 +1,80 @@
+"""The web page's files: headers, sizes, access. What a browser makes of them is behind the marker web."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import quire
+from helpers.server import LiveServer, serving
+
+BUILT = Path(quire.__file__).parent / "server/pages/built"
+KEY = {"authorization": "Bearer secret"}
+
+
+@pytest.fixture(scope="module")
+def locked(folder: Path) -> Iterator[LiveServer]:
+    with serving(folder, api_key=("secret",), allowed_hosts=("127.0.0.1",)) as live:
+        yield live
+
+
+def test_the_page_comes_with_its_policy(server: LiveServer) -> None:
+    reply = server.get("/")
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    policy = reply.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"https?:", policy)
+    for name in re.findall(r'(?:src|href)="([^"]+)"', reply.body.decode()):
+        assert name.startswith("/ui/")
+        assert server.get(name).status == 200
+
+
+def test_files_are_packed_and_kept_by_the_browser(server: LiveServer) -> None:
+    plain, packed = server.get("/ui/index.js"), server.get("/ui/index.js", {"accept-encoding": "gzip, br"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body == (BUILT / "index.js").read_bytes()
+    again = server.get("/ui/index.js", {"if-none-match": plain.headers["etag"]})
+    assert (again.status, again.body) == (304, b"")
+    assert server.request("HEAD", "/ui/index.js").body == b""
+
+
+def test_the_first_load_is_small() -> None:
+    first = [path.read_bytes() for path in BUILT.iterdir() if path.suffix in {".html", ".js", ".css", ".svg"}]
+    assert sum(len(gzip.compress(data)) for data in first) <= 150_000
+
+
+@pytest.mark.parametrize(
+    "name", ["/ui/", "/ui/nothing.js", "/ui/../page_routes.py", "/ui/%2e%2e/page_routes.py"]
+)
+def test_other_files_are_not_there(server: LiveServer, name: str) -> None:
+    assert server.get(name).status == 404
+
+
+def test_pages_are_open_and_data_is_not(locked: LiveServer) -> None:
+    assert locked.get("/").status == 200
+    assert locked.get("/ui/index.js").status == 200
+    assert locked.get("/v1/models").status == 401
+    assert locked.get("/v1/models", KEY).status == 200
+
+
+def test_pages_keep_to_the_allowed_hosts(locked: LiveServer) -> None:
+    """A name that an attacker's DNS points here gets no page either."""
+    assert locked.get("/", {"host": "evil.example"}).status == 403
+
+
+def test_no_pages_where_they_are_off(folder: Path) -> None:
+    with serving(folder, ui=False) as live:
+        assert live.get("/").status == 405  # TGI has POST there
+        assert live.get("/ui/index.js").status == 404
+        assert "/ui/{file}" not in live.get("/openapi.json").json["paths"]
+
+
+def test_what_is_bundled_has_its_licence(server: LiveServer) -> None:
+    text = server.get("/ui/licenses.txt").body.decode()
+    assert all(name in text for name in ("dompurify", "marked", "preact"))

@@ -1,0 +1,154 @@
+import { events } from "./sse";
+
+/** A message as the chat API takes it. */
+export interface ChatMessage {
+  role: "system" | "user" | "assistant";
+  content: string;
+}
+
+/** Sampling and output of a request; what is undefined comes from the checkpoint. */
+export interface Settings {
+  temperature?: number;
+  top_p?: number;
+  max_tokens?: number;
+  seed?: number;
+  schema?: string;
+  logprobs?: boolean;
+}
+
+export interface TokenChance {
+  token: string;
+  logprob: number;
+  top: { token: string; logprob: number }[];
+}
+
+/** What an answer has brought so far. Times are in seconds. */
+export interface Answer {
+  content: string;
+  reasoning: string;
+  tokens: TokenChance[];
+  promptTokens: number;
+  cachedTokens: number;
+  outputTokens: number;
+  firstToken: number;
+  seconds: number;
+  finish: string;
+}
+
+/** A model or an adapter that the server offers. */
+export interface Model {
+  id: string;
+  parent: string | null;
+  max_model_len: number;
+}
+
+export class ApiFailure extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+const KEY = "quire.key";
+
+export function setKey(key: string): void {
+  sessionStorage.setItem(KEY, key);
+}
+
+function headers(): Record<string, string> {
+  const key = sessionStorage.getItem(KEY);
+  return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
+}
+
+async function checked(response: Response): Promise<Response> {
+  if (response.ok) return response;
+  const text = await response.text();
+  let message = text.slice(0, 300) || response.statusText;
+  try {
+    message = JSON.parse(text).error.message;
+  } catch {
+    // not the API's own error
+  }
+  throw new ApiFailure(response.status, message);
+}
+
+export async function models(): Promise<Model[]> {
+  const response = await checked(await fetch("/v1/models", { headers: headers() }));
+  return (await response.json()).data;
+}
+
+/** The body of a request for the next message. Raises SyntaxError for a schema that is not JSON. */
+export function requestBody(model: string, messages: ChatMessage[], settings: Settings): Record<string, unknown> {
+  const { schema, logprobs, ...sampling } = settings;
+  return {
+    model,
+    messages,
+    ...sampling,
+    stream: true,
+    stream_options: { include_usage: true },
+    ...(logprobs ? { logprobs: true, top_logprobs: 5 } : {}),
+    ...(schema
+      ? { response_format: { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(schema) } } }
+      : {}),
+  };
+}
+
+/** Ask for the next message; `changed` is called with the answer as it grows. Raises ApiFailure. */
+export async function ask(
+  body: Record<string, unknown>,
+  signal: AbortSignal,
+  changed: (answer: Answer) => void,
+): Promise<Answer> {
+  const began = performance.now();
+  const response = await checked(
+    await fetch("/v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal }),
+  );
+  const answer = empty();
+  if (!response.body) return answer;
+  for await (const data of events(response.body)) {
+    if (data === "[DONE]") break;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiFailure(500, chunk.error.message);
+    take(answer, chunk);
+    answer.seconds = (performance.now() - began) / 1000;
+    if (!answer.firstToken && (answer.content || answer.reasoning)) answer.firstToken = answer.seconds;
+    changed({ ...answer });
+  }
+  return answer;
+}
+
+export function empty(): Answer {
+  return {
+    content: "",
+    reasoning: "",
+    tokens: [],
+    promptTokens: 0,
+    cachedTokens: 0,
+    outputTokens: 0,
+    firstToken: 0,
+    seconds: 0,
+    finish: "",
+  };
+}
+
+/** Add a chunk of the stream to an answer. */
+// biome-ignore lint/suspicious/noExplicitAny: a chunk is JSON of the server
+export function take(answer: Answer, chunk: any): void {
+  const choice = chunk.choices?.[0];
+  if (choice) {
+    answer.content += choice.delta?.content ?? "";
+    answer.reasoning += choice.delta?.reasoning_content ?? "";
+    answer.finish = choice.finish_reason ?? answer.finish;
+    for (const one of choice.logprobs?.content ?? []) {
+      answer.tokens.push({ token: one.token, logprob: one.logprob, top: one.top_logprobs ?? [] });
+    }
+    if (choice.delta?.content || choice.delta?.reasoning_content) answer.outputTokens += 1;
+  }
+  if (chunk.usage) {
+    answer.promptTokens = chunk.usage.prompt_tokens;
+    answer.outputTokens = chunk.usage.completion_tokens;
+    answer.cachedTokens = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
+  }
+}

@@ -1,0 +1,106 @@
+// Drives the page of a running server in Chromium: node browse.mjs URL FOLDER KEY?. Prints what was seen as JSON.
+import { AxeBuilder } from "@axe-core/playwright";
+import { chromium } from "playwright-core";
+
+const [, , base, folder] = process.argv;
+const flags = [
+  "--no-sandbox",
+  "--disable-gpu",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
+];
+const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: flags });
+const seen = { errors: [], outside: [], axe: [], views: {} };
+
+async function open(options) {
+  const context = await browser.newContext({ permissions: ["clipboard-read", "clipboard-write"], ...options });
+  const page = await context.newPage();
+  page.on("console", (message) => message.type() === "error" && seen.errors.push(message.text()));
+  page.on("pageerror", (error) => seen.errors.push(String(error)));
+  page.on("request", (request) => {
+    if (!request.url().startsWith(base) && !/^(data|blob):/.test(request.url())) seen.outside.push(request.url());
+  });
+  await page.goto(`${base}/`);
+  return page;
+}
+
+async function axe(page, name) {
+  const { violations } = await new AxeBuilder({ page }).analyze();
+  for (const one of violations) {
+    if (["serious", "critical"].includes(one.impact)) seen.axe.push(`${name}: ${one.id} ${one.nodes[0].html}`);
+  }
+}
+
+const done = (page) =>
+  page.waitForFunction(() => document.querySelector(".turns")?.getAttribute("aria-busy") === "false");
+
+const page = await open({ colorScheme: "light", viewport: { width: 1280, height: 800 } });
+await page.waitForSelector(".welcome h2");
+await axe(page, "welcome");
+await page.screenshot({ path: `${folder}/welcome.png` });
+await page.getByLabel("Message").fill("What is TTFT?");
+await page.keyboard.press("Enter");
+await page.waitForSelector(".turn.assistant .markdown");
+await done(page);
+seen.views.answer = await page.locator(".turn.assistant .markdown").innerText();
+seen.views.figures = await page.locator(".turn.assistant .figures").innerText();
+await page.getByRole("button", { name: "Again" }).click();
+await page.waitForSelector(".places");
+await done(page);
+seen.views.places = await page.locator(".turn.assistant .places").innerText();
+await page.getByRole("button", { name: "Edit" }).click();
+await page.getByLabel("Your message").fill("What is TPOT?");
+await page.getByRole("button", { name: "Send" }).first().click();
+await page.waitForSelector(".turn.user .places");
+await done(page);
+seen.views.edited = await page.locator(".turn.user .said").innerText();
+await page.getByRole("button", { name: "The one before" }).first().click();
+seen.views.before = await page.locator(".turn.user .said").innerText();
+
+await page.getByText("Settings").click();
+await page.getByLabel("Show the chance of each token").check();
+await page.getByLabel("Temperature").fill("0");
+await page.getByRole("button", { name: "New chat" }).first().click();
+await page.getByLabel("Message").fill("What is 2 + 3?");
+await page.getByRole("button", { name: "Send" }).click();
+await page.waitForSelector(".turn.assistant .markdown");
+await done(page);
+await page.getByRole("button", { name: "Chances" }).click();
+seen.views.tokens = await page.locator(".token").count();
+await page.locator(".token").first().focus();
+await page.waitForSelector(".alternatives");
+seen.views.alternatives = await page.locator(".alternatives > span").count();
+await axe(page, "chances");
+await page.screenshot({ path: `${folder}/chances.png` });
+await page.reload();
+await page.waitForSelector(".turn.assistant");
+seen.views.kept = await page.locator("nav li").count();
+
+// A long answer is stopped, and what was said stays.
+await page.getByRole("button", { name: "New chat" }).first().click();
+await page.getByLabel("Message").fill("Tell me a long story about a fox and a raven.");
+await page.keyboard.press("Enter");
+const stop = page.getByRole("button", { name: "Stop" });
+seen.views.stopped = await stop.click({ timeout: 2000 }).then(
+  () => true,
+  () => false,
+);
+await done(page);
+
+for (const [name, options] of Object.entries({
+  dark: { colorScheme: "dark", viewport: { width: 1280, height: 800 } },
+  phone: { colorScheme: "light", viewport: { width: 390, height: 780 }, isMobile: true, hasTouch: true },
+})) {
+  const other = await open(options);
+  await other.getByRole("button", { name: "What is TTFT?" }).click();
+  await other.waitForSelector(".turn.assistant .markdown");
+  await done(other);
+  await axe(other, name);
+  await other.screenshot({ path: `${folder}/${name}.png` });
+  seen.views[`${name} overflow`] = await other.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+}
+await browser.close();
+console.log(JSON.stringify(seen));
