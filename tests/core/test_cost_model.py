@@ -9,16 +9,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.core.cost_model import FEATURES, Features, StepCostModel
+from quire.core.cost_model import FEATURES, StepCostModel, StepFeatures
 
 TRUE = (0.012, 4e-4, 3e-4, 2e-7, 4e-9, 2e-3, 3e-4, 2e-4)
 
 
-def seconds(features: Features, costs: tuple[float, ...] = TRUE) -> float:
+def seconds(features: StepFeatures, costs: tuple[float, ...] = TRUE) -> float:
     return sum(x * cost for x, cost in zip(features, costs, strict=True))
 
 
-def steps(rng: random.Random, *, prompts: bool = True) -> Iterator[Features]:
+def steps(rng: random.Random, *, prompts: bool = True) -> Iterator[StepFeatures]:
     """Steps as a server has them: streams come and go, contexts grow, prompts come in chunks."""
     rows, context = 8, 800
     while True:
@@ -33,7 +33,7 @@ def steps(rng: random.Random, *, prompts: bool = True) -> Iterator[Features]:
 
 
 def learn(
-    model: StepCostModel, made: Iterator[Features], count: int, rng: random.Random, factor: float = 1.0
+    model: StepCostModel, made: Iterator[StepFeatures], count: int, rng: random.Random, factor: float = 1.0
 ) -> None:
     """Steps with 5 % of noise, of which one in twenty is hit by other work and takes up to four times as long."""
     for features in itertools.islice(made, count):
@@ -58,7 +58,7 @@ def test_what_is_known_of_prompts_outlasts_hours_without_them() -> None:
     model = StepCostModel()
     learn(model, steps(rng), 800, rng)
     learn(model, steps(rng, prompts=False), 6000, rng)
-    chunk: Features = (1.0, 8, 512, 8 * 900, 512 * 1500, 0, 0, 0)
+    chunk: StepFeatures = (1.0, 8, 512, 8 * 900, 512 * 1500, 0, 0, 0)
     assert model.seconds(chunk) == pytest.approx(seconds(chunk), rel=0.15)
 
 
@@ -76,7 +76,7 @@ def test_costs_begin_where_the_last_run_ended() -> None:
     model = StepCostModel()
     learn(model, steps(rng), 800, rng)
     again = StepCostModel.load(json.loads(json.dumps(model.dump())))
-    features: Features = (1.0, 4, 256, 4000, 256 * 300, 0, 0, 0)
+    features: StepFeatures = (1.0, 4, 256, 4000, 256 * 300, 0, 0, 0)
     assert again.seconds(features) == pytest.approx(model.seconds(features))
     learn(again, steps(rng), 20, rng)
     assert again.seconds(features) == pytest.approx(seconds(features), rel=0.2)

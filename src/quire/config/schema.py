@@ -188,9 +188,19 @@ class CacheOptions:
         most=2**31 - 1,
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prompt prefixes")
+    swap_space: int | None = option(
+        None,
+        "part of --memory for KV blocks that had to give way; they are copied back where that beats computing "
+        "them (default: none)",
+        metavar="SIZE",
+        count=True,
+        size=True,
+    )
 
     def __post_init__(self) -> None:
         _check(self)
+        if self.swap_space is not None and not self.enable_prefix_caching:
+            raise ValueError("swap_space: needs enable_prefix_caching, by which blocks are found again")
         if self.block_size < 16 or self.block_size % 16:
             raise ValueError(f"block_size: {self.block_size} is not a positive multiple of 16")
 

@@ -34,7 +34,7 @@ _DRIFT = 0.05  # of the latest step in the drift
 _MOST_DRIFT = 1.5  # natural logarithm
 _VERSION = 1
 
-Features = tuple[float, ...]
+StepFeatures = tuple[float, ...]
 
 
 class _Kind:

@@ -21,7 +21,7 @@ from collections.abc import Sequence as Seq
 from operator import attrgetter
 
 from quire.core.block_pool import AuditError
-from quire.core.cost_model import Features
+from quire.core.cost_model import StepFeatures
 from quire.core.fetching import Fetches
 from quire.core.guided_pairs import follow, halves, hold_back
 from quire.core.live_requests import Requests
@@ -85,15 +85,15 @@ class Scheduler:
         self.config = config
         self.limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs)
         self.step_counts = StepCounts()
-        self.step_features: Features = ()  # of the last step, for the cost model
+        self.step_features: StepFeatures = ()  # of the last step, for the cost model
         self.num_preemptions = 0
         self.wasted_rows = 0  # rows whose sequence ended or was preempted while they ran
         self._rng = rng or random.Random()
         self._blocks = SequenceBlocks(config, tier)
         caches = self._blocks.caches
-        self._fetches = None if tier is None else Fetches(caches, config.groups, config.block_size, tier)
         self.policy = Policy.parse(config.policy, config.overtake)
         self.estimates, self.counters = ServiceEstimates(costs), Counters()
+        self._fetches = None if tier is None else Fetches(caches, config, tier, self.estimates.costs)
         queue = make_queue(self.policy, self.estimates, self.counters, caches, config.block_size)
         self._requests = Requests(config, queue, self.policy, self.estimates)
         self._running: list[Sequence] = []  # by rank, so the last one is preempted first

@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from operator import add
 from typing import NamedTuple
 
-from quire.core.cost_model import Features
+from quire.core.cost_model import StepFeatures
 from quire.core.prefix_cache import Hit
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence
@@ -66,7 +66,7 @@ def first_end(config: SchedulerConfig, seq: Sequence, hit: Hit, budget: int) -> 
     return hit.length + min(remaining, budget)
 
 
-def features_of(step: StepPlan, counts: StepCounts, drafts: int, special: int) -> Features:
+def features_of(step: StepPlan, counts: StepCounts, drafts: int, special: int) -> StepFeatures:
     """What core.cost_model goes by. `special` is the number of live requests with an adapter or a grammar."""
     context, work = counts.context_tokens, 0.0
     if counts.prefill_tokens:

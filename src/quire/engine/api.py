@@ -362,6 +362,9 @@ class EngineStats:
     step_costs: tuple[float, ...] = ()  # seconds, by core.cost_model.FEATURES
     step_cost_error: float = 0.0  # median of |real / predicted - 1| of recent steps
     step_cost_spread: float = 0.0  # the same at the 90th percentile
+    swap_blocks: int = 0  # kept in the swap space
+    swapped_out: int = 0  # blocks copied there
+    swapped_in: int = 0  # and back
     step_budget: int = 0  # tokens that a step may have now
     step_slots: int = 0  # sequences that may run now
     level_kept: Mapping[str, int] = field(default_factory=dict)  # requests by class of service

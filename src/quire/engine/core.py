@@ -29,6 +29,7 @@ from quire.types import (
 if TYPE_CHECKING:  # a simulation needs no arrays
     from quire.executor.plans import PlanCounts
     from quire.lora.adapter_service import AdapterService
+    from quire.worker.swap_space import SwapSpace
     from quire.worker.worker import Masks
 
 RECORDS_KEPT = 4096
@@ -108,6 +109,7 @@ class EngineCore:
         self.adapters = adapters
         self.costs = costs or StepCostModel()
         self._controller = controller
+        self.swap: SwapSpace | None = None
         self._adapted: dict[
             str, tuple[str, int]
         ] = {}  # requests in slots: their version, and samples that run

@@ -50,7 +50,7 @@ from quire.program.cost import Row, step_cost
 from quire.program.formats import DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.lower_draft import trimmed
-from quire.program.memory import param_bytes
+from quire.program.memory import kv_block_bytes, param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.spec import ModelSpec
@@ -62,6 +62,7 @@ from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
 from quire.util.startup_spans import Startup
+from quire.worker.swap_space import ENTRY_BYTES, SwapSpace
 from quire.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -323,9 +324,10 @@ def build(
         startup.mark(weights.source)
     with startup.span("bind"):
         adapters = _adapters(executor, model.facts.spec, config)
-        worker = _worker(model, executor, plan.limits, config, adapters)
+        swap = _swap_space(program, config, draft)
+        worker = _worker(model, executor, plan.limits, config, adapters, swap)
         costs = load_costs(model.folder, config)
-        scheduler = _scheduler(program, config, plan, model.facts.spec, costs)
+        scheduler = _scheduler(program, config, plan, model.facts.spec, costs, swap)
     grammars = partial(_grammars, later, program, config, plan)
     drafter = draft.drafter(plan.limits, made, program) if draft and made else None
     speculation = make_speculation(config, worker, executor, plan.limits, drafter)
@@ -334,6 +336,7 @@ def build(
     core = EngineCore(
         scheduler, worker, _gate(scheduler, config), grammars, speculation, adapters, costs, controller
     )
+    core.swap = swap
     return Built(later.model, config, program, plan, executor, core, weights, made)
 
 
@@ -372,12 +375,28 @@ def _adapters(executor: Executor, spec: ModelSpec, config: ResolvedConfig) -> Ad
     return AdapterService(executor, spec, asked.max_loras, asked.max_lora_rank, asked.max_cpu_loras or 0)
 
 
+def _swap_space(program: Program, config: ResolvedConfig, draft: Draft | None) -> SwapSpace | None:
+    """Raises ValueError where blocks cannot be taken back alone, or none fits."""
+    size = config.asked.cache.swap_space
+    if size is None:
+        return None
+    if draft is not None:
+        raise ValueError("swap_space: not with a draft model, whose keys and values would be missing")
+    block = kv_block_bytes(program, config.asked.cache.block_size)
+    return SwapSpace(size // (block + ENTRY_BYTES), block)
+
+
 def _worker(
-    model: Model, executor: Executor, limits: Limits, config: ResolvedConfig, adapters: AdapterService | None
+    model: Model,
+    executor: Executor,
+    limits: Limits,
+    config: ResolvedConfig,
+    adapters: AdapterService | None,
+    swap: SwapSpace | None,
 ) -> Worker:
     if model.facts.pooling is None:
         slots = None if adapters is None else adapters.slots
-        return Worker(executor, limits, judging=judging(config), adapters=slots)
+        return Worker(executor, limits, swap, judging=judging(config), adapters=slots)
     from quire.worker.pooling_worker import PoolingWorker
 
     return PoolingWorker(executor, limits)
@@ -440,7 +459,12 @@ def _grammars(later: _LaterTokenizer, program: Program, config: ResolvedConfig, 
 
 
 def _scheduler(
-    program: Program, config: ResolvedConfig, plan: MemoryPlan, spec: ModelSpec, costs: StepCostModel
+    program: Program,
+    config: ResolvedConfig,
+    plan: MemoryPlan,
+    spec: ModelSpec,
+    costs: StepCostModel,
+    swap: SwapSpace | None,
 ) -> Scheduler:
     asked, whole, pooling = config.asked, spec.whole, spec.pooling is not None
     kind = Scheduler if asked.scheduler.batching == "continuous" else WholeBatchScheduler
@@ -461,7 +485,8 @@ def _scheduler(
             overtake=asked.scheduler.overtake_ms / 1e3,
         ),
         random.Random(asked.execution.seed),
-        costs=costs,
+        None if spec.whole or pooling else swap,
+        costs,
     )
 
 

@@ -148,6 +148,7 @@ def _plan(
         "sampler": 0 if program.pools else kind.sampler_bytes(program, limits),
         "drafts": proposer_bytes(config, length, program.vocab)
         + (draft.kept_bytes(limits, program.vocab) if draft else 0),
+        "swap": asked.cache.swap_space or 0,
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
         "grammars": 0,
         "compiler": 0,
