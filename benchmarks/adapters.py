@@ -1,19 +1,30 @@
-"""Decoding with adapters of low rank, beside the same engine without them.
+"""What adapters of low rank cost: decoding beside the same engine without them, traffic of many, and loading.
 
-    python benchmarks/adapters.py [--shape qwen3-0.6b] [--formats none int4] [--cases 1:1 32:8 32:32] [--rank 16]
+    python -m benchmarks.adapters [decode|traffic|loading ...] [--shape qwen3-0.6b] [--formats none int4] [--rank 16]
 
-Random weights. A case is STREAMS:ADAPTERS; its streams have the adapters in turn. For each format there are two
-engines, without adapters and with slots for all of them, which run each case in turn, `--repeat` times. A row says the
-tokens per second of decoding steps in which all streams run: of the first engine, of the second without adapters and
-with them, and the shares. Prints JSON, and the same as a table.
+Random weights; adapters of all linears of attention and feed-forwards, as files. Prints Markdown, and JSON with --json.
+
+`decode`: a case is FORMAT:STREAMS:ADAPTERS; its streams have the adapters in turn. For each format there are two
+engines, without adapters and with slots for all of them, which run each case in turn. A row says the tokens per second
+of decoding steps in which all streams run: of the first engine, of the second without adapters and with them.
+
+`traffic`: --registered adapters, asked for by Zipf's law (exponent 1), --streams requests at once. For each number of
+slots: tokens per second of the whole run, and the share of requests whose adapter was in a slot.
+
+`loading`: from the call to the first token of a one-token prompt, less the same without an adapter: in its slot; from a
+file that the page cache has; and from one that it has not. The rate of reading alone is beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +33,82 @@ import numpy as np
 from quire import LLM, SamplingParams
 from quire.bench.random_checkpoint import write_tokenizer
 from quire.bench.shapes import SHAPES
-from quire.lora.adapter import Adapter, LowRank
-from quire.program.program import Program
+from quire.loader.safetensors_writer import write_safetensors
+from quire.loader.source import TensorInfo
+from quire.lora.base_modules import BaseModules
+from quire.program.formats import NumberFormats
+from quire.program.lower import lower
+from quire.program.lowering import LoraRoom
+from quire.records import dataclass
+from quire.spec import read_model
 
 PROMPT = 64
+PARTS = ("decode", "traffic", "loading")
 
 
-def random_adapter(program: Program, seed: int, rank: int) -> Adapter:
-    """All linears that adapters may change."""
-    random = np.random.default_rng(seed)
-    parts = {
-        part.module: LowRank(
-            random.standard_normal((rank, adapted.cols), np.float32) / np.float32(adapted.cols**0.5),
-            random.standard_normal((part.rows, rank), np.float32) / np.float32(100),
-            1.0,
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A model of random weights, which has no file of them, and adapters for it."""
+
+    model: Path
+    adapters: tuple[Path, ...]
+
+    def engine(self, form: str, slots: int, rank: int, **more: Any) -> LLM:
+        """An engine with room for so many adapters; 0 for one without."""
+        room: dict[str, Any] = (
+            {"enable_lora": True, "max_loras": slots, "max_lora_rank": rank} if slots else {}
         )
-        for adapted in program.adapted
-        for part in adapted.parts
-    }
-    return Adapter(f"a{seed}", f"{seed:064x}", rank, parts, {})
+        return LLM(
+            self.model, load_format="random", max_num_seqs=32, max_model_len=512, progress=False, dtype="bfloat16",
+            enable_prefix_caching=False, quantization=form, **room, **more,
+        )  # fmt: skip
+
+
+@contextmanager
+def prepared(shape: str, count: int, rank: int) -> Iterator[Place]:
+    """A folder with a model and adapters of equal size; their numbers differ in the first matrix."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        (root / "model").mkdir()
+        (root / "model" / "config.json").write_text(json.dumps(SHAPES[shape]))
+        write_tokenizer(root / "model")
+        for number in range(count):
+            write_adapter(root / f"a{number}", root / "model", rank, number)
+        yield Place(root / "model", tuple(root / f"a{number}" for number in range(count)))
+
+
+def write_adapter(folder: Path, model: Path, rank: int, seed: int) -> None:
+    """A PEFT folder with random numbers for all linears of attention and feed-forwards."""
+    spec = read_model(model).spec
+    shapes, random = BaseModules.of(spec).shapes, np.random.default_rng(seed)
+    arrays: dict[str, Any] = {}
+    block = random.integers(0, 2**15, 2**22, np.uint16)
+    for adapted in lower(spec, NumberFormats(), lora=LoraRoom(rank)).adapted:
+        for module in (part.module for part in adapted.parts):
+            rows, cols = shapes[module]
+            for letter, shape in (("A", (rank, cols)), ("B", (rows, rank))):
+                numbers = block[: shape[0] * shape[1]].reshape(shape) & 0x3FF  # bfloat16 of 2^-9 and below
+                arrays[f"base_model.model.{module}.lora_{letter}.weight"] = numbers | 0x3B00
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "task_type": "CAUSAL_LM"}
+    targets = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in arrays})
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "target_modules": targets}))
+    write_safetensors(
+        folder / "adapter_model.safetensors",
+        [TensorInfo(name, "BF16", array.shape) for name, array in sorted(arrays.items())],
+        lambda info: iter([arrays[info.name]]),
+    )
+
+
+def prompts(count: int) -> list[list[int]]:
+    return [np.random.default_rng(seed).integers(3, 200, PROMPT).tolist() for seed in range(count)]
 
 
 def rate(llm: LLM, streams: int, tokens: int, adapters: list[str]) -> float:
     """Tokens per second of the decoding steps of `streams` streams."""
-    prompts = [np.random.default_rng(seed).integers(3, 200, PROMPT).tolist() for seed in range(streams)]
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     before = llm.step_records()[-1].step if llm.step_records() else 0
-    llm.generate(prompts, params, adapter=adapters, use_tqdm=False)
+    llm.generate(prompts(streams), params, adapter=adapters, use_tqdm=False)
     seconds = [
         record.schedule_seconds + record.execute_seconds + record.update_seconds
         for record in llm.step_records()
@@ -57,25 +117,20 @@ def rate(llm: LLM, streams: int, tokens: int, adapters: list[str]) -> float:
     return streams / statistics.median(seconds)
 
 
-def measure(
-    shape: str, form: str, cases: list[tuple[int, int]], asked: argparse.Namespace
-) -> list[dict[str, Any]]:
+def decode(place: Place, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each case."""
-    most = max(count for _, count in cases)
-    common: dict[str, Any] = {
-        "load_format": "random", "max_num_seqs": 32, "max_model_len": 512, "progress": False, "dtype": "bfloat16",
-        "enable_prefix_caching": False, "quantization": form,
-    }  # fmt: skip
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        (folder / "config.json").write_text(json.dumps(SHAPES[shape]))
-        write_tokenizer(folder)
-        slots: dict[str, Any] = {"enable_lora": True, "max_loras": most, "max_lora_rank": asked.rank}
-        with LLM(folder, **common) as plain, LLM(folder, **slots, **common) as llm:
+    cases: dict[str, list[tuple[int, int]]] = {}
+    for case in asked.cases:
+        form, streams, count = case.split(":")
+        if form in asked.formats:
+            cases.setdefault(form, []).append((int(streams), int(count)))
+    found = []
+    for form, each in cases.items():
+        most = max(count for _, count in each)
+        with place.engine(form, 0, 0) as plain, place.engine(form, most, asked.rank) as llm:
             for number in range(most):
-                llm.load_adapter(f"a{number}", random_adapter(llm.built.program, number, asked.rank))
-            found = []
-            for streams, count in cases:
+                llm.load_adapter(f"a{number}", place.adapters[number])
+            for streams, count in each:
                 names = [f"a{stream % count}" for stream in range(streams)]
                 runs = [
                     (
@@ -86,45 +141,126 @@ def measure(
                     for _ in range(asked.repeat + 1)
                 ][1:]
                 base, unused, used = (statistics.median(run[i] for run in runs) for i in range(3))
+                shares = [statistics.median(run[i] / run[0] for run in runs) for i in (1, 2)]
                 found.append(
                     {
-                        "format": form,
-                        "streams": streams,
-                        "adapters": count,
-                        "without": base,
-                        "unused": unused,
-                        "used": used,
-                        "share_unused": unused / base,
-                        "share_used": used / base,
+                        "weights": form, "streams": streams, "adapters": count, "without, tok/s": round(base, 1),
+                        "slots unused": round(unused, 1), "used": round(used, 1),
+                        "share unused": f"{shares[0]:.1%}", "share used": f"{shares[1]:.1%}",
                     }
-                )
+                )  # fmt: skip
     return found
+
+
+def traffic(place: Place, asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each number of slots."""
+    form, random = asked.formats[-1], np.random.default_rng(0)
+    weights = 1 / np.arange(1, asked.registered + 1)
+    chosen = random.choice(asked.registered, asked.requests, p=weights / weights.sum())
+    names = [f"a{number}" for number in chosen]
+    params = SamplingParams(temperature=0.0, max_tokens=asked.tokens, ignore_eos=True)
+    found = []
+    for slots in asked.slots:
+        with place.engine(form, slots, asked.rank) as llm:
+            for number in range(asked.registered):
+                llm.load_adapter(f"a{number}", place.adapters[number])
+            service = llm.built.core.adapters
+            assert service is not None
+            start = time.perf_counter()
+            llm.generate(prompts(asked.requests), params, adapter=names, use_tqdm=False)
+            seconds = time.perf_counter() - start
+            loads = sum(service.loads.values())
+            found.append(
+                {
+                    "weights": form, "registered": asked.registered, "slots": slots, "requests": asked.requests,
+                    "tok/s": round(asked.requests * asked.tokens / seconds, 1), "loads into slots": loads,
+                    "hit rate": f"{1 - loads / asked.requests:.1%}",
+                }
+            )  # fmt: skip
+    return found
+
+
+def loading(place: Place, asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each place that an adapter comes from."""
+    one = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    size = (place.adapters[0] / "adapter_model.safetensors").stat().st_size
+    with place.engine(asked.formats[-1], 1, asked.rank) as llm:
+        for number in range(2):
+            llm.load_adapter(f"a{number}", place.adapters[number])
+
+        def first(name: str) -> float:
+            start = time.perf_counter()
+            llm.generate([[5]], one, adapter=name, use_tqdm=False)
+            return time.perf_counter() - start
+
+        def evicted(number: int, *, cold: bool) -> float:
+            if cold:
+                _drop(place.adapters[number])
+            return first(f"a{number}")
+
+        first("a0")
+        base = statistics.median(first("") for _ in range(asked.loads))
+        resident = statistics.median(first("a0") for _ in range(asked.loads))
+        warm = statistics.median(evicted((k + 1) % 2, cold=False) for k in range(asked.loads))
+        cold = statistics.median(evicted((k + 1) % 2, cold=True) for k in range(asked.loads))
+    reads = []
+    for _ in range(asked.loads):
+        _drop(place.adapters[0])
+        start = time.perf_counter()
+        (place.adapters[0] / "adapter_model.safetensors").read_bytes()
+        reads.append(time.perf_counter() - start)
+    rows = {"in its slot": resident - base, "page cache": warm - base, "disk": cold - base}
+    rows["reading the file alone, from disk"] = statistics.median(reads)
+    return [
+        {"from": name, "ms to the first step": round(1000 * seconds, 2), "MiB": round(size / 2**20, 1)}
+        for name, seconds in rows.items()
+    ]
+
+
+def _drop(folder: Path) -> None:
+    """Have the page cache forget an adapter's file."""
+    file = os.open(folder / "adapter_model.safetensors", os.O_RDONLY)
+    os.fsync(file)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(file)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows of one kind as Markdown."""
+    names = list(rows[0])
+    lines = [names, ["--:" if isinstance(rows[0][name], int | float) else "---" for name in names]]
+    lines += [[str(row[name]) for name in names] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
     parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(SHAPES))
     parser.add_argument("--formats", nargs="+", default=["none", "int4"])
-    parser.add_argument("--cases", nargs="+", default=["1:1", "32:8", "32:32"])
+    cases = ["none:1:1", "none:32:8", "int4:1:1", "int4:32:8", "int4:32:32"]
+    parser.add_argument("--cases", nargs="+", default=cases)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--registered", type=int, default=128)
+    parser.add_argument("--slots", type=int, nargs="+", default=[4, 8, 16, 32])
+    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--loads", type=int, default=9)
+    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    cases = [
-        (int(streams), int(count)) for streams, _, count in (case.partition(":") for case in asked.cases)
-    ]
-    rows = [row for form in asked.formats for row in measure(asked.shape, form, cases, asked)]
-    print(json.dumps(rows))
-    print(
-        "| weights | streams | adapters | without, tokens/s | slots, unused | used | share unused | share used |"
-    )
-    print("|---|--:|--:|--:|--:|--:|--:|--:|")
-    for row in rows:
-        rates = " | ".join(f"{row[name]:.1f}" for name in ("without", "unused", "used"))
-        shares = " | ".join(f"{row[name]:.1%}" for name in ("share_unused", "share_used"))
-        print(f"| {row['format']} | {row['streams']} | {row['adapters']} | {rates} | {shares} |")
+    parts = asked.parts or list(PARTS)
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"parts: {sorted(unknown)} are not among {', '.join(PARTS)}")
+    count = max([int(case.rpartition(":")[2]) for case in asked.cases] + [2])
+    if "traffic" in parts:
+        count = max(count, asked.registered)
+    with prepared(asked.shape, count, asked.rank) as place:
+        for part in parts:
+            rows = {"decode": decode, "traffic": traffic, "loading": loading}[part](place, asked)
+            print(json.dumps({part: rows}) if asked.json else f"{table(rows)}\n", flush=True)
 
 
 if __name__ == "__main__":

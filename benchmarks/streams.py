@@ -5,16 +5,16 @@ python benchmarks/streams.py --model FOLDER      the same with a checkpoint: two
 python benchmarks/streams.py --bare              the real engine, and a constant written to a socket for each token
 python benchmarks/streams.py --answers read      random weights; answers are read in parts (text, reasoning, calls)
 python benchmarks/streams.py --answers thinking  the same, and all of them are reasoning
-python benchmarks/streams.py --api anthropic     another API in place of OpenAI's chat
-python benchmarks/streams.py --server hypercorn  another server in place of Quire's own, both over HTTP/1.1
+python benchmarks/streams.py --api chat tgi      several APIs in turns, and their ratios to the first
+python benchmarks/streams.py --server quire hypercorn granian   servers in turns, all over HTTP/1.1
 
 Clients run in a process of their own. CPU time is this process's, user and system, from the first request to the last
 byte, so a request's own cost is in it. Much of it is waiting for memory: whatever else runs on the machine between
 two steps, the engine's kernels among it, empties the caches, and the figure grows to twice of what it is when nothing
-does. So it is comparable between runs of one machine in one state; `--bare` in the same state is what sockets and
-waking readers cost there, and a loop over them in Python: the floor. Detokenization is measured beside, on the same
-texts, and told apart. A stream's gap is the time between two reads of its events by the client. In the last round
-health is asked for every 20 ms from another process.
+does. So it is comparable between runs of one machine in one state, and between APIs or servers that take turns in one
+run; `--bare` in the same state is what sockets and waking readers cost there, and a loop over them in Python: the
+floor. Detokenization is measured beside, on the same texts, and told apart. A stream's gap is the time between two
+reads of its events by the client. In the last round health is asked for every 20 ms from another process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import multiprocessing
 import os
 import random
 import resource
-import socket
+import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -218,11 +218,11 @@ def detokenizing(model: str, tokens: int) -> float:
     return best / tokens
 
 
-async def one_round(port: int, args: argparse.Namespace, *, health: bool) -> str:
-    """All streams once; what it cost."""
+async def one_round(port: int, api: str, args: argparse.Namespace, *, health: bool) -> tuple[float, str]:
+    """All streams once: microseconds of CPU a token, and all that it cost as a line."""
     spawn = multiprocessing.get_context("spawn")
     done, told, ending = spawn.Queue(), spawn.Queue(), spawn.Event()
-    clients = [spawn.Process(target=read_streams, args=(port, args.api, args.streams, args.tokens, done))]
+    clients = [spawn.Process(target=read_streams, args=(port, api, args.streams, args.tokens, done))]
     if health:
         clients.append(spawn.Process(target=ask_health, args=(port, ending, told)))
     for client in clients:
@@ -237,7 +237,7 @@ async def one_round(port: int, args: argparse.Namespace, *, health: bool) -> str
     tokens = args.streams * args.tokens
     system = after.ru_stime - started.ru_stime
     cpu = after.ru_utime - started.ru_utime + system
-    return (
+    return cpu / tokens * 1e6, (
         f"{tokens} tokens in {chunks} events: {cpu / tokens * 1e6:.1f} µs a token"
         f" ({system / tokens * 1e6:.1f} in the kernel); streams ended after {ends[0]:.2f} to {ends[-1]:.2f} s,"
         f" gaps p50 {share(gaps, 0.5):.1f}, p99 {share(gaps, 0.99):.1f}, longest {share(gaps, 1):.1f} ms"
@@ -249,9 +249,10 @@ async def one_round(port: int, args: argparse.Namespace, *, health: bool) -> str
 
 
 @contextlib.asynccontextmanager
-async def served(server: HttpServer, sock: socket.socket, name: str) -> AsyncIterator[int]:
+async def served(server: HttpServer, name: str) -> AsyncIterator[int]:
     """The port on which a server of this name runs the application."""
     app: Any = server._server.config.app
+    sock = bind(ServingConfig(port=0))
     port: int = sock.getsockname()[1]
     if name == "quire":
         await server.start(sock)
@@ -290,15 +291,25 @@ async def measure(args: argparse.Namespace, model: str) -> None:
     server = HttpServer(Service(engine, config), config)
     if isinstance(engine, Bare):
         server._server.config.app = bare(engine, args.tokens)  # before it is loaded
-    sock: socket.socket = bind(config)
-    async with served(server, sock, args.server) as port:
+    turns = list(itertools.product(args.server, args.api))
+    names = [" ".join(names) for names in turns]
+    found: list[list[float]] = [[] for _ in turns]
+    async with contextlib.AsyncExitStack() as stack:
+        ports = {name: await stack.enter_async_context(served(server, name)) for name in args.server}
         await engine.start()
         gc.freeze()  # as `quire serve` does
         for number in range(args.rounds + 2):  # the first warms up
-            told = await one_round(port, args, health=number > args.rounds)
-            if number:
-                print(told, flush=True)
+            for name, (through, api), costs in zip(names, turns, found, strict=True):
+                cost, told = await one_round(ports[through], api, args, health=number > args.rounds)
+                if number:
+                    print(f"{name}: {told}", flush=True)
+                if 0 < number <= args.rounds:
+                    costs.append(cost)
         await engine.stop(0.0)
+    first = statistics.median(found[0])
+    for name, costs in zip(names, found, strict=True):
+        middle, spread = statistics.median(costs), f"{min(costs):.1f} to {max(costs):.1f}"
+        print(f"{name}: median {middle:.1f} ({spread}) µs a token, {middle / first:.2f} of {names[0]}")
     if not args.bare:
         print(f"of it detokenization: {detokenizing(model, 20_000) * 1e6:.2f} µs a token")
 
@@ -314,11 +325,12 @@ def main() -> None:
     parser.add_argument("--answers", choices=TEMPLATES, default="plain", help="of random weights")
     parser.add_argument(
         "--api",
+        nargs="+",
         choices=APIS,
-        default="chat",
-        help="what the clients speak; others than chat end where a checkpoint ends",
+        default=["chat"],
+        help="what the clients speak, in turns; others than chat end where a checkpoint ends",
     )
-    parser.add_argument("--server", choices=("quire", "hypercorn", "granian"), default="quire")
+    parser.add_argument("--server", nargs="+", choices=("quire", "hypercorn", "granian"), default=["quire"])
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)

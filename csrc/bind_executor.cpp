@@ -75,6 +75,13 @@ void put_codes(Executor& e, const std::string& param, int row_offset, int rows, 
   e.weights().put_codes(param, row_offset, rows, task);
 }
 
+quire::SharedMatrix shared_matrix(const std::string& name) {
+  if (name == "a") return quire::SharedMatrix::a;
+  if (name == "b") return quire::SharedMatrix::b;
+  if (name.empty()) return quire::SharedMatrix::none;
+  throw std::invalid_argument("shared: '" + name + "' is not a or b");
+}
+
 using nogil = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_building(nb::class_<Executor>& c) {
@@ -132,16 +139,27 @@ void bind_building(nb::class_<Executor>& c) {
 void bind_adapters(nb::class_<Executor>& c) {
   c.def(
        "add_adapted",
-       [](Executor& e, const std::string& name, int cols, int rank, const std::vector<int>& rows) {
-         e.adapters().declare(name, cols, rank, rows);
-       },
-       "name"_a, "cols"_a, "rank"_a, "rows"_a, "A linear that adapters may change, with the rows of its parts.")
+       [](Executor& e, const std::string& name, int cols, int rank, const std::vector<int>& rows,
+          const std::string& shared) { e.adapters().declare(name, cols, rank, rows, shared_matrix(shared)); },
+       "name"_a, "cols"_a, "rank"_a, "rows"_a, "shared"_a,
+       "A linear that adapters may change, with the rows of its parts, and the matrix that they share.")
+      .def(
+          "add_own",
+          [](Executor& e, const std::string& name, const quire::Param& param) {
+            e.adapters().declare_own(name, param);
+          },
+          "name"_a, "param"_a, "A parameter of which slots for adapters have copies.")
       .def(
           "put_adapter",
-          [](Executor& e, int slot, const std::string& name, int part, uintptr_t a, uintptr_t b, int rank) {
-            e.adapters().put(slot, name, part, at<float>(a), at<float>(b), rank);
+          [](Executor& e, int slot, const std::string& name, int part, uintptr_t a, uintptr_t b, uintptr_t gain,
+             int rank) { e.adapters().put(slot, name, part, at<float>(a), at<float>(b), at<float>(gain), rank); },
+          nogil(), "slot"_a, "name"_a, "part"_a, "a"_a, "b"_a, "gain"_a, "rank"_a)
+      .def(
+          "put_own_rows",
+          [](Executor& e, int slot, const std::string& name, int first, uintptr_t rows, int count, int cols) {
+            e.adapters().put_rows(slot, name, first, at<float>(rows), count, cols);
           },
-          nogil(), "slot"_a, "name"_a, "part"_a, "a"_a, "b"_a, "rank"_a)
+          nogil(), "slot"_a, "name"_a, "first"_a, "rows"_a, "count"_a, "cols"_a)
       .def("clear_adapter", [](Executor& e, int slot) { e.adapters().clear(slot); }, "slot"_a);
 }
 
@@ -198,8 +216,10 @@ void bind_executor(nb::module_& m) {
 
   m.def(
       "adapted_bytes",
-      [](int cols, int rank, const std::vector<int>& rows) { return quire::LowRank::of(cols, rank, rows).bytes(); },
-      "cols"_a, "rank"_a, "rows"_a, "Bytes of a linear in a slot for adapters.");
+      [](int cols, int rank, const std::vector<int>& rows, const std::string& shared) {
+        return quire::LowRank::of(cols, rank, rows, shared_matrix(shared)).bytes();
+      },
+      "cols"_a, "rank"_a, "rows"_a, "shared"_a, "Bytes of a linear in a slot for adapters.");
 
   nb::class_<Executor> executor(m, "Executor");
   bind_building(executor);

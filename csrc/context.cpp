@@ -46,6 +46,7 @@ size_t Context::plan_step() {
       pieces.push_back({b, t, std::min(end, t + kTile - step.positions[t] % kTile)});
   plan_mirrors();
   adapters.plan_step(rows, step.query_start, step.slots, step.adapters);
+  adapters.plan_head(logit_rows, step.logit_rows);
   attention.plan_step(rows, step.query_start, step.positions);
   int highest = -1;  // block that the step writes
   for (const TilePiece& piece : pieces) {

@@ -54,7 +54,7 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   c.attention.allocate(c.threads, limits.max_tokens, limits.max_len);
   c.rounded.allocate(c.threads);
   c.experts.allocate(limits.max_tokens);
-  c.adapters.allocate(limits.max_loras, limits.max_tokens);
+  c.adapters.allocate(limits.max_loras, limits.max_tokens, limits.max_logit_rows);
   c.pieces.reserve(limits.max_tokens);
   c.mirrors.reserve(static_cast<size_t>(limits.branches) * limits.block_size);
   const Op* next = nullptr;
@@ -132,6 +132,7 @@ void Executor::run_head(int logit_rows) {
   if (logit_rows < 0 || logit_rows > context_.limits.max_logit_rows)
     throw std::invalid_argument("more logit rows than the limit");
   context_.logit_rows = logit_rows;
+  context_.adapters.plan_head(logit_rows, context_.step.logit_rows);
   run_ops(head_begin_, ops_.size());
 }
 

@@ -7,45 +7,75 @@ namespace quire {
 
 class Expansion {
  public:
-  // Reads the fields "adapted" and "shrunk"; nothing without them.
-  Expansion(Fields& f, const Context& c)
+  // Reads the fields "adapted" and "shrunk"; nothing without them. `matrices`: those of experts, each with some parts.
+  Expansion(Fields& f, const Context& c, int matrices = 1)
       : adapted_(f.optional_low_rank("adapted")), shrunk_(f.optional_buffer("shrunk")), context_(c) {
-    f.require(!adapted_ == !shrunk_ && (!adapted_ || shrunk_->cols == adapted_->rank * adapted_->parts()),
+    if (adapted_) parts_ = adapted_->parts() / matrices;
+    f.require(!adapted_ == !shrunk_ && (!adapted_ || shrunk_->cols == adapted_->rank * parts_),
               "shrunk must have the ranks of the adapted linear");
   }
 
   explicit operator bool() const { return adapted_; }
-  int columns() const { return adapted_->starts.back(); }
+  int columns() const { return adapted_->starts[parts_]; }
+  // Whether `out` has the rows that were shrunk.
+  bool rows_of(const Buffer& out) const { return out.logits == shrunk_->logits && out.per == shrunk_->per; }
 
-  // Columns [col_begin, col_end) of rows [begin, end), the first of which lies at `y`, with `ldy` from row to row.
-  void add(int begin, int end, float* y, size_t ldy, int col_begin, int col_end) const {
+  // Columns [col_begin, col_end) of rows [begin, end), the first of which lies at `y`, with `ldy` from row to row. `bias`
+  // is that of column 0, or null.
+  void add(int begin, int end, float* y, size_t ldy, int col_begin, int col_end, const float* bias) const {
     if (!adapted_) return;
-    const AdapterPool& pool = context_.adapters;
-    const int32_t* tokens = pool.tokens().data();
-    for (const AdapterTokens& group : pool.groups()) {
-      const int32_t* last = tokens + group.end;
-      const int32_t* first = std::lower_bound(tokens + group.begin, last, begin);
+    const AdapterRows& rows = context_.adapters.rows(shrunk_->logits);
+    for (const AdapterGroup& group : rows.groups) {
+      const int32_t* last = rows.order.data() + group.end;
+      const int32_t* first = std::lower_bound(rows.order.data() + group.begin, last, begin);
       last = std::lower_bound(first, last, end);
-      if (first == last) continue;
-      for (int part = 0; part < adapted_->parts(); ++part) {
-        const int start = adapted_->starts[part], rank = adapted_->ranks[group.slot * adapted_->parts() + part];
-        const int from = std::max(col_begin, start), to = std::min(col_end, adapted_->starts[part + 1]);
-        if (from >= to || !rank) continue;
-        ExpandTask t;
-        t.x = shrunk_->f32() + part * adapted_->rank, t.ldx = static_cast<size_t>(shrunk_->cols);
-        t.tokens = first, t.count = static_cast<int>(last - first), t.first_token = begin;
-        t.b = pool.b(*adapted_, group.slot, part), t.ldb = static_cast<size_t>(adapted_->rank);
-        t.y = y + (from - col_begin), t.ldy = ldy;
-        t.rank = rank, t.col_begin = from - start, t.col_end = to - start;
-        context_.kernels.expand(t);
-      }
+      if (first != last)
+        add_parts(group.slot, 0, {first, static_cast<int>(last - first), begin, y, ldy, col_begin, col_end, bias});
     }
   }
 
+  // The same for the rows of a chunk, of one expert, whose columns begin with 0.
+  void add(const ExpertChunk& chunk, float* y, size_t ldy, int col_begin, int col_end, const float* bias) const {
+    if (!adapted_ || context_.adapters.rows(false).groups.empty()) return;
+    const ExpertPlan& plan = context_.experts;
+    plan.each_slot(chunk, context_.adapters.rows(false).slots, [&](int slot, int begin, int end) {
+      add_parts(slot, chunk.expert * parts_,
+                {plan.numbers() + begin, end - begin, chunk.begin, y, ldy, col_begin, col_end, bias});
+    });
+  }
+
  private:
+  struct Rows {
+    const int32_t* rows;
+    int count, first;  // first: the row at y
+    float* y;
+    size_t ldy;
+    int col_begin, col_end;
+    const float* bias;
+  };
+
+  void add_parts(int slot, int first_part, const Rows& r) const {
+    const AdapterPool& pool = context_.adapters;
+    for (int p = 0; p < parts_; ++p) {
+      const int part = first_part + p, rank = adapted_->ranks[adapted_->at(slot, part)];
+      const int start = adapted_->starts[part] - adapted_->starts[first_part], count = adapted_->rows(part);
+      const int from = std::max(r.col_begin, start), to = std::min(r.col_end, start + count);
+      if (from >= to || !rank) continue;
+      ExpandTask t;
+      t.x = shrunk_->f32() + p * adapted_->rank, t.ldx = static_cast<size_t>(shrunk_->cols);
+      t.tokens = r.rows, t.count = r.count, t.first_token = r.first;
+      t.b = pool.b(*adapted_, slot, part), t.ldb = static_cast<size_t>(adapted_->rank);
+      t.y = r.y + (from - r.col_begin), t.ldy = r.ldy;
+      t.rank = rank, t.col_begin = from - start, t.col_end = to - start;
+      t.gain = pool.gain(*adapted_, slot, part), t.bias = r.bias ? r.bias + start : nullptr;
+      context_.kernels.expand(t);
+    }
+  }
+
   const LowRank* adapted_;
   const Buffer* shrunk_;
   const Context& context_;
+  int parts_ = 0;  // of a matrix
 };
 
 }  // namespace quire

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "arena.h"
 
@@ -27,6 +28,18 @@ class ExpertPlan {
   // Sorts the pairs of ids [tokens, top_k]; places [tokens, top_k] gets each pair's row.
   void sort(const int32_t* ids, int tokens, int top_k, int experts, int32_t* places);
 
+  // Tokens of the pairs, by row; and the numbers 0, 1, … of rows, for who wants a list of some.
+  const int32_t* tokens() const { return tokens_; }
+  const int32_t* numbers() const { return numbers_; }
+  // f(slot, begin, end) for the neighbouring rows of a chunk whose tokens have the same adapter; `slots` are of tokens.
+  template <class F>
+  void each_slot(const ExpertChunk& chunk, const std::vector<int32_t>& slots, F f) const {
+    for (int row = chunk.begin; row < chunk.end;) {
+      const int slot = slots[tokens_[row]], begin = row;
+      while (row < chunk.end && slots[tokens_[row]] == slot) ++row;
+      if (slot >= 0) f(slot, begin, row);
+    }
+  }
   int size() const { return size_; }      // chunks
   int active() const { return active_; }  // experts that have rows
   const ExpertChunk& operator[](int i) const { return chunks_[i]; }
@@ -35,7 +48,8 @@ class ExpertPlan {
  private:
   int experts_ = 0, top_k_ = 0;
   Arena memory_;
-  int32_t* next_ = nullptr;  // [experts]
+  int32_t* next_ = nullptr;                         // [experts]
+  int32_t *tokens_ = nullptr, *numbers_ = nullptr;  // [pairs]
   ExpertChunk* chunks_ = nullptr;
   int size_ = 0, active_ = 0;
 };

@@ -70,6 +70,10 @@ const LowRank* Fields::optional_low_rank(const std::string& name) {
   return std::holds_alternative<std::monostate>(value(name)) ? nullptr : &low_rank(name);
 }
 
+const OwnParam* Fields::optional_own(const std::string& name) {
+  return std::holds_alternative<std::monostate>(value(name)) ? nullptr : &context_.adapters.own(text(name));
+}
+
 const KVLayer& Fields::kv_layer(const std::string& name) {
   const int layer = integer(name);
   if (layer < 0 || layer >= static_cast<int>(context_.kv_layers.size())) refuse(name, "no such layer");

@@ -30,6 +30,7 @@ class Fields {
   const Param* optional_vector(const std::string& name);
   const LowRank& low_rank(const std::string& name);
   const LowRank* optional_low_rank(const std::string& name);
+  const OwnParam* optional_own(const std::string& name);
   const KVLayer& kv_layer(const std::string& name);
   const Rope* optional_rope(const std::string& name);
 

@@ -108,15 +108,17 @@ struct ShrinkTask {
   const void* x;  // [tokens, k] of x_dtype, float32 or bfloat16
   DType x_dtype;
   size_t ldx;
-  const int32_t* tokens;  // rows of x and y
+  const int32_t* tokens;  // rows of x
+  const int32_t* rows;    // those of y
   int count;
   const uint16_t* a;  // the sixteen ranks
-  float* y;           // the first of sixteen columns of token 0
+  float* y;           // the first of sixteen columns of row 0
   size_t ldy;
   int k;
 };
 
-// y[t] += B x[t] for some tokens and columns. B is bfloat16 [n/16][ldb][16]: b[c, r] at (c/16*ldb + r)*16 + c%16.
+// y[t] += p, where p = B x[t], or p + gain (y[t] - bias + p) where there is a gain; for some tokens and columns. B is
+// bfloat16 [n/16][ldb][16]: b[c, r] at (c/16*ldb + r)*16 + c%16.
 struct ExpandTask {
   const float* x;  // [tokens, rank]
   size_t ldx;
@@ -127,6 +129,7 @@ struct ExpandTask {
   float* y;  // column col_begin of the first row
   size_t ldy;
   int rank, col_begin, col_end;
+  const float *gain, *bias;  // [n], or null
 };
 
 struct PackTask {

@@ -43,6 +43,28 @@ size_t Param::bytes() const {
   return align_up(static_cast<size_t>(rows) * std::max(cols, 1) * dtype_bytes(dtype), kAlignment);
 }
 
+// Rows and vectors keep their order; bf16 and f16 tables are rounded on the way.
+void put_float_rows(const Kernels& kernels, const Param& p, int row_offset, const void* src, DType src_dtype, int begin,
+                    int end, int rows) {
+  if (p.layout == Param::Layout::panels) {
+    const auto pack = p.groups.bits           ? kernels.pack_groups
+                      : p.dtype == DType::f32 ? kernels.pack_f32
+                      : p.dtype == DType::f16 ? kernels.pack_f16
+                                              : kernels.pack_bf16;
+    return pack({src, src_dtype, p.data(), rows, p.cols, row_offset, begin, end, p.groups});
+  }
+  const size_t width = static_cast<size_t>(std::max(p.cols, 1)), n = (end - begin) * width;
+  const char* from = static_cast<const char*>(src) + begin * width * dtype_bytes(src_dtype);
+  char* to = p.data() + (row_offset + begin) * width * dtype_bytes(p.dtype);
+  if (p.dtype == src_dtype) {
+    std::memcpy(to, from, n * dtype_bytes(src_dtype));
+  } else if (p.dtype == DType::f32) {
+    kernels.to_f32(from, src_dtype, reinterpret_cast<float*>(to), n);
+  } else {
+    (p.dtype == DType::f16 ? kernels.to_f16 : kernels.to_bf16)(from, src_dtype, reinterpret_cast<uint16_t*>(to), n);
+  }
+}
+
 void Weights::add(const std::string& name, const Param& param) {
   params_.push_back(param);
   Param& p = params_.back();
@@ -96,34 +118,16 @@ int64_t Weights::put(const std::string& name, int row_offset, const void* src, D
     parallel(pool_, ceil_div(rows, chunk), [&](int t) {
       const int begin = t * chunk, end = std::min(rows, begin + chunk);
       check(begin, end);
-      copy_rows(p, row_offset, src, src_dtype, begin, end);
+      put_float_rows(kernels_, p, row_offset, src, src_dtype, begin, end, rows);
     });
     return bad == INT64_MAX ? -1 : bad.load();
   }
   const int first = packed_row(p, row_offset);
-  const auto pack = p.groups.bits           ? kernels_.pack_groups
-                    : p.dtype == DType::f32 ? kernels_.pack_f32
-                    : p.dtype == DType::f16 ? kernels_.pack_f16
-                                            : kernels_.pack_bf16;
   pack_panels(first, rows, [&](int begin, int end) {
     check(begin, end);
-    pack({src, src_dtype, p.data(), rows, cols, first, begin, end, p.groups});
+    put_float_rows(kernels_, p, first, src, src_dtype, begin, end, rows);
   });
   return bad == INT64_MAX ? -1 : bad.load();
-}
-
-// Rows and vectors keep their order; bf16 and f16 tables are rounded on the way.
-void Weights::copy_rows(const Param& p, int row_offset, const void* src, DType src_dtype, int begin, int end) {
-  const size_t width = static_cast<size_t>(std::max(p.cols, 1)), n = (end - begin) * width;
-  const char* from = static_cast<const char*>(src) + begin * width * dtype_bytes(src_dtype);
-  char* to = p.data() + (row_offset + begin) * width * dtype_bytes(p.dtype);
-  if (p.dtype == src_dtype) {
-    std::memcpy(to, from, n * dtype_bytes(src_dtype));
-  } else if (p.dtype == DType::f32) {
-    kernels_.to_f32(from, src_dtype, reinterpret_cast<float*>(to), n);
-  } else {
-    (p.dtype == DType::f16 ? kernels_.to_f16 : kernels_.to_bf16)(from, src_dtype, reinterpret_cast<uint16_t*>(to), n);
-  }
 }
 
 // f(first row, row after the last) of a part, for tasks of whole panels: two threads never write one cache line.

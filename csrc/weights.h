@@ -40,6 +40,10 @@ struct Param {
   size_t bytes() const;  // in the arena
 };
 
+// Rows [begin, end) of the `rows` rows of src that go to a parameter from `row_offset` on, padding between matrices counted.
+void put_float_rows(const Kernels& kernels, const Param& p, int row_offset, const void* src, DType src_dtype, int begin,
+                    int end, int rows);
+
 class Weights {
  public:
   Weights(const Kernels& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
@@ -71,7 +75,6 @@ class Weights {
   void declare(const std::string& name, const Param& param);
   template <class F>
   void pack_panels(int row_offset, int rows, F f);
-  void copy_rows(const Param& p, int row_offset, const void* src, DType src_dtype, int begin, int end);
   const Param& taking(const std::string& name, int row_offset, int rows, int cols) const;
   static int packed_row(const Param& p, int row);
 

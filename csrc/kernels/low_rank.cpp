@@ -1,6 +1,8 @@
 // Adapters of low rank: x to a few numbers, and these to the output's columns. Both are short sums beside a linear's; what
 // counts is that their weights are read once, and that a row's sums are its own.
 
+#include <algorithm>
+
 #include "kernels.h"
 #include "kernels/table.h"
 #include "simd/functions.h"
@@ -18,7 +20,8 @@ QUIRE_INLINE V16 input(const uint16_t* x) { return set1(bf16_to_float(*x)); }
 
 // Features k, k + 4, k + 8 … are one chain; the chains are added in pairs.
 template <class T, int R>
-QUIRE_INLINE void shrink_rows(const ShrinkTask& t, const int32_t* tokens) {
+QUIRE_INLINE void shrink_rows(const ShrinkTask& t, int first) {
+  const int32_t *tokens = t.tokens + first, *rows = t.rows + first;
   const T* x[R];
   for (int r = 0; r < R; ++r) x[r] = static_cast<const T*>(t.x) + static_cast<size_t>(tokens[r]) * t.ldx;
   V16 acc[R][kChains];
@@ -36,23 +39,38 @@ QUIRE_INLINE void shrink_rows(const ShrinkTask& t, const int32_t* tokens) {
     for (int r = 0; r < R; ++r) acc[r][c] = fma(input(x[r] + k + c), w, acc[r][c]);
   }
   for (int r = 0; r < R; ++r)
-    store(t.y + static_cast<size_t>(tokens[r]) * t.ldy, add(add(acc[r][0], acc[r][1]), add(acc[r][2], acc[r][3])));
+    store(t.y + static_cast<size_t>(rows[r]) * t.ldy, add(add(acc[r][0], acc[r][1]), add(acc[r][2], acc[r][3])));
 }
 
 template <class T>
 void shrink_all(const ShrinkTask& t) {
   int i = 0;
-  for (; i + kRows <= t.count; i += kRows) shrink_rows<T, kRows>(t, t.tokens + i);
-  for (; i < t.count; ++i) shrink_rows<T, 1>(t, t.tokens + i);
+  for (; i + kRows <= t.count; i += kRows) shrink_rows<T, kRows>(t, i);
+  for (; i < t.count; ++i) shrink_rows<T, 1>(t, i);
 }
 
-// Columns [begin, end) of one vector of a row, whose first is `col`.
-QUIRE_INLINE void add_columns(float* y, V16 v, int col, int begin, int end) {
-  if (begin <= col && col + kRankLanes <= end) return store(y, add(load(y), v));
-  float lanes[kRankLanes];
-  store(lanes, v);
-  for (int c = 0; c < kRankLanes; ++c)
-    if (begin <= col + c && col + c < end) y[c] += lanes[c];
+// y plus the product, and the gain of both without the bias. The same numbers whether the vector is whole or not.
+QUIRE_INLINE V16 with_gain(const ExpandTask& t, V16 y, V16 product, V16 gain, V16 bias) {
+  if (t.gain) product = fma(gain, add(t.bias ? sub(y, bias) : y, product), product);
+  return add(y, product);
+}
+
+// The task's columns of one vector of a row, whose first is `col`; y is column 0.
+QUIRE_INLINE void add_columns(const ExpandTask& t, float* y, V16 product, int col) {
+  const V16 none = zero();
+  if (t.col_begin <= col && col + kRankLanes <= t.col_end) {
+    const V16 gain = t.gain ? load(t.gain + col) : none, bias = t.gain && t.bias ? load(t.bias + col) : none;
+    return store(y + col, with_gain(t, load(y + col), product, gain, bias));
+  }
+  const int begin = std::max(0, t.col_begin - col), end = std::min(kRankLanes, t.col_end - col);
+  float lanes[kRankLanes] = {0}, gains[kRankLanes] = {0}, biases[kRankLanes] = {0};
+  for (int c = begin; c < end; ++c) {
+    lanes[c] = y[col + c];
+    if (t.gain) gains[c] = t.gain[col + c];
+    if (t.gain && t.bias) biases[c] = t.bias[col + c];
+  }
+  store(lanes, with_gain(t, load(lanes), product, load(gains), load(biases)));
+  for (int c = begin; c < end; ++c) y[col + c] = lanes[c];
 }
 
 template <int R>
@@ -71,7 +89,7 @@ QUIRE_INLINE void expand_rows(const ExpandTask& t, const int32_t* tokens) {
       const V16 w = load_bf16(b + static_cast<size_t>(k) * kRankLanes);
       for (int r = 0; r < R; ++r) acc[r] = fma(set1(x[r][k]), w, acc[r]);
     }
-    for (int r = 0; r < R; ++r) add_columns(y[r] + col, acc[r], col, t.col_begin, t.col_end);
+    for (int r = 0; r < R; ++r) add_columns(t, y[r], acc[r], col);
   }
 }
 

@@ -62,17 +62,29 @@ namespace quire {
 namespace {
 
 struct Embed final : RowOp {
-  Embed(Fields& f, Context& c) : RowOp(c, f.buffer("out")), table(f.weight("table")), first(f.integer("first")) {
+  Embed(Fields& f, Context& c)
+      : RowOp(c, f.buffer("out")), table(f.weight("table")), own(f.optional_own("own")), first(f.integer("first")) {
     f.require(out_.dtype == DType::f32 && out_.cols == table.cols, "out must be float32 rows of the table's width");
     kernel = table.groups.bits ? kernels().embed_groups : kernels().embed;
   }
 
   void run_rows(int begin, int end, int) override {
-    kernel({table.data(), table.dtype, table.layout == Param::Layout::panels, context_.step.token_ids, out_.f32(),
-            table.cols, begin, end, first, table.rows, table.groups});
+    const AdapterRows& rows = context_.adapters.rows(false);
+    if (!own || rows.groups.empty()) return look_up(table, begin, end);
+    for (int row = begin; row < end;) {
+      const int slot = rows.slots[row], from = row;
+      while (row < end && rows.slots[row] == slot) ++row;
+      look_up(slot >= 0 && own->there[slot] ? own->copies[slot] : table, from, row);
+    }
+  }
+
+  void look_up(const Param& from, int begin, int end) {
+    kernel({from.data(), from.dtype, from.layout == Param::Layout::panels, context_.step.token_ids, out_.f32(),
+            from.cols, begin, end, first, from.rows, from.groups});
   }
 
   const Param& table;
+  const OwnParam* own;  // of adapters, in place of the table
   int first;
   void (*kernel)(const EmbedTask&);
 };

@@ -1,3 +1,4 @@
+#include "expansion.h"
 #include "multiply.h"
 #include "op.h"
 
@@ -7,12 +8,14 @@ namespace {
 struct Experts final : Op {
   Experts(Fields& f, Context& c)
       : Op(c), x(f.buffer("x")), weight(f.weight("weight")), bias(f.optional_vector("bias")), out(f.buffer("out")),
-        first_expert(f.integer("first")), multiply(linear_kernel(kernels(), weight)) {
+        first_expert(f.integer("first")), expansion(f, c, weight.matrices), multiply(linear_kernel(kernels(), weight)) {
     // The plan of the router says which rows are whose.
     f.require(f.buffer("ids").cols == x.per && f.buffer("places").cols == x.per, "x must have a row for each pair");
     f.require(first_expert >= 0 && first_expert + weight.matrices <= f.integer("experts"),
               "the weight must hold some of the router's experts");
     f.require(can_multiply(x, weight), "x must have the weights' type, width and groups");
+    f.require(!expansion || (expansion.rows_of(out) && expansion.columns() == out.cols && !first_expert),
+              "adapted experts must be all of the router's, with the rows that were shrunk and their columns");
     f.require(out.cols == weight.matrix_rows && out.per == x.per && out.dtype == DType::f32 &&
                   (!bias || bias->rows == weight.matrices * weight.matrix_rows),
               "out and bias must have the widths of an expert");
@@ -54,6 +57,8 @@ struct Experts final : Op {
     t.panel_begin = inside / count * s.panels_per_task;
     t.panel_end = std::min(weight.matrix_panels(), t.panel_begin + s.panels_per_task);
     multiply(t);
+    const int from = t.panel_begin * kPanel, to = std::min(weight.matrix_rows, t.panel_end * kPanel);
+    expansion.add(chunk, t.y + from, t.ldy, from, to, t.bias);
   }
 
   const Buffer& x;
@@ -62,6 +67,7 @@ struct Experts final : Op {
   const Buffer& out;
   int first_expert;       // that the weight holds
   mutable int begin = 0;  // this step's first chunk of one of them
+  Expansion expansion;
   LinearKernel multiply;
 };
 

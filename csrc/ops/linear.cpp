@@ -14,7 +14,8 @@ struct Linear final : Op {
   Linear(Fields& f, Context& c)
       : Op(c), x(f.buffer("x")), weight(f.weight("weight")), bias(f.optional_vector("bias")), out(f.buffer("out")),
         first(f.integer("first")), count(f.integer("rows")), maxima(f, out, kernels()), expansion(f, c),
-        multiply(linear_kernel(kernels(), weight)), act(Activation::optional(f)), halves(f.flag("up") ? 2 : 1) {
+        own(f.optional_own("own")), multiply(linear_kernel(kernels(), weight)), act(Activation::optional(f)),
+        halves(f.flag("up") ? 2 : 1) {
     f.require(count >= 0 && count <= weight.rows && (!count || (!act && !bias)),
               "the rows that are computed must be some of a weight without a bias");
     if (!count) count = weight.rows;
@@ -28,8 +29,10 @@ struct Linear final : Op {
               "out must have the columns that are filled");
     f.require(!act || (weight.rows % (halves * kPanel) == 0 && !first && out.cols == cols),
               "gate and up must be whole panels, and out as wide as one of them");
-    f.require(!expansion || (!out.logits && out.per == 1 && first + count <= expansion.columns()),
-              "an adapted linear must have a row for each token, and its columns");
+    f.require(!expansion || (expansion.rows_of(out) && first + count <= expansion.columns()),
+              "an adapted linear must have the rows that were shrunk, and its columns");
+    f.require(!own || (!act && out.per == 1 && own->copies[0].rows == weight.rows && can_multiply(x, own->copies[0])),
+              "the weights of adapters must be of the weight's size and format");
     f.require(!maxima || (!act && !first && out.cols == count), "maxima are of a linear that fills its rows");
   }
 
@@ -84,9 +87,26 @@ struct Linear final : Op {
     t.ldy = static_cast<size_t>(out.cols);
     t.y = out.f32_row(begin) + first;
     multiply(t);
+    if (own) multiply_own(t, begin, end);
     const int from = t.panel_begin * kPanel, to = std::min(count, t.panel_end * kPanel);
-    expansion.add(begin, end, t.y + from, t.ldy, first + from, first + to);
+    expansion.add(begin, end, t.y + from, t.ldy, first + from, first + to, t.bias ? t.bias - first : nullptr);
     maxima.leave(begin, t.rows, from, to);
+  }
+
+  // The task's panels again for the rows among [begin, end) whose adapters have weights of their own.
+  void multiply_own(const LinearTask& t, int begin, int end) {
+    const AdapterRows& rows = context_.adapters.rows(out.logits);
+    if (rows.groups.empty()) return;
+    for (int row = begin; row < end;) {
+      const int slot = rows.slots[row], from = row;
+      while (row < end && rows.slots[row] == slot) ++row;
+      if (slot < 0 || !own->there[slot]) continue;
+      LinearTask part = linear_task(x, from, row, own->copies[slot]);
+      part.n = count, part.bias = t.bias, part.ldy = t.ldy;
+      part.panel_begin = t.panel_begin, part.panel_end = t.panel_end;
+      part.y = out.f32_row(from) + first;
+      multiply(part);
+    }
   }
 
   // Panels of gate and then those of up, as many as a piece of memory on the stack takes, which the L2 cache holds; and
@@ -103,7 +123,7 @@ struct Linear final : Op {
       part.y = y, part.ldy = ldy;
       part.n = count * kPanel, part.panel_begin = 0, part.panel_end = count, part.next = next;
       multiply(part);
-      expansion.add(row, row + t.rows, y, ldy, panel * kPanel, (panel + count) * kPanel);
+      expansion.add(row, row + t.rows, y, ldy, panel * kPanel, (panel + count) * kPanel, t.bias);
     };
     for (int begin = t.panel_begin; begin < last; begin += most) {
       const int count = std::min(most, last - begin), width = count * kPanel;
@@ -123,6 +143,7 @@ struct Linear final : Op {
   int first, count;  // count: rows of the weight that are computed
   Maxima maxima;
   Expansion expansion;
+  const OwnParam* own;  // of adapters, in place of the weight
   LinearKernel multiply;
   std::optional<Activation> act;
   int halves;  // of the weight: with `act` and up it is [gate | up]

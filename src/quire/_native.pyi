@@ -171,7 +171,7 @@ class LocalGroup(Group):
     def leave(self) -> None:
         """End the wait of all other ranks: this one will not come."""
 
-def adapted_bytes(cols: int, rank: int, rows: Sequence[int]) -> int:
+def adapted_bytes(cols: int, rank: int, rows: Sequence[int], shared: str) -> int:
     """Bytes of a linear in a slot for adapters."""
 
 class Executor:
@@ -225,10 +225,16 @@ class Executor:
         block_bytes: int,
         kv_dtype: DType,
     ) -> None: ...
-    def add_adapted(self, name: str, cols: int, rank: int, rows: Sequence[int]) -> None:
-        """A linear that adapters may change, with the rows of its parts."""
+    def add_adapted(self, name: str, cols: int, rank: int, rows: Sequence[int], shared: str) -> None:
+        """
+        A linear that adapters may change, with the rows of its parts, and the matrix that they share.
+        """
 
-    def put_adapter(self, slot: int, name: str, part: int, a: int, b: int, rank: int) -> None: ...
+    def add_own(self, name: str, param: Param) -> None:
+        """A parameter of which slots for adapters have copies."""
+
+    def put_adapter(self, slot: int, name: str, part: int, a: int, b: int, gain: int, rank: int) -> None: ...
+    def put_own_rows(self, slot: int, name: str, first: int, rows: int, count: int, cols: int) -> None: ...
     def clear_adapter(self, slot: int) -> None: ...
     def run(self, tokens: int, rows: int, logit_rows: int) -> None: ...
     def run_head(self, logit_rows: int) -> None: ...

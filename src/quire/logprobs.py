@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 from quire import records
@@ -32,9 +32,10 @@ class LogprobTable(Sequence[PositionLogprobs]):
     __slots__ = ("ends", "ids", "ranks", "values")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self) -> None:
-        self.ids, self.values = array("i"), array("d")
-        self.ends, self.ranks = array("q"), array("i")
+    def __init__(self, ids: bytes = b"", values: bytes = b"", ranks: bytes = b"", ends: bytes = b"") -> None:
+        """Empty, or of the bytes of its arrays. Raises ValueError for incomplete numbers."""
+        self.ids, self.values = array("i", ids), array("d", values)
+        self.ends, self.ranks = array("q", ends), array("i", ranks)
 
     @classmethod
     def of(cls, positions: Iterable[PositionLogprobs]) -> LogprobTable:
@@ -62,9 +63,15 @@ class LogprobTable(Sequence[PositionLogprobs]):
         self.ranks += other.ranks
         self.ends += array("q", [before + end for end in other.ends]) if before else other.ends
 
+    def chosen(self) -> Iterator[float]:
+        """The log-probability of the chosen token of each position."""
+        if len(self.values) == len(self.ends):
+            return iter(self.values)
+        return (self.values[self.ends[place - 1] if place else 0] for place in range(len(self.ends)))
+
     def mean(self) -> float:
         """Mean log-probability of the chosen tokens of all positions."""
-        return sum(self.values[start] for start in (0, *self.ends[:-1])) / len(self.ends)
+        return sum(self.chosen()) / len(self.ends)
 
     def __len__(self) -> int:
         return len(self.ends)

@@ -9,7 +9,10 @@ from importlib.metadata import version
 from typing import Any
 
 import anthropic
+from anthropic import types
+from anthropic.types import message_create_params
 from asked import BOTH, NOTE, PROMPT, QUESTION, Person, Weather
+from typed_fields import Fields, names_of
 
 TOOLS: Any = [
     {
@@ -39,6 +42,7 @@ def main() -> None:
         agent(client, ask, BOTH, {"type": "auto"})
     asyncio.run(together(anthropic.AsyncAnthropic(base_url=sys.argv[1], api_key="secret", max_retries=0)))
     errors(client)
+    fields(sys.argv[1])
     print("anthropic", version("anthropic"))
 
 
@@ -129,6 +133,34 @@ def errors(client: anthropic.Anthropic) -> None:
         pass
     else:
         raise AssertionError("a wrong key was accepted")
+
+
+def fields(url: str) -> None:
+    """None of what the SDK can send is ignored."""
+    told = Fields(url)
+    tool: Any = {"name": "f", "input_schema": {"type": "object"}}
+    call: Any = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    result: Any = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
+    body: Any = {
+        "model": "tiny", "max_tokens": 1, "system": [{"type": "text", "text": "x"}], "tools": [tool],
+        "thinking": {"type": "disabled"}, "tool_choice": {"type": "auto"}, "output_config": {},
+        "cache_control": {"type": "ephemeral"},
+        "messages": [
+            {"role": "user", "content": "x"}, {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ],
+    }  # fmt: skip
+    told.check("/v1/messages", names_of(message_create_params.MessageCreateParamsStreaming), body)
+    counted = {name: value for name, value in body.items() if name != "max_tokens"}
+    told.check("/v1/messages/count_tokens", names_of(types.MessageCountTokensParams), counted)
+    for kind, *within in (
+        (types.ToolParam, "tools", 0), (types.TextBlockParam, "system", 0),
+        (types.ToolUseBlockParam, "messages", 1, "content", 0),
+        (types.ToolResultBlockParam, "messages", 2, "content", 0), (types.OutputConfigParam, "output_config"),
+        (types.ThinkingConfigEnabledParam, "thinking"), (types.ToolChoiceToolParam, "tool_choice"),
+        (types.CacheControlEphemeralParam, "cache_control"),
+    ):  # fmt: skip
+        told.check("/v1/messages", names_of(kind), body, *within)
 
 
 if __name__ == "__main__":

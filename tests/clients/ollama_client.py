@@ -9,6 +9,8 @@ from typing import Any
 
 import ollama
 from asked import BOTH, PROMPT, QUESTION, Person, Weather
+from ollama import _types as types
+from typed_fields import Fields, names_of
 
 MODEL = "tiny"
 GREEDY = {"temperature": 0, "num_predict": 200}
@@ -34,8 +36,22 @@ def main() -> None:
     assert [model.model for model in client.list().models] == [MODEL]
     assert [model.model for model in client.ps().models] == [MODEL]
     errors(client)
+    fields(sys.argv[1])
     asyncio.run(together(ollama.AsyncClient(host=sys.argv[1], headers={"authorization": "Bearer secret"})))
     print("ollama", version("ollama"))
+
+
+def fields(url: str) -> None:
+    """None of what the package can send is ignored."""
+    told = Fields(url)
+    message: Any = {"role": "user", "content": "x"}
+    chat: Any = {"model": MODEL, "messages": [message], "options": {"num_predict": 1}}
+    told.check("/api/chat", names_of(types.ChatRequest), chat)
+    told.check("/api/chat", names_of(types.Options), chat, "options")
+    told.check("/api/chat", names_of(types.Message), chat, "messages", 0)
+    told.check("/api/generate", names_of(types.GenerateRequest), {"model": MODEL, "prompt": "x"})
+    told.check("/api/embed", names_of(types.EmbedRequest), {"model": MODEL, "input": "x"})
+    told.check("/api/embeddings", names_of(types.EmbeddingsRequest), {"model": MODEL, "prompt": "x"})
 
 
 def agent(client: ollama.Client, question: str, *, stream: bool) -> None:

@@ -7,7 +7,12 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types import completion_create_params, embedding_create_params, shared_params
+from openai.types.chat import ChatCompletionStreamOptionsParam
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import FunctionToolParam, ResponseTextConfigParam, response_create_params
 
+from clients.typed_fields import Fields, names_of
 from helpers.server import LiveServer
 
 MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
@@ -168,3 +173,53 @@ def test_async_streams_and_leaving_one(live: LiveServer) -> None:
     first, second = asyncio.run(talk())
     assert first == second
     live.wait(live.idle)
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True}, {"n": 2}])
+def test_usage_in_every_chunk(client: openai.OpenAI, fields: Any) -> None:
+    """vLLM's continuous_usage_stats: counts so far, which end with those of the whole answer."""
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {**FIXED, **fields}
+    chunks = list(
+        client.chat.completions.create(messages=MESSAGES, stream=True, stream_options=options, **asked)
+    )
+    usages = [chunk.usage for chunk in chunks]
+    assert all(usages)
+    counts = [usage.completion_tokens for usage in usages if usage]
+    assert counts == sorted(counts)
+    assert counts[-2:] == [counts[-1]] * 2
+    whole = client.chat.completions.create(messages=MESSAGES, **asked)
+    assert whole.usage is not None
+    assert usages[-1] is not None
+    assert usages[-1].completion_tokens == whole.usage.completion_tokens
+    texts = [choice.message.content for choice in whole.choices]
+    streamed = ["".join(c.delta.content or "" for chunk in chunks for c in chunk.choices if c.index == i)
+                for i in range(len(texts))]  # fmt: skip
+    assert streamed == texts
+    del options["include_usage"]
+    with pytest.raises(openai.BadRequestError, match="needs include_usage"):
+        client.chat.completions.create(messages=MESSAGES, stream=True, stream_options=options, **asked)
+
+
+def test_every_field_is_done_or_refused(live: LiveServer) -> None:
+    """None of what the SDK can send is ignored, and the docs name each."""
+    told = Fields(live.url)
+    chat: Any = {"messages": MESSAGES, "stream": True, "stream_options": {}, "max_tokens": 1}
+    told.check(
+        "/v1/chat/completions",
+        names_of(chat_params.CompletionCreateParamsStreaming, chat_params.CompletionCreateParamsNonStreaming),
+        chat,
+    )
+    told.check("/v1/chat/completions", names_of(ChatCompletionStreamOptionsParam), chat, "stream_options")
+    told.check(
+        "/v1/completions",
+        names_of(completion_create_params.CompletionCreateParamsStreaming),
+        {"prompt": "x", "max_tokens": 1},
+    )
+    told.check("/v1/embeddings", names_of(embedding_create_params.EmbeddingCreateParams), {"input": "x"})
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+    body: Any = {"input": "x", "tools": [tool], "reasoning": {}, "text": {}, "max_output_tokens": 1}
+    told.check("/v1/responses", names_of(response_create_params.ResponseCreateParamsStreaming), body)
+    told.check("/v1/responses", names_of(shared_params.Reasoning), body, "reasoning")
+    told.check("/v1/responses", names_of(ResponseTextConfigParam), body, "text")
+    told.check("/v1/responses", names_of(FunctionToolParam), body, "tools", 0)

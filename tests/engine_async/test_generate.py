@@ -24,6 +24,7 @@ from quire.engine.api import (
     EngineState,
     EngineUnavailableError,
     OverloadedError,
+    StreamDelta,
 )
 from quire.engine.build.assemble import build
 from quire.engine.build.opening import open_model
@@ -197,6 +198,18 @@ def test_a_slow_reader_delays_no_other_and_gets_everything(endless: Path) -> Non
     run(work())
 
 
+class TextAlone:
+    """A sink of an answer that is text."""
+
+    whole = False
+
+    def take_parts(self, parts: Sequence[AnswerPart], now: float) -> bool:
+        raise AssertionError
+
+    def take_delta(self, delta: StreamDelta, now: float) -> bool:
+        raise AssertionError
+
+
 def test_a_sink_accepts_or_leaves_text_in_order(endless: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Text goes to the sink or to the reader, once; a sink that raises gets no more text and harms no other."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -207,7 +220,7 @@ def test_a_sink_accepts_or_leaves_text_in_order(endless: Path, caplog: pytest.Lo
         seen: list[str] = []
         calls = itertools.count(1)
 
-        class Some:
+        class Some(TextAlone):
             def take(self, text: str, now: float) -> bool:
                 assert stream.output.outputs[0].token_ids  # a sample's first tokens are for the reader
                 assert now <= time.monotonic()
@@ -219,9 +232,6 @@ def test_a_sink_accepts_or_leaves_text_in_order(endless: Path, caplog: pytest.Lo
                 seen.append(text)
                 taken.append(text)
                 return True
-
-            def take_parts(self, parts: Sequence[AnswerPart], now: float) -> bool:
-                raise AssertionError  # the answer is text
 
         stream.deliver_to([Some()])
         async for delta in stream:
@@ -246,7 +256,7 @@ def test_usage_includes_text_that_sinks_accepted(endless: Path) -> None:
     """Several samples, one of which refuses now and then, and a reader that stops waiting and begins again."""
     params = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=60, ignore_eos=True)
 
-    class Some:
+    class Some(TextAlone):
         def __init__(self, texts: list[str], every: int) -> None:
             self.texts, self.every, self.calls = texts, every, 0
 
@@ -256,9 +266,6 @@ def test_usage_includes_text_that_sinks_accepted(endless: Path) -> None:
                 return False
             self.texts.append(text)
             return True
-
-        def take_parts(self, parts: Sequence[AnswerPart], now: float) -> bool:
-            raise AssertionError  # the answer is text
 
     async def work() -> None:
         async with running(endless) as engine:
@@ -280,6 +287,54 @@ def test_usage_includes_text_that_sinks_accepted(endless: Path) -> None:
             assert stream.output.usage.completion_tokens == 180
 
     run(work())
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_a_whole_sink_takes_ids_and_logprobs(endless: Path, logprobs: int | None) -> None:
+    """Deltas go to the sink or to the reader, in order, and are those of a reader alone."""
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=logprobs)
+    taken: list[StreamDelta] = []
+
+    async def attempt(engine: AsyncEngine, expected: list[StreamDelta]) -> None:
+        stream = engine.generate(ask("r", params=params))
+        seen: list[StreamDelta] = []
+        calls = itertools.count(1)
+
+        class Whole(TextAlone):
+            whole = True
+
+            def take(self, text: str, now: float) -> bool:
+                raise AssertionError
+
+            def take_delta(self, delta: StreamDelta, now: float) -> bool:
+                if next(calls) % 4 == 0:
+                    return False
+                seen.append(delta)
+                taken.append(delta)
+                return True
+
+        stream.deliver_to([Whole()])
+        async for delta in stream:
+            seen.append(delta)
+            assert stream.output.usage.completion_tokens == len(stream.output.outputs[0].token_ids)
+        for part in ("text", "token_ids"):
+            assert joined(seen, part) == joined(expected, part)
+        if logprobs is not None:
+            assert joined(seen, "logprobs") == joined(expected, "logprobs")
+
+    async def work() -> None:
+        async with running(endless) as engine:
+            expected = [delta async for delta in engine.generate(ask("r", params=params))]
+            while not taken:
+                await attempt(engine, expected)
+
+    run(work())
+    assert all((delta.logprobs is None) == (logprobs is None) for delta in taken)
+
+
+def joined(deltas: list[StreamDelta], part: str) -> list[Any]:
+    """A field of deltas, one after the other."""
+    return [one for delta in deltas for one in getattr(delta, part)]
 
 
 @pytest.mark.parametrize("serving", [ServingConfig(reader_tokens=50), ServingConfig(reader_timeout=0.2)])

@@ -31,6 +31,15 @@ from quire.server.service import Service
 # Requests of max_tokens=60_000 run until the test has seen what it wants, however long that takes it.
 ENDLESS: dict[str, Any] = {"max_model_len": 65_000}
 PATIENT: dict[str, Any] = {"reader_tokens": 10**6, "reader_timeout": 600.0}
+PROBES = (
+    "/health",
+    "/health/live",
+    "/health/ready",
+    "/v1/health",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/ping",
+)
 GUARD = 300.0  # seconds after which waiting is given up; no test is decided by it
 
 

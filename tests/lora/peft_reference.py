@@ -33,7 +33,7 @@ def main() -> None:
             elif "modules_to_save" in name:
                 weight.add_(0.1 * noise * weight.std())
             else:
-                weight.copy_(noise / weight.shape[-1] ** 0.5)
+                weight.copy_((noise / weight.shape[-1] ** 0.5).bfloat16())
     adapted.save_pretrained(out, save_embedding_layers=False)
     tokens = torch.tensor([asked["tokens"]])
     with torch.inference_mode():

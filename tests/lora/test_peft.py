@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from helpers.checkpoints import load_reference, random_tokens, reference_logits, save, tiny_model
+from quire import LLM, SamplingParams
 from quire.cli.main import main
 
 pytestmark = pytest.mark.models
@@ -60,10 +61,10 @@ def peft_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_merged_logits_equal_those_of_peft(case: str, peft_path: Path, tmp_path: Path) -> None:
+def written(case: str, peft_path: Path, folder: Path) -> tuple[Path, Path, list[int]]:
+    """A base, PEFT's adapter for it, and the tokens of the logits that it left in its folder."""
     name, config = CASES[case]
-    base, adapter, out = (tmp_path / part for part in ("base", "adapter", "out"))
+    base, adapter = folder / "base", folder / "adapter"
     save(tiny_model(name), base, torch.float32)
     tokens = random_tokens(3)
     subprocess.run(
@@ -72,13 +73,42 @@ def test_merged_logits_equal_those_of_peft(case: str, peft_path: Path, tmp_path:
         env=os.environ | {"PYTHONPATH": str(peft_path), "HF_HUB_OFFLINE": "1"},
         check=True,
     )
+    return base, adapter, tokens
+
+
+def chosen_logprobs(logits: np.ndarray, tokens: list[int]) -> np.ndarray:
+    """Of each token after the first, from the logits before it."""
+    scores = torch.log_softmax(torch.from_numpy(logits[:-1]).double(), -1).numpy()
+    return scores[np.arange(len(tokens) - 1), tokens[1:]]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_engine_and_merged_logits_equal_those_of_peft(case: str, peft_path: Path, tmp_path: Path) -> None:
+    """Unmerged in the engine, over float32, int8 and int4; and merged by `convert`."""
+    base, adapter, tokens = written(case, peft_path, tmp_path)
+    out = tmp_path / "out"
     assert main(["convert", str(base), str(out), "--quiet", "--merge-adapter", str(adapter)]) == 0
     found = reference_logits(load_reference(out, torch.float32), tokens)
     expected = np.load(adapter / "logits.npy")
     plain = reference_logits(load_reference(base, torch.float32), tokens)
     assert np.abs(expected - plain).max() > 0.05
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
+    exact, alone = chosen_logprobs(expected, tokens), chosen_logprobs(plain, tokens)
+    one = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    for quantization in ("none", "int8", "int4"):
+        with LLM(
+            base, adapters={"one": adapter}, enable_lora=True, lora_target_modules=("all",), max_lora_rank=16,
+            quantization=quantization, max_model_len=128, progress=False, memory="2GiB",
+        ) as llm:  # fmt: skip
+            errors = []
+            for name, wanted in (("one", exact), ("", alone)):
+                (output,) = llm.generate([tokens], one, adapter=name, use_tqdm=False)
+                scores = [each[0].logprob for each in output.prompt_logprobs or () if each]
+                errors.append(float(np.sqrt(np.mean((np.array(scores) - wanted) ** 2))))
+        # B times the scale is rounded to bfloat16 in slots; wider logits have wider errors
+        changed, wider = float(np.sqrt(np.mean((exact - alone) ** 2))), np.std(expected) / np.std(plain)
+        assert errors[0] < 1.6 * errors[1] * max(1, wider) + 0.06 * changed, (quantization, errors, changed)
     if (
         adapter / "merged.npy"
     ).exists() and case != "tied embedding":  # PEFT's merge changes the tied head too
-        np.testing.assert_allclose(found, np.load(adapter / "merged.npy"), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(found, np.load(adapter / "merged.npy"), rtol=0, atol=2e-4)

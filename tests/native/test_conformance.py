@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from helpers.attention import Latent, Shape, random_tokens
 from helpers.group_codes import codes_of
-from helpers.low_rank import slot_parts
+from helpers.low_rank import fill_random, room
 from helpers.pairs import pairwise
 from helpers.specs import EXPERTS, I8, decoder_spec, moe_spec
 from helpers.stepper import Stepper, StepSize, compare_buffers
@@ -236,11 +236,10 @@ def encoders(name: str, formats: str, isa: str, lengths: tuple[int, ...] = (45, 
 
 def low_rank(isa: str) -> None:
     """A linear of three parts and one with an activation inside, for rows that all have an adapter."""
-    program = lower(decoder_spec(VOCAB, 64, 128, (2, 1, 20), [0]), FORMATS["f32"], lora_rank=16)
+    program = lower(decoder_spec(VOCAB, 64, 128, (2, 1, 20), [0]), FORMATS["f32"], lora=room(16))
     native, reference, stepper = pair(program, isa, limits=replace(LIMITS, max_loras=1))
     for executor in (native, reference):
-        for name, part, a, b in slot_parts(program, 1, 16):
-            executor.put_adapter(0, name, part, a, b)
+        fill_random(executor, 0, 1, 16)
     sequence = start(stepper)[0]
     stepper.arrays.adapters[:] = 0
     for count in (33, 1):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from helpers.server import LiveServer, request_bytes, serving, stream_text
+from helpers.server import PROBES, LiveServer, request_bytes, serving, stream_text
 from helpers.speculating import costs_without_a_clock
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -344,7 +344,7 @@ def test_models(server: LiveServer) -> None:
 
 
 def test_probes_and_version(server: LiveServer) -> None:
-    for path in ("/health", "/health/live", "/health/ready", "/ping", "/version"):
+    for path in (*PROBES, "/version"):
         assert server.get(path).status == 200
     head = server.request("HEAD", "/health")
     assert (head.status, head.body) == (200, b"")

@@ -20,6 +20,7 @@ import pytest
 from helpers.server import (
     ENDLESS,
     PATIENT,
+    PROBES,
     LiveServer,
     Neighbour,
     Reply,
@@ -295,7 +296,7 @@ def test_keys(locked: LiveServer) -> None:
         assert locked.post(CHAT, body, {"authorization": f"Bearer {key}"}).status == 200
     for path in ("/v1/models", "/metrics", "/version", "/openapi.json"):
         locked.get(path).error(401, "missing_api_key")
-    for path in ("/health", "/health/live", "/health/ready", "/ping"):
+    for path in PROBES:
         assert locked.get(path).status == 200
 
 

@@ -177,19 +177,17 @@ def generated(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
     return fold_generated(data + stream.last(cast(Any, run))), whole
 
 
-class Bytes:
+def byte_of(token_id: int) -> tuple[str, bytes]:
     """A vocabulary of bytes; what is above is special."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if token_id < 256 else b"<special>"
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id > 255
+    return "", bytes([token_id]) if token_id < 256 else b"<special>"
 
 
 def tokens(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
     """TGI's answer from its events, and whole."""
-    head = tgi_answers.TgiHead(engine=Bytes(), prompt=TokenIds([5]), inputs="In: ", seed=7, details=True)
+    head = tgi_answers.TgiHead(
+        texts=byte_of, special=frozenset(range(256, 1000)), prompt=TokenIds([5]), inputs="In: ", seed=7,
+        details=True,
+    )  # fmt: skip
     stream, answer = tgi_answers.TgiStream(head), Answer()
     data = b""
     for delta in deltas:

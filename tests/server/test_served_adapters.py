@@ -168,6 +168,19 @@ def test_adapters_by_number_with_scales(server: LiveServer) -> None:
     assert mixed[0] == {FIRST + 1}
     assert mixed == tokens((1, 1.5), (0, 0.01))
     assert tokens((0, 1.5), (1, 0.01))[0] == {FIRST}
+    lora = [{"id": 0, "scale": 0.01}, {"id": 1, "scale": 1.5}]
+    whole = ask(server, "base", lora=lora)
+    assert (said(whole), whole.json["system_fingerprint"]) == mixed
+    chat = {
+        "messages": [{"role": "user", "content": "Who?"}],
+        "max_tokens": 3,
+        "temperature": 0,
+        "lora": lora,
+    }
+    reply = server.post("/v1/chat/completions", chat)
+    assert reply.json["system_fingerprint"] == mixed[1]
+    assert set(server.post("/tokenize", {"prompt": _content(reply)}).json["tokens"]) == {FIRST + 1}
+    ask(server, "a1", lora=lora).error(400, param="lora")
     assert len({half[1], mixed[1], *(one["version"] for one in versions.values())}) == 2 + len(versions)
     for lora, more, told in [
         ([(0, 1.0), (1, 1.0), (2, 1.0)], {}, r"rank 6 is not in [1, 4] (max_lora_rank)"),
@@ -290,17 +303,22 @@ def test_it_is_off_without_an_administrator_or_a_folder(base: Path, store: Path)
         adapter_paths(("a=x", "a=y"))
 
 
-def test_never_the_answer_of_another(server: LiveServer) -> None:
-    """Sixteen adapters in three slots: loads, unloads and reloads, while four clients ask."""
+@pytest.mark.parametrize("count", [16, pytest.param(100, marks=pytest.mark.models)])
+def test_never_the_answer_of_another(server: LiveServer, base: Path, store: Path, count: int) -> None:
+    """Adapters in three slots: loads, unloads and reloads, while four clients ask."""
+    first, least = (FIRST, 40) if count == 16 else (24, 400)
+    for number in range(count):
+        if not (store / f"a{first - FIRST + number}").exists():
+            naming_adapter(store / f"a{first - FIRST + number}", base, first + number)
     wrong: list[str] = []
     answers = 0
     ended = threading.Event()
-    shifts = {f"r{number}": 0 for number in range(8)}
+    shifts = {f"r{number}": 0 for number in range(count // 2)}
 
     def client(seed: int) -> None:
         nonlocal answers
         random_ = random.Random(seed)
-        while not ended.is_set() or answers < 40:
+        while not ended.is_set() or answers < least:
             name = random_.choice([*shifts, "a0", "a1"])
             stream = random_.random() < 0.3
             reply = ask(
@@ -322,24 +340,26 @@ def test_never_the_answer_of_another(server: LiveServer) -> None:
                 wrong.append(f"{name} {version}: {found}, not {tokens[version]}")
 
     tokens = {}
-    for number in range(16):  # the version of each adapter's files, whatever it is called
-        tokens[load(server, "probe", f"a{number}").headers["x-quire-model-version"]] = FIRST + number
+    for number in range(count):  # the version of each adapter's files, whatever it is called
+        path = f"a{first - FIRST + number}"
+        tokens[load(server, "probe", path).headers["x-quire-model-version"]] = first + number
+        assert said(ask(server, "probe")) == {first + number}
     unload(server, "probe")
     with ThreadPoolExecutor(4) as clients:
         running = [clients.submit(client, seed) for seed in range(4)]
         random_ = random.Random(9)
-        for _ in range(60):
+        for _ in range(4 * count):
             name = random_.choice([*shifts])
             if random_.random() < 0.2:
                 assert unload(server, name).status in {200, 404}
             else:
-                shifts[name] = random_.randrange(16)
+                shifts[name] = random_.randrange(count) + first - FIRST
                 assert load(server, name, f"a{shifts[name]}").status == 200
         ended.set()
         for one in running:
             one.result()
     assert not wrong
-    assert answers >= 40
+    assert answers >= least
     for name in shifts:
         unload(server, name)
     server.wait(server.idle)

@@ -90,7 +90,9 @@ def test_seeds(server: LiveServer) -> None:
     assert isinstance(seed, int)
     again = ask(server, inputs="other", details=True, do_sample=True, max_new_tokens=8, seed=seed).json
     assert again == drawn
-    best = ask(server, inputs="other", details=True, temperature=1.5, best_of=3, max_new_tokens=4).json
+    best = ask(
+        server, inputs="other", details=True, temperature=1.5, best_of=3, max_new_tokens=4, seed=1
+    ).json
     others = best["details"]["best_of_sequences"]
     assert [len(other["tokens"]) for other in others] == [4, 4]
     means = [sum(t["logprob"] for t in one["tokens"]) for one in (best["details"], *others)]

@@ -14,7 +14,8 @@ import pytest
 from helpers.scripted import Script, scripted_folder
 from helpers.server import LiveServer, serving
 from helpers.tool_chats import CITY, FLAG, ON, fits, fold, folded, without_ids
-from quire.answers import AnswerPart
+from quire.answers import AnswerPart, PartKind
+from quire.engine.api import StreamDelta
 from quire.engine.front.output import OutputBuilder
 from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
 from quire.server.chunks import Chunks, Envelope
@@ -276,6 +277,34 @@ def test_parts_are_written_past_the_reader(server: LiveServer) -> None:
                     break
         assert any(taken)
         taken.clear()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_no_event_is_made_for_a_client_that_does_not_read(whole: bool) -> None:
+    """Events are numbered: the reader would make the event of the same text again."""
+    made: list[object] = []
+
+    class Writer:
+        paused = True
+
+        def write_chunk(self, *pieces: bytes) -> int:
+            made.append(pieces)
+            return 1
+
+    def events(_: int, parts: object) -> bytes:
+        made.append(parts)
+        return b"event"
+
+    track, writer = ChoiceStream(lambda _: None), Writer()
+    track.writer, track.parted, track.whole = writer, True, whole
+    track.events_of = track.chunk_of = events
+    parts, delta = [AnswerPart(PartKind.TEXT, "x")], StreamDelta(0, "x", [1])
+    for paused in (True, False):
+        writer.paused = paused
+        assert track.take_parts(parts, 1.0) is not paused
+        assert track.take_delta(delta, 1.0) is not paused
+        assert track.take("x", 1.0) is not paused
+        assert bool(made) is not paused
 
 
 def test_a_response_format_is_for_the_answer_not_the_thinking(server: LiveServer) -> None:

@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from helpers import drafts
+from helpers.low_rank import random_adapter
 from helpers.speculating import bits, costs_without_a_clock, edited, params, prompts
 from helpers.tokenizers import save_whole
 from quire import LLM, SamplingParams
 from quire.config.speculative import WITH_BRANCHES
+from quire.spec import read_model
 from quire.speculate.step_costs import PassCosts
 
 pytestmark = pytest.mark.speculation
@@ -147,3 +149,38 @@ def test_every_bit_is_that_without(
         core.scheduler.audit()
         assert not core.scheduler.blocks_used
     assert threading.active_count() < 20
+
+
+@pytest.mark.parametrize("model", ["full", "int4", "latent", "experts, sinks"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_bit_with_adapters_is_that_without_speculation(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, method: str, model: str
+) -> None:
+    """Grammars, several samples, log-probabilities and penalties, each with an adapter of low rank, DoRA or none."""
+    name, formats, _ = MODELS[model]
+    spec = read_model(checkpoint(name)).spec
+    adapters = {
+        "every": random_adapter(spec, 1, 4, every=True, scale=1.0),
+        "dora": random_adapter(spec, 2, 6, dora=True, scale=1.0),
+    }
+    texts, given = asked()
+    names = [["every", "dora", ""][number % 3] for number in range(len(texts))]
+    common: dict[str, Any] = {
+        "adapters": adapters, "enable_lora": True, "max_lora_rank": 6, "lora_target_modules": ("all",),
+        "max_model_len": LENGTH, "progress": False, **formats,
+    }  # fmt: skip
+    with LLM(checkpoint(name), **common) as llm:
+        plain = bits(llm.generate(texts, given, adapter=names))
+    costs_without_a_clock(monkeypatch, SLOPES[0])
+    monkeypatch.setattr("quire.speculate.step_costs._FIRST_SLOPE", SLOPES[0])
+    monkeypatch.setattr(PassCosts, "of", lambda self, tokens, unit: 0.01)
+    chosen = METHODS[method](checkpoint, name) or None
+    rng = random.Random(f"{method} {model}")
+    predicted = [edited(samples[0][0], rng) if i % 2 else [] for i, (samples, _) in enumerate(plain)]
+    more = {"max_num_seqs": 6, "max_num_batched_tokens": 48}
+    with LLM(checkpoint(name), speculative_config=chosen, **common, **more) as llm:
+        assert bits(llm.generate(texts, given, prediction=predicted, adapter=names)) == plain
+        core = llm._built.core
+        assert core.speculation is not None
+        assert not core.speculation.faults
+        assert core.speculation.drafted > 0

@@ -34,6 +34,16 @@ POLICIES = (
     "fcfs", "sjf", "lpm", "edf", "priority", "priority+sjf", "priority+lpm", "priority+edf", "fair", "fair+sjf",
     "fair+edf", "priority+fair", "priority+fair+sjf", "priority+fair+edf",
 )  # fmt: skip
+LORA_TARGETS = (
+    "embed_tokens",
+    "lm_head",
+    "experts",
+    "modules_to_save",
+)  # what adapters may change, if it is asked
+# Linears that vLLM and SGLang list one by one: adapters may always change them.
+LORA_LINEARS = (
+    "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
+)  # fmt: skip
 TASKS = ("auto", "generate", "embed", "classify", "score")
 ATTENTION_BACKENDS = {"native": "native", "torch": "eager"}  # of each executor
 
@@ -363,9 +373,24 @@ class AdapterOptions:
         count=True,
         most=2**16,
     )
+    lora_target_modules: tuple[str, ...] = option(
+        (),
+        "what adapters may change besides linears of attention, feed-forwards and routers: embed_tokens, lm_head, "
+        "experts (of low rank), modules_to_save (whole embeddings and heads), or all; slots have room for it",
+        metavar="NAME",
+    )
 
     def __post_init__(self) -> None:
         _check(self)
+        object.__setattr__(self, "lora_target_modules", tuple(self.lora_target_modules))
+        known = (*LORA_TARGETS, "all")
+        for name in self.lora_target_modules:
+            if name not in known and name not in LORA_LINEARS:
+                raise ValueError(f"lora_target_modules: {name!r} is not one of {', '.join(known)}")
+
+    def has_room(self, target: str) -> bool:
+        """Whether slots have room for one of LORA_TARGETS."""
+        return "all" in self.lora_target_modules or target in self.lora_target_modules
 
     @property
     def slots(self) -> int:

@@ -247,10 +247,10 @@ class Stream(Protocol):
         """Offer the text of later tokens to the sinks, one per sample, the moment it arrives.
 
         A sink is offered text only while the reader waits and nothing is unread, which keeps the order; only after the
-        first tokens of its sample; and only for tokens that add nothing but text. All other deltas, and text that a
-        sink does not accept, go to the reader. Accepted text is not kept in `output`, and usage includes its tokens
-        with the next delta of the sample, or when the request has ended. Sinks must neither raise nor take long: all
-        other streams wait for them.
+        first tokens of its sample; and only for tokens that add nothing but text, and log-probabilities for a `whole`
+        sink. All other deltas, and what a sink does not accept, go to the reader. Accepted text is not kept in
+        `output`, and usage includes its tokens with the next delta of the sample, or when the request has ended. Sinks
+        must neither raise nor take long: all other streams wait for them.
         """
 
     def nudge(self) -> None:
@@ -261,7 +261,9 @@ class Stream(Protocol):
 
 
 class TextSink(Protocol):
-    """A destination for the text of a sample."""
+    """A destination for the text of a sample. One that is `whole` takes deltas, with token ids and logprobs, alone."""
+
+    whole: bool
 
     def take(self, text: str, now: float, /) -> bool:
         """Accept new text, which may be empty, of tokens that arrived at `now`, a time of time.monotonic(); or return
@@ -270,6 +272,9 @@ class TextSink(Protocol):
 
     def take_parts(self, parts: Sequence[AnswerPart], now: float, /) -> bool:
         """Accept the new parts of an answer that is read in parts, all of them or none, as `take`."""
+
+    def take_delta(self, delta: StreamDelta, now: float, /) -> bool:
+        """Accept a delta, as `take`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,8 +500,9 @@ class Engine(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text."""
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether texts without special tokens leave a token out."""
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that texts without special tokens leave out."""
 
     @property
     def adapters(self) -> Mapping[str, AdapterVersion]:

@@ -26,7 +26,7 @@ from quire.loader.source import Sink
 from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Entry, Program
-from quire.program.tensors import Adapted
+from quire.program.tensors import Adapted, Owned
 from quire.records import dataclass
 from quire.types import FinishReason, NewSeq, UnsupportedModelError
 
@@ -154,7 +154,7 @@ def check_blocks(program: Program, limits: Limits, blocks: Sequence[int], conten
         raise ValueError(f"content: {content.dtype} {list(content.shape)} is not uint8 {list(shape)}")
 
 
-def check_adapter(program: Program, name: str, part: int, a: F32, b: F32) -> Adapted:
+def check_adapter(program: Program, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> Adapted:
     """The linear of that name. Raises ValueError unless these are arguments for put_adapter."""
     found = next((each for each in program.adapted if each.name == name), None)
     if found is None or not 0 <= part < len(found.parts):
@@ -164,6 +164,21 @@ def check_adapter(program: Program, name: str, part: int, a: F32, b: F32) -> Ada
         raise ValueError(
             f"{name}: {list(a.shape)} and {list(b.shape)} are not [rank, {found.cols}] and [{rows}, rank] with "
             f"a rank of 1 to {found.rank}"
+        )
+    if gain is not None and (found.shared or gain.shape != (rows,)):
+        raise ValueError(f"{name}: takes no gain of {list(gain.shape)}")
+    return found
+
+
+def check_own_rows(program: Program, name: str, first: int, rows: F32) -> Owned:
+    """The parameter of that name. Raises ValueError unless these are arguments for put_own_rows."""
+    found = next((each for each in program.owned if each.name == name), None)
+    if found is None:
+        raise ValueError(f"{name}: no parameter that adapters may replace")
+    param = found.param
+    if rows.ndim != 2 or rows.shape[1] != param.cols or first < 0 or first + len(rows) > param.rows:
+        raise ValueError(
+            f"{name}: {list(rows.shape)} from row {first} on is not in {[param.rows, param.cols]}"
         )
     return found
 
@@ -342,11 +357,20 @@ class Runnable(Protocol):
     def run_head(self, num_logit_rows: int) -> Outputs:
         """The head again for other arrays.logit_rows of the same step (prompt logprobs in slices)."""
 
-    def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32) -> None:
+    def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> None:
         """Fill a part of Program.adapted[name] in a slot with a [rank, cols] and b [rows, rank], which are rounded to
-        bfloat16. No step that runs has a row of that slot; steps of other slots may run meanwhile. After bind.
+        bfloat16, and `gain` [rows]: see Linear. No step that runs has a row of that slot; steps of other slots may run
+        meanwhile. After bind.
 
         Raises ValueError for a slot or part that does not exist, and for matrices of other shapes.
+        """
+
+    def put_own_rows(self, slot: int, name: str, first: int, rows: F32) -> None:
+        """Fill rows from `first` on of Program.owned[name] in a slot, rounded to the parameter's format.
+
+        Steps as above; all rows are filled before a step has a row of that slot.
+
+        Raises ValueError for a slot that does not exist, and for rows that do not fit.
         """
 
     def clear_adapter(self, slot: int) -> None:

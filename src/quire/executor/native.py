@@ -26,6 +26,7 @@ from quire.executor.base import (
     check_adapter,
     check_blocks,
     check_embeddings,
+    check_own_rows,
     check_program,
 )
 from quire.executor.plans import PlanCounts, StepPlans, StepSize
@@ -226,7 +227,9 @@ class NativeExecutor:
             offset = layer.index_in_group * kv_token_bytes(layer, program.kv_dtype) * limits.block_size
             self._core.add_kv_layer(layer.group, layer.kv_heads, layer.head_dim, offset)
         for each in program.adapted:
-            self._core.add_adapted(each.name, each.cols, each.rank, list(each.rows))
+            self._core.add_adapted(each.name, each.cols, each.rank, list(each.rows), each.shared)
+        for own in program.owned:
+            self._core.add_own(own.name, packed(own.param))
         for op in program.body:
             self._core.add_op(type(op).__name__, _fields(op))
         self._core.begin_head()
@@ -383,11 +386,19 @@ class NativeExecutor:
         address = self._core.buffer(name) + offset
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
-    def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32) -> None:
+    def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> None:
         """Fill a part of a slot; see Runnable.put_adapter."""
-        check_adapter(self.program, name, part, a, b)
+        check_adapter(self.program, name, part, a, b, gain)
         a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
-        self._core.put_adapter(slot, name, part, a.ctypes.data, b.ctypes.data, len(a))
+        gains = None if gain is None else np.ascontiguousarray(gain, np.float32)
+        at = 0 if gains is None else gains.ctypes.data
+        self._core.put_adapter(slot, name, part, a.ctypes.data, b.ctypes.data, at, len(a))
+
+    def put_own_rows(self, slot: int, name: str, first: int, rows: F32) -> None:
+        """Fill rows of a parameter in a slot; see Runnable.put_own_rows."""
+        check_own_rows(self.program, name, first, rows)
+        rows = np.ascontiguousarray(rows, np.float32)
+        self._core.put_own_rows(slot, name, first, rows.ctypes.data, *rows.shape)
 
     def clear_adapter(self, slot: int) -> None:
         """Empty a slot; see Runnable.clear_adapter."""

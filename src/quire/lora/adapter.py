@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +13,21 @@ from quire.records import dataclass
 F32 = npt.NDArray[np.float32]
 
 
+class MatrixRows(Protocol):
+    """A matrix in float32 of which ranges of rows are taken: an array, or what a file is read for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: slice, /) -> F32: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
     """W + scale · b @ a in place of a stored matrix W [out, in] (LoRA, arXiv 2106.09685).
 
     With `magnitude`, each row of that sum is divided by its length and multiplied by its magnitude (DoRA, 2402.09353).
+    With `gain`, each row of the sum is multiplied by 1 + gain: see lora.gains.
     For an embedding, `out` are its rows (the vocabulary) and `in` the width of the model.
     """
 
@@ -24,6 +35,7 @@ class LowRank:
     b: F32  # [out, rank]
     scale: float  # alpha / rank, or alpha / sqrt(rank) for rsLoRA (2312.03732)
     magnitude: F32 | None = None  # [out], DoRA
+    gain: F32 | None = None  # [out], DoRA whose lengths are known
 
     @property
     def rank(self) -> int:
@@ -43,11 +55,4 @@ class Adapter:
     digest: str  # sha256 of the files
     rank: int  # the greatest of its parts
     parts: Mapping[str, LowRank]
-    modules_to_save: Mapping[str, F32]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its numbers."""
-        lows = sum(low.a.nbytes + low.b.nbytes for low in self.parts.values())
-        lows += sum(low.magnitude.nbytes for low in self.parts.values() if low.magnitude is not None)
-        return lows + sum(matrix.nbytes for matrix in self.modules_to_save.values())
+    modules_to_save: Mapping[str, MatrixRows]

@@ -12,10 +12,11 @@ from quire.executor.base import Runnable
 from quire.lora.adapter import Adapter
 from quire.lora.base_modules import BaseModules
 from quire.lora.fitting import check_fits, fill_slot
+from quire.lora.gains import BaseWeights
 from quire.lora.mix import mix
 from quire.lora.read import find_adapter, inside, read_adapter
 from quire.lora.slot_turns import SlotTurns
-from quire.program.memory import adapter_bytes
+from quire.program.memory import low_rank_bytes
 from quire.spec import ModelSpec
 from quire.types import CheckpointError, RequestError
 
@@ -26,14 +27,22 @@ class AdapterService:
     """One thread calls it, between steps; adapters are read, and slots filled, in threads of its own while steps run.
 
     A version is the digest of an adapter's weights and configuration. The weights of the `kept` versions that were read
-    last stay in memory; others are opened again when they are to be put into a slot. `loads` and `evictions` count how
+    last stay in memory; others are opened again when they are to be put into a slot. `weights` are those of the base,
+    which adapters with magnitudes are measured by. `loads` and `evictions` count how
     often each version was put into a slot, and gave one up to another.
     """
 
     def __init__(
-        self, executor: Runnable, spec: ModelSpec, max_loras: int, max_rank: int, kept: int = 0
+        self,
+        executor: Runnable,
+        spec: ModelSpec,
+        max_loras: int,
+        max_rank: int,
+        kept: int = 0,
+        weights: BaseWeights | None = None,
     ) -> None:
         self._executor, self._max_rank, self._most_kept = executor, max_rank, kept
+        self._weights = weights
         self._base = cache(partial(BaseModules.of, spec))  # made with the first adapter
         self.slot_count = max_loras
         self._turns = SlotTurns(max_loras)
@@ -60,7 +69,7 @@ class AdapterService:
 
     def opener(self, name: str, path: str, root: str | None = None) -> Open:
         """What reads an adapter of this model: a path, or a shipped one's name; with `root`, a name in that folder."""
-        most = 2 * adapter_bytes(self._executor.program)  # float32, where a slot is bfloat16
+        most = 2 * low_rank_bytes(self._executor.program)  # float32, where a slot is bfloat16
 
         def read() -> Adapter:
             folder = None if root is None else Path(root)
@@ -76,7 +85,7 @@ class AdapterService:
         openers = [(self._sources.get(digest), weight) for digest, weight in parts]
 
         def read() -> Adapter:
-            known = [(opener(), weight) for opener, weight in openers if opener is not None]
+            known = [(self._measured(opener()), weight) for opener, weight in openers if opener is not None]
             if len(known) < len(openers):
                 raise CheckpointError("one of these adapters is not loaded any more")
             return mix(known)
@@ -111,7 +120,18 @@ class AdapterService:
     def _checked(self, opener: Open) -> Adapter:
         adapter = opener()
         check_fits(self._executor.program, adapter, self._max_rank)
-        return adapter
+        return self._measured(adapter)
+
+    def _measured(self, adapter: Adapter) -> Adapter:
+        """An adapter that fits, without magnitudes."""
+        dora = next((key for key, part in adapter.parts.items() if part.magnitude is not None), None)
+        if dora is None:
+            return adapter
+        if self._weights is None:
+            raise CheckpointError(
+                f"adapter {adapter.name}: {dora}: DoRA of weights that were not read from a checkpoint is not supported"
+            )
+        return self._weights.with_gains(adapter, self._base())
 
     def unregister(self, name: str) -> None:
         """Have a name stand for nothing; its requests end on their version. Raises RequestError for an unknown name."""
@@ -179,7 +199,7 @@ class AdapterService:
             self._keep(future.result())
 
     def _load(self, slot: int, digest: str, kept: Adapter | None, opener: Open) -> Adapter:
-        adapter = kept or opener()
+        adapter = kept or self._measured(opener())
         if adapter.digest != digest:
             raise CheckpointError(f"adapter {adapter.name}: its files changed since it was loaded")
         fill_slot(self._executor, slot, adapter)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from quire.loader.renamed import renamed
 from quire.loader.stacked import Stack, stacks_of
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
+from quire.program.tensors import Param
 from quire.records import dataclass
 from quire.spec import Attention, ModelSpec, MoE
 from quire.spec.model import MLP
@@ -26,12 +27,14 @@ class RowRange:
 class BaseModules:
     """The modules of a base model by their names in ModelSpec.names.
 
-    `shapes`: [out, in] of every matrix; of embedding and head [vocabulary, width]. `whole`: the modules that an adapter
-    may replace: embedding and head. `fused`: names of linears that the checkpoint stores as rows of another one.
-    `stacks`: tensors of transformers that hold all experts of a layer, by name.
+    `params`: those of its program, by which weights are loaded. `shapes`: [out, in] of every matrix; of embedding and
+    head [vocabulary, width]. `whole`: the modules that an adapter may replace: embedding and head. `fused`: names of
+    linears that the checkpoint stores as rows of another one. `stacks`: tensors of transformers that hold all experts
+    of a layer, by name.
     """
 
     spec: ModelSpec
+    params: Sequence[Param]
     shapes: Mapping[str, tuple[int, int]]
     whole: frozenset[str]
     fused: Mapping[str, RowRange]
@@ -45,7 +48,8 @@ class BaseModules:
         shapes: dict[str, tuple[int, int]] = dict.fromkeys(
             tables[: 1 + (spec.pooling is None)], (spec.vocab, spec.dim)
         )
-        for param in lower(spec, NumberFormats()).params:
+        params = lower(spec, NumberFormats()).params
+        for param in params:
             if param.kind == "linear":
                 for part in param.parts:
                     rows, cols = part.shape
@@ -56,7 +60,7 @@ class BaseModules:
             for i in (i for i, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoE)):
                 aliases[spec.stacks.router.format(i=i)] = spec.names.router.format(i=i)
         whole = frozenset(name for name in tables if name in shapes)
-        return cls(spec, shapes, whole, dict(_fused(spec)), stacks, aliases)
+        return cls(spec, params, shapes, whole, dict(_fused(spec)), stacks, aliases)
 
     def name(self, module: str) -> str:
         """The name in ModelSpec.names of a module by its name in transformers or in the checkpoint."""

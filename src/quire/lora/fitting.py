@@ -2,40 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from quire.executor.base import Runnable
-from quire.lora.adapter import Adapter, LowRank
+from quire.lora import BLOCK_BYTES
+from quire.lora.adapter import F32, Adapter, LowRank, MatrixRows
 from quire.program.program import Program
-from quire.program.tensors import Adapted
+from quire.program.tensors import Adapted, AdaptedPart
 from quire.types import CheckpointError
 
 LARGEST = 3.38e38  # a little below bfloat16's largest number
+_PANEL = 64  # rows that are packed together
+
+Places = dict[str, list[tuple[Adapted, int]]]
 
 
 def check_fits(program: Program, adapter: Adapter, max_rank: int) -> None:
     """Raise CheckpointError naming the key and the limit unless a slot can be filled with an adapter."""
     where = f"adapter {adapter.name}"
-    if adapter.modules_to_save:
-        key = min(adapter.modules_to_save)
-        raise CheckpointError(f"{where}: modules_to_save: {key}: whole weights are not supported")
-    if not adapter.parts:
+    if not adapter.parts and not adapter.modules_to_save:
         raise CheckpointError(f"{where}: changes no module")
+    own = {each.module: each.param for each in program.owned}
+    for key, whole in adapter.modules_to_save.items():
+        if key not in own:
+            raise CheckpointError(
+                f"{where}: modules_to_save: {key}: slots have no room for whole weights: use "
+                "--lora-target-modules modules_to_save"
+            )
+        if whole.shape != (own[key].rows, own[key].cols):
+            expected = [own[key].rows, own[key].cols]
+            raise CheckpointError(f"{where}: modules_to_save: {key}: {list(whole.shape)} is not {expected}")
     places = _places(program)
     for key, part in adapter.parts.items():
         if key not in places:
-            raise CheckpointError(
-                f"{where}: {key}: no linear that adapters may change has this name; those of attention and of dense "
-                "feed-forwards may be, with names such as " + min(places)
-            )
-        adapted, number = places[key]
-        _check_part(f"{where}: {key}", part, (adapted.cols, adapted.parts[number].rows), max_rank)
+            raise CheckpointError(f"{where}: {key}: {_why_not(key, places)}")
+        _check_part(f"{where}: {key}", part, places[key], max_rank)
 
 
-def _check_part(where: str, part: LowRank, sizes: tuple[int, int], max_rank: int) -> None:
-    (cols, rows), rank = sizes, len(part.a)
-    if part.magnitude is not None:
-        raise CheckpointError(f"{where}: DoRA's magnitudes are not supported")
+def _why_not(key: str, places: Places) -> str:
+    """Why adapters may not change a module."""
+    names = {"embed_tokens": "embed_tokens", "lm_head": "lm_head", "experts": "experts"}
+    group = next((names[word] for word in names if f".{word}." in f".{key}."), "")
+    if group:
+        return f"slots have no room for it: use --lora-target-modules {group}"
+    return (
+        "no linear that adapters may change has this name; those of attention and of dense feed-forwards may be, with "
+        f"names such as {min(places, default='none')}"
+    )
+
+
+def _check_part(where: str, part: LowRank, places: list[tuple[Adapted, int]], max_rank: int) -> None:
+    (cols, rows), rank = _sizes(places), len(part.a)
+    turned = any(adapted.shared or adapted.parts[number].turned for adapted, number in places)
+    if turned and (part.magnitude is not None or part.gain is not None):
+        raise CheckpointError(f"{where}: DoRA of this module is not supported")
     if not 1 <= rank <= max_rank:
         raise CheckpointError(f"{where}: rank {rank} is not in [1, {max_rank}] (max_lora_rank)")
     if part.a.shape != (rank, cols) or part.b.shape != (rows, rank):
@@ -43,28 +65,63 @@ def _check_part(where: str, part: LowRank, sizes: tuple[int, int], max_rank: int
             f"{where}: lora_A {list(part.a.shape)} and lora_B {list(part.b.shape)} are not [{rank}, {cols}] and "
             f"[{rows}, {rank}], as the base model has them"
         )
+    vectors = [("lora_magnitude_vector", part.magnitude), ("its gain", part.gain)]
+    found = [(name, vector) for name, vector in vectors if vector is not None]
+    for name, vector in found:
+        if vector.shape != (rows,):
+            raise CheckpointError(f"{where}: {name} {list(vector.shape)} is not [{rows}]")
     with np.errstate(over="ignore", invalid="ignore"):
-        for name, matrix in (("lora_A", part.a), ("lora_B", part.b * np.float32(part.scale))):
+        found += [("lora_A", part.a), ("lora_B", part.b * np.float32(part.scale))]
+        for name, matrix in found:
             if not (np.abs(matrix) <= LARGEST).all():
                 raise CheckpointError(f"{where}: {name} holds a number that is not finite")
+
+
+def _sizes(places: list[tuple[Adapted, int]]) -> tuple[int, int]:
+    """Columns and rows of a module, of which each place has all columns and some rows."""
+    cols, rows = 0, 0
+    for adapted, number in places:
+        part = adapted.parts[number]
+        cols, whole = (part.rows, adapted.cols) if part.turned else (adapted.cols, part.rows)
+        rows += sum(stop - first for first, stop in part.pieces) or whole
+    return cols, rows
 
 
 def fill_slot(executor: Runnable, slot: int, adapter: Adapter) -> None:
     """Fill an empty or unused slot with an adapter that fits; B is multiplied by the scale before it is rounded."""
     executor.clear_adapter(slot)
     places = _places(executor.program)
+    for own in executor.program.owned:
+        if (whole := adapter.modules_to_save.get(own.module)) is not None:
+            for first, rows in blocks_of(whole):
+                executor.put_own_rows(slot, own.name, first, rows)
     for key, part in adapter.parts.items():
-        adapted, number = places[key]
-        b = part.b * np.float32(part.scale)
-        if pieces := adapted.parts[number].pieces:
-            b = np.concatenate([b[first:stop] for first, stop in pieces])
-        executor.put_adapter(slot, adapted.name, number, part.a, b)
+        for adapted, number in places[key]:
+            a, b, gain = _matrices(part, adapted.parts[number])
+            executor.put_adapter(slot, adapted.name, number, a, b, gain)
 
 
-def _places(program: Program) -> dict[str, tuple[Adapted, int]]:
-    """By module of the checkpoint: its linear, and which part of it."""
-    return {
-        part.module: (adapted, number)
-        for adapted in program.adapted
-        for number, part in enumerate(adapted.parts)
-    }
+def blocks_of(whole: MatrixRows) -> Iterator[tuple[int, F32]]:
+    """A matrix by blocks of rows, with the first row of each."""
+    count, cols = whole.shape
+    step = max(1, BLOCK_BYTES // (4 * _PANEL * cols)) * _PANEL
+    for first in range(0, count, step):
+        yield first, whole[first : first + step]
+
+
+def _matrices(part: LowRank, to: AdaptedPart) -> tuple[F32, F32, F32 | None]:
+    """A, B and gain of a module as a part of a linear takes them."""
+    b, gain = part.b * np.float32(part.scale), part.gain
+    if to.pieces:
+        b = np.concatenate([b[first:stop] for first, stop in to.pieces])
+        gain = None if gain is None else np.concatenate([gain[first:stop] for first, stop in to.pieces])
+    return (b.T, part.a.T, None) if to.turned else (part.a, b, gain)
+
+
+def _places(program: Program) -> Places:
+    """By module of the checkpoint: the linears that are made of it, and which part of each."""
+    found: Places = {}
+    for adapted in program.adapted:
+        for number, part in enumerate(adapted.parts):
+            found.setdefault(part.module, []).append((adapted, number))
+    return found

@@ -16,7 +16,7 @@ import numpy as np
 
 from quire.loader.gguf_file import GGUFFile, GGUFTensor
 from quire.loader.source import NUMPY_TYPES
-from quire.lora.adapter import F32, LowRank
+from quire.lora.adapter import F32, LowRank, MatrixRows
 from quire.lora.base_modules import BaseModules
 from quire.lora.module_pairs import MAX_RANK, AdaptedModule, AdapterFacts, ModulePair, check_rank
 from quire.quant.floats import to_float32
@@ -140,7 +140,7 @@ class GGUFAdapter:
     def saved(self) -> Mapping[str, tuple[int, ...]]:
         return {}
 
-    def read_saved(self, module: str) -> F32:
+    def read_saved(self, module: str) -> MatrixRows:
         raise KeyError(module)
 
     def pairs(self, base: BaseModules) -> Sequence[ModulePair]:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from quire.loader.stacked import Stack
-from quire.lora.adapter import F32, Adapter, LowRank
+from quire.lora.adapter import F32, Adapter, LowRank, MatrixRows
 from quire.lora.base_modules import BaseModules, linears
+from quire.lora.gains import check_lengths, lengths_of
 from quire.records import dataclass
 from quire.spec import ModelSpec
-from quire.types import CheckpointError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +21,7 @@ class _Change:
     adapter: str
     scale: float
     low: LowRank | None
-    whole: F32 | None
+    whole: MatrixRows | None
 
     def rows(self, weight: F32, first: int) -> F32:
         """Rows [first, …) of the module with this adapter alone."""
@@ -33,10 +33,8 @@ class _Change:
         changed: F32 = base + (low.b[rows] @ low.a) * np.float32(low.scale)
         if low.magnitude is None:
             return changed
-        lengths = np.sqrt(np.einsum("rc,rc->r", changed, changed))
-        if not lengths.all():
-            row = first + int(np.argmin(lengths))
-            raise CheckpointError(f"{self.adapter}: DoRA divides row {row} by its length, which is 0")
+        lengths = lengths_of(changed)
+        check_lengths(self.adapter, lengths, first)
         factor: F32 = low.magnitude[rows] / lengths
         return changed * factor[:, None]
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from quire.lora.adapter import F32, LowRank
+from quire.lora.adapter import LowRank, MatrixRows
 from quire.lora.base_modules import BaseModules
 from quire.records import dataclass
 from quire.spec.config_reader import show
@@ -70,7 +70,7 @@ class AdapterFile(Protocol):
     def saved(self) -> Mapping[str, tuple[int, ...]]:
         """Whole matrices that replace those of modules: their shapes."""
 
-    def read_saved(self, module: str) -> F32:
+    def read_saved(self, module: str) -> MatrixRows:
         """One of them. CheckpointError for NaN and infinity."""
 
     def digest(self) -> str:

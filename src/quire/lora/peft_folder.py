@@ -20,10 +20,11 @@ from quire.loader.finite import FLOAT_FORMATS, first_nonfinite
 from quire.loader.safetensors import SafetensorsFile
 from quire.loader.source import TensorInfo
 from quire.loader.stacked import Stack
-from quire.lora.adapter import F32, LowRank
+from quire.lora.adapter import F32, LowRank, MatrixRows
 from quire.lora.base_modules import BaseModules, linears
 from quire.lora.module_pairs import MAX_RANK, AdaptedModule, AdapterFacts, ModulePair, check_rank, unknown
 from quire.lora.peft_config import MAX_CONFIG_BYTES, PeftConfig
+from quire.lora.saved_rows import SavedRows
 from quire.quant.floats import to_float32
 from quire.records import dataclass
 from quire.spec.config_reader import show
@@ -32,6 +33,7 @@ from quire.util.strict_json import parse_json_object, read_small_file
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+_SAVED_ROWS = 1024  # of a matrix that are read at a time
 _PART = re.compile(
     r"(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
     r"(?:\.default)?(?:\.weight)?"
@@ -78,6 +80,7 @@ class PeftFolder:
         self._config_bytes = read_small_file(folder / CONFIG, MAX_CONFIG_BYTES)
         self.config = PeftConfig.of(parse_json_object(self._config_bytes, CONFIG), CONFIG)
         self._file = SafetensorsFile(folder / WEIGHTS)
+        self._kept = False
         self._last: tuple[str, F32] | None = None  # B of all experts, which is read for each
         try:
             self._pairs, self._saved = self._sorted()
@@ -226,8 +229,13 @@ class PeftFolder:
     def saved(self) -> Mapping[str, tuple[int, ...]]:
         return {module: info.shape for module, info in self._saved.items()}
 
-    def read_saved(self, module: str) -> F32:
-        return self._matrix(self._saved[module])
+    def read_saved(self, module: str) -> MatrixRows:
+        found = self._saved[module]
+        self._kept = True
+        for first in range(0, found.shape[0], _SAVED_ROWS):
+            self._matrix(found, first, min(first + _SAVED_ROWS, found.shape[0]))
+            self._file.release(found.name)
+        return SavedRows(self._file, found.name)
 
     def pairs(self, base: BaseModules) -> Sequence[ModulePair]:
         return [found for pair in self._pairs for found in self._module_pairs(pair, base)]
@@ -305,12 +313,17 @@ class PeftFolder:
         for name in sorted(self._file.names()):
             info = self._file.info(name)
             total.update(f"{name} {info.dtype} {info.shape}\n".encode())
-            total.update(self._file.read(name).reshape(-1).view(np.uint8).data)
+            rows = info.shape[0] if info.shape else 0
+            for first in range(0, rows, _SAVED_ROWS):
+                data = self._file.read(name, first, min(first + _SAVED_ROWS, rows))
+                total.update(data.reshape(-1).view(np.uint8).data)
+                self._file.release(name)
         return total.hexdigest()
 
     def close(self) -> None:
         self._last = None
-        self._file.close()
+        if not self._kept:  # else with the last matrix that is read later
+            self._file.close()
 
 
 def _owner(parameter: str) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quire.config.shipped import shipped_adapters
-from quire.lora.adapter import F32, Adapter
+from quire.lora.adapter import Adapter, MatrixRows
 from quire.lora.base_modules import BaseModules
 from quire.lora.module_pairs import MAX_RANK, AdapterFile, ModulePair, check_rank, checked, combined, unknown
 from quire.lora.peft_folder import CONFIG, WEIGHTS, PeftFolder
@@ -103,6 +103,22 @@ def open_adapter(path: Path, *, root: Path | None = None) -> Iterator[AdapterFil
         file.close()
 
 
+def targets_of(file: AdapterFile) -> list[str]:
+    """What slots must have room for, as --lora-target-modules names it."""
+    found = {_target(module.module, whole=not module.rank) for module in file.targets()}
+    return sorted(found - {""})
+
+
+def _target(module: str, *, whole: bool) -> str:
+    if whole:
+        return "modules_to_save"
+    if module.endswith(("embed_tokens", "token_embd")):
+        return "embed_tokens"
+    if module.endswith("lm_head") or module == "output":
+        return "lm_head"
+    return "experts" if ".experts" in module or module.endswith("_exps") else ""
+
+
 def _gguf(path: Path) -> AdapterFile:
     from quire.lora.gguf_adapter import GGUFAdapter  # a start with folders does not need it
 
@@ -121,14 +137,14 @@ def read_adapter(
     """Read an adapter of the model `spec`. `name` is the folder's or file's unless given; `root` as in open_adapter.
 
     Raises CheckpointError or UnsupportedModelError, before any number is read, for what is not supported, for a rank
-    above `max_rank`, for more than `max_bytes` of numbers in float32, and for a module or shape that the model does not
-    have; and for NaN or infinity.
+    above `max_rank`, for more than `max_bytes` of numbers in float32 (whole matrices, which are read in blocks, do not
+    count), and for a module or shape that the model does not have; and for NaN or infinity.
     """
     base = spec if isinstance(spec, BaseModules) else BaseModules.of(spec)
     with open_adapter(path, root=root) as file:
         pairs = checked(file.pairs(base), base, file.where)
         saved = _saved_by_module(file, base)
-        needed = float_bytes(pairs, saved, base)
+        needed = float_bytes(pairs, base)
         if max_bytes is not None and needed > max_bytes:
             raise CheckpointError(
                 f"{file.where}: needs {format_size(needed)} in float32, more than the limit of {format_size(max_bytes)}"
@@ -136,20 +152,20 @@ def read_adapter(
         ranks = {module: sum(pair.rank for pair in several) for module, several in pairs.items()}
         for module, rank in ranks.items():
             check_rank(rank, max_rank, f"{file.where}: module {module}")
-        whole: dict[str, F32] = {module: file.read_saved(stored) for module, stored in saved.items()}
+        whole: dict[str, MatrixRows] = {module: file.read_saved(stored) for module, stored in saved.items()}
         parts = {module: combined(several, module, base) for module, several in pairs.items()}
         name = name or (path.name if path.is_dir() else path.stem)
         return Adapter(name, file.digest(), max(ranks.values(), default=0), parts, whole)
 
 
-def float_bytes(pairs: Mapping[str, list[ModulePair]], saved: Mapping[str, str], base: BaseModules) -> int:
-    """Bytes of an adapter's numbers in float32, known from its header and the base."""
+def float_bytes(pairs: Mapping[str, list[ModulePair]], base: BaseModules) -> int:
+    """Bytes of an adapter's numbers in float32 without whole matrices, known from its header and the base."""
     total = 0
     for module, several in pairs.items():
         rows, cols = base.shapes[module]
         rank = sum(pair.rank for pair in several)
         total += rank * (rows + cols) + rows * any(pair.dora for pair in several)
-    return 4 * (total + sum(rows * cols for rows, cols in (base.shapes[module] for module in saved)))
+    return 4 * total
 
 
 def _saved_by_module(file: AdapterFile, base: BaseModules) -> dict[str, str]:

@@ -11,7 +11,7 @@ from quire.program.formats import NumberFormats
 from quire.program.fuse import fuse
 from quire.program.lower_mlp import lower_mlp
 from quire.program.lower_pooling import lower_pooling
-from quire.program.lowering import Lowering
+from quire.program.lowering import LoraRoom, Lowering
 from quire.program.mixers import Keeps, kind_of
 from quire.program.op import Op
 from quire.program.ops.collectives import AllReduce
@@ -19,7 +19,7 @@ from quire.program.ops.linear import MAXIMA_COLS, Linear
 from quire.program.ops.rows import Add, Embed, EmbedSum, GatherRows, Norm, Scale
 from quire.program.program import Entry, Input, Output, Program
 from quire.program.ranks import RankPlan, Share
-from quire.program.tensors import KVLayer, Part, StateLayer
+from quire.program.tensors import AdaptedPart, KVLayer, Part, StateLayer
 from quire.spec import MLP, AddedEmbedding, LatentAttention, Layer, ModelSpec, MoE
 from quire.spec.draft import Features
 from quire.types import UnsupportedModelError
@@ -30,13 +30,13 @@ LOGITS = (Output("logits", "logits"), Output("maxima", MAXIMA))
 
 def lower(
     spec: ModelSpec, formats: NumberFormats, plan: RankPlan | None = None, *, fused: bool = True,
-    features: Features | None = None, lora_rank: int = 0,
+    features: Features | None = None, lora: LoraRoom | None = None,
 ) -> Program:  # fmt: skip
     """Lower a spec, or the part of it that `plan` gives to a rank, to a flat op list.
 
     Pure: the same arguments give the same program. `fused`: with the pass of program/fuse, which changes no number.
     `features`: what a draft takes of every token; outputs "features", or "features.0" and so on for several layers.
-    `lora_rank`: the linears of layers take adapters of up to that rank.
+    `lora`: what adapters may change.
 
     Raises UnsupportedModelError for formats that a layer's cache cannot have, and for plans that do not fit the model.
     """
@@ -46,11 +46,11 @@ def lower(
             "already; use bfloat16 or float32"
         )
     plan = plan or RankPlan()
-    if lora_rank and plan.tensor_parallel_size > 1:
+    if lora and lora.rank and plan.tensor_parallel_size > 1:
         raise UnsupportedModelError(
             "enable_lora: adapters are not supported with tensor_parallel_size above 1"
         )
-    program = _program(Lowering(spec, formats, plan, lora_rank), features)
+    program = _program(Lowering(spec, formats, plan, lora), features)
     return fuse(program) if fused else program
 
 
@@ -112,6 +112,7 @@ def made_program(to: Lowering, groups: tuple[CacheGroup, ...], kept: list[Keeps]
         state_layers=tuple(each for each in kept if isinstance(each, StateLayer)),
         plan=to.plan,
         adapted=tuple(to.adapted.values()),
+        owned=tuple(to.owned.values()),
         **more,
     )
 
@@ -151,7 +152,9 @@ def _embed(to: Lowering, residual: str) -> Entry | None:
         _embed_sum(to, spec.added, embed, residual)
         return None
     out = residual if share.whole else to.buffer("embedded", spec.dim, "f32")
-    to.body.append(Embed(embed, out, share.start))
+    module = spec.names.embed.removesuffix(".weight")
+    to.body.append(Embed(embed, out, share.start, to.own("embed", module, embed)))
+    to.adapt_embedding(out, module)
     if out != residual:
         to.body.append(AllReduce(out, residual, to.plan.tensor_parallel_size, "bits"))
     scale_embedding(to, residual)
@@ -278,14 +281,21 @@ def lower_head(
         ops.append(Norm(normed, None, None, spec.norm.eps, last_hidden))
     else:
         ops.append(Norm(last, None, norm, spec.norm.eps, last_hidden, spec.norm.kind, bias))
+    adapted = shrunk = None
+    module = spec.names.head.removesuffix(".weight")
+    if to.lora.head:
+        adapted, shrunk = to.shrink("head", last_hidden, (AdaptedPart(module, share.count),), ops)
+    own = to.own("head", module, weight)
     last_hidden = to.quantized(ops, last_hidden, weight)
     spans = [-(-columns // MAXIMA_COLS) for columns in (share.start, share.stop, share.total)]
     maxima = to.part(MAXIMA, Share(*spans), logits=True)
     if spec.logits_scale != 1.0 or spec.logits_cap:
-        ops.append(Linear(last_hidden, weight, None, logits))
+        ops.append(Linear(last_hidden, weight, None, logits, adapted=adapted, shrunk=shrunk, own=own))
         ops.append(Scale(logits, spec.logits_scale, spec.logits_cap, maxima))
     else:
-        ops.append(Linear(last_hidden, weight, None, logits, maxima=maxima))
+        ops.append(
+            Linear(last_hidden, weight, None, logits, maxima=maxima, adapted=adapted, shrunk=shrunk, own=own)
+        )
     to.gathered(logits, "logits", share.total, ops)
     to.gathered(maxima, MAXIMA, spans[-1], ops)
     return tuple(ops)

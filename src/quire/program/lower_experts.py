@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from quire import _native
 from quire.program.lower_mlp import lower_mlp
-from quire.program.lowering import Lowering
+from quire.program.lowering import Lowering, rank_lanes
 from quire.program.ops.collectives import AllToAll
-from quire.program.ops.experts import Combine, Dispatch, Experts, Route
+from quire.program.ops.experts import Combine, Dispatch, Experts, Route, ShrinkExperts
 from quire.program.ops.linear import Linear
 from quire.program.ops.rows import GatedAct
 from quire.program.ranks import Share
-from quire.program.tensors import Param, Part
+from quire.program.tensors import Adapted, AdaptedPart, Param, Part
 from quire.spec import MoE, Router
 from quire.types import UnsupportedModelError
 
@@ -36,23 +36,28 @@ def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
     to.axes["mlp"] = columns
 
     weight = _gate_up(to, index, moe, mine)
-    x = to.quantized(to.body, to.rounded(hidden, weight), weight)
+    taken = to.rounded(hidden, weight)
+    adapted, shrunk = _shrink(to, weight, taken, moe, route)
+    x = to.quantized(to.body, taken, weight)
     source = to.buffers[x]
     rows = to.declare(replace(source, name="expert_rows", per=k))
     gate_up = to.buffer("expert_gate_up", 2 * columns.count, "f32", per=k)
     bias = f"{weight}.bias" if moe.bias else None
     to.body.append(Dispatch(x, route.places, rows))
-    to.body.append(Experts(rows, route.ids, route.places, weight, bias, gate_up, count, mine.start))
+    to.body.append(
+        Experts(rows, route.ids, route.places, weight, bias, gate_up, count, mine.start, adapted, shrunk)
+    )
 
     weight = _down(to, index, moe, mine)
     gated = to.part("expert_gated", columns, to.formats.of(weight).inputs, per=k)
     to.body.append(GatedAct(gate_up, gated, moe.act))
+    adapted, shrunk = _shrink(to, weight, gated, moe, route)
     x = to.quantized(to.body, to.gathered_input(gated, weight, moe.width, _native.PANEL_ROWS), weight)
     hidden_columns = to.axes["hidden"]
     each = to.part("expert_out", hidden_columns, per=k)
     bias = f"{at}.experts.down.bias" if moe.bias else None
     if mine.whole:
-        to.body.append(Experts(x, route.ids, route.places, weight, bias, each, count))
+        to.body.append(Experts(x, route.ids, route.places, weight, bias, each, count, 0, adapted, shrunk))
     else:
         whole = to.buffer("expert_rows_out", to.spec.dim, "f32", per=k)
         to.body.append(Experts(x, route.ids, route.places, weight, bias, whole, count, mine.start))
@@ -61,6 +66,22 @@ def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
     out = to.part("delta", hidden_columns)
     to.body.append(Combine(each, route.places, route.weights, shared, gate, out))
     return out
+
+
+def _shrink(to: Lowering, weight: str, x: str, moe: MoE, route: Route) -> tuple[str | None, str | None]:
+    """Append the first half of what adapters add to a weight of all experts, as Lowering.shrink does for others."""
+    if not to.lora.experts:
+        return None, None
+    parts = tuple(
+        AdaptedPart(part.tensor.removesuffix(".weight"), part.rows) for part in to.params[weight].parts
+    )
+    adapted = Adapted(weight, to.buffers[x].cols, to.lora.rank, parts)
+    to.adapted[weight] = adapted
+    experts = moe.router.experts
+    cols = len(parts) // experts * rank_lanes(to.lora.rank)
+    out = to.buffer("expert_shrunk", cols, "f32", per=moe.router.top_k)
+    to.body.append(ShrinkExperts(x, route.ids, route.places, weight, out, experts))
+    return weight, out
 
 
 def _route(to: Lowering, index: int, router: Router, hidden: str) -> Route:
@@ -96,7 +117,8 @@ def _float_linear(to: Lowering, at: str, x: str, out: str, name: str, *, bias: b
     rows = to.buffers[out].cols
     to.params[at] = Param(at, "linear", (Part(f"{name}.weight", rows, to.spec.dim),), "f32")
     vector = to.vector(f"{at}.bias", (Part(f"{name}.bias", rows),)) if bias else None
-    to.body.append(Linear(x, at, vector, out))
+    adapted, shrunk = to.shrink(at, x, (AdaptedPart(name, rows),))
+    to.body.append(Linear(x, at, vector, out, adapted=adapted, shrunk=shrunk))
 
 
 def _gate_up(to: Lowering, index: int, moe: MoE, mine: Share) -> str:

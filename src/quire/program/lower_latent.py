@@ -5,10 +5,9 @@ from __future__ import annotations
 from quire.program.formats import WeightFormat
 from quire.program.lowering import Lowering
 from quire.program.ops.attention import LatentAttend, LatentShape, LatentWrite
-from quire.program.ops.linear import HeadLinear
 from quire.program.ops.rows import Norm
 from quire.program.ranks import Share
-from quire.program.tensors import KVLayer, Param, Part
+from quire.program.tensors import AdaptedPart, KVLayer, Param, Part
 from quire.spec import LatentAttention
 
 
@@ -42,9 +41,17 @@ def lower_latent(to: Lowering, index: int, att: LatentAttention, hidden: str) ->
     q_latent = to.buffer("q_latent", heads * att.kv_rank, "f32")
     latents = to.buffer("latents", heads * att.kv_rank, form)
     values = to.part("values", Share(*(n * att.v_dim for n in (share.start, share.stop, share.total))))
-    to.body.append(HeadLinear(q_nope, keys_up, q_latent))
+    module, each = names.kv_b.format(i=index), att.nope_dim + att.v_dim
+    firsts = [h * each for h in range(share.start, share.stop)]
+    of_keys = tuple(
+        AdaptedPart(module, att.kv_rank, ((first, first + att.nope_dim),), turned=True) for first in firsts
+    )
+    of_values = tuple(
+        AdaptedPart(module, att.v_dim, ((first + att.nope_dim, first + each),)) for first in firsts
+    )
+    to.head_linear(keys_up, q_nope, q_latent, of_keys, "b")
     to.body.append(LatentAttend(q_latent, q, latents, shape, layer, att.scale))
-    to.body.append(HeadLinear(latents, values_up, values))
+    to.head_linear(values_up, latents, values, of_values, "a")
     out, cols = to.part("delta", to.axes["hidden"]), att.heads * att.v_dim
     to.branch(
         f"{at}.o",

@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from quire import _native
 from quire.program.formats import DType, Groups, NumberFormats
 from quire.program.op import Op, writes
 from quire.program.ops.collectives import AllGather, AllReduce
-from quire.program.ops.linear import Linear, Shrink
+from quire.program.ops.linear import Expand, HeadLinear, Linear, Shrink, ShrinkIds
 from quire.program.ops.rows import Norm, Quantize
 from quire.program.ranks import RankPlan, Share
-from quire.program.tensors import Adapted, AdaptedPart, Buffer, Param, Part
+from quire.program.tensors import Adapted, AdaptedPart, Buffer, Owned, Param, Part
+from quire.records import dataclass
 from quire.spec import ModelSpec, NormSpec, Rope
 from quire.types import UnsupportedModelError
+
+
+@dataclass(frozen=True, slots=True)
+class LoraRoom:
+    """What adapters may change: linears of attention, of dense feed-forwards and routers up to `rank`, 0 for none.
+
+    `embedding`, `head`, `experts`: these too. `whole`: embedding and head may be others.
+    """
+
+    rank: int = 0
+    embedding: bool = False
+    head: bool = False
+    experts: bool = False
+    whole: bool = False
 
 
 class Lowering:
     """Collects params, buffers and ops while the layers of a spec are walked once.
 
-    `axes` are the rank's shares of the axes that parts name, those of a layer while it is lowered. `lora_rank`: linears
-    take adapters of up to that rank; 0 for none.
+    `axes` are the rank's shares of the axes that parts name, those of a layer while it is lowered.
     """
 
-    def __init__(self, spec: ModelSpec, formats: NumberFormats, plan: RankPlan, lora_rank: int = 0) -> None:
+    def __init__(
+        self, spec: ModelSpec, formats: NumberFormats, plan: RankPlan, lora: LoraRoom | None = None
+    ) -> None:
         self.spec, self.formats, self.plan = spec, formats, plan
-        self.lora_rank, self.adapted = lora_rank, dict[str, Adapted]()
+        self.lora = lora or LoraRoom()
+        self.adapted, self.owned = dict[str, Adapted](), dict[str, Owned]()
         self.layers = plan.layers(len(spec.layers))
         self.axes: dict[str, Share] = {}
         self.params: dict[str, Param] = {}
@@ -85,14 +103,54 @@ class Lowering:
             self.body.append(Linear(taken, weight, bias_name, out, first, adapted=adapted, shrunk=shrunk))
             first += self.params[weight].rows
 
-    def shrink(self, name: str, x: str, parts: tuple[AdaptedPart, ...]) -> tuple[str | None, str | None]:
+    def shrink(
+        self, name: str, x: str, parts: tuple[AdaptedPart, ...], ops: list[Op] | None = None
+    ) -> tuple[str | None, str | None]:
         """Append the first half of what adapters add to a linear over `x`; returns its name and buffer, if any."""
-        if not self.lora_rank:
+        if not self.lora.rank:
             return None, None
-        self.adapted[name] = Adapted(name, self.buffers[x].cols, self.lora_rank, parts)
-        out = self.buffer("shrunk", len(parts) * rank_lanes(self.lora_rank), "f32")
-        self.body.append(Shrink(x, name, out))
+        out = self.shrunk(Adapted(name, self.buffers[x].cols, self.lora.rank, parts), x)
+        (self.body if ops is None else ops).append(Shrink(x, name, out))
         return name, out
+
+    def shrunk(self, adapted: Adapted, like: str = "") -> str:
+        """Declare a linear that adapters may change, and the buffer between its halves, for the rows of `like`."""
+        self.adapted[adapted.name] = adapted
+        cols = len(adapted.parts) * rank_lanes(adapted.rank)
+        if like and self.buffers[like].rows == "logits":
+            return self.buffer("shrunk_head", cols, "f32", logits=True)
+        return self.buffer("shrunk", cols, "f32")
+
+    def adapt_embedding(self, out: str, module: str) -> None:
+        """Append what adapters add to embeddings in `out`."""
+        if self.lora.embedding:
+            part = AdaptedPart(module, self.spec.dim, turned=True)
+            shrunk = self.shrunk(Adapted("embed", self.spec.vocab, self.lora.rank, (part,)))
+            self.body.append(ShrinkIds("embed", shrunk))
+            self.body.append(Expand(out, "embed", shrunk))
+
+    def own(self, name: str, module: str, param: str) -> str | None:
+        """Declare that an adapter may have this parameter of its own; returns its name, if there is room."""
+        if not self.lora.whole:
+            return None
+        groups = self.params[param].groups
+        if groups is not None and groups.offsets != "none":
+            raise UnsupportedModelError(
+                f"lora_target_modules: modules_to_save is not supported with {param} in groups with offsets"
+            )
+        self.owned[name] = Owned(name, module, self.params[param])
+        return name
+
+    def head_linear(
+        self, name: str, x: str, out: str, parts: tuple[AdaptedPart, ...], shared: Literal["a", "b"]
+    ) -> None:
+        """Append a linear by head of the parameter `name`; its parts share a matrix of an adapter."""
+        adapted = shrunk = None
+        if self.lora.rank:
+            adapted, cols = name, self.params[name].cols
+            shrunk = self.shrunk(Adapted(name, cols, self.lora.rank, parts, shared))
+            self.body.append(Shrink(x, name, shrunk, apart=True))
+        self.body.append(HeadLinear(x, name, out, adapted, shrunk))
 
     def branch(
         self, name: str, x: str, out: str, source: str, *, axis: str, cols: int, unit: int, bias: bool

@@ -166,12 +166,17 @@ def weight_bytes(program: Program) -> int:
 
 def adapter_bytes(program: Program) -> int:
     """Bytes of a slot for an adapter, as the native executor holds it."""
+    return low_rank_bytes(program) + sum(param_bytes(own.param) for own in program.owned)
+
+
+def low_rank_bytes(program: Program) -> int:
+    """Bytes of a slot without whole parameters."""
     return sum(adapted_bytes(each) for each in program.adapted)
 
 
 def adapted_bytes(adapted: Adapted) -> int:
     """Bytes of one linear in a slot for an adapter."""
-    return _native.adapted_bytes(adapted.cols, adapted.rank, list(adapted.rows))
+    return _native.adapted_bytes(adapted.cols, adapted.rank, list(adapted.rows), adapted.shared)
 
 
 def rope_table_bytes(program: Program, max_len: int) -> int:

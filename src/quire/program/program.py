@@ -6,7 +6,7 @@ from quire.cache_kinds import CacheGroup
 from quire.program.formats import DType
 from quire.program.op import Op
 from quire.program.ranks import RankPlan
-from quire.program.tensors import Adapted, Buffer, KVLayer, Param, StateLayer
+from quire.program.tensors import Adapted, Buffer, KVLayer, Owned, Param, StateLayer
 from quire.records import dataclass
 from quire.spec import Rope
 
@@ -57,7 +57,7 @@ class Program:
     `vocab` tokens have logits, and a row of logits has those of one position or of several, one after the other. `ids`:
     tokens that a step can take, when that is another number. `borrowed`: parameters that the executor of another
     program holds for this one too. `whole`: all tokens of a text are in one step.
-    `adapted`: linears that adapters may change.
+    `adapted`: linears that adapters may change. `owned`: parameters that they may replace.
     """
 
     params: tuple[Param, ...]
@@ -79,6 +79,7 @@ class Program:
     borrowed: tuple[Param, ...] = ()
     whole: bool = False
     adapted: tuple[Adapted, ...] = ()
+    owned: tuple[Owned, ...] = ()
 
     def __post_init__(self) -> None:
         floats = {buffer.name for buffer in self.buffers if buffer.dtype == "f32"}

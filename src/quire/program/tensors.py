@@ -117,26 +117,41 @@ class AdaptedPart:
     """Rows of a linear that are one module of the checkpoint.
 
     `pieces` are ranges [first, stop) of the module's rows, in the order in which the linear has them; none: in order.
+    `turned`: the linear is of the transposed module, so that A is made of B's rows, and B of A.
     """
 
     module: str
     rows: int
     pieces: tuple[tuple[int, int], ...] = ()
+    turned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """A linear of `cols` input features that adapters of up to `rank` may change, part by part; see Shrink."""
+    """A linear of `cols` input features that adapters of up to `rank` may change, part by part; see Shrink.
+
+    `shared`: the matrix that all parts have in common, and a slot holds once; such a linear takes no gains.
+    """
 
     name: str
     cols: int
     rank: int
     parts: tuple[AdaptedPart, ...]
+    shared: Literal["", "a", "b"] = ""
 
     @property
     def rows(self) -> tuple[int, ...]:
         """Rows of each part."""
         return tuple(part.rows for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A parameter of which an adapter may have one of its own, from the checkpoint's `module`; see Linear and Embed."""
+
+    name: str
+    module: str
+    param: Param
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -16,31 +17,30 @@ from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Exchange
-from quire.server.generation import Answer, Deltas, EventsOf, HttpGeneration
+from quire.server.generation import Answer, ChunkOf, Deltas, EventsOf, HttpGeneration
 from quire.server.heartbeat import Heartbeat
 from quire.server.pieces import Pieces, gathered, portions, value
 from quire.server.request_memory import answer_costs
 from quire.server.requests import GenerationRequest
+from quire.server.responses import UsageBody
 from quire.server.served import Served
 from quire.types import RequestError
 
-ChunkOf = Callable[[int, StreamDelta], bytes]
 Send = Callable[[bytes], Awaitable[None]]
 
 MAX_REQUEST_ID_CHARS = 128
 MIN_PING_SECONDS, MAX_PING_SECONDS = 1, 3600
 _CHAT_KINDS = ("chat.completion", "chat.completion.chunk")
 EVENTS = b"text/event-stream; charset=utf-8"
+_NO_USAGE = b',"usage":null}\n\n'
+_encode = msgspec.json.Encoder().encode
 
 
-def make_envelope(
-    context: ServerContext, exchange: Exchange, body: GenerationRequest, prefix: str
-) -> Envelope:
-    """The id, model and fingerprint of an answer. Raises ApiError for an unknown model or an invalid request id.
+def make_envelope(context: ServerContext, served: Served, body: GenerationRequest, prefix: str) -> Envelope:
+    """The id, model and fingerprint of an answer. Raises ApiError for an invalid request id.
 
     Two requests with the same request id are independent: the id only appears in the response.
     """
-    served = generating_model(context, exchange, body.model)
     name = answer_id(prefix, body.request_id)
     kind = "text_completion" if prefix == "cmpl" else _CHAT_KINDS[bool(body.stream)]
     return Envelope(name, kind, int(time.time()), served.name, served.fingerprint(context.engine.card))
@@ -92,6 +92,13 @@ def check_streaming(body: GenerationRequest) -> None:
     for name in ("stream_options", "return_progress", "sse_ping_interval"):
         if getattr(body, name) not in (None, False) and not body.stream:
             raise bad_request(name, f"{name}: only allowed when stream is true")
+    options = body.stream_options
+    if options is not None and options.include_obfuscation:
+        raise bad_request(
+            "stream_options.include_obfuscation",
+            "stream_options.include_obfuscation: must be false; events are not padded",
+            "unsupported_parameter",
+        )
     seconds = body.sse_ping_interval
     if seconds is not None and seconds not in {-1, 0} and not MIN_PING_SECONDS <= seconds <= MAX_PING_SECONDS:
         raise bad_request(
@@ -107,8 +114,43 @@ def ping_seconds(body: GenerationRequest) -> float | None:
 
 def wants_usage(context: ServerContext, body: GenerationRequest) -> bool:
     """Whether a stream ends with usage."""
-    asked = body.stream_options is not None and body.stream_options.include_usage
+    asked = body.stream_options is not None and bool(body.stream_options.include_usage)
     return asked or context.config.enable_force_include_usage
+
+
+def with_running_usage(context: ServerContext, body: GenerationRequest, form: StreamForm) -> StreamForm:
+    """A form of chunks, with the usage so far in each of them if the request wants that. Raises ApiError."""
+    if body.stream_options is None or not body.stream_options.continuous_usage_stats:
+        return form
+    if not wants_usage(context, body):
+        name = "stream_options.continuous_usage_stats"
+        raise bad_request(name, f"{name}: needs include_usage")
+    usage = _RunningUsage(form.chunk_of)
+    return replace(form, chunk_of=usage.chunk_of, begun=usage.begun, whole=True)
+
+
+class _RunningUsage:
+    """Puts the usage so far in place of the null in chunks."""
+
+    def __init__(self, chunk_of: ChunkOf) -> None:
+        self._chunk_of, self._tokens = chunk_of, 0
+        self._run: HttpGeneration | None = None
+
+    def begun(self, run: HttpGeneration) -> None:
+        """The run whose deltas will come."""
+        self._run = run
+
+    def chunk_of(self, choice: int, delta: StreamDelta) -> bytes:
+        """The chunks of a delta."""
+        self._tokens += len(delta.token_ids)
+        data = self._chunk_of(choice, delta)
+        if not data or self._run is None:
+            return data
+        made = self._run.usage()
+        prompt = made.prompt_tokens
+        usage = UsageBody(prompt, self._tokens, prompt + self._tokens, made.prompt_tokens_details)
+        # nothing else in a chunk ends like this: line breaks in a text are escaped
+        return data.replace(_NO_USAGE, b',"usage":%b}\n\n' % _encode(usage))
 
 
 async def answer_whole(
@@ -148,12 +190,12 @@ class StreamForm:
     bytes of a delta of a choice, `last` the end.
 
     While the client keeps up, text is written past the reader: `around` returns the JSON before and after a text, and
-    `direct` the events of parts (see HttpGeneration.deliver). Without `around`, text is a part too. `late` answers are
-    not: each of their chunks has more than text. `kept` answers are held until their end, where they are repeated.
-    `ended` is awaited before the end is sent. `begun` is told of the run before its first delta. `turn` is awaited with
-    None and then with each generation: it says what is asked next, nothing at the end, and may send bytes meanwhile.
-    `progress` makes what says how far the prompt of a choice is; `ping` keeps the connection open while there is
-    nothing to say.
+    `direct` the events of parts (see HttpGeneration.deliver). Without `around`, text is a part too. Of `whole` answers
+    each chunk has more than text: `chunk_of` makes them all. `kept` answers are held until their end, where they are
+    repeated. `ended` is awaited before the end is sent. `begun` is told of the run before its first delta. `turn` is
+    awaited with None and then with each generation: it says what is asked next, nothing at the end, and may send bytes
+    meanwhile. `progress` makes what says how far the prompt of a choice is; `ping` keeps the connection open while
+    there is nothing to say.
     """
 
     chunk_of: ChunkOf
@@ -161,7 +203,7 @@ class StreamForm:
     first: Callable[[HttpGeneration], bytes] | None = None
     around: Callable[[int], tuple[bytes, bytes]] | None = None
     direct: EventsOf | None = None
-    late: bool = False
+    whole: bool = False
     kept: bool = False
     ended: Callable[[], Awaitable[None]] | None = None
     begun: Callable[[HttpGeneration], None] | None = None
@@ -259,12 +301,11 @@ class AnswerStream:
         )  # fmt: skip
 
     async def _write_one(self, run: HttpGeneration) -> None:
-        """The samples of one prompt. While the client keeps up, text is written the moment it arrives. Everything else
-        goes through this loop: output that waits for the client, the first and last delta of each sample, and deltas
-        with more than text.
+        """The samples of one prompt. While the client keeps up, output is written the moment it arrives. The rest goes
+        through this loop: what waits for the client, and the first and last delta of each sample.
         """
         exchange, (stream,), form = self._exchange, run.streams, self._form
-        delivering = form.late
+        chunk_of, delivering = form.chunk_of if form.whole or run.scored else None, False
         try:
             async for delta in stream:
                 run.took(delta.index, delta)
@@ -276,7 +317,7 @@ class AnswerStream:
                     delivering = True
                     writer = exchange.direct_writer()
                     if writer is not None:
-                        run.deliver(form.around, writer, form.direct)
+                        run.deliver(writer, around=form.around, events_of=form.direct, chunk_of=chunk_of)
         finally:
             exchange.bytes_out += run.delivered()
 

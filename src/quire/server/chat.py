@@ -23,6 +23,7 @@ from quire.server.answering import (
     ping_seconds,
     wants_timings,
     wants_usage,
+    with_running_usage,
 )
 from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
 from quire.server.chunks import Chunks, Envelope
@@ -35,6 +36,7 @@ from quire.server.requests import ChatCompletionRequest, Documents, Messages, To
 from quire.server.responses import ChatCompletion, ChatCompletionChunk
 from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask, predicted, with_negative
+from quire.server.scaled_adapters import served_with
 from quire.server.structured import find_structure, with_grammar
 from quire.text.chat_renderer import ChatAsk
 from quire.text.tools import ToolUse, read_tools
@@ -73,7 +75,12 @@ class _Conversation(Protocol):
 
 
 def chat_ask(body: _Conversation, messages: list[dict[str, Any]], tools: ToolUse | None = None) -> ChatAsk:
-    """The conversation of a request."""
+    """The conversation of a request. Raises ApiError for messages with more than text, reasoning and calls."""
+    for position, message in enumerate(messages):
+        for name in ("audio", "refusal"):
+            if message.get(name) is not None:
+                path = f"messages[{position}].{name}"
+                raise bad_request(path, f"{path}: not supported; text only", "unsupported_parameter")
     opens = body.add_generation_prompt
     return ChatAsk(
         messages=messages,
@@ -152,7 +159,8 @@ async def chat_completions(
 ) -> None:
     """Answer a conversation, whole or as a stream."""
     body = read.value
-    envelope = make_envelope(context, exchange, body, "chatcmpl")
+    served = await served_with(context, exchange, body.model, body.lora)
+    envelope = make_envelope(context, served, body, "chatcmpl")
     check_streaming(body)
     ask, tools, dropped = await prepare_chat(context, exchange, read, envelope.id)
     prompt = ask.request.prompt_token_ids
@@ -171,9 +179,10 @@ async def chat_completions(
     events = ChatEvents(chunks, texts_of(context, body), form, ids=bool(body.return_token_ids))
     ended = openai_end(context, exchange, body, chunks)
     shape = StreamForm(
-        events.chunk_of, ended, around=chunks.around, direct=events.direct, late=bool(body.return_token_ids),
+        events.chunk_of, ended, around=chunks.around, direct=events.direct, whole=bool(body.return_token_ids),
         progress=chunks.progress,
     )  # fmt: skip
+    shape = with_running_usage(context, body, shape)
     await AnswerStream(
         context, exchange, shape, logprobs="top_logprobs", ping_seconds=ping_seconds(body)
     ).write([ask])

@@ -25,6 +25,7 @@ from quire.server.answering import (
     ping_seconds,
     wants_timings,
     wants_usage,
+    with_running_usage,
 )
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
@@ -53,6 +54,7 @@ from quire.server.sampling import (
     scores_only,
     with_negative,
 )
+from quire.server.scaled_adapters import served_with
 from quire.server.structured import find_structure, with_grammar
 from quire.text.infill import InfillAsk
 from quire.types import FinishReason, SamplingParams, TokenIds
@@ -135,7 +137,8 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
     """Continue prompts, whole or as a stream."""
     context.card()
     body = read.value
-    envelope = make_envelope(context, exchange, body, "cmpl")
+    served = await served_with(context, exchange, body.model, body.lora)
+    envelope = make_envelope(context, served, body, "cmpl")
     _check_stream(body)
     asks, prompts, dropped = await prepare_completion(context, exchange, read, envelope.id)
     texts = context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
@@ -159,7 +162,8 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
         logprobs = None if delta.logprobs is None else writers[choice].push(delta.token_ids, delta.logprobs)
         return head + chunks.full(choice, delta, logprobs, ids=ids)
 
-    shape = StreamForm(chunk_of, end, around=chunks.around, late=ids, progress=chunks.progress)
+    shape = StreamForm(chunk_of, end, around=chunks.around, whole=ids, progress=chunks.progress)
+    shape = with_running_usage(context, body, shape)
     await AnswerStream(context, exchange, shape, ping_seconds=ping_seconds(body)).write(asks)
 
 

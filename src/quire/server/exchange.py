@@ -57,7 +57,9 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
 
 
 class ChunkWriter(Protocol):
-    """Sends parts of a response."""
+    """Sends parts of a response. `paused`: the client does not read, and nothing is queued."""
+
+    paused: bool
 
     def write_chunk(self, before: bytes, text: bytes, after: bytes, /) -> int:
         """Queue a part given in three pieces; returns its bytes. While the client does not read: 0, and not queued."""

@@ -17,12 +17,15 @@ from quire.records import dataclass
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import ChunkWriter, Exchange
+from quire.server.pieces import is_portion
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
 from quire.types import FinishReason
 
 Deltas = Sequence[tuple[int, StreamDelta]]
 # The events of parts of a choice; None for those that only a reader can deliver.
 EventsOf = Callable[[int, Sequence[AnswerPart]], bytes | None]
+# The events of a delta of a choice.
+ChunkOf = Callable[[int, StreamDelta], bytes]
 
 _LOGPROB_BYTES = 64
 _encode = msgspec.json.Encoder().encode
@@ -77,6 +80,11 @@ class HttpGeneration:
                 stream.cancel()
         self._context.metrics.count(self._exchange, self._asks, self.outputs)
         self._note()
+
+    @property
+    def scored(self) -> bool:
+        """Whether tokens come with log-probabilities."""
+        return self._asks[0].request.params.logprobs is not None
 
     @property
     def outputs(self) -> list[RequestOutput]:
@@ -138,17 +146,19 @@ class HttpGeneration:
 
     def deliver(
         self,
-        around: Callable[[int], tuple[bytes, bytes]] | None,
         writer: ChunkWriter,
-        events_of: EventsOf | None,
+        *,
+        around: Callable[[int], tuple[bytes, bytes]] | None = None,
+        events_of: EventsOf | None = None,
+        chunk_of: ChunkOf | None = None,
     ) -> None:
         """From now on write the text of the only prompt's samples the moment it arrives, whenever `writer` accepts it.
 
         `around` returns the JSON before and after the text of a choice in an event, `events_of` the events of parts;
-        without `around`, a text is a part.
+        without `around`, a text is a part. With `chunk_of`, it makes the events of all deltas.
         """
         for choice, track in enumerate(self._tracks):
-            track.parted = around is None
+            track.parted, track.chunk_of, track.whole = around is None, chunk_of, chunk_of is not None
             if around is not None:
                 track.opening, track.closing = around(choice)
             track.choice, track.events_of, track.writer = choice, events_of, writer
@@ -294,7 +304,8 @@ class ChoiceStream:
     """One choice of a stream, and all that turns its tokens into events: kept together, as caches are cold."""
 
     __slots__ = (
-        "choice", "closing", "events_of", "last", "observe", "opening", "parted", "writer", "written",
+        "choice", "chunk_of", "closing", "events_of", "last", "observe", "opening", "parted", "whole", "writer",
+        "written",
     )  # fmt: skip
 
     def __init__(self, observe: Callable[[float], None]) -> None:
@@ -306,6 +317,8 @@ class ChoiceStream:
         self.choice = 0
         self.events_of: EventsOf | None = None  # for an answer that is read in parts
         self.parted = False  # text is an event of `events_of`
+        self.chunk_of: ChunkOf | None = None
+        self.whole = False  # everything is an event of `chunk_of`
 
     def take(self, text: str, now: float) -> bool:
         """Write text as an event; false, without writing, when the text has to wait for the client."""
@@ -327,16 +340,23 @@ class ChoiceStream:
     def take_parts(self, parts: Sequence[AnswerPart], now: float) -> bool:
         """Write parts as events; false, without writing, when they have to wait for the client."""
         if parts:
-            if self.writer is None or self.events_of is None:
-                return False
+            if self.writer is None or self.events_of is None or self.writer.paused:
+                return False  # before the events are made: they are numbered
             events = self.events_of(self.choice, parts)
             if events is None:
                 return False
             if events:
-                size = self.writer.write_chunk(b"", events, b"")
-                if not size:
-                    return False
-                self.written += size
+                self.written += self.writer.write_chunk(b"", events, b"")
+        self.observe(now - self.last)
+        self.last = now
+        return True
+
+    def take_delta(self, delta: StreamDelta, now: float) -> bool:
+        """Write a delta as events; false, without writing, when it has to wait for the client."""
+        if self.writer is None or self.chunk_of is None or self.writer.paused or not is_portion(delta):
+            return False
+        if events := self.chunk_of(self.choice, delta):
+            self.written += self.writer.write_chunk(b"", events, b"")
         self.observe(now - self.last)
         self.last = now
         return True

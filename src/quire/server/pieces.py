@@ -98,6 +98,16 @@ def gathered(pieces: Pieces) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
+def is_portion(delta: StreamDelta) -> bool:
+    """Whether a delta with anything in it is the only one of its `portions`."""
+    return len(delta.token_ids) <= _step(delta.logprobs) and len(delta.text) <= _SLICE_CHARS
+
+
+def _step(table: Sequence[PositionLogprobs] | None) -> int:
+    """The tokens of a portion."""
+    return _SLICE_NUMBERS if table is None else max(1, _SLICE_CANDIDATES // width_of(table))
+
+
 def portions(delta: StreamDelta) -> Iterator[StreamDelta]:
     """Parts of a delta that grew while its reader was slow: text, ids and logprobs, each in order. An answer that is
     read in parts has these before its ids. None of a delta with nothing in it.
@@ -105,10 +115,10 @@ def portions(delta: StreamDelta) -> Iterator[StreamDelta]:
     table, ids, text = delta.logprobs, delta.token_ids, delta.text
     if not (ids or text or delta.parts or delta.finish_reason):
         return
-    step = _SLICE_NUMBERS if table is None else max(1, _SLICE_CANDIDATES // width_of(table))
-    if len(ids) <= step and len(text) <= _SLICE_CHARS:
+    if is_portion(delta):
         yield delta
         return
+    step = _step(table)
     parts: list[AnswerPart] | None = None
     if delta.parts is not None:
         yield StreamDelta(delta.index, text, [], parts=delta.parts)

@@ -58,7 +58,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """
 
     # Fields that every token touches are kept together: caches are cold when the tokens of a step arrive.
-    __slots__ = ("_chunks", "_file", "_line", "_paused", "_wire")
+    __slots__ = ("_chunks", "_file", "_line", "_wire", "paused")
 
     buffered = 0  # bytes that count towards the limit of all connection buffers
 
@@ -92,7 +92,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._active: Any = None  # the cycle being answered; self.cycle may be a pipelined one
         self._chunks = b""  # sent at the end of the current callback
         self._line = table
-        self._paused = False  # same as self.flow.write_paused
+        self.paused = False  # same as self.flow.write_paused
         self.heir: Protocol | None = None  # what continues the connection as another protocol
         self.tls = False
         self._file = -1  # the socket, if this class may write to it directly
@@ -168,7 +168,7 @@ class LimitedProtocol(HttpToolsProtocol):
         one. A stream has its own watch until it waits for its reader.
         """
         active = self._active
-        ended = active is None or active.response_complete or self._paused
+        ended = active is None or active.response_complete or self.paused
         size = self.transport.get_write_buffer_size() if ended and self._socket is None else 0
         if size and self._unread - _PROGRESS_BYTES < size <= self._unread:
             self._unread_seconds += passed
@@ -290,22 +290,22 @@ class LimitedProtocol(HttpToolsProtocol):
         self.scope["quire.writer"] = self  # type: ignore[typeddict-unknown-key]
 
     def _blocked(self) -> bool:
-        return self._paused or self.transport.is_closing()
+        return self.paused or self.transport.is_closing()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._paused = True
+        self.paused = True
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._paused = False
+        self.paused = False
         self._unread = 0  # the reader makes progress
 
     def write_chunk(self, before: bytes, text: bytes, after: bytes) -> int:
         """Queue the three pieces as one chunk (RFC 9112, section 7.1); returns their size, or 0 while the client does
         not read.
         """
-        if self._paused:
+        if self.paused:
             return 0
         size = len(before) + len(text) + len(after)
         chunk = b"%x\r\n%b%b%b\r\n" % (size, before, text, after)

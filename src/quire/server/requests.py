@@ -34,6 +34,7 @@ MAX_DOCUMENTS = 2**12
 MAX_TEMPLATE_VARIABLES = 256
 MAX_IDS = 2**20
 MAX_SALT_CHARS = 256
+MAX_SCALED = 64  # adapters of a request
 
 IdList = Annotated[list[int], Meta(max_length=MAX_IDS)]
 _TOKEN = {"type": "integer", "minimum": 0}
@@ -100,7 +101,13 @@ Variables = Annotated[dict[str, Any], Meta(max_length=MAX_TEMPLATE_VARIABLES)]
 class StreamOptions(msgspec.Struct):
     """Options of a stream."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: Annotated[
+        bool | None, Meta(description="vLLM: every chunk has the usage so far; needs include_usage")
+    ] = None
+    include_obfuscation: Annotated[
+        bool | None, Meta(description="events are not padded; true is refused")
+    ] = None
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text"):
@@ -225,6 +232,19 @@ else:
     )
 
 
+class ScaledAdapter(msgspec.Struct):
+    """An adapter by its number in /lora-adapters."""
+
+    id: int
+    scale: float
+
+
+ScaledAdapters = Annotated[
+    Annotated[list[ScaledAdapter], Meta(max_length=MAX_SCALED)] | None,
+    Meta(description="llama-server: adapters by number in /lora-adapters, with scales"),
+]
+
+
 class GenerationRequest(_Sampling, kw_only=True):
     """Fields that chat and completions share. null means the default for each of them."""
 
@@ -329,6 +349,7 @@ class GenerationRequest(_Sampling, kw_only=True):
         bool | None, Meta(description="report where the time went; also x-quire-timings: 1")
     ] = None
     # llama-server
+    lora: ScaledAdapters = None
     return_progress: Annotated[
         bool | None, Meta(description="a stream begins with how much of the prompt is computed")
     ] = None

@@ -234,7 +234,7 @@ def _rerank(path: str) -> HttpRoute:
 
 ROUTES: tuple[HttpRoute, ...] = (
     *map(_score, ("/score", "/v1/score")),
-    *map(_rerank, ("/rerank", "/v1/rerank", "/v2/rerank")),
+    *map(_rerank, ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking")),
     Post(
         path="/classify", summary="Labels of texts", tag="pooling", handler=classify,
         request=ClassifyRequest, response=ClassifyResponse,

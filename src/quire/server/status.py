@@ -152,6 +152,7 @@ def _body(one: Served, card: ModelCard, parent: str) -> ModelBody:
     )
 
 
+READY_PATHS = ("/health", "/health/ready", "/ping", "/v1/health", "/v2/health/ready")
 ROUTES: tuple[HttpRoute, ...] = (
     Get(path="/v1/models", summary="The served models", tag="models", handler=models, response=ModelList, api=""),
     Get(
@@ -163,15 +164,18 @@ ROUTES: tuple[HttpRoute, ...] = (
             path=path, summary="200 when the engine is ready", tag="status", handler=ready, response=HealthBody, api="",
             open=True,
         )
-        for path in ("/health", "/health/ready", "/ping")
+        for path in READY_PATHS
     ),
     Act(
         verb="POST", path="/ping", summary="200 when the engine is ready", tag="status", handler=ready,
         response=HealthBody, api="", open=True,
     ),
-    Get(
-        path="/health/live", summary="200 as long as the process answers", tag="status", handler=live,
-        response=HealthBody, api="", open=True,
+    *(
+        Get(
+            path=path, summary="200 as long as the process answers", tag="status", handler=live,
+            response=HealthBody, api="", open=True,
+        )
+        for path in ("/health/live", "/v2/health/live")
     ),
     Get(path="/version", summary="Version of Quire", tag="status", handler=version, response=VersionBody, api=""),
     Get(

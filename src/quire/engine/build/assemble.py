@@ -14,7 +14,15 @@ from quire._native import supported_isas
 from quire.cache_kinds import StateGroup
 from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
-from quire.config.schema import INT4_GROUP, INT8_GROUP, STORED, EngineConfig, ResolvedConfig
+from quire.config.schema import (
+    INT4_GROUP,
+    INT8_GROUP,
+    LORA_TARGETS,
+    STORED,
+    AdapterOptions,
+    EngineConfig,
+    ResolvedConfig,
+)
 from quire.config.speculative import WITH_MODEL
 from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
@@ -50,6 +58,7 @@ from quire.program.cost import Row, step_cost
 from quire.program.formats import DType, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.lower_draft import trimmed
+from quire.program.lowering import LoraRoom
 from quire.program.memory import kv_block_bytes, param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
@@ -203,12 +212,12 @@ def choose(
     config = resolve(asked, traits, machine)
     check_pooling_options(spec, config)
     formats = _formats(config)
-    rank = asked.adapters.max_lora_rank if asked.adapters.enable_lora else 0
-    program = lower(spec, formats, features=features, lora_rank=rank)
+    room = _lora_room(asked.adapters)
+    program = lower(spec, formats, features=features, lora=room)
     if asked.formats.quantization == "auto" and asked.loading.load_format != "random":
         stored = _stored_formats(model, program, asked, weights)
         if stored:
-            program = lower(spec, replace(formats, params=stored), features=features, lora_rank=rank)
+            program = lower(spec, replace(formats, params=stored), features=features, lora=room)
     if config.head == "f32":
         config = replace(config, notices=(*config.notices, _wide_head(program, config)))
     return config, program
@@ -222,6 +231,14 @@ def choose_with_draft(
     spec = read_spec(asked.speculation.chosen(), model.facts.spec)
     config, program = choose(model, asked, machine, weights, features=None if spec is None else spec.features)
     return config, program, _draft(model, program, config, machine, spec)
+
+
+def _lora_room(asked: AdapterOptions) -> LoraRoom | None:
+    """What adapters may change."""
+    if not asked.enable_lora:
+        return None
+    embedding, head, experts, whole = map(asked.has_room, LORA_TARGETS)
+    return LoraRoom(asked.max_lora_rank, embedding, head, experts, whole)
 
 
 def _formats(config: ResolvedConfig) -> NumberFormats:
@@ -323,7 +340,7 @@ def build(
                 raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
     with startup.span("bind"):
-        adapters = _adapters(executor, model.facts.spec, config)
+        adapters = _adapters(executor, model, config)
         swap = _swap_space(program, config, draft)
         worker = _worker(model, executor, plan.limits, config, adapters, swap)
         costs = load_costs(model.folder, config)
@@ -366,13 +383,20 @@ def plan_engine(
     )
 
 
-def _adapters(executor: Executor, spec: ModelSpec, config: ResolvedConfig) -> AdapterService | None:
+def _adapters(executor: Executor, model: Model, config: ResolvedConfig) -> AdapterService | None:
     asked = config.asked.adapters
     if not asked.enable_lora:
         return None
     from quire.lora.adapter_service import AdapterService
+    from quire.lora.gains import BaseWeights
 
-    return AdapterService(executor, spec, asked.max_loras, asked.max_lora_rank, asked.max_cpu_loras or 0)
+    weights = None
+    if config.asked.loading.load_format != "random":
+        origin = weight_origin(model)
+        weights = BaseWeights(origin.open, origin.rules)
+    return AdapterService(
+        executor, model.facts.spec, asked.max_loras, asked.max_lora_rank, asked.max_cpu_loras or 0, weights
+    )
 
 
 def _swap_space(program: Program, config: ResolvedConfig, draft: Draft | None) -> SwapSpace | None:

@@ -20,7 +20,9 @@ from quire.core.capacity import least_blocks
 from quire.engine.api import REQUESTS
 from quire.engine.build.drafts import Draft
 from quire.executor.base import ExecutorKind, Limits, step_array_bytes
-from quire.program.memory import adapter_bytes, kv_block_bytes
+from quire.loader.load import ROW_QUANTUM
+from quire.lora import BLOCK_BYTES
+from quire.program.memory import kv_block_bytes, low_rank_bytes
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.speculate.build import max_draft_tokens, proposer_bytes, tree_branches
@@ -210,8 +212,13 @@ def _computing(
 
 
 def _adapters_read(program: Program, asked: AdapterOptions) -> int:
-    """What adapters take outside of their slots, in float32: the one that is being loaded, and those that are kept."""
-    return 2 * adapter_bytes(program) * (ADAPTERS_READ + (asked.max_cpu_loras or 0))
+    """What adapters take outside of their slots, in float32: those that are being read, and those that are kept; and
+    blocks of whole matrices, of the base or an adapter, as they are stored and in float32, which are never kept."""
+    if not program.adapted:
+        return 0
+    widest = max(adapted.cols for adapted in program.adapted)
+    blocks = ADAPTERS_READ * 2 * max(BLOCK_BYTES, 4 * ROW_QUANTUM * widest)
+    return 2 * low_rank_bytes(program) * (ADAPTERS_READ + (asked.max_cpu_loras or 0)) + blocks
 
 
 def _grammar_parts(

@@ -364,8 +364,9 @@ class AsyncEngine:
     def token_bytes(self, token_id: int) -> bytes:
         return self._texts().token_bytes(token_id)
 
-    def is_special(self, token_id: int) -> bool:
-        return self._texts().is_special(token_id)
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._texts().special_ids
 
     async def compile(self, asked: Structure, tenant: str = "") -> CompiledStructure:
         made = await self._grammars.compile(asked, tenant)
@@ -506,11 +507,11 @@ class AsyncEngine:
         for row, (key, new) in enumerate(zip(rows, news, strict=True)):
             timed = lives.get(key >> SAMPLE_BITS) if self._times_text else None
             began = 0.0 if timed is None else time.monotonic()
-            direct = directs.get(key)
-            if direct is not None and direct.open and row not in notes:
-                direct.take(new, now)
+            direct, note = directs.get(key), notes.get(row)
+            if direct is not None and direct.open and (note is None or direct.takes(note)):
+                direct.take(new, now, note)
             else:
-                self._grow(key, new, notes.get(row), now)
+                self._grow(key, new, note, now)
             if timed is not None:
                 timed.output.timings.text += time.monotonic() - began
 

@@ -204,7 +204,7 @@ class SinkPath:
     number of objects that a token touches. So it touches as few objects as possible, and creates no bound methods.
     """
 
-    __slots__ = ("_ids", "_live", "_sample", "_settled", "_sink", "_text", "open")
+    __slots__ = ("_ids", "_live", "_sample", "_settled", "_sink", "_text", "open", "whole")
 
     def __init__(self, live: LiveRequest, sample: Sample, sink: TextSink) -> None:
         self._live, self._sample, self._sink = live, sample, sink
@@ -212,6 +212,7 @@ class SinkPath:
         self._text = sample.text
         self._settled = 0  # length of _ids that usage already includes
         self.open = False  # whether tokens are accepted
+        self.whole = sink.whole  # whether they may have log-probabilities
 
     def opened(self) -> None:
         """The reader waits. A sample whose text may end it takes the other path."""
@@ -220,28 +221,52 @@ class SinkPath:
         self.open = bool(self._ids) and not ends
         self._settled = len(self._ids)
 
-    def take(self, token_ids: list[int], now: float) -> None:
-        """Accept tokens that add only text, while `open`."""
+    def takes(self, note: Note) -> bool:
+        """Whether tokens with this note are accepted, while `open`: it has log-probabilities alone."""
+        return self.whole and note.only_logprobs
+
+    def take(self, token_ids: list[int], now: float, note: Note | None = None) -> None:
+        """Accept tokens that add only text, and what a note says that is accepted, while `open`."""
         self._ids.extend(token_ids)
         text = "" if self._text is None else self._text.push(token_ids)
-        if not self._give(text, None, now):
+        self._pass_on(text, None, token_ids, note, now)
+
+    def _pass_on(
+        self,
+        text: str,
+        parts: list[AnswerPart] | None,
+        token_ids: list[int],
+        note: Note | None,
+        now: float,
+    ) -> None:
+        """Give the sink what a step added, or else the reader."""
+        delta = None
+        if self.whole:
+            logprobs = None if note is None else unpack_logprobs(note.logprobs)
+            delta = StreamDelta(self._sample.output.index, text, token_ids, logprobs, parts=parts)
+        if not self._give(text, parts, delta, now):
             self.settle()
-            self._live.keep(StreamDelta(self._sample.output.index, text, token_ids), now)
+            left = delta or StreamDelta(self._sample.output.index, text, token_ids, parts=parts)
+            self._live.keep(left, now)
 
     def offer(self, delta: StreamDelta, now: float) -> bool:
         """Offer the sink a delta that `output` already includes; false when it must be read."""
-        if not self._live.idle or delta.finish_reason is not None or delta.logprobs is not None:
+        if not self._live.idle or delta.finish_reason is not None:
             return False
-        if len(self._ids) <= len(delta.token_ids):
+        if len(self._ids) <= len(delta.token_ids) or (delta.logprobs is not None and not self.whole):
             return False
-        return self._give(delta.text, delta.parts, now)
+        return self._give(delta.text, delta.parts, delta if self.whole else None, now)
 
-    def _give(self, text: str, parts: Sequence[AnswerPart] | None, now: float) -> bool:
-        """Give the sink a text, or the parts of an answer; false when the reader must deliver it.
+    def _give(
+        self, text: str, parts: Sequence[AnswerPart] | None, delta: StreamDelta | None, now: float
+    ) -> bool:
+        """Give the sink a delta, a text, or the parts of an answer; false when the reader must deliver it.
 
         If the sink fails, the reader will see the failure again; the step goes on for all others.
         """
         try:
+            if delta is not None:
+                return self._sink.take_delta(delta, now)
             return self._sink.take(text, now) if parts is None else self._sink.take_parts(parts, now)
         except Exception:
             logger.exception("writing a delta of %s failed", self._live.request_id)
@@ -266,14 +291,11 @@ class PartedPath(SinkPath):
         self.open = bool(self._ids) and not self._text.may_end and self._sample.output.finish_reason is None
         self._settled, self._reasoned = len(self._ids), self._text.reasoning_tokens
 
-    def take(self, token_ids: list[int], now: float) -> None:
+    def take(self, token_ids: list[int], now: float, note: Note | None = None) -> None:
         """See SinkPath."""
         self._ids.extend(token_ids)
         text = self._text.push(token_ids)
-        parts = self._text.take()
-        if not self._give(text, parts, now):
-            self.settle()
-            self._live.keep(StreamDelta(self._sample.output.index, text, token_ids, parts=parts), now)
+        self._pass_on(text, self._text.take(), token_ids, note, now)
 
     def settle(self) -> None:
         """See SinkPath."""
@@ -290,10 +312,15 @@ def _path(live: LiveRequest, sample: Sample, sink: TextSink) -> SinkPath:
 class _Nowhere:
     """A sink that accepts nothing."""
 
+    whole = False
+
     def take(self, _text: str, _now: float) -> bool:
         return False
 
     def take_parts(self, _parts: Sequence[AnswerPart], _now: float) -> bool:
+        return False
+
+    def take_delta(self, _delta: StreamDelta, _now: float) -> bool:
         return False
 
 

@@ -181,9 +181,10 @@ class TextService:
         """The bytes that a token adds to the text; empty without a tokenizer."""
         return self.tokenizer.token_bytes(token_id) if self.tokenizer else b""
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether texts without special tokens leave a token out."""
-        return self.tokenizer is not None and token_id in self.tokenizer.special_ids
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that texts without special tokens leave out."""
+        return frozenset() if self.tokenizer is None else self.tokenizer.special_ids
 
     async def vocabulary(self, size: int) -> TokenBytes:
         """The bytes of all tokens. Raises RequestError without a tokenizer."""

@@ -193,6 +193,12 @@ class Note(_Message, frozen=True):
     prompt_logprobs: Logprobs | None = None
     pooled: bytes = b""
 
+    @property
+    def only_logprobs(self) -> bool:
+        """Whether this says nothing but the log-probabilities of the row's tokens."""
+        rest = self.cached_tokens, self.finish_reason, self.stop_token_id, self.prompt_logprobs
+        return not self.pooled and rest == (None, None, None, None)
+
 
 class StepReport(_Message, frozen=True, tag=4):
     """A completed step. Times are of time.monotonic(), which all processes of a machine share.
@@ -392,12 +398,10 @@ def unpack_logprobs(packed: Logprobs | None) -> LogprobTable | None:
     """The inverse of pack_logprobs. Raises ProtocolError when the lengths of the parts disagree."""
     if packed is None:
         return None
-    table = LogprobTable()
-    parts = ((table.ids, packed.ids), (table.values, packed.logprobs), (table.ranks, packed.ranks))
-    for numbers, data in (*parts, (table.ends, packed.ends)):
-        if len(data) % numbers.itemsize:
-            raise ProtocolError("a part of a logprob message contains incomplete numbers")
-        numbers.frombytes(data)
+    try:
+        table = LogprobTable(packed.ids, packed.logprobs, packed.ranks, packed.ends)
+    except ValueError:
+        raise ProtocolError("a part of a logprob message contains incomplete numbers") from None
     last = table.ends[-1] if table.ends else 0
     if not len(table.ids) == len(table.values) == last or len(table.ranks) != len(table.ends):
         raise ProtocolError("the parts of a logprob message differ in length")

@@ -1,4 +1,4 @@
-"""Adapters of low rank, in slots."""
+"""Adapters of low rank, and parameters that they replace, in slots."""
 
 from __future__ import annotations
 
@@ -6,32 +6,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.executor.base import F32, Limits, check_adapter
+from quire.executor.base import F32, Limits, check_adapter, check_own_rows
+from quire.executor.torch.weights import TORCH_DTYPES, rounded
 from quire.program.program import Program
 from quire.program.tensors import Adapted
+from quire.records import dataclass
 
-Matrices = tuple[Tensor, Tensor]
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """A [rank, cols] and B [rows, rank] of a part: bfloat16 numbers, held as float32; and its gain [rows]."""
+
+    a: Tensor
+    b: Tensor
+    gain: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(each.nbytes) for each in (self.a, self.b, self.gain) if each is not None)
 
 
 class AdapterMatrices:
-    """A [rank, cols] and B [rows, rank] of each part of a linear in a slot: bfloat16 numbers, held as float32."""
+    """What adapters have in each slot."""
 
     def __init__(self, program: Program, limits: Limits, device: torch.device) -> None:
         self._program, self._slots, self._device = program, limits.max_loras, device
         self._linears = {each.name: each for each in program.adapted}
         self._held: dict[tuple[int, str, int], Matrices] = {}
+        self._own: dict[tuple[int, str], Tensor] = {}
 
-    def put(self, slot: int, name: str, part: int, a: F32, b: F32) -> None:
+    def put(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None) -> None:
         """Fill a part of a slot; see Runnable.put_adapter."""
-        check_adapter(self._program, name, part, a, b)
+        check_adapter(self._program, name, part, a, b, gain)
         self._check(slot)
-        self._held[slot, name, part] = self._rounded(a), self._rounded(b)
+        gains = None if gain is None else torch.from_numpy(gain.copy()).to(self._device)
+        self._held[slot, name, part] = Matrices(self._rounded(a), self._rounded(b), gains)
+
+    def put_rows(self, slot: int, name: str, first: int, rows: F32) -> None:
+        """Fill rows of a parameter of a slot; see Runnable.put_own_rows."""
+        param = check_own_rows(self._program, name, first, rows).param
+        self._check(slot)
+        if (slot, name) not in self._own:
+            shape = param.rows, param.cols
+            self._own[slot, name] = torch.zeros(shape, dtype=TORCH_DTYPES[param.dtype], device=self._device)
+        source = torch.from_numpy(np.ascontiguousarray(rows, np.float32))
+        self._own[slot, name][first : first + len(rows)] = rounded(param, source)
 
     def clear(self, slot: int) -> None:
         """Empty a slot."""
         self._check(slot)
         for key in [key for key in self._held if key[0] == slot]:
             del self._held[key]
+        for own in [own for own in self._own if own[0] == slot]:
+            del self._own[own]
 
     def linear(self, name: str) -> Adapted:
         """The linear of that name."""
@@ -41,9 +68,14 @@ class AdapterMatrices:
         """A and B of a part; None if the adapter of the slot leaves it alone."""
         return self._held.get((slot, name, part))
 
+    def own(self, slot: int, name: str | None) -> Tensor | None:
+        """The parameter of that name in a slot; None where the adapter has none."""
+        return None if name is None else self._own.get((slot, name))
+
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes + b.nbytes for a, b in self._held.values())
+        held = sum(matrices.nbytes for matrices in self._held.values())
+        return held + sum(int(own.nbytes) for own in self._own.values())
 
     def _check(self, slot: int) -> None:
         if not 0 <= slot < self._slots:
@@ -56,5 +88,13 @@ class AdapterMatrices:
 
 def planned_bytes(program: Program, limits: Limits) -> int:
     """The most bytes of all slots."""
-    each = (4 * adapted.rank * (adapted.cols + rows) for adapted in program.adapted for rows in adapted.rows)
-    return limits.max_loras * sum(each)
+    low = (
+        4 * (adapted.rank * (adapted.cols + rows) + rows)
+        for adapted in program.adapted
+        for rows in adapted.rows
+    )
+    own = sum(
+        each.param.rows * each.param.cols * int(TORCH_DTYPES[each.param.dtype].itemsize)
+        for each in program.owned
+    )
+    return limits.max_loras * (sum(low) + own)

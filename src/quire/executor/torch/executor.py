@@ -175,8 +175,11 @@ class TorchExecutor:
         for part in self._bound()[0].block_parts():
             part[list(targets)] = part[list(blocks)]
 
-    def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32) -> None:
-        self._bound()[0].adapters.put(slot, name, part, a, b)
+    def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> None:
+        self._bound()[0].adapters.put(slot, name, part, a, b, gain)
+
+    def put_own_rows(self, slot: int, name: str, first: int, rows: F32) -> None:
+        self._bound()[0].adapters.put_rows(slot, name, first, rows)
 
     def clear_adapter(self, slot: int) -> None:
         self._bound()[0].adapters.clear(slot)

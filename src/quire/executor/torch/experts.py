@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.executor.torch.low_rank import expand_experts
 from quire.executor.torch.operands import Operands, defines
 from quire.executor.torch.ops import linear
 from quire.program.ops.experts import Combine, Dispatch, Experts, Route
@@ -91,7 +92,10 @@ def experts(
 def _experts(on: Operands, op: Experts) -> None:
     which = on.buffer(op.ids), on.buffer(op.places)
     bias = None if op.bias is None else on.weights.of_experts(op.bias)
-    experts(on.buffer(op.x), which, on.weights.of_experts(op.weight), bias, on.buffer(op.out), op.first)
+    out = on.buffer(op.out)
+    experts(on.buffer(op.x), which, on.weights.of_experts(op.weight), bias, out, op.first)
+    if op.adapted and op.shrunk:
+        expand_experts(on, op.adapted, op.shrunk, which, out, bias)
 
 
 def combine(

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire.executor.torch.cache import CacheRow, LatentCache, LayerCache, Location, Rotation
-from quire.executor.torch.low_rank import expand
+from quire.executor.torch.low_rank import expand, slots_of, with_slots
 from quire.executor.torch.operands import Operands, defines
 from quire.executor.torch.tiles import QUERY_TILE, WEIGHT_TILE
 from quire.executor.torch.weights import greatest, quantize_rows
@@ -48,7 +48,11 @@ def embed(token_ids: Tensor, table: Tensor, first: int, out: Tensor) -> None:
 
 @defines(Embed)
 def _embed(on: Operands, op: Embed) -> None:
-    embed(on.step.token_ids, on.weights[op.table], op.first, on.buffer(op.out))
+    ids, out = on.step.token_ids, on.buffer(op.out)
+    embed(ids, on.weights[op.table], op.first, out)
+    for slot, rows in with_slots(on.step.adapters) if op.own else ():
+        if (own := on.state.adapters.own(slot, op.own)) is not None:
+            out[rows] = own[ids[rows] - op.first].float()
 
 
 def embed_sum(
@@ -138,8 +142,13 @@ def _linear(on: Operands, op: Linear) -> None:
     weight = weight[:rows]
     to = torch.empty(len(x), rows, device=x.device) if op.act else out[:, op.first : op.first + rows]
     linear(x, weight, on.weights.get(op.bias), to)
+    for slot, chosen in with_slots(slots_of(on, op.out)) if op.own else ():
+        if (own := on.state.adapters.own(slot, op.own)) is not None:
+            mine = torch.empty(int(chosen.sum()), rows, device=x.device)
+            linear(x[chosen], own, on.weights.get(op.bias), mine)
+            to[chosen] = mine
     if op.adapted and op.shrunk:
-        expand(on, op.adapted, on.buffer(op.shrunk), to, op.first)
+        expand(on, op.adapted, op.shrunk, to, first=op.first, bias=on.weights.get(op.bias))
     if op.act:
         gated_act(to, op.act, out)
     if op.maxima:
@@ -271,7 +280,10 @@ def head_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 @defines(HeadLinear)
 def _head_linear(on: Operands, op: HeadLinear) -> None:
-    head_linear(on.buffer(op.x), on.weights.of_experts(op.weight), on.buffer(op.out))
+    out = on.buffer(op.out)
+    head_linear(on.buffer(op.x), on.weights.of_experts(op.weight), out)
+    if op.adapted and op.shrunk:
+        expand(on, op.adapted, op.shrunk, out)
 
 
 def latent_write(

@@ -61,7 +61,7 @@ class Weights:
         self._take(param, row_offset, data.shape)
         source = torch.from_numpy(data if data.flags.writeable else data.copy())
         source = source.view(torch.bfloat16) if dtype == "BF16" else source
-        self._tensors[param.name][row_offset : row_offset + len(data)] = _rounded(param, source)
+        self._tensors[param.name][row_offset : row_offset + len(data)] = rounded(param, source)
 
     def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
         """Fill rows of a weight in groups with what its codes stand for; see Loadable.put_codes."""
@@ -142,7 +142,7 @@ def _rotate(x: Tensor) -> Tensor:
     return x
 
 
-def _rounded(param: Param, source: Tensor) -> Tensor:
+def rounded(param: Param, source: Tensor) -> Tensor:
     """Checkpoint numbers as the parameter's format holds them."""
     if param.groups is None:
         return source

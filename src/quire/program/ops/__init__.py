@@ -15,6 +15,8 @@ over rows of (token, expert) pairs, sorted by expert, so that an expert's rows a
 
     linear q · linear kv · latent_write · head_linear · latent_attend · head_linear
 
+Adapters of low rank put shrink before a linear, shrink_experts before experts, shrink_ids and expand behind embed.
+
 A rank of several has collectives between these: all_gather, all_reduce, all_to_all.
 
 The torch executor defines what each op computes; the native executor is compared with it op by op.

@@ -62,6 +62,7 @@ class Experts(Op):
     A Linear for each expert that has rows (grouped matrix product); weights of the others are not read. An output row
     has the bits that Linear gives it alone. The weight may hold only some of the router's `experts`, from number
     `first` on; rows of others are not filled.
+    `adapted` and `shrunk` as in Linear, with as many parts for each expert, one expert after the other.
     """
 
     x: Read
@@ -72,6 +73,8 @@ class Experts(Op):
     out: Write
     experts: int
     first: int = 0
+    adapted: str | None = None
+    shrunk: Read | None = None
     reads_chosen_experts: ClassVar[bool] = True
 
     def cost(self, work: Work, n: int) -> Cost:
@@ -81,6 +84,23 @@ class Experts(Op):
         read = weight.rows * work.weight_row_bytes(weight) + work.vector_bytes(self.bias)
         touched = touched_experts(self.experts, per, n)
         return Cost(flops, read * touched // self.experts, rows * work.rows_bytes(self.x, self.out))
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkExperts(Op):
+    """out[r, p] = A_e,p @ x[r] for every row r = places[t, j], e = ids[t, j], and each part p that an expert has in the
+    linear `adapted`: Shrink for experts. x has a row for each pair, or one for each token."""
+
+    x: Read
+    ids: Read
+    places: Read
+    adapted: str
+    out: Write
+    experts: int
+
+    def cost(self, work: Work, n: int) -> Cost:
+        del work, n
+        return Cost()
 
 
 @dataclass(frozen=True, slots=True)

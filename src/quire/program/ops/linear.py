@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire import _native
 from quire.program.formats import DTYPE_BYTES
-from quire.program.op import Op, Read, Weight, Write
+from quire.program.op import Change, Op, Read, Weight, Write
 from quire.program.ops.rows import WriteFromFirst
 from quire.program.work import EXP_FLOPS, Cost, Work
 from quire.records import dataclass
@@ -29,7 +29,10 @@ class Linear(Op):
     64 i … 64 i + 63, or NaN when one of them is NaN or +inf.
 
     `adapted` names the Adapted whose first row is out's first column. For rows with an adapter, the sums with B of what
-    Shrink left in `shrunk` are added to out, behind the bias and before `act`. Rows without one are left alone.
+    Shrink left in `shrunk` are added to out, behind the bias and before `act`; where the adapter has gains, so is gain
+    times both products (DoRA). Rows without one are left alone.
+
+    `own`: the Owned parameter that takes the weight's place for rows whose adapter has one.
 
     `rows` above 0: only the first so many rows of the weight, and no bias.
     """
@@ -45,6 +48,7 @@ class Linear(Op):
     rows: int = 0
     adapted: str | None = None
     shrunk: Read | None = None
+    own: str | None = None
 
     def cost(self, work: Work, n: int) -> Cost:
         weight = work.params[self.weight]
@@ -63,10 +67,24 @@ class Shrink(Op):
     """out[t, p] = A_p @ x[t] for each part p of the linear `adapted`; A is of the adapter of row t (arXiv 2106.09685).
 
     A part has as many columns of out as the pool has ranks, in whole vectors. Rows without an adapter are not filled.
-    A and B are bfloat16, sums float32. Costs are those of steps without adapters: nothing.
+    A and B are bfloat16, sums float32. Costs are those of steps without adapters: nothing. `apart`: each part has
+    columns of x of its own, one part after the other.
     """
 
     x: Read
+    adapted: str
+    out: Write
+    apart: bool = False
+
+    def cost(self, work: Work, n: int) -> Cost:
+        del work, n
+        return Cost()
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkIds(Op):
+    """out[t] = the column of A that belongs to the id of token t: Shrink of an embedding."""
+
     adapted: str
     out: Write
 
@@ -76,12 +94,30 @@ class Shrink(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Expand(Op):
+    """out[t] += B of the linear `adapted` @ shrunk[t], for rows with an adapter."""
+
+    out: Change
+    adapted: str
+    shrunk: Read
+
+    def cost(self, work: Work, n: int) -> Cost:
+        del work, n
+        return Cost()
+
+
+@dataclass(frozen=True, slots=True)
 class HeadLinear(Op):
-    """out[t, h] = weight[h] @ x[t, h] for the columns of each head h, as `Linear` sums; a matrix for each head."""
+    """out[t, h] = weight[h] @ x[t, h] for the columns of each head h, as `Linear` sums; a matrix for each head.
+
+    `adapted` and `shrunk` as in Linear, with a part for each head.
+    """
 
     x: Read
     weight: Weight
     out: Write
+    adapted: str | None = None
+    shrunk: Read | None = None
 
     def cost(self, work: Work, n: int) -> Cost:
         weight = work.params[self.weight]

@@ -21,11 +21,14 @@ class Embed(Op):
 
     Its rows are those of tokens from `first` on; out[t] is 0 for a token without one. Of a token whose embedding the
     step is given, the id is a placeholder: its row is replaced, see Program.entry.
+
+    `own`: the Owned parameter that takes the table's place for rows whose adapter has one.
     """
 
     table: Weight
     out: Write
     first: int = 0
+    own: str | None = None
 
     def cost(self, work: Work, n: int) -> Cost:
         table = work.weight_row_bytes(work.params[self.table])

@@ -28,6 +28,13 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
 
     text: str
     cache_control: CacheControl | None = None
+    citations: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+
+class CallerBlock(msgspec.Struct):
+    """Where a call came from: the model."""
+
+    type: Literal["direct"]
 
 
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
@@ -44,6 +51,8 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
     name: str
     input: dict[str, Any]
     cache_control: CacheControl | None = None
+    caller: CallerBlock | None = None
+    toolset_name: Annotated[str, Meta(max_length=0)] | None = None
 
 
 class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result"):
@@ -53,6 +62,7 @@ class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result"):
     content: str | Annotated[list[TextBlock], Meta(max_length=MAX_MESSAGES)] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
+    toolset_name: Annotated[str, Meta(max_length=0)] | None = None
 
 
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock

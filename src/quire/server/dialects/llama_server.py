@@ -19,7 +19,6 @@ from quire.server.answering import (
 from quire.server.completions import prepare_completion
 from quire.server.context import ServerContext
 from quire.server.dialects.asking import Renames, renamed
-from quire.server.dialects.llama_server_adapters import served_with
 from quire.server.dialects.llama_server_answers import LlamaServerHead, LlamaServerStream, answer_pieces
 from quire.server.dialects.llama_server_types import (
     LLAMA_SERVER_ERRORS,
@@ -38,6 +37,7 @@ from quire.server.exchange import Body, Exchange
 from quire.server.requests import CompletionRequest
 from quire.server.routes import HttpRoute, Post
 from quire.server.sampling import check_choices
+from quire.server.scaled_adapters import served_with
 from quire.text.infill import InfillAsk
 from quire.types import SamplingParams
 
@@ -161,7 +161,7 @@ async def _answer(
 ) -> None:
     """Answer, whole or as a stream. `stop_ids` end an answer too."""
     body: LlamaServerRequest = read.value
-    model = (await served_with(context, exchange, body)).name
+    model = (await served_with(context, exchange, body.model, body.lora)).name
     if body.stream and body.n_predict == 0:
         message = "stream: nothing to stream, because n_predict is 0"
         raise bad_request("stream", message, "unsupported_parameter")
@@ -200,7 +200,7 @@ async def _write(
         return
     evaluated = [len(ask.request.prompt_token_ids) for ask in asks]
     events = LlamaServerStream(head, evaluated, asks[0].request.params.n)
-    form = StreamForm(events.chunk_of, events.last, begun=events.begun, late=True, progress=events.progress)
+    form = StreamForm(events.chunk_of, events.last, begun=events.begun, whole=True, progress=events.progress)
     seconds = ping_seconds(body)
     await AnswerStream(context, exchange, form, logprobs="n_probs", ping_seconds=seconds).write(asks)
 

@@ -157,14 +157,25 @@ def _answer(head: LlamaServerHead, run: HttpGeneration, choice: int) -> Iterator
     return picked(found, head.settings, head.fields)
 
 
+def _further(name: str, given: object) -> bytes:
+    """A field behind others."""
+    return b',"%b":%b' % (name.encode(), _encode(given))
+
+
 class LlamaServerStream:
     """The events of a streamed answer: a delta in, bytes out. The last event of each choice has all fields."""
 
+    __slots__ = ("_ends", "_extended", "_head", "_hidden", "_lines", "_predicted", "_run", "_starts")
+
     def __init__(self, head: LlamaServerHead, evaluated: Sequence[int], samples: int) -> None:
         """`evaluated`: tokens of each prompt, of which each has so many `samples`."""
-        self._head, self._evaluated, self._samples = head, evaluated, samples
-        self._predicted = [0] * (len(evaluated) * samples)
-        self._lines = [False] * len(self._predicted)
+        self._head, self._hidden = head, head.hidden
+        choices = range(len(evaluated) * samples)
+        self._starts = [b'data: {"index":%d,"content":' % choice for choice in choices]
+        self._ends = [b',"tokens_evaluated":%d' % evaluated[choice // samples] for choice in choices]
+        self._extended = head.per_token or head.probabilities
+        self._predicted = [0 for _ in choices]
+        self._lines = [False for _ in choices]
         self._run: HttpGeneration | None = None
 
     def begun(self, run: HttpGeneration) -> None:
@@ -176,38 +187,35 @@ class LlamaServerStream:
         if not delta.text and not delta.token_ids:
             return b""
         self._predicted[choice] += len(delta.token_ids)
-        self._lines[choice] |= "\n" in delta.text
-        ids = () if self._head.hidden else delta.token_ids
-        return self._event(choice, delta.text, ids, self._more(choice, delta))
+        if "\n" in delta.text:
+            self._lines[choice] = True
+        ids = () if self._hidden else delta.token_ids
+        return self._event(choice, delta.text, ids, self._more(choice, delta) if self._extended else b"")
 
     def progress(self, choice: int, progress: PromptProgress) -> bytes:
         """The event that says how far the prompt of a choice is."""
         body = PromptProgressBody(
             progress.total, progress.cached, progress.processed, round(1e3 * progress.seconds)
         )
-        return self._event(choice, "", (), {"prompt_progress": body})
+        return self._event(choice, "", (), _further("prompt_progress", body))
 
     def last(self, run: HttpGeneration) -> bytes:
         """The last event of each choice."""
         return b"".join([self._ended(run, choice) for choice in range(len(self._predicted))])
 
-    def _event(self, choice: int, text: str, ids: Sequence[int], more: dict[str, Any]) -> bytes:
-        fixed = choice, _encode(text), _encode(list(ids)), NO_SLOT, self._predicted[choice]
-        rest = b"".join([b',"%b":%b' % (name.encode(), _encode(given)) for name, given in more.items()])
-        evaluated = self._evaluated[choice // self._samples]
-        return (
-            b'data: {"index":%d,"content":%b,"tokens":%b,"stop":false,"id_slot":%d,"tokens_predicted":%d,'
-            % fixed
-            + b'"tokens_evaluated":%d%b}\n\n' % (evaluated, rest)
-        )
+    def _event(self, choice: int, text: str, ids: Sequence[int], more: bytes) -> bytes:
+        return b'%b%b,"tokens":%b,"stop":false,"id_slot":%d,"tokens_predicted":%d%b%b}\n\n' % (
+            self._starts[choice], _encode(text), _encode(ids), NO_SLOT, self._predicted[choice],
+            self._ends[choice], more,
+        )  # fmt: skip
 
-    def _more(self, choice: int, delta: StreamDelta) -> dict[str, Any]:
-        more: dict[str, Any] = {}
+    def _more(self, choice: int, delta: StreamDelta) -> bytes:
+        more = b""
         if self._head.per_token and self._run is not None:
             _, output, _ = _place(self._run, choice)
-            more["timings"] = timings_of(output, self._predicted[choice], time.monotonic())
+            more += _further("timings", timings_of(output, self._predicted[choice], time.monotonic()))
         if self._head.probabilities and delta.logprobs is not None:
-            more["completion_probabilities"] = probabilities(self._head.texts, delta.logprobs)
+            more += _further("completion_probabilities", probabilities(self._head.texts, delta.logprobs))
         return more
 
     def _ended(self, run: HttpGeneration, choice: int) -> bytes:

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from quire.server.dialects.parameter_fields import parameter_struct
 from quire.server.errors import ApiError, ErrorForm, event_of
 from quire.server.fields import RefusedFields
-from quire.server.requests import MAX_IDS
+from quire.server.requests import MAX_IDS, ScaledAdapters
 from quire.server.responses import PromptProgressBody
 from quire.types import (
     MAX_BREAKERS,
@@ -32,7 +32,6 @@ _SHARED = (
     "mirostat_tau", "mirostat_eta", "repeat_last_n",
 )  # fmt: skip
 # Parameters by llama-server's name -> the name here.
-MAX_SCALED = 64  # adapters of a request
 LLAMA_SERVER_PARAMETERS = parameter_names("llama-server") | {name: name for name in _SHARED}
 
 _StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
@@ -73,21 +72,11 @@ else:
     _LlamaServerSampling = parameter_struct(LLAMA_SERVER_PARAMETERS)
 
 
-class ScaledAdapter(msgspec.Struct):
-    """An adapter by its number in /lora-adapters."""
-
-    id: int
-    scale: float
-
-
 class LlamaServerRequest(_LlamaServerSampling, kw_only=True):
     """Fields that completions and infills share. null means the default for each of them."""
 
     model: str | None = None
-    lora: Annotated[
-        Annotated[list[ScaledAdapter], Meta(max_length=MAX_SCALED)] | None,
-        Meta(description="adapters by number, with scales"),
-    ] = None
+    lora: ScaledAdapters = None
     stream: bool | None = None
     n_cmpl: Annotated[int | None, Meta(description="samples of each prompt")] = None
     stop: _StopText | Annotated[list[_StopText], Meta(max_length=MAX_STOP_STRINGS)] | None = None

@@ -249,4 +249,5 @@ def _line(body: bytes) -> bytes:
 OLLAMA_ERRORS = ErrorForm(_error, OllamaErrorBody, _line)
 REFUSED: RefusedFields = {
     "context": ([],), "logprobs": (False,), "suffix": ("",), "template": ("",), "top_logprobs": (0,),
+    "width": (0,), "height": (0,), "steps": (0,),
 }  # fmt: skip

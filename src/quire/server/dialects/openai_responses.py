@@ -195,6 +195,15 @@ def _begun(body: ResponsesRequest, model: str) -> ResponseBody:
     )
 
 
+def _functions(body: ResponsesRequest) -> list[dict[str, Any]]:
+    """The client's functions, in the form of a chat."""
+    return [
+        chat_tool(f"tools[{i}]", tool)
+        for i, tool in enumerate(body.tools or ())
+        if not isinstance(tool, McpOffer)
+    ]
+
+
 def _chat_request(
     context: ServerContext, body: ResponsesRequest, messages: list[dict[str, Any]],
     named: tuple[list[dict[str, Any]], Any] | None = None,
@@ -212,7 +221,7 @@ def _chat_request(
         fields = thinking_fields(context, effort, "reasoning.effort")
     fields |= {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
     if named is None:
-        named = [chat_tool(tool) for tool in body.tools or ()], chat_choice(body.tool_choice)  # type: ignore[arg-type]
+        named = _functions(body), chat_choice(body.tool_choice)
     tools, choice = named
     return ChatCompletionRequest(
         messages=messages,

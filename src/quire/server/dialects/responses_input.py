@@ -160,6 +160,7 @@ def _message(field: str, item: Item) -> dict[str, Any]:
         case "function_call":
             names = ("call_id", "name", "arguments")
             key, name, arguments = (_string(f"{field}.{part}", item.get(part)) for part in names)
+            _check_caller(field, item)
             function = {"name": name, "arguments": arguments}
             return {
                 "role": "assistant",
@@ -188,6 +189,16 @@ def _unknown(field: str, kind: object) -> ApiError:
     )
 
 
+def _check_caller(field: str, item: dict[str, Any]) -> None:
+    """Raise ApiError for a call that came from anything but the model."""
+    for name, harmless in (("caller", ({"type": "direct"},)), ("namespace", ("",))):
+        if (given := item.get(name)) is not None and given not in harmless:
+            raise bad_request(
+                f"{field}.{name}", f"{field}.{name}: not supported; functions are the client's, called by the model",
+                "unsupported_parameter",
+            )  # fmt: skip
+
+
 def _string(field: str, value: Any) -> str:
     if not isinstance(value, str):
         raise bad_request(field, f"{field}: must be a string", "invalid_type")
@@ -210,8 +221,15 @@ def _text(field: str, content: Any, kinds: tuple[str, ...] = _TEXTS) -> str:
     return "\n".join(texts)
 
 
-def chat_tool(tool: FunctionOffer) -> dict[str, Any]:
-    """A function in the form of a chat."""
+def chat_tool(field: str, tool: FunctionOffer) -> dict[str, Any]:
+    """A function in the form of a chat. Raises ApiError for one that is not in the prompt."""
+    for name, refused, why in (
+        ("defer_loading", tool.defer_loading, "all tools are in the prompt"),
+        ("async", tool.asynchronous, "an answer waits for the results of its calls"),
+    ):
+        if refused:
+            path = f"{field}.{name}"
+            raise bad_request(path, f"{path}: not supported; {why}", "unsupported_parameter")
     given = {
         "name": tool.name,
         "description": tool.description,

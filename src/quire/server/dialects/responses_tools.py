@@ -369,7 +369,7 @@ class ToolTurns:
         wanted = Counter([*self._mine, *(_clean(tool.name) for tools in shown.values() for tool in tools)])
         for index, given_tool in enumerate(given):
             if not isinstance(given_tool, McpOffer):
-                self._add(chat_tool(given_tool), f"tools[{index}]")
+                self._add(chat_tool(f"tools[{index}]", given_tool), f"tools[{index}]")
                 continue
             for tool in shown[index]:
                 name = _clean(tool.name)

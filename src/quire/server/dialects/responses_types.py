@@ -70,6 +70,9 @@ class ReasoningOptions(msgspec.Struct):
 
     effort: str | None = None
     summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None  # the older name
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class FunctionOffer(msgspec.Struct, tag_field="type", tag="function"):
@@ -79,6 +82,14 @@ class FunctionOffer(msgspec.Struct, tag_field="type", tag="function"):
     parameters: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: Annotated[
+        bool | None, Meta(description="all tools are in the prompt; true is refused")
+    ] = None
+    output_schema: Annotated[dict[str, Any], Meta(max_length=0)] | None = None
+    asynchronous: Annotated[bool | None, Meta(description="true is refused")] = msgspec.field(
+        default=None, name="async"
+    )
 
 
 class ToolFilter(msgspec.Struct):

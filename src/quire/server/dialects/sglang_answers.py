@@ -121,35 +121,56 @@ def _triple(head: SglangHead, token: TokenLogprob) -> SglangLogprob:
     return finite(token.logprob), token.token_id, text
 
 
+class _Choice:
+    """What the next event of a choice repeats: its text and ids so far, both as JSON, and what stands around the number
+    of its tokens.
+    """
+
+    __slots__ = ("around", "count", "ids", "text")
+
+    def __init__(self) -> None:
+        self.text, self.ids, self.count = bytearray(), bytearray(), 0
+        self.around = (b"", b"")
+
+
 class SglangStream:
     """The events of a streamed answer: a delta in, bytes out. Each event has all of the text of its choice so far."""
 
+    __slots__ = ("_choices", "_head", "_hidden", "_run")
+
     def __init__(self, head: SglangHead) -> None:
-        self._head = head
-        count = len(head.ids) * head.samples
-        self._texts = [bytearray() for _ in range(count)]  # as JSON, without quotes
-        self._ids = [bytearray() for _ in range(count)]
-        self._counts = [0] * count
+        self._head, self._hidden = head, head.hidden
+        self._choices = [_Choice() for _ in range(len(head.ids) * head.samples)]
         self._run: HttpGeneration | None = None
 
     def begun(self, run: HttpGeneration) -> None:
         """The run whose deltas will come."""
         self._run = run
 
-    def chunk_of(self, choice: int, delta: StreamDelta) -> bytes:
+    def chunk_of(self, number: int, delta: StreamDelta) -> bytes:
         """The event of a delta."""
-        ended = delta.finish_reason is not None
-        if not delta.text and not delta.token_ids and not ended:
+        ended, choice, ids = delta.finish_reason is not None, self._choices[number], delta.token_ids
+        if not delta.text and not ids and not ended:
             return b""
-        self._texts[choice] += _encode(delta.text)[1:-1]
-        self._counts[choice] += len(delta.token_ids)
-        if delta.token_ids and not self._head.hidden:
-            self._ids[choice] += b"," * bool(self._ids[choice]) + _encode(list(delta.token_ids))[1:-1]
+        choice.text += _encode(delta.text)[1:-1]
+        choice.count += len(ids)
+        if ids and not self._hidden:
+            choice.ids += (b",%b" if choice.ids else b"%b") % _encode(ids)[1:-1]
+        if ended or not choice.around[0]:
+            choice.around = self._around(number, choice, ended=ended)
+        return b"".join((
+            b'data: {"text":"', choice.text, b'","output_ids":[', choice.ids, choice.around[0],
+            b"%d" % choice.count, choice.around[1],
+        ))  # fmt: skip
+
+    def _around(self, number: int, choice: _Choice, *, ended: bool) -> tuple[bytes, bytes]:
+        """What stands around the number of tokens in an event: it is the same until the last one."""
         assert self._run is not None
-        meta = _encode(meta_of(self._head, self._run, choice, self._counts[choice], ended=ended))
-        index = b',"index":%d' % choice if self._head.listed else b""
-        written = bytes(self._texts[choice]), bytes(self._ids[choice]), meta, index
-        return b'data: {"text":"%b","output_ids":[%b],"meta_info":%b%b}\n\n' % written
+        meta = _encode(meta_of(self._head, self._run, number, choice.count, ended=ended))
+        before, name, after = meta.partition(b'"completion_tokens":')
+        index = b',"index":%d' % number if self._head.listed else b""
+        rest = after.removeprefix(b"%d" % choice.count)
+        return b'],"meta_info":%b%b' % (before, name), b"%b%b}\n\n" % (rest, index)
 
     def last(self, _: HttpGeneration) -> bytes:
         """The end of the stream."""

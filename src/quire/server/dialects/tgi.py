@@ -95,7 +95,8 @@ async def _answer(
             message = f"parameters.truncate: {asked.truncate} is below the {len(prompt)} tokens of inputs, and nothing "
             raise bad_request("parameters.truncate", f"{message}is cut", "unsupported_parameter")
         head = TgiHead(
-            engine=context.engine, prompt=prompt, inputs=body.inputs if asked.return_full_text else "",
+            texts=context.texts, special=context.engine.special_ids, prompt=prompt,
+            inputs=body.inputs if asked.return_full_text else "",
             seed=asked.seed if drawn else None, details=bool(asked.details or asked.decoder_input_details),
             prefill=bool(asked.decoder_input_details), top=bool(asked.top_n_tokens), listed=listed,
             hidden=context.hooks is not None,
@@ -106,7 +107,7 @@ async def _answer(
             )
             return
         events = TgiStream(head)
-        form = StreamForm(events.chunk_of, events.last, late=True, kept=True)
+        form = StreamForm(events.chunk_of, events.last, whole=True, kept=True)
         await AnswerStream(context, exchange, form, logprobs="parameters.top_n_tokens").write([ask])
 
 

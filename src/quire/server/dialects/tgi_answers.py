@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -29,22 +30,16 @@ NO_TOKEN = 0  # the id in an event that has no token: TGI's is unsigned
 _encode = msgspec.json.Encoder().encode
 
 
-class TokenSource(Protocol):
-    """What tokens are; an Engine."""
-
-    def token_bytes(self, token_id: int, /) -> bytes: ...
-
-    def is_special(self, token_id: int, /) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TgiHead:
-    """What a request asks of its answer. `inputs` is "" unless they are repeated; `prompt` has their tokens. `top`: the
-    most likely tokens are wanted; `prefill`: those of the inputs. `listed`: the answer is the only one of a list.
-    `hidden`: tokens are not shown, as a hook edits the text.
+    """What a request asks of its answer, and what tokens are: their `texts`, and the `special` ones. `inputs` is ""
+    unless they are repeated; `prompt` has their tokens. `top`: the most likely tokens are wanted; `prefill`: those of
+    the inputs. `listed`: the answer is the only one of a list. `hidden`: tokens are not shown, as a hook edits the
+    text.
     """
 
-    engine: TokenSource
+    texts: Callable[[int], tuple[str, bytes]]
+    special: frozenset[int]
     prompt: TokenIds
     inputs: str = ""
     seed: int | None = None
@@ -58,36 +53,41 @@ class TgiHead:
 class TokenWriter:
     """The tokens of one text in their order. A character of several tokens is the text of its last one."""
 
-    def __init__(self, engine: TokenSource) -> None:
-        self._engine = engine
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    __slots__ = ("_held", "_special", "_texts")
 
-    def token(self, token_id: int, position: PositionLogprobs | None) -> TgiToken:
+    def __init__(self, head: TgiHead) -> None:
+        self._texts, self._special = head.texts, head.special
+        self._held = b""  # of an unfinished character
+
+    def token(self, token_id: int, logprob: float | None) -> TgiToken:
         """The next token."""
-        logprob = None if position is None else finite(position[0].logprob)
-        return TgiToken(token_id, *self._text(token_id, self._decoder), logprob, self._special(token_id))
+        special = token_id in self._special
+        text = self._text(token_id, special=special)
+        return TgiToken(token_id, text, None if logprob is None else finite(logprob), special)
 
-    def prefilled(self, token_id: int, position: PositionLogprobs | None) -> TgiPrefillToken:
+    def prefilled(self, token_id: int, logprob: float | None) -> TgiPrefillToken:
         """The next token of the inputs."""
-        logprob = None if position is None else finite(position[0].logprob)
-        return TgiPrefillToken(token_id, *self._text(token_id, self._decoder), logprob)
+        text = self._text(token_id, special=token_id in self._special)
+        return TgiPrefillToken(token_id, text, None if logprob is None else finite(logprob))
 
     def likely(self, position: PositionLogprobs) -> list[TgiToken]:
         """The most likely tokens at a position, each as if it stood alone."""
         return [
             TgiToken(
-                t.token_id, self._engine.token_bytes(t.token_id).decode("utf-8", "replace"), finite(t.logprob),
-                self._special(t.token_id),
+                t.token_id, self._texts(t.token_id)[1].decode("utf-8", "replace"), finite(t.logprob),
+                t.token_id in self._special,
             )
             for t in position[1:]
         ]  # fmt: skip
 
-    def _special(self, token_id: int) -> bool:
-        return self._engine.is_special(token_id)
-
-    def _text(self, token_id: int, decoder: codecs.IncrementalDecoder) -> tuple[str]:
-        raw = self._engine.token_bytes(token_id)
-        return (raw.decode("utf-8", "replace") if self._special(token_id) else decoder.decode(raw),)
+    def _text(self, token_id: int, *, special: bool) -> str:
+        raw = self._texts(token_id)[1]
+        if special:
+            return raw.decode("utf-8", "replace")
+        raw = self._held + raw
+        text, read = codecs.utf_8_decode(raw, "replace", False)
+        self._held = raw[read:]
+        return text
 
 
 def reason_of(sample: CompletionOutput) -> TgiReason:
@@ -131,7 +131,7 @@ def _sequence(head: TgiHead, run: HttpGeneration, choice: int) -> Iterator[tuple
     yield "generated_tokens", pieces.value(len(sample.token_ids))
     yield "seed", pieces.value(head.seed)
     yield "prefill", _prefill(head, run)
-    writer = TokenWriter(head.engine)
+    writer = TokenWriter(head)
     shown = () if head.hidden else sample.token_ids
     rows = (writer.token(*row) for row in _rows(shown, table))
     yield "tokens", pieces.slices(pieces.batches(rows, 1))
@@ -143,7 +143,7 @@ def _sequence(head: TgiHead, run: HttpGeneration, choice: int) -> Iterator[tuple
 def _prefill(head: TgiHead, run: HttpGeneration) -> pieces.Pieces:
     if not head.prefill:
         return pieces.value([])
-    writer, table = TokenWriter(head.engine), run.prompt_logprobs(0)
+    writer, table = TokenWriter(head), run.prompt_logprobs(0)
     unscored = run.unscored(0)
     first = (writer.prefilled(token, None) for token in head.prompt[:unscored])
     rest = (writer.prefilled(*row) for row in _rows(head.prompt[unscored:], table))
@@ -155,11 +155,9 @@ def _chained(*parts: Iterable[Any]) -> Iterator[Any]:
         yield from part
 
 
-def _rows(ids: Sequence[int], table: LogprobTable | None) -> Iterator[tuple[int, PositionLogprobs | None]]:
+def _rows(ids: Sequence[int], table: LogprobTable | None) -> Iterator[tuple[int, float | None]]:
     """Tokens with their logprobs."""
-    if table is None:
-        return ((token, None) for token in ids)
-    return zip(ids, table, strict=False)
+    return zip(ids, itertools.repeat(None) if table is None else table.chosen(), strict=False)
 
 
 class TgiStream:
@@ -167,9 +165,11 @@ class TgiStream:
     the whole text.
     """
 
+    __slots__ = ("_head", "_hidden", "_index", "_kept", "_text", "_top", "_writer")
+
     def __init__(self, head: TgiHead) -> None:
-        self._head = head
-        self._writer = TokenWriter(head.engine)
+        self._head, self._hidden, self._top = head, head.hidden, head.top
+        self._writer = TokenWriter(head)
         self._text = bytearray(head.inputs.encode())
         self._index = 0
         self._kept: TgiEvent | None = None
@@ -177,10 +177,10 @@ class TgiStream:
     def chunk_of(self, _: int, delta: StreamDelta) -> bytes:
         """The events of a delta."""
         self._text += delta.text.encode()
-        found = self._edited(delta) if self._head.hidden else self._tokens(delta)
+        found = self._edited(delta) if self._hidden else self._tokens(delta)
         if delta.finish_reason is not None and found:
             self._kept = found.pop()
-        return b"".join(map(_written, found))
+        return _written(found[0]) if len(found) == 1 else b"".join(map(_written, found))
 
     def last(self, run: HttpGeneration) -> bytes:
         """The last event."""
@@ -195,7 +195,15 @@ class TgiStream:
         return _written(event)
 
     def _tokens(self, delta: StreamDelta) -> list[TgiEvent]:
-        return list(map(self._event, delta.token_ids, self._positions(delta)))
+        ids, table, made = delta.token_ids, delta.logprobs, []
+        rows = ((ids[0], table.values[0]),) if table and len(ids) == 1 else _rows(ids, table)
+        for row in rows:
+            self._index += 1
+            made.append(TgiEvent(index=self._index, token=self._writer.token(*row)))
+        if self._top and table is not None:
+            for event, position in zip(made, table, strict=False):
+                event.top_tokens = self._writer.likely(position)
+        return made
 
     def _edited(self, delta: StreamDelta) -> list[TgiEvent]:
         """An event of text that belongs to no token."""
@@ -203,17 +211,6 @@ class TgiStream:
             return []
         self._index += 1
         return [TgiEvent(index=self._index, token=TgiToken(NO_TOKEN, delta.text, None, special=False))]
-
-    @staticmethod
-    def _positions(delta: StreamDelta) -> Iterable[PositionLogprobs | None]:
-        return [None] * len(delta.token_ids) if delta.logprobs is None else delta.logprobs
-
-    def _event(self, token_id: int, position: PositionLogprobs | None) -> TgiEvent:
-        self._index += 1
-        event = TgiEvent(index=self._index, token=self._writer.token(token_id, position))
-        if self._head.top and position is not None:
-            event.top_tokens = self._writer.likely(position)
-        return event
 
     def _nothing(self, sample: CompletionOutput) -> TgiEvent:
         """An event for an end that came after the last token: one without a text."""

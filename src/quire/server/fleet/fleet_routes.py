@@ -23,7 +23,7 @@ from quire.server.fleet.member import Member
 from quire.server.fleet.shadows import ShadowReport
 from quire.server.query import query_of
 from quire.server.routes import Act, Get, HttpRoute
-from quire.server.status import HealthBody, check_may_look
+from quire.server.status import READY_PATHS, HealthBody, check_may_look
 
 
 class FleetModelBody(msgspec.Struct, kw_only=True):
@@ -284,7 +284,7 @@ def fleet_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
                 verb=verb, path=path, summary="200 when requests are taken", tag="status",
                 handler=partial(_health, fleet), response=HealthBody, api="", open=True,
             )
-            for verb, path in (("GET", "/health"), ("GET", "/health/ready"), ("GET", "/ping"), ("POST", "/ping"))
+            for verb, path in (*(("GET", path) for path in READY_PATHS), ("POST", "/ping"))
         ),
         *(
             Get(
