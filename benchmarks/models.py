@@ -1,6 +1,6 @@
 """Two models in one server: what taking turns with steps costs and gives, and versions that are swapped under load.
 
-    python -m benchmarks.models turns [--rounds 5] [--seconds 3] [--streams 1,8]
+    python -m benchmarks.models turns [--rounds 5] [--seconds 3] [--streams 1,8] [--model DIR --memory 3GiB]
     python -m benchmarks.models swaps [--swaps 100] [--streams 16]
 
 `turns`: the engines of two models in one process, as a server has them, once with turns and once without, and streams
@@ -35,6 +35,7 @@ from quire.engine.front.async_engine import AsyncEngine
 from quire.records import dataclass
 from quire.server.fleet.shadows import text_of
 from quire.types import Request, SamplingParams, TokenIds
+from quire.util.sizes import parse_size
 
 MEMORY = 600 * 2**20
 ON = SamplingParams(temperature=0, max_tokens=512, ignore_eos=True)
@@ -81,9 +82,9 @@ async def rates(engines: list[AsyncEngine], streams: int, seconds: float) -> lis
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def measure_turns(model: str, loads: list[int], rounds: int, seconds: float) -> None:
-    """Print a row for each load."""
-    config = EngineConfig(memory=MEMORY, max_num_seqs=max(loads), enable_prefix_caching=False)
+async def measure_turns(model: str, memory: int, loads: list[int], rounds: int, seconds: float) -> None:
+    """Print a row for each load. `memory`: bytes of each of four engines."""
+    config = EngineConfig(memory=memory, max_num_seqs=max(loads), enable_prefix_caching=False)
     async with contextlib.AsyncExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory())
         pairs: dict[str, list[AsyncEngine]] = {}
@@ -259,6 +260,7 @@ def main() -> None:
     turns.add_argument("--rounds", type=int, default=5)
     turns.add_argument("--seconds", type=float, default=3.0)
     turns.add_argument("--streams", default="1,8")
+    turns.add_argument("--memory", type=parse_size, default=MEMORY)
     swaps.add_argument("--swaps", type=int, default=100)
     swaps.add_argument("--streams", type=int, default=16)
     swaps.add_argument("--seconds", type=float, default=10.0)
@@ -268,7 +270,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.kind == "turns":
         loads = [int(load) for load in asked.streams.split(",")]
-        asyncio.run(measure_turns(asked.model, loads, asked.rounds, asked.seconds))
+        asyncio.run(measure_turns(asked.model, asked.memory, loads, asked.rounds, asked.seconds))
     else:
         serve_and_swap(asked.model, asked)
 

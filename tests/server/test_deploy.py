@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 
 from helpers.checkpoints import TinyModel
-from helpers.process import Process, running, until
-from helpers.server import Reply
+from helpers.process import Process, children, running, until
+from helpers.server import Reply, request_bytes
 from helpers.tokenizers import save_whole
 from quire.cli.main import main
 from quire.server.fleet.shadows import text_of
@@ -130,6 +131,18 @@ def test_versions_are_switched_under_load_without_an_outage(
     assert (
         server.request("POST", "/admin/models/back", {"name": "chat"}, ADMIN).status == 409
     )  # it was not kept
+
+
+def test_a_client_that_leaves_while_a_version_is_loaded_changes_nothing(server: Process, other: Path) -> None:
+    before, engines = overview(server), children(server.process.pid)
+    sock = socket.create_connection(("127.0.0.1", server.port))
+    head = f"authorization: {ADMIN['authorization']}\r\n"
+    sock.sendall(request_bytes("/admin/models", {"name": "chat", "path": str(other)}, headers=head))
+    until(lambda: len(children(server.process.pid)) > len(engines))
+    sock.close()
+    until(lambda: children(server.process.pid) == engines)
+    until(lambda: overview(server) == before)
+    assert version(ask(server)) in before["versions"]
 
 
 def test_a_kept_version_is_an_instant_way_back(server: Process, folder: Path) -> None:

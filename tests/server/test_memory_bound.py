@@ -63,7 +63,7 @@ class Bound:
 
 
 @contextlib.contextmanager
-def bounded(folder: Path, bound: int, *options: str) -> Iterator[Bound]:
+def bounded(folder: Path | None, bound: int, *options: str) -> Iterator[Bound]:
     """A server whose bound is enforced by the kernel, or, where that is not allowed, watched."""
     with limited(MemoryGroup, bound) as group:
         process = Process(
@@ -297,3 +297,39 @@ def test_a_heavy_mix_stays_under_the_bound(model: Path, bound: int, requests: st
     wide = ("--kv-cache-dtype", "float32")  # sooner full
     with bounded(model, bound * MIB, "--max-model-len", "2048", *wide, *options) as server:
         hold(server, 2048, 60.0)
+
+
+@pytest.mark.memory
+def test_versions_that_are_swapped_under_load_stay_at_the_bound(tmp_path: Path) -> None:
+    """Two versions at a time, whose caches are full, and the processes that start and end."""
+    model, share, swaps = shipped_models()[DEFAULT_MODEL], 160 * MIB, 8
+    file = tmp_path / "models.toml"
+    file.write_text(f'[chat]\npath = "{model}"\nmemory = {share}\nmax-model-len = 2048\n')
+    admin = {"authorization": "Bearer for-administrators"}
+    options = ["--models", str(file), "--admin-api-key", "for-administrators", "--max-connections", "256"]
+    done = threading.Event()
+    with bounded(None, 480 * MIB, *options) as server:
+
+        def load(seed: int) -> None:
+            chance = random.Random(seed)
+            while not done.is_set():
+                server.ask(
+                    "/v1/completions", {"prompt": ids(1900, chance), "max_tokens": 30, "ignore_eos": True}
+                )
+
+        clients = [threading.Thread(target=load, args=(seed,)) for seed in range(6)]
+        for client in clients:
+            client.start()
+        try:
+            for _ in range(swaps):
+                time.sleep(4.0)  # the cache of the version that answers fills
+                made = server.process.request(
+                    "POST", "/admin/models", {"name": "chat", "path": str(model)}, admin
+                )
+                assert made.status == 200, made.text
+        finally:
+            done.set()
+            for client in clients:
+                client.join()
+        assert made.json["version"] == swaps + 1
+        assert server.peak > 1.5 * share  # it is more than what one version may hold

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -10,9 +12,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
+from test_kserve import ask as ask_inference
+from test_kserve import infer
 
 from helpers.naming import naming_adapter, naming_base
 from helpers.process import Process, children, gone, running, until
@@ -20,6 +26,7 @@ from helpers.server import read_all
 from quire.cli.several_models import served_models
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
+from quire.engine.host import step_turns
 from quire.engine.host.step_turns import StepTurns
 from quire.server.fleet.fleet import Fleet
 from quire.server.fleet.shares import ServedModel, divided
@@ -27,6 +34,7 @@ from quire.types import MemoryBudgetError
 
 ADMIN = {"authorization": "Bearer for-administrators"}
 MEMORY = ["--memory", "1500MiB", "--admin-api-key", "for-administrators"]
+SERVER = ["--max-num-seqs", "8", "--max-connections", "256", "--grpc-port", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +48,9 @@ def sections(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, sections: Path) -> Iterator[Process]:
-    with running(folder, *MEMORY, "--models", str(sections), "--max-num-seqs", "8") as process:
+def server(folder: Path, sections: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    files = ["--files-dir", str(tmp_path_factory.mktemp("files"))]
+    with running(folder, *MEMORY, "--models", str(sections), *SERVER, *files) as process:
         yield process
 
 
@@ -123,6 +132,70 @@ def test_a_model_sleeps_until_it_is_woken_up(server: Process, folder: Path, leve
     assert ask(server, str(folder)).status == 200
     assert server.request("POST", "/wake_up?model=second", headers=ADMIN).status == 200
     assert ask(server, "second", 8).json["choices"] == answer
+
+
+def test_batches_and_grpc_name_a_model(server: Process, folder: Path) -> None:
+    body = {"prompt": "Hi", "max_tokens": 2}
+    lines = b"".join(
+        json.dumps({
+            "custom_id": name, "method": "POST", "url": "/v1/completions", "body": {"model": name, **body},
+        }).encode() + b"\n"
+        for name in ("second", str(folder), "third")
+    )  # fmt: skip
+    part = b'--b\r\ncontent-disposition: form-data; name="'
+    form = (
+        part + b'purpose"\r\n\r\nbatch\r\n' + part + b'file"; filename="x"\r\n\r\n' + lines + b"\r\n--b--\r\n"
+    )
+    kind = {"content-type": "multipart/form-data; boundary=b"}
+    sent = server.request("POST", "/v1/files", form, kind)
+    assert sent.status == 200, sent.text
+    asked = {"input_file_id": sent.json["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    made = server.request("POST", "/v1/batches", asked)
+    assert made.status == 200, made.text
+    at = f"/v1/batches/{made.json['id']}"
+    until(lambda: server.request("GET", at).json["status"] == "completed")
+    done = server.request("GET", at).json
+    answers = server.request("GET", f"/v1/files/{done['output_file_id']}/content").text.splitlines()
+    found = {one["custom_id"]: one["response"]["body"]["model"] for one in map(json.loads, answers)}
+    assert found == {"second": "second", str(folder): str(folder)}
+    wrong = json.loads(server.request("GET", f"/v1/files/{done['error_file_id']}/content").text)
+    assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("third", 404)
+    (port,) = (int(line.rpartition(" ")[2]) for line in server.lines if "gRPC: listening" in line)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        asked = [ask_inference() for _ in range(4)]
+        for each, name in zip(asked, ("second", str(folder), "", "third"), strict=True):
+            each.model_name = name
+        told = [infer(channel, each).model_name for each in asked[:3]]
+        assert told == ["second", str(folder), str(folder)]
+        with pytest.raises(grpc.RpcError, match="third"):
+            infer(channel, asked[3])
+
+
+def test_deadlines_and_errors_lead_to_the_fallback_that_is_for_them(server: Process, folder: Path) -> None:
+    def rules(*on: str) -> dict[str, Any]:
+        return {"safe": {"targets": {"second@1": 1}, "fallbacks": [{"target": f"{folder}@1", "on": [*on]}]}}
+
+    def tried(**fields: Any) -> list[tuple[int, str]]:
+        found = []
+        for kind in ("overload", "deadline", "error"):
+            assert server.request("PUT", "/admin/traffic", rules(kind), ADMIN).status == 200
+            reply = ask(server, "safe", **fields)
+            found.append((reply.status, reply.headers.get("x-quire-deployment", "")))
+        return found
+
+    ask(server, str(folder))
+    first, second = f"{folder}@1", "second@1"
+    ask(server, "second")
+    engine = engine_of(server, second)
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        assert tried(tokens=1, deadline_ms=300) == [(504, second), (200, first), (504, second)]
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    assert server.request("POST", "/sleep?level=1&model=second", headers=ADMIN).status == 200
+    assert tried(tokens=1) == [(503, ""), (503, ""), (200, first)]
+    assert server.request("POST", "/wake_up?model=second", headers=ADMIN).status == 200
+    assert server.request("PUT", "/admin/traffic", {}, ADMIN).status == 200
 
 
 def test_an_idle_model_leaves_and_who_would_wait_too_long_is_told_when_to_come_back(sections: Path) -> None:
@@ -223,8 +296,8 @@ def test_names_are_unique_and_a_folder_gives_all_of_its_models(folder: Path, tmp
     assert [each.name for each in models] == ["one", "one", "two"]
     with pytest.raises(ValueError, match="one: two models have this name"):
         Fleet(models, divided(4 * 2**30, models, config), config)
-    with pytest.raises(ValueError, match="files_dir"):
-        Fleet(models[1:], divided(4 * 2**30, models, config), ServingConfig(files_dir=str(tmp_path)))
+    with pytest.raises(ValueError, match="served_model_name"):
+        Fleet(models[1:], divided(4 * 2**30, models, config), ServingConfig(served_model_name=("one",)))
 
 
 def test_turns_alternate_and_survive_a_killed_holder(tmp_path: Path) -> None:
@@ -236,11 +309,13 @@ def test_turns_alternate_and_survive_a_killed_holder(tmp_path: Path) -> None:
         for _ in range(50):
             with turns[name]:
                 taken.append(name)
+        turns[name].rest()
 
     with turns[2]:
         threads = [threading.Thread(target=work, args=(name,)) for name in range(2)]
         for thread in threads:
             thread.start()
+    turns[2].rest()
     for thread in threads:
         thread.join()
     assert len(taken) == 100
@@ -261,4 +336,44 @@ def test_turns_alternate_and_survive_a_killed_holder(tmp_path: Path) -> None:
     waiting.join()
     assert len(taken) == 150
     for each in turns:
+        each.close()
+
+
+def test_a_turn_is_many_short_steps_and_nearly_as_long_as_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, now = str(tmp_path / "steps"), [0.0]
+    monkeypatch.setattr(step_turns, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    first, second = StepTurns(path), StepTurns(path)
+
+    def taken() -> bool:
+        with open(f"{path}.turn", "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def steps(turns: StepTurns, seconds: float) -> int:
+        for count in range(1, 10_000):
+            with turns:
+                assert taken()
+                now[0] += seconds
+            if not taken():
+                return count
+        raise AssertionError
+
+    assert steps(first, 0.0003) == 7  # 2 ms
+    assert steps(second, 0.0003) == 7  # again
+    assert steps(second, 0.04) == 1
+    assert steps(first, 0.0003) in {120, 121}  # 36 ms
+    assert steps(second, 0.04) == 1
+    assert steps(second, 0.3) == 1
+    assert 165 <= steps(first, 0.0003) <= 168  # 50 ms at most
+    with first:
+        pass
+    assert taken()
+    first.rest()
+    assert not taken()
+    for each in (first, second):
         each.close()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from quire.server.fleet.passing import failure_of
+from quire.server.fleet.fleet import Fleet
+from quire.server.fleet.passing import Passing, failure_of
 from quire.server.fleet.shadows import ShadowReport, text_of
 from quire.server.fleet.traffic import Failure, Fallback, TrafficRoute, TrafficRule, TrafficRules
 
@@ -92,6 +97,48 @@ def test_failures_that_another_model_might_not_have() -> None:
         200: None, 400: None, 404: None, 429: Failure.OVERLOAD, 500: Failure.ERROR, 503: Failure.ERROR,
         504: Failure.DEADLINE,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("failure", [*Failure])
+@pytest.mark.parametrize("status", [200, 400, 429, 500, 503, 504])
+def test_an_attempt_that_fails_is_tried_again_where_its_failure_says(failure: Failure, status: int) -> None:
+    """Three models, of which the last one is fine; the second one fails in every way that leads on."""
+    answered: list[str] = []
+
+    def application(name: str, status: int) -> Any:
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            assert (await receive())["body"] == b"{}"
+            answered.append(name)
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": name.encode()})
+
+        return answer
+
+    class Model:
+        def __init__(self, name: str, status: int) -> None:
+            self.id, self.service = name, SimpleNamespace(app=application(name, status))
+
+        def serving(self) -> Any:
+            return nullcontext()
+
+    async def ready(_: Model) -> None:
+        pass
+
+    second = {Failure.OVERLOAD: 429, Failure.DEADLINE: 504, Failure.ERROR: 500}[failure]
+    models = {name: Model(name, code) for name, code in (("a", status), ("b", second), ("c", 200))}
+    fleet = cast(Fleet, SimpleNamespace(members=models, ready=ready))
+    route = TrafficRoute("a", tuple(Fallback(name, frozenset({failure})) for name in ("b", "c")))
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Passing(fleet, route, {}, b"{}", cast(Any, None)).answer(send, administrative=False))
+    leads = failure_of(status) is failure
+    assert answered == (["a", "b", "c"] if leads else ["a"])
+    assert (sent[0]["status"], sent[1]["body"]) == ((200, b"c") if leads else (status, b"a"))
+    assert (b"x-quire-deployment", b"c" if leads else b"a") in sent[0]["headers"]
+    assert len(sent) == 2  # nothing of an attempt that failed
 
 
 def test_texts_of_answers_are_compared_whatever_their_form() -> None:

@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     further = given.pop("more_models", [])
     options = {} if file is None else read_config(Path(file))
     sources = {*options, *environment, *given}
-    several = bool(further) or not sources.isdisjoint(("models", "models_dir"))
-    if several and "model" not in sources:
+    several = bool(further) or not sources.isdisjoint(("models", "models_dir", "pull_limit"))
+    if not sources.isdisjoint(("models", "models_dir")) and "model" not in sources:
         options["model"] = ""
     model, engine_config, serving = settings(given, options, environment, several=several)
     if several:
@@ -90,7 +90,7 @@ def _serve_several(names: list[str], config: EngineConfig, serving: ServingConfi
     sock = bind(serving)
     try:
         with ServerLog(serving) as log:
-            fleet = Fleet(models, divided(config.limits.memory, models, serving), serving)
+            fleet = Fleet(models, divided(config.limits.memory, models, serving), serving, config)
 
             def announce() -> None:
                 if serving.quiet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from quire.cli.config_file import option_value
 from quire.config.schema import OPTIONS, EngineConfig
 from quire.config.serving import ServingConfig
 from quire.config.shipped import shipped_adapters
+from quire.types import CheckpointError
 
 if TYPE_CHECKING:
     from quire.server.fleet.shares import ServedModel
@@ -29,7 +30,8 @@ _OWN = (
 def served_models(
     names: Sequence[str], config: EngineConfig, serving: ServingConfig, *, shipped: bool = True
 ) -> list[ServedModel]:
-    """The models of the command line, of --models-dir and of the --models file. Raises ValueError naming what is wrong.
+    """The models of the command line, of --models-dir and of the --models file, with --pull-limit those of the store,
+    too. Raises ValueError naming what is wrong.
 
     `config` has the options that all have; its memory is that of all together. `shipped`: models that Quire brings have
     their adapters.
@@ -45,6 +47,8 @@ def served_models(
         ]
     if serving.models is not None:
         found += _of_file(Path(serving.models), config, serving)
+    if serving.pull_limit is not None:
+        found += _of_store({each.name for each in found}, config, serving)
     if not found:
         raise ValueError("models_dir: has no model")
     return [_with_adapters(each, shipped=shipped) for each in found]
@@ -62,6 +66,21 @@ def _with_adapters(model: ServedModel, *, shipped: bool) -> ServedModel:
     if serving.lora_modules or serving.lora_dir:
         return replace(model, config=model.config.replace(enable_lora=True), serving=serving)
     return model
+
+
+def _of_store(named: set[str], config: EngineConfig, serving: ServingConfig) -> Iterator[ServedModel]:
+    """Those that are complete, under the names by which they were pulled."""
+    from quire.server.fleet.shares import ServedModel
+    from quire.store.model_store import ModelStore
+
+    store = ModelStore()
+    for manifest in store.all():
+        if manifest.reference not in named:
+            try:
+                path = str(store.path(manifest))
+            except CheckpointError:
+                path = manifest.reference  # loading it says what is wrong
+            yield ServedModel(manifest.reference, path, config, serving, stored=True)
 
 
 def _of_folder(folder: Path) -> list[tuple[str, Path]]:

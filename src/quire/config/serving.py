@@ -8,7 +8,7 @@ from quire.config.lora_modules import adapter_paths
 from quire.config.schema import option
 from quire.records import dataclass
 
-_NOT_NEGATIVE = ("shutdown_timeout", "hang_timeout", "engine_restarts", "sse_ping_interval")
+_NOT_NEGATIVE = ("shutdown_timeout", "hang_timeout", "engine_restarts", "sse_ping_interval", "models_max")
 _POSITIVE = (
     "output_hook_ms",
     "max_load_wait",
@@ -208,6 +208,23 @@ class ServingConfig:
         "seconds without a request after which one of several models leaves the memory; -1: never",
         metavar="S",
     )
+    allow_keep_alive: bool = option(
+        False,
+        "heed keep_alive in every request of Ollama's API; else only with an administrator's key",
+    )
+    models_max: int = option(
+        0,
+        "most models without a share of their own that are loaded at a time; the one that was idle for longest leaves "
+        "for another; 0: all of them",
+        metavar="N",
+    )
+    pull_limit: int | None = option(
+        None,
+        "serve the models of the store, and let administrators pull others into it with /api/pull up to this size of "
+        "the store (default: off)",
+        metavar="SIZE",
+        size=True,
+    )
     max_load_wait: float = option(
         120.0, "longest wait in seconds for one of several models to be loaded; others are told when to come back",
         metavar="S",
@@ -261,8 +278,13 @@ class ServingConfig:
         if self.quiet and self.access_log:
             raise ValueError("quiet and access_log: cannot be combined; set only one")
         adapter_paths(self.lora_modules)
+        self._check_pulls()
         for name in ("api_key", "admin_api_key"):
             _check_keys(name, getattr(self, name))
+
+    def _check_pulls(self) -> None:
+        if self.pull_limit is not None and not (self.admin_api_key or self.admin_api_key_file):
+            raise ValueError("pull_limit: pulling is for administrators: it needs admin_api_key")
 
 
 def _check_keys(name: str, keys: tuple[str, ...]) -> None:

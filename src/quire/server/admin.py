@@ -29,6 +29,14 @@ class AdminAccess:
             raise ApiError(404, message, code="not_found")
         presented_key(exchange, self._keys, "administrator's key")
 
+    def is_presented(self, exchange: Exchange) -> bool:
+        """Whether a request has an administrator's key, which it does not need."""
+        try:
+            self.admin_only(exchange)
+        except ApiError:
+            return False
+        return True
+
     def check_route(self, access: AccessControl, exchange: Exchange, route: HttpRoute) -> None:
         """Raise ApiError unless the key that the route needs was presented: an administrator's, a client's, or none."""
         if route.admin:

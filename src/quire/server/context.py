@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from quire.config.serving import ServingConfig
-from quire.engine.api import Engine, ModelCard, require_ready
+from quire.engine.api import Engine, EngineState, ModelCard, require_ready
 from quire.records import dataclass
 from quire.server.errors import ApiError, shorten
 from quire.server.exchange import HangUpWatch
@@ -82,9 +82,18 @@ class ServerContext:
         finally:
             self.watches.discard(watch)
 
+    @property
+    def state(self) -> EngineState:
+        """Whether requests are taken."""
+        return self.engine.state
+
+    def check_ready(self) -> None:
+        """Raise EngineUnavailableError while requests are not accepted."""
+        require_ready(self.state)
+
     def card(self) -> ModelCard:
         """The model's card. Raises EngineUnavailableError while requests are not accepted."""
-        require_ready(self.engine.state)
+        self.check_ready()
         return self.engine.card
 
     def names(self) -> Sequence[str]:

@@ -111,7 +111,7 @@ class Post(HttpRoute, Generic[Q, A]):
     async def answer(self, context: ServerContext, exchange: Exchange) -> None:
         """Read the request, check that its fields are known and supported, and answer with what the handler returns."""
         config = context.config
-        context.card()  # do not read a body for an engine that is not ready
+        context.check_ready()  # do not read a body for an engine that is not ready
         check = functools.partial(self._unsupported.check, refuse_unknown=config.unknown_fields == "refuse")
         body = await exchange.json(self.request, config.max_body_bytes, config.body_timeout, check)
         made = await self.handler(context, exchange, body)

@@ -147,9 +147,7 @@ class HttpServer:
         connections.buffers = buffers(config)
         self.context.connections = self._server.server_state.connections  # type: ignore[assignment]
         self._serving: asyncio.Task[None] | None = None
-        self.grpc = (
-            _grpc_server(service) if config.grpc_port is not None and isinstance(service, Service) else None
-        )
+        self.grpc = _grpc_server(service) if config.grpc_port is not None else None
 
     async def start(self, sock: socket.socket) -> None:
         """Answer requests on `sock` from now on."""
@@ -178,7 +176,7 @@ class HttpServer:
         await self._service.stop()
 
 
-def _grpc_server(service: Service) -> GrpcServer:
+def _grpc_server(service: Service | FleetService) -> GrpcServer:
     """Raises BindError where its package is not installed."""
     try:
         from quire.server.kserve.kserve_server import GrpcServer

@@ -58,7 +58,6 @@ _EXPERTS = "experts are computed by the native kernels, in one process"
 _FORMATS = "formats of {} are data of Quire"
 _LOGGED = "requests are logged with --access-log only"
 _CERTIFICATES = "client certificates are not checked; do it in a proxy in front of the server"
-_ONE_MODEL = "a server serves one model; start one server for each"
 _ROUTES = "the routes of the server are fixed"
 _SETTINGS = "--speculative-config sets the method and its settings; answers are the same without"
 _RANK = "a model runs in one process on one machine"
@@ -259,8 +258,9 @@ ROWS: tuple[ForeignOption, ...] = (
     called("--embedding --embeddings --is-embedding", (LCPP, SGLANG), "--task", arity="", convert=embedding),
     called("--rerank --reranking", _L, "--task", arity="", convert=reranking),
     needs("--pooler-config --override-pooler-config", _V, _POOLED),
-    needs("--models-dir --models-preset", _L, _ONE_MODEL),
-    only("--models-max", _L, "1", _ONE_MODEL),
+    called("--models-dir", _L, "--models-dir"),
+    called("--models-max", _L, "--models-max"),
+    needs("--models-preset", _L, "a TOML file of --models has the options of each model"),
     # ---- speculation
     called("--model-draft -md --spec-draft-model", _L, "--draft-model"),
     called("--speculative-draft-model-path --speculative-draft-model", _S, "--draft-model"),
@@ -336,8 +336,8 @@ ROWS: tuple[ForeignOption, ...] = (
     called("OLLAMA_ORIGINS", _O, "--allowed-origins", convert=listed),
     called("OLLAMA_DEBUG", _O, "--log-level", done=("0", "false"), values=dict.fromkeys(("1", "true", "2"), "debug")),
     only("OLLAMA_FLASH_ATTENTION", _O, "1 true", "attention never stores the score matrix"),
-    only("OLLAMA_MAX_LOADED_MODELS", _O, "0 1", _ONE_MODEL),
-    only("OLLAMA_KEEP_ALIVE", _O, "-1", "a server keeps its model until it is stopped"),
+    called("OLLAMA_MAX_LOADED_MODELS", _O, "--models-max"),
+    only("OLLAMA_KEEP_ALIVE", _O, "-1", "a server keeps its model; one with several has --keep-alive in seconds"),
     needs("OLLAMA_MODELS", _O, "quire serve takes the path of a model; a GGUF file of Ollama is named by its digest"),
     lacks("OLLAMA_NOPRUNE OLLAMA_NOHISTORY OLLAMA_NO_CLOUD", _O, "there is nothing of this kind to turn off"),
     lacks("OLLAMA_LOAD_TIMEOUT", _O, "a server waits for its model to load"),

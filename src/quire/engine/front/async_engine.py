@@ -178,6 +178,8 @@ class AsyncEngine:
 
     async def start(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
+        if self._client is not None:  # it was stopped, and starts anew
+            self._grammars, self._vocabulary = GrammarService(), None
         self._drained = asyncio.Event()
         folder = await loop.run_in_executor(None, find_model, self._name)
         files = await loop.run_in_executor(None, gguf_files, folder)
@@ -232,6 +234,7 @@ class AsyncEngine:
         self._grammars.close()
         if self._text is not None:
             self._text.close()
+            self._text = self._inputs = None  # its vocabulary is a part of the memory plan
 
     async def sleep(self, level: int, drain_seconds: float) -> None:
         """Refuse new requests, let running ones finish for `drain_seconds`, end the rest, and give memory back: at

@@ -66,7 +66,7 @@ class EngineLoop:
         give_pages: Callable[[], object] = lambda: None,
     ) -> None:
         self._core, self._channel = core, channel
-        self._turns, self._give_pages = turns or nullcontext(), give_pages
+        self._turns, self._give_pages = turns, give_pages
         self._totals = StepTotals(core)
         self._adapters = OpeningAdapters(core.adapters, channel)
         self._live: dict[str, _Live] = {}
@@ -83,6 +83,8 @@ class EngineLoop:
                 self._refuse()
             idle = due != 0.0
             self._send_stats(now=idle)
+            if idle and self._turns is not None:
+                self._turns.rest()
             for command in self._channel.receive(wait=idle, seconds=due):
                 if isinstance(command, Stop):
                     return
@@ -145,9 +147,11 @@ class EngineLoop:
 
     def _step(self) -> None:
         start = time.monotonic()
-        with self._turns:
+        with self._turns or nullcontext():
             events = self._core.step()
         end = time.monotonic()
+        if self._turns is not None and not self._core.scheduler.has_work():
+            self._turns.rest()  # before others can know that it has ended
         if not self._core.rows:
             return  # moves go on, and no sequence can run before they end
         self._totals.add_step()

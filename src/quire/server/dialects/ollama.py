@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from quire.server.answering import AnswerStream, StreamForm, answer_whole, gener
 from quire.server.chat import prepare_chat
 from quire.server.context import ServerContext
 from quire.server.dialects.asking import Renames, renamed, thinking_fields
+from quire.server.dialects.keep_alive import HEEDED, check_keep_alive
 from quire.server.dialects.ollama_answers import LINES, AnswerHead, OllamaStream, answer_pieces, loaded
 from quire.server.dialects.ollama_types import (
     OLLAMA_ERRORS,
@@ -44,7 +44,6 @@ _FIXED = {
 _NAMES: Renames = {rf"{inside}\b": f"options.{name}" for name, inside in _MAPPED.items()} | {
     r"chat_template_kwargs|thinking_token_budget|reasoning_effort": "think"
 }
-_UNLOADS = re.compile(r"-?0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
 
 
 async def chat(context: ServerContext, exchange: Exchange, read: Body[OllamaChatRequest]) -> bytes | None:
@@ -52,7 +51,7 @@ async def chat(context: ServerContext, exchange: Exchange, read: Body[OllamaChat
     body = read.value
     head = _head(context, exchange, body, chat=True)
     if not body.messages:
-        return loaded(head)
+        return loaded(head, leaves=exchange.scope.get(HEEDED) == 0)
     fields: dict[str, Any] = {"messages": _messages(body.messages), "tools": body.tools}
     body.messages = None
     await _answer(context, exchange, read, head, fields)
@@ -66,7 +65,7 @@ async def generate(
     body = read.value
     head = _head(context, exchange, body, chat=False)
     if not body.prompt:
-        return loaded(head)
+        return loaded(head, leaves=exchange.scope.get(HEEDED) == 0)
     if body.raw:
         if body.system:
             raise bad_request("system", "system: not part of a raw prompt")
@@ -97,15 +96,8 @@ def _head(
                 f"{name}: not supported; a prompt that does not fit is refused, and the context does not move"
             )
             raise bad_request(name, message, "unsupported_parameter")
-    check_keep_alive(body.keep_alive)
+    check_keep_alive(exchange, body.keep_alive)
     return AnswerHead(body.model or context.names()[0], time_text(datetime.now(UTC)), chat)
-
-
-def check_keep_alive(given: str | float | None) -> None:
-    """Raise ApiError for a time that asks to unload the model."""
-    if given is not None and _UNLOADS.fullmatch(str(given)):
-        message = "keep_alive: the served model stays loaded, and cannot be unloaded by a request"
-        raise bad_request("keep_alive", message, "unsupported_parameter")
 
 
 def time_text(moment: datetime) -> str:

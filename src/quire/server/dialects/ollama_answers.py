@@ -50,10 +50,10 @@ def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def loaded(head: AnswerHead) -> bytes:
-    """The answer to a request without a prompt, which asks to load the model: it is loaded."""
+def loaded(head: AnswerHead, *, leaves: bool) -> bytes:
+    """The answer to a request without a prompt, which asks to load the model: it is loaded, and `leaves` if asked."""
     content = b'"message":{"role":"assistant","content":""}' if head.chat else b'"response":""'
-    return head.opening() + content + b',"done":true,"done_reason":"load"}'
+    return head.opening() + content + b',"done":true,"done_reason":"%b"}' % (b"unload" if leaves else b"load")
 
 
 def answer_pieces(head: AnswerHead, run: HttpGeneration) -> Iterator[bytes]:

@@ -10,7 +10,8 @@ import msgspec
 
 from quire.server.context import ServerContext
 from quire.server.dialects.asking import renamed
-from quire.server.dialects.ollama import check_keep_alive, served, time_text
+from quire.server.dialects.keep_alive import check_keep_alive
+from quire.server.dialects.ollama import served, time_text
 from quire.server.dialects.ollama_types import (
     OLLAMA_ERRORS,
     PARAMETER_OPTIONS,
@@ -83,7 +84,7 @@ def _model(
     """The name of the model for the answer. Raises ApiError for what cannot be done."""
     context.card()
     exchange.details["model"] = served(context, body.model)
-    check_keep_alive(body.keep_alive)
+    check_keep_alive(exchange, body.keep_alive)
     for name, given in (body.options or {}).items():
         if given is not None:
             field = f"options.{shorten(name, 100)}"
@@ -96,8 +97,14 @@ async def show(context: ServerContext, _: Exchange, read: Body[OllamaShowRequest
     body = read.value
     if body.name is not None and body.model not in {None, body.name}:
         raise bad_request("name", "name: differs from model; set only one of them")
-    card = context.card()
+    context.card()
     served(context, body.model or body.name)
+    return shown(context)
+
+
+def shown(context: ServerContext) -> OllamaShown:
+    """Facts about the model of a context, which is loaded."""
+    card = context.card()
     names = {inside: name for name, inside in PARAMETER_OPTIONS.items()}
     parameters = [(names[name], given) for name, given in card.default_sampling.items() if name in names]
     info: dict[str, Any] = {
@@ -128,7 +135,10 @@ def _capabilities(context: ServerContext) -> list[str]:
 
 async def manage(_: ServerContext, exchange: Exchange) -> NoReturn:
     """Refuse to manage models. Raises ApiError."""
-    message = f"{exchange.path}: the served model is chosen when the server starts, and no request changes it"
+    message = (
+        f"{exchange.path}: not done by this server; one with --pull-limit pulls, copies and deletes models for "
+        "administrators, and none makes or sends them"
+    )
     raise ApiError(400, message, code="unsupported_route")
 
 

@@ -19,6 +19,13 @@ _Images = Annotated[list[Any], Meta(max_length=0)]
 _Form = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": ["object", "string", "null"]})]
 
 
+KeepAlive = Annotated[
+    str | float | None,
+    Meta(
+        description="seconds, or a duration as 5m, that the model stays: with several models and --allow-keep-alive"
+    ),
+]
+
 # Parameters by Ollama's name; -1 and -2 as num_predict are the rest of the context.
 PARAMETER_OPTIONS = parameter_names("Ollama")
 if TYPE_CHECKING:
@@ -77,9 +84,7 @@ class _OllamaRequest(msgspec.Struct, kw_only=True):
     options: OllamaOptions | None = None
     format: Annotated[_Form, Meta(description='"json", or a JSON schema')] = UNSET
     think: bool | Literal["low", "medium", "high", "max"] | None = None
-    keep_alive: Annotated[
-        str | float | None, Meta(description="the model stays loaded in any case; 0 is refused")
-    ] = None
+    keep_alive: KeepAlive = None
     truncate: Annotated[bool | None, Meta(description="nothing is truncated; true is refused")] = None
     shift: Annotated[bool | None, Meta(description="the context does not move; true is refused")] = None
 
@@ -149,7 +154,7 @@ class OllamaDetails(msgspec.Struct):
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):
-    """A served model; `digest` is that of its configuration, `size` is not known and 0."""
+    """A served model; `digest` is that of its configuration, `size` its share of the memory, or 0."""
 
     name: str
     model: str
@@ -158,6 +163,8 @@ class OllamaModel(msgspec.Struct, kw_only=True):
     digest: str
     details: OllamaDetails
     context_length: int
+    size_vram: int | UnsetType = UNSET
+    expires_at: str | UnsetType = UNSET  # when it leaves the memory
 
 
 class OllamaModels(msgspec.Struct):
@@ -166,9 +173,6 @@ class OllamaModels(msgspec.Struct):
     models: list[OllamaModel]
 
 
-_KeepAlive = Annotated[
-    str | float | None, Meta(description="the model stays loaded in any case; 0 is refused")
-]
 _Options = Annotated[
     dict[str, Any] | None, Meta(description="nothing but null values: vectors have no parameters")
 ]
@@ -184,7 +188,7 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
         Meta(description="true: cut longer texts to what the model takes; they are refused without it"),
     ] = None
     dimensions: Annotated[int | None, Meta(description="keep the first numbers of each vector")] = None
-    keep_alive: _KeepAlive = None
+    keep_alive: KeepAlive = None
     options: _Options = None
 
 
@@ -203,7 +207,7 @@ class OllamaEmbeddingRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str = ""
-    keep_alive: _KeepAlive = None
+    keep_alive: KeepAlive = None
     options: _Options = None
 
 

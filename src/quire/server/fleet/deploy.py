@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import msgspec
 
 from quire.engine.build.opening import find_model
 from quire.server.errors import ApiError, bad_request, shorten
-from quire.server.fleet.fleet import Fleet, check_share
+from quire.server.fleet.fleet import Fleet, check_shares
 from quire.server.fleet.member import Member
 from quire.server.fleet.shadows import text_of
 from quire.server.fleet.shares import with_share
@@ -75,10 +76,12 @@ class Deployments:
         self._fleet, self._turn = fleet, asyncio.Lock()
         self._before: dict[str, str] = {}  # name -> the version that answered before the one that does
 
-    async def deploy(self, asked: DeployBody) -> Member:
+    async def deploy(
+        self, asked: DeployBody, watching: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+    ) -> Member:
         """Load and verify a version, and switch to it if asked. The old version answers until then, and goes on
-        answering if anything fails. Raises ApiError: 404, 409 where both do not fit, 422 for a version that is not
-        as it should be.
+        answering if anything fails, or if `watching` ends what it surrounds: loading beside the old version. Raises
+        ApiError: 404, 409 where both do not fit, 422 for a version that is not as it should be.
         """
         fleet = self._fleet
         if asked.name not in fleet.current:
@@ -90,33 +93,79 @@ class Deployments:
             )
         async with self._turn:
             old = fleet.members[fleet.current[asked.name]]
-            size = asked.memory or old.served.config.limits.memory or 0
-            fits = size <= fleet.shares.free
-            if not fits and not (
-                asked.swap and asked.switch and size <= fleet.shares.free + self._share(old)
-            ):
-                raise ApiError(409, self._why_not(asked, old, size), code="does_not_fit", param="memory")
+            size, fits = self._room(asked, old)
             served = replace(with_share(old.served, size), model=asked.path)
             number = 1 + max(
                 each.version for each in fleet.members.values() if each.served.name == asked.name
             )
             await self._check_files(asked)
-            try:
-                await check_share(served)
-            except QuireError as error:
-                raise _refused(str(error)) from None
-            member = fleet.add(served, number)
+            if (
+                not fits
+            ):  # before the old one is drained; what is loaded beside it is planned when it is loaded
+                try:
+                    await check_shares([served])
+                except QuireError as error:
+                    raise _refused(str(error)) from None
+            placed = old.places is not None
+            member = fleet.add(served, number, placed=placed)
             fleet.added(member)
-            fleet.shares = fleet.shares.with_model(member.id, size if fits else 0)
+            if not placed:
+                fleet.shares = fleet.shares.with_model(member.id, size if fits else 0)
             try:
-                await (self._beside(asked, member) if fits else self._swapped(asked, old, member))
+                if fits:
+                    async with watching():
+                        await self._verify(asked, member)
+                    self._accept(asked, member)
+                else:
+                    await self._swapped(asked, old, member)
             except BaseException:
                 await self._remove(member)
                 raise
             if asked.switch:
                 await self._retire(old, keep=asked.keep and fits)
-                fleet.shares = fleet.shares.with_model(member.id, size)
+                if not placed:
+                    fleet.shares = fleet.shares.with_model(member.id, size)
             return member
+
+    async def serve_stored(self, name: str) -> None:
+        """Serve a model of the store under its name; where another version of it was served, in its place. Models that
+        were named at the start stay as they are. Raises ApiError.
+        """
+        fleet = self._fleet
+        async with self._turn:
+            path = str(await asyncio.to_thread(find_model, name))
+            before = fleet.members.get(fleet.current.get(name, ""))
+            if (before is None and name in fleet.rules) or (before is not None and not before.served.stored):
+                return
+            if before is not None and before.served.model == path:
+                return
+            member = fleet.add_stored(name, path)
+            fleet.added(member)
+            fleet.set_rules(fleet.extra, {**fleet.current, name: member.id})
+            if before is not None:
+                await self._retire(before, keep=False)
+
+    async def drop(self, name: str) -> None:
+        """Serve a model of the store no longer. Raises ApiError 409 where it is needed."""
+        fleet = self._fleet
+        async with self._turn:
+            if name not in fleet.current:
+                return
+            current = {other: of for other, of in fleet.current.items() if other != name}
+            mine = [each for each in fleet.members.values() if each.served.name == name]
+            if not current or not all(each.served.stored for each in mine):
+                raise ApiError(
+                    409, f"model: {name} was named when the server started", code="in_use", param="model"
+                )
+            try:
+                for each in mine:
+                    fleet.set_rules(fleet.extra, current, without=each.id)
+            except ValueError as error:
+                raise ApiError(
+                    409, f"model: {name} is in a rule: {error}", code="in_use", param="model"
+                ) from None
+            for each in mine:
+                await self._remove(each)
 
     async def back(self, name: str) -> Member:
         """Switch to the version that answered before, which was kept. Raises ApiError 409 if there is none."""
@@ -161,9 +210,11 @@ class Deployments:
             except ValueError as error:
                 raise bad_request("rules", f"rules: {error}") from None
 
-    async def _beside(self, asked: DeployBody, member: Member) -> None:
+    async def _verify(self, asked: DeployBody, member: Member) -> None:
         await _load(member)
         await self._try_canary(asked, member)
+
+    def _accept(self, asked: DeployBody, member: Member) -> None:
         if asked.switch:
             self._switch(member)
         else:  # from now on rules, and requests, may name it
@@ -179,7 +230,8 @@ class Deployments:
             if old.state == "ready":
                 await old.sleep(2, self._fleet.config.shutdown_timeout, held=False)
             try:
-                await self._beside(asked, member)
+                await self._verify(asked, member)
+                self._accept(asked, member)
             except BaseException:
                 await member.stop(0.0)
                 raise
@@ -217,7 +269,26 @@ class Deployments:
             del self._before[member.served.name]
 
     def _share(self, member: Member) -> int:
-        return self._fleet.shares.models[member.id]
+        return self._fleet.shares.models.get(member.id, 0)
+
+    def _room(self, asked: DeployBody, old: Member) -> tuple[int, bool]:
+        """The memory of a new version, and whether it fits beside the old one. Raises ApiError."""
+        free, places = self._fleet.shares.free, old.places
+        if places is not None:
+            if asked.memory not in {None, places.size}:
+                message = (
+                    f"memory: {asked.name} takes one of {places.count} places of {format_size(places.size)}"
+                )
+                raise bad_request("memory", message)
+            if places.count == 1 and not (asked.swap and asked.switch):
+                message = "memory: there is one place for a model at a time; swap: true drains the old version first"
+                raise ApiError(409, message, code="does_not_fit", param="memory")
+            return places.size, places.count > 1
+        size = asked.memory or old.served.config.limits.memory or 0
+        fits = size <= free
+        if not fits and not (asked.swap and asked.switch and size <= free + self._share(old)):
+            raise ApiError(409, self._why_not(asked, old, size), code="does_not_fit", param="memory")
+        return size, fits
 
     def _why_not(self, asked: DeployBody, old: Member, size: int) -> str:
         free = self._fleet.shares.free

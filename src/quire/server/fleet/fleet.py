@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError
 from quire.engine.build.opening import find_model, gguf_files
@@ -16,6 +17,7 @@ from quire.engine.host.messages import Load
 from quire.engine.host.plan_process import planned
 from quire.server.errors import ApiError, shorten
 from quire.server.fleet.member import Member
+from quire.server.fleet.places import Places
 from quire.server.fleet.shadows import Shadows
 from quire.server.fleet.shares import ServedModel, Shares, with_share
 from quire.server.fleet.traffic import TrafficRoute, TrafficRule, TrafficRules
@@ -23,17 +25,10 @@ from quire.server.logs import log
 from quire.types import MemoryBudgetError
 
 _TICK = 0.25
-_REFUSED = {  # options of a server that are for one model
-    "grpc_port": "its protocol",
-    "files_dir": "batches",
-}
 
 
 def check_for_several(serving: ServingConfig) -> None:
     """Raise ValueError for options that a server with several models cannot have."""
-    for name, what in _REFUSED.items():
-        if getattr(serving, name) is not None:
-            raise ValueError(f"{name}: {what} cannot be had with several models yet; start a server with one")
     if serving.served_model_name:
         raise ValueError(
             "served_model_name: with several models each has its name: use aliases in the --models file"
@@ -46,9 +41,17 @@ class Fleet:
     Raises ValueError for names that are given twice.
     """
 
-    def __init__(self, models: Sequence[ServedModel], shares: Shares, serving: ServingConfig) -> None:
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        shares: Shares,
+        serving: ServingConfig,
+        options: EngineConfig | None = None,
+    ) -> None:
         check_for_several(serving)
         self.config, self.shares = serving, shares
+        self._options = options or EngineConfig()  # of models that come while the server runs
+        self.places = Places(shares.places, shares.place) if shares.places else None
         self._folder = tempfile.TemporaryDirectory(prefix="quire-")
         self._loading_turn = asyncio.Lock()
         self.members: dict[str, Member] = {}  # by id; the first one answers requests that name no model
@@ -59,9 +62,11 @@ class Fleet:
             for name in (each.name, *each.aliases):
                 if name in self.current or name in self._aliases:
                     raise ValueError(f"{name}: two models have this name")
-            member = self.add(with_share(each, shares.models[each.name]), 1)
+            own = shares.models.get(each.name)
+            member = self.add(each if own is None else with_share(each, own), 1, placed=own is None)
             self.current[each.name] = member.id
-            self.shares = self.shares.with_model(each.name, 0).with_model(member.id, shares.models[each.name])
+            if own is not None:
+                self.shares = self.shares.with_model(each.name, 0).with_model(member.id, own)
             self._aliases |= dict.fromkeys(each.aliases, each.name)
         self.rules = self._make_rules()
         self.shadows = Shadows()
@@ -124,11 +129,21 @@ class Fleet:
         """Return when requests can be passed to a member; raises what Member.ready raises."""
         await member.ready(self.config.max_load_wait, self.config.max_num_queued_reqs)
 
-    def add(self, served: ServedModel, version: int) -> Member:
-        """A version of a model, which gets no requests yet."""
-        member = Member(served, version, str(Path(self._folder.name) / "steps"), self._loading_turn)
+    def add(self, served: ServedModel, version: int, *, placed: bool = False) -> Member:
+        """A version of a model, which gets no requests yet; one that is `placed` takes a place when it is loaded."""
+        places = self.places if placed else None
+        if places is not None:
+            served = with_share(served, places.size)
+        turns = str(Path(self._folder.name) / "steps")
+        member = Member(served, version, turns, self._loading_turn, places)
         self.members[member.id] = member
         return member
+
+    def add_stored(self, name: str, path: str) -> Member:
+        """A version of a model of the store, which gets no requests yet."""
+        numbers = [each.version for each in self.members.values() if each.served.name == name]
+        served = ServedModel(name, path, self._options, self.config, stored=True)
+        return self.add(served, 1 + max(numbers, default=0), placed=True)
 
     def set_rules(self, extra: dict[str, TrafficRule], current: dict[str, str], without: str = "") -> None:
         """Replace the rules at once; no request goes to the version `without` then. Raises ValueError for
@@ -157,7 +172,8 @@ class Fleet:
 
     async def start(self) -> None:
         """Check that each model fits its share. Nothing is loaded yet. Raises MemoryBudgetError naming the model."""
-        await asyncio.gather(*(check_share(member.served) for member in self.members.values()))
+        checked = [member.served for member in self.members.values() if not member.served.stored]
+        await check_shares(checked)
         self._leaving = asyncio.create_task(self._leave_idle())
         self.state = EngineState.READY
 
@@ -177,22 +193,35 @@ class Fleet:
 
     async def _leave_idle(self) -> None:
         """End the engines that have had no request for as long as --keep-alive says."""
-        seconds = self.config.keep_alive
-        while seconds >= 0:
-            await asyncio.sleep(min(_TICK, max(seconds, 0.01)))
-            for member in [each for each in self.members.values() if each.idle(seconds)]:
-                log.info("%s leaves: idle for %g s", member.id, seconds)
-                task = asyncio.create_task(member.sleep(2, 0.0, held=False))
+        tick = min(_TICK, max(abs(self.config.keep_alive), 0.01))
+        while True:
+            await asyncio.sleep(tick)
+            for member in [each for each in self.members.values() if self._may_leave(each)]:
+                log.info("%s leaves: it is idle", member.id)
+                task = asyncio.create_task(
+                    member.leave() if member.places else member.sleep(2, 0.0, held=False)
+                )
                 self._leavings.add(task)
                 task.add_done_callback(self._leavings.discard)
                 await asyncio.gather(task, return_exceptions=True)
 
+    def keeps(self, member: Member) -> float:
+        """Seconds that a model stays without a request; below 0: for ever."""
+        return self.config.keep_alive if member.keep is None else member.keep
 
-async def check_share(served: ServedModel) -> list[str]:
-    """The memory plan of a model in its share, as lines. Raises MemoryBudgetError naming the model."""
-    try:
-        folder = await asyncio.to_thread(find_model, served.model)
-        beside = tokenizer_beside(folder, await asyncio.to_thread(gguf_files, folder))
-        return await planned(Load(str(folder), served.config, beside, "turns"))
-    except MemoryBudgetError as error:
-        raise MemoryBudgetError(f"{served.name}: {error}") from None
+    def _may_leave(self, member: Member) -> bool:
+        seconds = self.keeps(member)
+        return seconds >= 0 and member.idle(seconds)
+
+
+async def check_shares(models: Sequence[ServedModel]) -> None:
+    """Raise MemoryBudgetError naming the first model that does not fit its share."""
+    found = await planned(await asyncio.to_thread(lambda: [_load_of(each) for each in models]))
+    for served, plan in zip(models, found, strict=True):
+        if isinstance(plan, MemoryBudgetError):
+            raise MemoryBudgetError(f"{served.name}: {plan}")
+
+
+def _load_of(served: ServedModel) -> Load:
+    folder = find_model(served.model)
+    return Load(str(folder), served.config, tokenizer_beside(folder, gguf_files(folder)), "turns")

@@ -12,7 +12,9 @@ from quire.records import dataclass
 from quire.server.access import AccessControl
 from quire.server.admin import AdminAccess, closed_routes
 from quire.server.app import open_routes
+from quire.server.batches import batch_routes
 from quire.server.context import ServerContext
+from quire.server.dialects.keep_alive import HEEDED, keep_seconds
 from quire.server.errors import ApiError, ClientGoneError
 from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.fleet.fleet import Fleet
@@ -38,6 +40,14 @@ class _Named(msgspec.Struct):
     model: str | None = None
     name: str | None = None
     user: str | None = None
+    keep_alive: str | float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _NoPrompt:
+    """The longest prompt in a body that is read here."""
+
+    max_model_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,7 @@ class _Bodies:
     """What the bodies of requests may hold before a model has them: the part of an engine that RequestMemory reads."""
 
     request_memory: int
+    card: _NoPrompt = _NoPrompt()
 
 
 class FleetApp:
@@ -55,7 +66,8 @@ class FleetApp:
         bodies = cast(Engine, _Bodies(int(fleet.shares.server[BODIES] * _BODIES_PART)))
         self.memory = RequestMemory(bodies, fleet.config.max_num_queued_reqs)
         self._access, self._admin = AccessControl(fleet.config), AdminAccess(fleet.config)
-        own = fleet_routes(fleet)
+        self.context: ServerContext | None = None  # of the routes that concern no single model
+        own = (*fleet_routes(fleet), *batch_routes.ROUTES)
         closed = closed_routes(own, fleet.config)
         own = tuple(route for route in own if route not in closed and route.belongs(fleet.config.api))
         passed = open_routes(fleet.config)
@@ -104,7 +116,8 @@ class FleetApp:
         self._access.check_source(exchange)
         exchange.add_headers(self._access.cors_headers(exchange))
         self._admin.check_route(self._access, exchange, route)
-        await route.answer(self._fleet.default.service.context, exchange)
+        assert self.context is not None
+        await route.answer(self.context, exchange)
         return True
 
     async def _pass(self, exchange: Exchange, receive: Receive, send: Send) -> bool:
@@ -122,7 +135,10 @@ class FleetApp:
             self._admin.check_route(self._access, exchange, route)
         require_ready(self._fleet.state)
         body = await exchange.body(self._config.max_body_bytes, self._config.body_timeout)
-        found = await self._fleet.settled_route(*_asked(exchange, body))
+        named = _named(exchange, body)
+        if route.api == "ollama" and named.keep_alive is not None and self._heeds(exchange):
+            exchange.scope[HEEDED] = keep_seconds(named.keep_alive)
+        found = await self._fleet.settled_route(*_asked(exchange, named))
         passing = Passing(self._fleet, found, exchange.scope, body, receive)
         await passing.answer(send, administrative=route.admin)
         if passing.seen is not None and found.shadow is not None and not route.admin:
@@ -131,6 +147,9 @@ class FleetApp:
                 found.target, self._fleet.members.get(found.shadow), copied, passing.seen
             )
         return True
+
+    def _heeds(self, exchange: Exchange) -> bool:
+        return self._config.allow_keep_alive or (not exchange.inner and self._admin.is_presented(exchange))
 
     def _any(self, exchange: Exchange) -> Member:
         """A model for a path that needs none in particular: the one that is named, or one that is loaded."""
@@ -176,9 +195,8 @@ def _of_query(exchange: Exchange) -> str | None:
     return query_of(exchange.scope.get("query_string", b"")).get("model")
 
 
-def _asked(exchange: Exchange, body: bytes) -> tuple[str | None, str]:
+def _asked(exchange: Exchange, named: _Named) -> tuple[str | None, str]:
     """The model that a request names, and the key by which its choice among versions stays the same."""
-    named = _named(exchange, body)
     return named.model or named.name or _of_query(exchange), exchange.header(
         b"x-session-id"
     ) or named.user or ""

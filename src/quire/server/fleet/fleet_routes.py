@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from datetime import UTC, datetime
+import time
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
@@ -17,8 +18,10 @@ from quire.server.dialects.ollama import time_text
 from quire.server.dialects.ollama_types import OLLAMA_ERRORS, OllamaDetails, OllamaModel, OllamaModels
 from quire.server.errors import ApiError, bad_request, retry_headers, shorten
 from quire.server.exchange import Exchange
+from quire.server.fleet.admin_bodies import admin_body
 from quire.server.fleet.deploy import DeployBody, Deployments, RuleBody
 from quire.server.fleet.fleet import Fleet
+from quire.server.fleet.managing import managing_routes
 from quire.server.fleet.member import Member
 from quire.server.fleet.shadows import ShadowReport
 from quire.server.query import query_of
@@ -110,19 +113,30 @@ async def _model(fleet: Fleet, _: ServerContext, exchange: Exchange) -> FleetMod
 
 async def _tags(fleet: Fleet, _: ServerContext, exchange: Exchange) -> OllamaModels:
     """The names in Ollama's form; of `ps` those that are loaded."""
-    found = []
+    found, running = [], exchange.path.endswith("/ps")
     for name, body in _bodies(fleet).items():
-        if exchange.path.endswith("/ps") and body.state != "ready":
+        if running and body.state != "ready":
             continue
         details = OllamaDetails(body.architecture or "", [body.architecture] if body.architecture else [])
-        found.append(
-            OllamaModel(
-                name=name, model=name, modified_at=time_text(datetime.fromtimestamp(body.created, UTC)),
-                digest=body.adapter_sha256 or body.config_sha256 or "", details=details,
-                context_length=body.max_model_len or 0,
-            )
+        entry = OllamaModel(
+            name=name, model=name, modified_at=time_text(datetime.fromtimestamp(body.created, UTC)),
+            digest=body.adapter_sha256 or body.config_sha256 or "", details=details,
+            context_length=body.max_model_len or 0,
         )  # fmt: skip
+        if running:
+            entry.size, entry.size_vram = body.memory, 0
+            entry.expires_at = time_text(_leaves(fleet, fleet.members[fleet.route(name, name).target]))
+        found.append(entry)
     return OllamaModels(found)
+
+
+def _leaves(fleet: Fleet, member: Member) -> datetime:
+    """When a model leaves if no request comes; one that stays, in a hundred years."""
+    seconds = fleet.keeps(member)
+    if seconds < 0:
+        return datetime.now(UTC) + timedelta(days=36_525)
+    passed = 0.0 if member.active else time.monotonic() - member.used
+    return datetime.now(UTC) + timedelta(seconds=min(seconds - passed, 1e9))
 
 
 async def _metrics(fleet: Fleet, _: ServerContext, __: Exchange) -> bytes:
@@ -216,24 +230,15 @@ async def _versions(fleet: Fleet, _: ServerContext, __: Exchange) -> VersionsBod
     )  # fmt: skip
 
 
-async def _body(fleet: Fleet, exchange: Exchange, kind: Any) -> Any:
-    """The body of a request for administrators. Raises ApiError 400."""
-    raw = await exchange.body(fleet.config.max_body_bytes, fleet.config.body_timeout)
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(None, str(error)) from None
-
-
-def _admin_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
-    made = Deployments(fleet)
+def _admin_routes(fleet: Fleet, made: Deployments) -> tuple[HttpRoute, ...]:
+    _body = partial(admin_body, fleet.config)
 
     async def deploy(_: ServerContext, exchange: Exchange) -> FleetModelBody:
-        member = await made.deploy(await _body(fleet, exchange, DeployBody))
+        member = await made.deploy(await _body(exchange, DeployBody), exchange.watch)
         return model_body(member.served.name, member)
 
     async def back(_: ServerContext, exchange: Exchange) -> FleetModelBody:
-        member = await made.back((await _body(fleet, exchange, NameBody)).name)
+        member = await made.back((await _body(exchange, NameBody)).name)
         return model_body(member.served.name, member)
 
     async def remove(_: ServerContext, exchange: Exchange) -> None:
@@ -241,7 +246,7 @@ def _admin_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
         await exchange.respond(200, b"{}")
 
     async def rules(context: ServerContext, exchange: Exchange) -> VersionsBody:
-        await made.set_rules(await _body(fleet, exchange, dict[str, RuleBody]))
+        await made.set_rules(await _body(exchange, dict[str, RuleBody]))
         return await _versions(fleet, context, exchange)
 
     return (
@@ -270,6 +275,7 @@ def _admin_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
 
 def fleet_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
     """The routes of a server with several models, over its models."""
+    deployments = Deployments(fleet)
     return (
         Get(
             path="/v1/models", summary="The served models", tag="models", handler=partial(_models, fleet),
@@ -313,5 +319,6 @@ def fleet_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
             path="/is_sleeping", summary="Whether a model sleeps", tag="admin", handler=partial(_is_sleeping, fleet),
             response=SleepBody, admin=True,
         ),
-        *_admin_routes(fleet),
+        *_admin_routes(fleet, deployments),
+        *managing_routes(fleet, deployments),
     )  # fmt: skip

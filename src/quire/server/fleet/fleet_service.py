@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from quire.server.app import open_routes
+from quire.server.batches.batch_endpoints import batch_endpoints
 from quire.server.context import ServerContext
 from quire.server.dialects.response_store import ResponseStore
 from quire.server.fleet.fleet import Fleet
 from quire.server.fleet.fleet_app import FleetApp
+from quire.server.fleet.fleet_context import FleetContext
 from quire.server.fleet.member import Member
 from quire.server.request_memory import RequestMemory
 
@@ -22,16 +25,20 @@ class FleetService:
         self._responses = ResponseStore(
             config.response_store, config.response_store_size, config.response_store_days
         )
+        self.context = FleetContext(fleet, self.app.memory)
+        self.app.context = self.context
+        if config.files_dir is not None:
+            from quire.server.batches.batch_service import BatchService
+
+            self.context.batches = BatchService(
+                config, self.app, self.app.memory, batch_endpoints(open_routes(config))
+            )
+        self._sweeping: asyncio.Task[None] | None = None
         self._behind: dict[str, asyncio.Task[None]] = {}
         self._tools = fleet.default.service.context.tools
         for member in fleet.members.values():
             self.adopt(member.service.context)
         fleet.added = self.added
-
-    @property
-    def context(self) -> ServerContext:
-        """The context of the model for requests that name none."""
-        return self._fleet.default.service.context
 
     @property
     def memory(self) -> RequestMemory:
@@ -51,11 +58,19 @@ class FleetService:
         """Begin with what runs beside requests."""
         for member in self._fleet.members.values():
             member.service.start()
+        self._sweeping = asyncio.create_task(self.context.sweep())
+        if self.context.batches is not None:
+            self.context.batches.start()
 
     async def stop_batches(self) -> None:
-        """There are none."""
+        """Leave the batches where they are; the next server goes on with them."""
+        if self.context.batches is not None:
+            await self.context.batches.stop()
 
     async def stop(self) -> None:
         """End all that runs beside requests; to be called when these have ended."""
+        await self.stop_batches()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for member in self._fleet.members.values():
             await member.service.stop()

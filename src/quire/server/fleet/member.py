@@ -20,7 +20,9 @@ from quire.engine.api import (
 )
 from quire.engine.front.async_engine import AsyncEngine
 from quire.server.errors import ApiError
+from quire.server.fleet.places import Places
 from quire.server.fleet.shares import ServedModel
+from quire.server.logprob_bodies import TokenTexts
 from quire.server.service import Service
 from quire.types import QuireError
 
@@ -33,12 +35,22 @@ _READ_RATE = 0.5e9  # bytes a second, until a load was timed
 class Member:
     """A version of a model. Its engine starts at the first request, and may leave when it is idle.
 
-    `loading_turn` is held while weights are read: models load one after the other, each as fast as the disk.
+    `loading_turn` is held while weights are read: models load one after the other, each as fast as the disk. Its memory
+    is one of `places`, or without them a share of its own.
     """
 
-    def __init__(self, served: ServedModel, version: int, turns: str, loading_turn: asyncio.Lock) -> None:
-        self.served, self.version = served, version
-        own = replace(served.serving, served_model_name=(served.name, *served.aliases))
+    def __init__(
+        self,
+        served: ServedModel,
+        version: int,
+        turns: str,
+        loading_turn: asyncio.Lock,
+        places: Places | None = None,
+    ) -> None:
+        self.served, self.version, self.places = served, version, places
+        own = replace(
+            served.serving, served_model_name=(served.name, *served.aliases), files_dir=None, grpc_port=None
+        )  # what the whole server has
         self.engine = AsyncEngine(served.model, served.config, own, turns=turns)
         self.service = Service(self.engine, own)
         self.created = int(time.time())
@@ -47,7 +59,9 @@ class Member:
         self.failure: Exception | None = None  # of the last load
         self.swap: asyncio.Future[None] | None = None  # while another version takes its place in memory
         self.held = False  # put to sleep by an administrator: requests do not wake it
-        self._loaded = False  # the engine was started once: it can wake up
+        self.keep: float | None = None  # seconds that the last request lets it stay; None: as the server says
+        self.loaded = False  # it was loaded once: its facts are known
+        self._loaded = False  # the engine runs, or sleeps and can wake up
         self._loading_turn, self._change = loading_turn, asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None
         self._began, self._took = 0.0, 0.0
@@ -65,6 +79,8 @@ class Member:
         if self._loading is not None:
             return "loading"
         if not self._loaded:
+            if self.held:
+                return "sleeping"
             return "failed" if self.failure is not None else "unloaded"
         if self.engine.state is EngineState.SLEEPING:
             return "sleeping" if self.held else "unloaded"
@@ -78,11 +94,6 @@ class Member:
             if self._loaded
             else dict.fromkeys(adapter_paths(self.served.serving.lora_modules))
         )
-
-    @property
-    def loaded(self) -> bool:
-        """Whether its facts are known."""
-        return self._loaded
 
     async def ready(self, limit: float, most_waiting: int) -> None:
         """Return when requests can be passed to it; it is loaded if need be, which a cancelled wait does not stop.
@@ -122,12 +133,20 @@ class Member:
             self.active -= 1
             self._quiet.set()
             self.used = time.monotonic()
+            if self.places is not None:
+                self.places.look()
 
     async def load(self) -> None:
         """Load it, or wake it up. Raises the errors of loading."""
         self.held = False
         if not self._is_up():
             await asyncio.shield(self._load())
+
+    def begin(self) -> None:
+        """Begin to load it, or to wake it up; `state` and `failure` say what comes of it."""
+        self.held = False
+        if not self._is_up():
+            self._load()
 
     async def sleep(self, level: int, drain_seconds: float, *, held: bool) -> None:
         """Give memory back; see Engine.sleep. One that is `held` sleeps until it is woken up.
@@ -137,6 +156,13 @@ class Member:
         async with self._change:
             await self.engine.sleep(level, drain_seconds)
             self.held = held
+            if level == 2 and self.places is not None:
+                await self._end(0.0)
+
+    async def leave(self) -> None:
+        """Give back all memory, with what its tokenizer takes in this process; the next request loads it."""
+        async with self._change:
+            await self._end(0.0)
 
     async def drained(self, seconds: float) -> None:
         """Wait until no request is with it, at most so long."""
@@ -153,12 +179,24 @@ class Member:
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
+        await self._end(drain_seconds)
+
+    async def _end(self, drain_seconds: float) -> None:
+        self._loaded = False  # from now on requests wait for it to be loaded
         await self.engine.stop(drain_seconds)
+        context = self.service.context
+        context.texts, context.texts_as_ids = TokenTexts(self.engine), TokenTexts(self.engine, as_ids=True)
+        if self.places is not None:
+            self.places.give(self)
 
     def idle(self, seconds: float) -> bool:
         """Whether it is loaded, and has had nothing to do for so long."""
         quiet = not self.active and not self._waiting and time.monotonic() - self.used >= seconds
-        return quiet and self._loaded and self.engine.state is EngineState.READY
+        ready = self.engine.state is EngineState.READY
+        failed = (
+            self.places is not None and self.engine.state is EngineState.FAILED
+        )  # it holds a place for nothing
+        return quiet and self._loaded and (ready or failed)
 
     def _is_up(self) -> bool:
         """Whether nothing has to be loaded; what the engine cannot do now, its own APIs say."""
@@ -172,10 +210,17 @@ class Member:
         return self._loading
 
     async def _load_now(self) -> None:
+        if self.places is not None:
+            await self.places.take(self)
         async with self._loading_turn, self._change:
             self._began = time.monotonic()
-            await (self.engine.wake() if self._loaded else self.engine.start())
-            self._loaded = True
+            try:
+                await (self.engine.wake() if self._loaded else self.engine.start())
+            except BaseException:
+                if self.places is not None:
+                    self.places.give(self)
+                raise
+            self._loaded = self.loaded = True
             self.used = time.monotonic()
             self._took = self.used - self._began
 

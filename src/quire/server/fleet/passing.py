@@ -7,6 +7,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from quire.engine.api import OverloadedError
+from quire.server.dialects.keep_alive import HEEDED
 from quire.server.errors import ApiError
 from quire.server.exchange import Receive, Scope, Send
 from quire.server.fleet.fleet import Fleet
@@ -63,9 +64,9 @@ class Passing:
             if following is None:
                 raise
             return following
-        return await self._ask(member, send)
+        return await self._ask(member, send, administrative=administrative)
 
-    async def _ask(self, member: Member, send: Send) -> str | None:
+    async def _ask(self, member: Member, send: Send, *, administrative: bool) -> str | None:
         following: str | None = None
         began = time.monotonic()
 
@@ -85,6 +86,8 @@ class Passing:
                 await send(message)
 
         scope = self._scope
+        if not administrative:
+            member.keep = scope.get(HEEDED)
         if self._route.fallbacks or self.seen is not None:
             # an attempt that fails must not give back what the next one needs, and a copy sees every piece
             scope = {key: value for key, value in scope.items() if key != "quire.writer"} | {

@@ -239,14 +239,14 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
     # ---- the server and its model
 
     def _ready(self) -> bool:
-        return self._context.engine.state is EngineState.READY
+        return self._context.state is EngineState.READY
 
     def _model_ready(self, request: Message) -> Message:
         self._context.model(request.name)
         return CLASSES["ModelReadyResponse"](ready=self._ready())
 
     def _model_metadata(self, request: Message) -> Message:
-        self._context.card()
+        self._context.check_ready()
         made = CLASSES["ModelMetadataResponse"](
             name=self._context.model(request.name or None), versions=["1"], platform="quire"
         )
