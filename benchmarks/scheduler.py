@@ -2,10 +2,10 @@
 
     PYTHONPATH=src python benchmarks/scheduler.py [--steps 300] [--repeat 5]
 
-Decode in steady state (every sequence one token a step, blocks taken and published as they fill), admission
-with and without prefix hits, and the radix tree alone. Prints JSON, then the same as a table, in
-microseconds. A decode step is the median of its run, and of `--repeat` runs the best counts, since other work
-on the machine only ever adds. The garbage collector is left on, as in the engine.
+Decode in steady state (every sequence one token a step, blocks taken and published as they fill), the same with a queue
+under each policy, admission with and without prefix hits, the radix tree alone, and the cost model. Prints JSON, then
+the same as a table, in microseconds. A decode step is the median of its run, and of `--repeat` runs the best counts,
+since other work on the machine only ever adds. The garbage collector is left on, as in the engine.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import random
 import statistics
 import time
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from quire.cache_kinds import CacheGroup, FullGroup, SlidingGroup
+from quire.core.cost_model import StepCostModel
 from quire.core.radix import RadixTree
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
+from quire.objectives import ServiceTerms
 from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
 
 FULL = (FullGroup((0,)),)
@@ -62,6 +67,42 @@ def decode(rows: int, groups: tuple[CacheGroup, ...], steps: int) -> float:
     for _ in range(5):
         one_step(scheduler)
     return statistics.median(one_step(scheduler) for _ in range(steps))
+
+
+def queued(rows: int, waiting: int, policy: str, steps: int) -> float:
+    """Median seconds of schedule + update with a full queue. Sequences end and start all the time: at 200 tokens of
+    output each, some row in nearly every step of 256. Half of the prompts share a prefix with others."""
+    config = SchedulerConfig(
+        num_blocks=400_000,
+        max_num_seqs=rows,
+        max_num_batched_tokens=1 << 20,
+        max_model_len=1 << 17,
+        policy=policy,
+    )
+    scheduler, rng = Scheduler(config), random.Random(0)
+    systems = [[1000 + i] * 256 for i in range(8)]
+    for index in range(rows + waiting):
+        own = [index, *range(60)]
+        prompt = rng.choice(systems) + own if index % 2 else own
+        terms = ServiceTerms(account=f"key {index % 20}", due=rng.uniform(0, 1e4))
+        scheduler.add(replace(request(index, prompt, rng.randint(100, 300)), terms=terms, priority=index % 3))
+    for _ in range(120):
+        one_step(scheduler)
+    return statistics.median(one_step(scheduler) for _ in range(steps))
+
+
+def fit() -> float:
+    """Mean seconds for the cost model to take in a step."""
+    model, rng = StepCostModel(), random.Random(0)
+    seen = [
+        (1.0, rng.randint(1, 64), rng.choice([0, 256]), rng.randint(0, 90_000), 0.0, 0, 0, 0)
+        for _ in range(500)
+    ]
+    start = time.perf_counter()
+    for features in seen:
+        model.seconds(features)
+        model.observe(features, 0.01 + 1e-4 * features[1] + 2e-4 * features[2])
+    return (time.perf_counter() - start) / len(seen)
 
 
 def blocked(length: int) -> float:
@@ -123,6 +164,14 @@ def cases(steps: int) -> dict[str, Callable[[], float]]:
         "decode step, 256 running": lambda: decode(256, FULL, steps),
         "decode step, 32 running, 1 full + 5 sliding groups": lambda: decode(32, HYBRID, steps),
         "decode step, 256 running, 1 full + 5 sliding groups": lambda: decode(256, HYBRID, steps),
+        **{
+            f"{policy}: a step, {rows} running, {waiting:,} waiting": partial(
+                queued, rows, waiting, policy, steps
+            )
+            for rows, waiting in ((32, 1000), (256, 10_000))
+            for policy in ("fcfs", "priority", "sjf", "lpm", "edf", "fair", "priority+fair+sjf")
+        },
+        "cost model: a step predicted and taken in": fit,
         "decode step, 32 running, a prompt of 8,192 tokens blocked": lambda: blocked(8192),
         "decode step, 32 running, a prompt of 65,536 tokens blocked": lambda: blocked(65536),
         "start a prompt of 2,048 tokens, new": lambda: admit(2048, hit=False),

@@ -18,6 +18,7 @@ from quire.beams import Beams
 from quire.cache_kinds import Move
 from quire.draft_paths import agreement
 from quire.logprobs import LogprobTable
+from quire.objectives import ServiceTerms
 from quire.parameters import (
     MAX_INTEGER,
     NameSource,
@@ -49,8 +50,7 @@ MAX_BREAKERS = 64
 MAX_NAMED_TEXT_CHARS = 256  # of a bad word, a sequence breaker, or a text in logit_bias
 # Steps of sampling by llama.cpp's names; csrc/sampler_chain.h has them in this order.
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-# Limit of allowed_token_ids before the vocabulary is known.
-MAX_ALLOWED_TOKENS = 2**20
+MAX_ALLOWED_TOKENS = 2**20  # in allowed_token_ids, before the vocabulary is known
 
 # Block-table entry of a sliding group for a block behind the window of a prefix hit: never read.
 NO_BLOCK = -1
@@ -406,7 +406,7 @@ class Request:
     `prediction` is what the answer may turn out to be: drafts for it. Without `speculate` there are no drafts at all.
     `beams`: the answer is found by beam search (see core.beam_search).
     `pooling`: a row of numbers is wanted for the prompt, and no token.
-    `texts` are there if `params.has_texts`.
+    `texts` are there if `params.has_texts`. `terms` are those of service: how soon, and at whose cost.
     `negative_prompt`: what `params.guidance_scale` keeps away from; there are two sequences a sample (see
     core.guided_pairs). Such a request is `stepwise`, and without `speculate`.
     """
@@ -431,6 +431,7 @@ class Request:
     adapter: str = ""
     negative_prompt: TokenIds | None = None
     prompt_embeds: bytes = b""
+    terms: ServiceTerms = ServiceTerms()
 
 
 @records.dataclass(slots=True)

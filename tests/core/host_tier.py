@@ -24,6 +24,7 @@ class HostTier:
     capacity: int = 40
     losing: float = 0.1
     fingerprint: bytes = b"driver"
+    copy_seconds: float = 0.0
     kept: OrderedDict[Name, None] = field(default_factory=OrderedDict)
     findable: Counter[Name] = field(default_factory=Counter)
     contents: dict[Name, list[Cell]] = field(default_factory=dict)

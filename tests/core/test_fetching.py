@@ -19,6 +19,7 @@ class Kept:
     """A tier that keeps whatever it is offered."""
 
     fingerprint = b"weights"
+    copy_seconds = 0.0
 
     def __init__(self) -> None:
         self.names: set[Name] = set()

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from quire.core.policy import BACKGROUND, WaitingQueue, displaces, rank
-from quire.core.sequence import RequestState, Sequence, Status
+from quire.core.policy import BACKGROUND, Policy, WaitingQueue, displaces
+from quire.core.sequence import Rank, RequestState, Sequence, Status
+from quire.core.service_estimates import ServiceEstimates
 from quire.types import FinishReason, Request, SamplingParams
 
 
@@ -23,6 +24,16 @@ def make(
     return Sequence(seq_id, 0, RequestState(request, "", None, 0), limit=10, seed=0)
 
 
+def rank(policy: str, seq: Sequence) -> Rank:
+    return Policy.parse(policy).rank(seq, ServiceEstimates())
+
+
+def displacing(policy: str, waiting: Sequence, running: Sequence) -> bool:
+    for seq in (waiting, running):
+        seq.rank = rank(policy, seq)
+    return displaces(waiting, running)
+
+
 def test_fcfs_is_arrival_then_order_of_adding() -> None:
     seqs = [make(3, arrival=1), make(0, arrival=2, priority=-9), make(2, arrival=1), make(1, arrival=1.5)]
     assert [seq.seq_id for seq in sorted(seqs, key=lambda seq: rank("fcfs", seq))] == [2, 3, 1, 0]
@@ -35,10 +46,10 @@ def test_priority_is_priority_then_arrival_then_order_of_adding() -> None:
 
 def test_only_a_more_urgent_class_displaces() -> None:
     urgent, early, late = make(0, priority=1), make(1, priority=2, arrival=1), make(2, priority=2, arrival=2)
-    assert displaces("priority", urgent, early)
-    assert not displaces("priority", early, late)
-    assert not displaces("priority", early, urgent)
-    assert not displaces("fcfs", urgent, early)
+    assert displacing("priority", urgent, early)
+    assert not displacing("priority", early, late)
+    assert not displacing("priority", early, urgent)
+    assert not displacing("fcfs", urgent, early)
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
@@ -49,9 +60,9 @@ def test_background_work_runs_last_and_gives_way(policy: str) -> None:
         make(2, arrival=9),
     )
     assert sorted([late, early, client], key=lambda seq: rank(policy, seq)) == [client, early, late]
-    assert displaces(policy, client, early)
-    assert not displaces(policy, early, late)
-    assert not displaces(policy, early, client)
+    assert displacing(policy, client, early)
+    assert not displacing(policy, early, late)
+    assert not displacing(policy, early, client)
 
 
 def test_the_queue_gives_back_in_rank_without_the_ended() -> None:

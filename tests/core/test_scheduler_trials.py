@@ -22,6 +22,7 @@ from .host_tier import HostTier
 
 BASES = [[1, 2, 3, 4, 5, 6, 7, 8, 9] * 5, [7, 7, 7, 1, 7, 7, 2] * 7, [1, 2, 3, 4, 9, 9] * 8]
 
+POLICIES = ["fcfs", "priority", "sjf", "edf", "lpm", "fair", "priority+lpm", "priority+fair+sjf"]
 KINDS = (Scheduler, Scheduler, WholeBatchScheduler)
 STATE = -1  # in place of a window: states
 
@@ -46,7 +47,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         soft_tokens=True,
         enable_prefix_caching=draw(st.booleans()),
         enable_chunked_prefill=draw(st.booleans()),
-        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        policy=draw(st.sampled_from(POLICIES)),
     )
 
 
@@ -189,7 +190,7 @@ def crowded_config(rng: random.Random) -> SchedulerConfig:
         soft_tokens=True,
         enable_prefix_caching=rng.random() < 0.7,
         enable_chunked_prefill=chunked,
-        policy=rng.choice(["fcfs", "priority"]),
+        policy=rng.choice(POLICIES),
     )
 
 

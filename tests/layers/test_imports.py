@@ -15,7 +15,7 @@ import quire
 ROOT = Path(quire.__file__).parent
 RANKS = [
     {"records", "_native"},
-    {"answers", "beams", "cache_kinds", "draft_paths", "logprobs", "output_hook", "parameters"},
+    {"answers", "beams", "cache_kinds", "draft_paths", "logprobs", "objectives", "output_hook", "parameters"},
     {"types"},
     {"config", "context_window", "outputs", "util"},
     {"core", "mcp", "spec", "text"},
@@ -145,6 +145,7 @@ def test_the_scheduling_half_needs_only_the_standard_library() -> None:
                     ["quire", "cache_kinds"],
                     ["quire", "context_window"],
                     ["quire", "logprobs"],
+                    ["quire", "objectives"],
                     ["quire", "types"],
                 ), f"{path.name} imports {name}"
 

@@ -134,9 +134,9 @@ def test_options_of_other_servers_are_translated(
         ("-ctk q8_0 -ctv f16", "-ctv f16: contradicts -ctk q8_0; both are --kv-cache-dtype here"),
         ("-ctk q5_1", "'q5_1' is not supported, only f32, f16, bf16, q8_0, q4_0"),
         ("--max-running-requests x", "is --max-num-seqs here: 'x' is not a whole number"),
-        ("--schedule-policy lpm", "'lpm' is not supported, only fcfs"),
+        ("--schedule-policy lof", "'lof' is not supported, only fcfs, lpm"),
         ("--lora a.gguf", "--lora a.gguf: is not supported: an adapter is a model name of its own here"),
-        ("--slo x", "unrecognized argument: --slo"),
+        ("--sla x", "unrecognized argument: --sla"),
     ],
 )
 def test_what_cannot_be_translated_is_explained(
@@ -198,7 +198,7 @@ def test_an_option_is_suggested_only_when_it_works(
     shown = {flag for action in parser._actions if action.help != argparse.SUPPRESS
              for flag in action.option_strings}  # fmt: skip
     names = (
-        "slo",
+        "slos",
         "schedule",
         "disable-log",
         "served-name",

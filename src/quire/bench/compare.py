@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.bench.goodput import parse_slo
+from quire.bench.goodput import misses
 from quire.bench.results import Result
 from quire.bench.server_bench import records_of
 from quire.bench.statistics import CONFIDENCE, PERCENTILES, cluster_draws
 from quire.bench.timeline import gap_clusters, latencies, request_metrics
+from quire.objectives import parse_slo
 from quire.records import dataclass
 from quire.types import QuireError
 
@@ -141,7 +142,7 @@ def _request_draws(result: Result, rng: np.random.Generator) -> dict[str, Draws]
     text = result.settings.get("goodput")
     if text and len(metrics) >= 3:
         slo = parse_slo([text])
-        passed = np.asarray([float(one is not None and not slo.misses(one)) for one in metrics])
+        passed = np.asarray([float(one is not None and not misses(slo, one)) for one in metrics])
         share = rng.choice(passed, (RESAMPLES, len(passed))).mean(axis=1)
         found["goodput_share"] = share
         seconds = result.metrics["goodput"].value

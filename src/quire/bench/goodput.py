@@ -11,60 +11,8 @@ from typing import Any
 
 from quire.bench.statistics import percentile, wilson
 from quire.bench.timeline import RequestMetrics
+from quire.objectives import SLO
 from quire.records import dataclass
-
-# name of the objective -> the bounded figure of a request
-OBJECTIVES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token after the first, the request's mean",
-    "itl": "inter-token latency, the 99th percentile of the request's gaps",
-    "e2el": "end-to-end latency",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class SLO:
-    """Upper bounds in milliseconds; None is unbounded. A value equal to its bound meets it.
-
-    `share` is the share of requests that must meet them for a load to count as served (used by `sweep`).
-    """
-
-    ttft: float | None = None
-    tpot: float | None = None
-    itl: float | None = None
-    e2el: float | None = None
-    share: float = 0.9
-
-    def __post_init__(self) -> None:
-        for name in OBJECTIVES:
-            bound = getattr(self, name)
-            if bound is not None and not 0 < bound < float("inf"):
-                raise ValueError(f"goodput: {name}: {bound!r} is not a positive number of milliseconds")
-        if not 0 < self.share <= 1:
-            raise ValueError(f"slo-share: {self.share} is not above 0 and at most 1")
-
-    @property
-    def bounds(self) -> dict[str, float]:
-        """The objectives that are set, in milliseconds."""
-        return {name: getattr(self, name) for name in OBJECTIVES if getattr(self, name) is not None}
-
-    def misses(self, metrics: RequestMetrics | None) -> list[str]:
-        """List the objectives that a request missed, in order; all for a failure (None)."""
-        bounds = self.bounds
-        if metrics is None:
-            return list(bounds)
-        itl = percentile(sorted(metrics.itl), 99.0) if "itl" in bounds and metrics.itl else None
-        seen = {"ttft": metrics.ttft, "tpot": metrics.tpot, "itl": itl, "e2el": metrics.e2e}
-        # the time is a sum of floats: a picosecond is no miss
-        return [
-            name
-            for name, bound in bounds.items()
-            if (at := seen[name]) is not None and at * 1e3 > bound + 1e-9
-        ]
-
-    def __str__(self) -> str:
-        return " ".join(f"{name}:{bound:g}" for name, bound in self.bounds.items())
-
 
 # Starting points: the objectives of a product come from its users. Sources in docs/metrics.md.
 PRESETS: dict[str, tuple[SLO, str]] = {
@@ -76,27 +24,13 @@ PRESETS: dict[str, tuple[SLO, str]] = {
 }
 
 
-def parse_slo(words: Sequence[str], share: float = 0.9) -> SLO:
-    """Parse an SLO from words like "ttft:500" "tpot:50" (milliseconds), the syntax of vLLM's bench.
-
-    Raises ValueError naming the word.
-    """
-    bounds: dict[str, float] = {}
-    for word in (part for text in words for part in text.replace(",", " ").split()):
-        name, colon, value = word.replace("=", ":").partition(":")
-        if not colon or name not in OBJECTIVES:
-            raise ValueError(
-                f"goodput: {word!r} does not have the form ttft:500; known objectives: {', '.join(OBJECTIVES)}"
-            )
-        if name in bounds:
-            raise ValueError(f"goodput: {name} is given twice")
-        try:
-            bounds[name] = float(value.removesuffix("ms"))
-        except ValueError:
-            raise ValueError(f"goodput: {word!r}: {value!r} is not a number of milliseconds") from None
-    if not bounds:
-        raise ValueError("goodput: no objective given")
-    return SLO(**bounds, share=share)
+def misses(slo: SLO, metrics: RequestMetrics | None) -> list[str]:
+    """The objectives that a request missed, in order; all for a failure (None)."""
+    bounds = slo.bounds
+    if metrics is None:
+        return list(bounds)
+    itl = percentile(sorted(metrics.itl), 99.0) if "itl" in bounds and metrics.itl else None
+    return slo.missed({"ttft": metrics.ttft, "tpot": metrics.tpot, "itl": itl, "e2el": metrics.e2e})
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +61,13 @@ def goodput(metrics: Sequence[RequestMetrics | None], slo: SLO, seconds: float) 
     """
     if seconds <= 0:
         raise ValueError(f"seconds: {seconds} is not positive")
-    missed = [slo.misses(one) for one in metrics]
+    missed = [misses(slo, one) for one in metrics]
     failed = sum(one is None for one in metrics)
     passed = sum(one is not None and not names for one, names in zip(metrics, missed, strict=True))
-    misses = {name: sum(name in names for names in missed) for name in slo.bounds}
+    counts = {name: sum(name in names for names in missed) for name in slo.bounds}
     rate = len(metrics) / seconds
     low, high = (None if end is None else end * rate for end in wilson(passed, len(metrics)))
-    return Goodput(len(metrics), passed, seconds, misses, failed, low, high)
+    return Goodput(len(metrics), passed, seconds, counts, failed, low, high)
 
 
 def compute_goodput(

@@ -9,7 +9,6 @@ from typing import Any
 
 from quire.bench.batching_plots import batching_plots, interference_plot
 from quire.bench.eval_plots import channel_plots, divergence_plots, layer_error_plots, weight_plots
-from quire.bench.goodput import parse_slo
 from quire.bench.results import Result, write_text
 from quire.bench.roofline_plot import roofline
 from quire.bench.server_bench import records_of
@@ -17,6 +16,7 @@ from quire.bench.speculation_plots import speculation_plots
 from quire.bench.svg import Bars, Plot, Series, TimelineRow, histogram, stacked, timeline
 from quire.bench.text import figure
 from quire.bench.timeline import RequestRecord, gap_clusters, latencies, request_metrics
+from quire.objectives import parse_slo
 
 MOST_SAMPLES = 200_000
 MOST_STEPS = 1000

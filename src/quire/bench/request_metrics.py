@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Any
 
-from quire.bench.goodput import SLO, Goodput, goodput
+from quire.bench.goodput import Goodput, goodput
 from quire.bench.results import Better, Metric
 from quire.bench.statistics import PERCENTILES, Estimate, carried, cluster_estimates, estimate, percentile
 from quire.bench.timeline import (
@@ -20,6 +20,7 @@ from quire.bench.timeline import (
     latencies,
     request_metrics,
 )
+from quire.objectives import SLO
 from quire.records import dataclass
 
 TAIL_RATIO = 10.0  # p99 / p50 above this is a tail problem

@@ -14,7 +14,6 @@ import msgspec
 
 from quire.bench.arrivals import Process, arrivals, at_rate
 from quire.bench.endpoints import Endpoint, RequestOptions, backend_of, endpoint
-from quire.bench.goodput import SLO
 from quire.bench.http_client import Client, ClientError, Clock, Target
 from quire.bench.load_generator import LoadRun
 from quire.bench.request_metrics import Summary, summarize
@@ -23,6 +22,7 @@ from quire.bench.server_metrics import ServerWatch
 from quire.bench.statistics import percentile
 from quire.bench.timeline import RequestRecord
 from quire.bench.workloads import Piece, Session, Speller, Turn, Workload
+from quire.objectives import SLO
 from quire.records import dataclass
 from quire.types import QuireError
 

@@ -23,7 +23,7 @@ def report(
 
     def fit(of: Program, size: int) -> int:
         blocks = memory["parts"]["kv"] // kv_block_bytes(of, size)
-        return blocks // peak_blocks(of.cache_groups, context, 1, size)
+        return int(blocks // peak_blocks(of.cache_groups, context, 1, size))
 
     found = {"context": context, program.kv_type: fit(program, memory["limits"]["block_size"])}
     if program.kv_type != "bf16":

@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.cache_kinds import KV_DTYPES, KVType
 from quire.config.speculative import ACCEPTANCES, SpeculativeConfig, parse_speculative_config
+from quire.objectives import parse_classes
 from quire.records import dataclass
 
 # An engine that waits for a batch looks idle; if it waited longer, it would look as if it hung.
@@ -29,6 +30,11 @@ _DTYPES = {
     "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32",
     "f32": "float32",
 }  # fmt: skip
+# core.policy says what each part means
+POLICIES = (
+    "fcfs", "sjf", "lpm", "edf", "priority", "priority+sjf", "priority+lpm", "priority+edf", "fair", "fair+sjf",
+    "fair+edf", "priority+fair", "priority+fair+sjf", "priority+fair+edf",
+)  # fmt: skip
 LORA_TARGETS = (
     "embed_tokens",
     "lm_head",
@@ -210,9 +216,19 @@ class CacheOptions:
         most=2**31 - 1,
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prompt prefixes")
+    swap_space: int | None = option(
+        None,
+        "part of --memory for KV blocks that had to give way; they are copied back where that beats computing "
+        "them (default: none)",
+        metavar="SIZE",
+        count=True,
+        size=True,
+    )
 
     def __post_init__(self) -> None:
         _check(self)
+        if self.swap_space is not None and not self.enable_prefix_caching:
+            raise ValueError("swap_space: needs enable_prefix_caching, by which blocks are found again")
         if self.block_size < 16 or self.block_size % 16:
             raise ValueError(f"block_size: {self.block_size} is not a positive multiple of 16")
 
@@ -225,7 +241,28 @@ class SchedulerOptions:
         True, "compute long prompts in chunks, along with running sequences"
     )
     scheduling_policy: str = option(
-        "fcfs", "order of waiting requests; priority: lower numbers first", choices=("fcfs", "priority")
+        "fcfs",
+        "order of waiting requests; priority: lower numbers first; fair: equal shares of API keys; sjf: the least "
+        "predicted work first; lpm: the longest cached prefix first; edf: the earliest deadline first; a combination "
+        "goes by its first part, then the next",
+        choices=POLICIES,
+    )
+    overtake_ms: float = option(
+        30_000.0,
+        "sjf, lpm, edf: a request is overtaken only by those that arrive less than this time after it",
+        metavar="MS",
+    )
+    slo: tuple[str, ...] = option(
+        (),
+        "classes of service and their levels, the most urgent first, like interactive:ttft=500ms,tpot=50ms batch: ; "
+        "requests name theirs in service_tier (default: none)",
+        metavar="NAME:LEVELS",
+    )
+    admission: str = option(
+        "predict",
+        "predict: also refuse requests whose deadline or service level cannot be kept, by the cost model of steps; "
+        "queue: only those for which the queue has no room",
+        choices=("predict", "queue"),
     )
     batching: str = option(
         "continuous",
@@ -238,6 +275,9 @@ class SchedulerOptions:
 
     def __post_init__(self) -> None:
         _check(self)
+        parse_classes(self.slo)
+        if not 0 < self.overtake_ms < float("inf"):
+            raise ValueError(f"overtake_ms: {self.overtake_ms} is not a positive number of milliseconds")
         if not 0 <= self.batch_wait_ms <= MAX_BATCH_WAIT_MS:
             raise ValueError(
                 f"batch_wait_ms: {self.batch_wait_ms} is not between 0 and {MAX_BATCH_WAIT_MS:g}"

@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 
-from quire.cache_kinds import CacheGroup, Move
+from quire.cache_kinds import Move
 from quire.core.capacity import first_live_block
 from quire.core.prefix_cache import TOKEN_BYTES, BlockNode, Hit, Holder, PrefixCache, PrefixCaches
+from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
+from quire.core.service_estimates import TokenCosts
 from quire.core.soft_tokens import block_keys
 from quire.core.tier import Tier, chain, root_digest
 from quire.records import dataclass
@@ -49,9 +51,14 @@ class Fetches:
     """The fetches of one scheduler, by the blocks that they fill."""
 
     def __init__(
-        self, caches: PrefixCaches, groups: tuple[CacheGroup, ...], block_size: int, tier: Tier
+        self,
+        caches: PrefixCaches,
+        config: SchedulerConfig,
+        tier: Tier,
+        costs: TokenCosts,
     ) -> None:
-        self._caches, self._groups, self._size, self._tier = caches, groups, block_size, tier
+        self._costs = costs
+        self._caches, self._groups, self._size, self._tier = caches, config.groups, config.block_size, tier
         self._by_block: dict[int, Fetch] = {}
 
     def __iter__(self) -> Iterator[Fetch]:
@@ -67,8 +74,8 @@ class Fetches:
         return sum(fetch.seq.status is Status.FETCHING for fetch in self)
 
     def begin(self, seq: Sequence, hit: Hit, room: int) -> bool:
-        """Start copying in the tier's part of a waiting sequence's prefix; False if that is no longer than `hit`, or if
-        there is no room."""
+        """Start copying in the tier's part of a waiting sequence's prefix; False if that is no longer than `hit`, if
+        there is no room, or if it takes longer than to compute it."""
         if seq.fetched or seq.state.namespace is None:
             return False
         seq.fetched = True
@@ -84,6 +91,8 @@ class Fetches:
             )
             if fetch.columns[index][group] == NO_BLOCK
         ]
+        if len(missing) * self._tier.copy_seconds > self._saved(hit.length, len(fetch.columns) * self._size):
+            return False
         if not missing or len(missing) + sum(map(self._caches.pool.is_cached, known.live())) > room:
             return False
         fetch.cache.num_fetches += 1
@@ -95,6 +104,10 @@ class Fetches:
             self._caches.moves.append(Move(block, digests[index], group, fill=True))
         seq.status = Status.FETCHING
         return True
+
+    def _saved(self, start: int, end: int) -> float:
+        """Seconds that it takes to compute a part of a prompt."""
+        return self._costs.prompt_seconds(end) - self._costs.prompt_seconds(start)
 
     def check(self, filled: Mapping[int, bool]) -> None:
         """Raise ValueError for a block that no move fills."""

@@ -9,24 +9,29 @@ from __future__ import annotations
 from quire.core.block_pool import AuditError
 from quire.core.guidance import negative_of
 from quire.core.guided_pairs import link
-from quire.core.policy import WaitingQueue, rank
+from quire.core.policy import Policy
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, RequestState, Sequence, Status
+from quire.core.service_estimates import ServiceEstimates
 from quire.core.soft_tokens import block_marks
+from quire.core.waiting_queues import Queue
 from quire.types import Request, RequestError
 
 
 class Requests:
     """Live requests by id, and their waiting sequences."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        self.waiting = WaitingQueue()
-        self._config = config
+    def __init__(
+        self, config: SchedulerConfig, queue: Queue, policy: Policy, estimates: ServiceEstimates
+    ) -> None:
+        self.waiting = queue
+        self._config, self._policy, self._estimates = config, policy, estimates
         self._states: dict[str, RequestState] = {}
         self._held_back = 0
         self._next_seq_id = 0
         self._private_namespaces = 0
         self.num_guided = 0  # live requests that are pairs
+        self.num_special = 0  # with an adapter or a grammar
 
     @property
     def num_waiting(self) -> int:
@@ -53,11 +58,14 @@ class Requests:
         if request.request_id in self._states:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
         state = self._states[request.request_id] = self._make_state(request)
+        if self._policy.order == "sjf":
+            self._estimates.arrived(request)
+        self.num_special += _is_special(request)
         if request.soft_tokens:
             state.marks = block_marks(request.soft_tokens, self._config.block_size)
         for index in range(request.params.n):
             seq = Sequence(self._next_seq_id, index, state, limit=limit, seed=seed)
-            seq.rank = rank(self._config.policy, seq)
+            seq.rank = self._policy.rank(seq, self._estimates)
             seq.status = Status.HELD_BACK
             state.sequences.append(seq)
             self._next_seq_id += 1
@@ -88,6 +96,7 @@ class Requests:
                 self._let_in(state, 1)
             return False
         del self._states[state.request.request_id]
+        self.num_special -= _is_special(state.request)
         self.num_guided -= state.request.negative_prompt is not None
         state.sequences = []  # they refer to each other: without this their tokens would wait for the garbage collector
         return True
@@ -131,3 +140,7 @@ class Requests:
         for _ in range(count):
             self._held_back -= 1
             self.waiting.push(state.held_back.popleft())
+
+
+def _is_special(request: Request) -> bool:
+    return request.adapter != "" or request.grammar is not None

@@ -1,10 +1,24 @@
 """The order of sequences: which runs first, and which gives way.
 
-Background work (BACKGROUND) ranks below all other requests under both policies, and gives way to them.
+A policy is written as parts joined by "+": at most one order, which may be preceded by `priority` and `fair`.
 
-Both policies are total orders, so the running set is kept sorted and the victim of a preemption is always its last
-member: the oldest (or most urgent) sequence is never a victim while another runs, and a preempted one waits ahead of
-all that rank below it. Under fcfs every request therefore completes: no starvation.
+    rank        (level, key, arrival, number)      lowest first
+    level       background work after all other; before that the class of service, with `priority` also the priority
+    key         with `fair` what the account has been served, else that of the order:
+
+    fcfs        arrival
+    edf         what is due first; without a due date, and at the latest, `overtake` after arrival
+    sjf         arrival + a delay that grows with the predicted work, below `overtake`
+    lpm         arrival - a lead that grows with the cached part of the prompt, below `overtake`
+
+So an order is first come, first served with keys moved by less than `overtake` seconds: within its level and account a
+request is overtaken only by requests that arrive less than `overtake` seconds after it. This is ageing without a clock:
+as time passes, the keys of all later arrivals are above it. A key is set when a sequence is queued; only `lpm` changes
+it while the sequence waits, when a part of its prompt is published or evicted (core.prefix_queue).
+
+Ranks are total orders, so the running set is kept sorted and the victim of a preemption is always its last
+member: the first in rank is never a victim while another runs. What runs gives way to what waits on a more urgent
+level; within a level it never does, as equals would preempt each other for ever.
 """
 
 from __future__ import annotations
@@ -13,26 +27,81 @@ import heapq
 from collections.abc import Iterator
 
 from quire.core.sequence import Rank, Sequence, Status
+from quire.core.service_estimates import ServiceEstimates
+from quire.records import dataclass
+from quire.types import Request
 
-POLICIES = ("fcfs", "priority")
+ORDERS = ("fcfs", "sjf", "lpm", "edf")
 # Above every priority that a request can name (32 bits).
 BACKGROUND = 2**31
+OVERTAKE_SECONDS = 30.0
+# Tokens of a hit that give half of the largest lead.
+_HALF_LEAD = 1024
 
 
-def rank(policy: str, seq: Sequence) -> Rank:
-    """Sort key, lowest first: what is not in the background, arrival, order of adding; under "priority" the priority
-    comes first.
-    """
-    request = seq.state.request
-    if policy == "priority":
-        return (request.priority, request.arrival, seq.seq_id)
-    return (request.priority >= BACKGROUND, request.arrival, seq.seq_id)
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy that was parsed. `levels`: by priority; `shares`: fair between accounts."""
+
+    order: str = "fcfs"
+    levels: bool = False
+    shares: bool = False
+    overtake: float = OVERTAKE_SECONDS
+
+    @classmethod
+    def parse(cls, text: str, overtake: float = OVERTAKE_SECONDS) -> Policy:
+        """Raises ValueError naming the part that is unknown or out of place."""
+        parts = text.split("+")
+        orders = [part for part in parts if part in ORDERS]
+        for part in parts:
+            if part not in ORDERS and part not in ("priority", "fair"):
+                raise ValueError(f"policy: {part!r} is not one of priority, fair, {', '.join(ORDERS)}")
+        wanted = [part for part in ("priority", "fair") if part in parts] + orders
+        if parts != wanted or len(orders) > 1:
+            raise ValueError(
+                f"policy: {text!r} is not priority, fair and one order ({', '.join(ORDERS)}), in that order"
+            )
+        order = orders[0] if orders else "fcfs"
+        if order == "lpm" and "fair" in parts:
+            raise ValueError("policy: fair cannot be combined with lpm: accounts share no ranks")
+        if not 0 < overtake < float("inf"):
+            raise ValueError(f"overtake: {overtake} is not a positive number of seconds")
+        return cls(order, "priority" in parts, "fair" in parts, overtake)
+
+    @property
+    def by_arrival(self) -> bool:
+        """Whether running sequences are in order of arrival within a level."""
+        return self.order == "fcfs" and not self.shares
+
+    def rank(self, seq: Sequence, estimates: ServiceEstimates) -> Rank:
+        """The sort key of a sequence that is queued: within its account under `fair`, without a hit under `lpm`."""
+        return (*self.place(seq.state.request, estimates), seq.seq_id)
+
+    def place(self, request: Request, estimates: ServiceEstimates) -> tuple[float, float, float]:
+        """The rank of a request without the number of its sequence."""
+        key = arrival = request.arrival
+        if self.order == "sjf":
+            key += self.overtake * estimates.relative_work(request)
+        elif self.order == "edf":
+            key += self.overtake
+            if request.terms.due is not None:
+                key = max(arrival, min(key, request.terms.due))
+        return (self.level(request), key, arrival)
+
+    def level(self, request: Request) -> float:
+        """The first part of a rank: background work, then the class of service, then the priority."""
+        if request.priority >= BACKGROUND:
+            return float(2**62)
+        return request.terms.service_class * 2.0**33 + (request.priority if self.levels else 0)
+
+    def lead(self, hit: int) -> float:
+        """Seconds by which a hit of so many tokens is ahead of its arrival under lpm: below `overtake`."""
+        return self.overtake * hit / (hit + _HALF_LEAD)
 
 
-def displaces(policy: str, waiting: Sequence, running: Sequence) -> bool:
-    """Whether `waiting` may preempt `running`: only if more urgent, as equals would preempt each other for ever."""
-    first, second = waiting.state.request.priority, running.state.request.priority
-    return first < second and (policy == "priority" or second >= BACKGROUND)
+def displaces(waiting: Sequence, running: Sequence) -> bool:
+    """Whether `waiting` may preempt `running`: only if its level is more urgent."""
+    return waiting.rank[0] < running.rank[0]
 
 
 class WaitingQueue:

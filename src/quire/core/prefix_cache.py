@@ -32,7 +32,8 @@ Idle shares are available to any tenant, and are the first to be returned.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from quire.cache_kinds import CacheGroup, Move
 from quire.core.block_pool import AuditError, BlockPool
@@ -67,6 +68,20 @@ class PrefixCacheStats:
 
     queried_tokens: int = 0
     hit_tokens: int = 0
+
+
+class CacheWatch(Protocol):
+    """Hears which blocks can be found: a queue that ranks by cached prefixes."""
+
+    def published(self, tenant: str, parent: BlockNode, node: BlockNode) -> None:
+        """A block became known below another one, or below the root of its namespace."""
+
+    def removed(self, node: BlockNode) -> None:
+        """A block, with none below it, is not known any more."""
+
+
+def _nothing() -> Iterable[CacheWatch]:
+    return ()
 
 
 class PrefixCache:
@@ -154,6 +169,8 @@ class PrefixCache:
             node = self._tree.extend(parent, key, [NO_BLOCK] * len(blocks))
             if self._caches.tier is not None:
                 node.digest = chain(parent.digest, key)
+            for watch in self._caches.watches():
+                watch.published(self.tenant, parent, node)
         for group, block in enumerate(blocks):
             if block != NO_BLOCK:
                 self.put(node, group, block)
@@ -204,8 +221,9 @@ class PrefixCache:
 
     def forget_namespace(self, namespace: str) -> None:
         """Remove a namespace. Raises ValueError while a sequence runs in it."""
-        for node in self._tree.remove_namespace(namespace):
+        for node in reversed(self._tree.remove_namespace(namespace)):
             self._unpublish_all(node)
+            self._gone(node)
 
     def clear(self) -> None:
         """Remove everything that no sequence holds."""
@@ -299,7 +317,12 @@ class PrefixCache:
         while at is not None and self._is_free_leaf(at) and all(block == NO_BLOCK for block in at.value):
             parent = at.parent
             self._tree.remove(at)
+            self._gone(at)
             at = parent
+
+    def _gone(self, node: BlockNode) -> None:
+        for watch in self._caches.watches():
+            watch.removed(node)
 
     @staticmethod
     def _is_free_leaf(node: BlockNode) -> bool:
@@ -309,6 +332,7 @@ class PrefixCache:
 
     def _remove(self, leaf: BlockNode, *, offer: bool = False) -> None:
         self._tree.remove(leaf)
+        self._gone(leaf)
         self._unpublish_all(leaf, offer=offer)
 
     def _unpublish_all(self, node: BlockNode, *, offer: bool = False) -> None:
@@ -372,6 +396,7 @@ class PrefixCaches:
     ) -> None:
         self.pool, self.tier = pool, tier
         self.moves: list[Move] = []  # for the next step
+        self.watches: Callable[[], Iterable[CacheWatch]] = _nothing
         self.stats = PrefixCacheStats()
         self.num_running = 0
         self.active: set[PrefixCache] = set()
@@ -390,6 +415,11 @@ class PrefixCaches:
         if cache is None:
             cache = self._caches[tenant] = PrefixCache(self, tenant, self._groups, self._block_size)
         return cache
+
+    def path(self, tenant: str, key: bytes, namespace: str, marks: Marks) -> list[BlockNode]:
+        """The nodes of the longest known prefix of `key` of a tenant, shortest first; some may lack blocks."""
+        cache = self._caches.get(tenant)
+        return [] if cache is None else cache.path(key, namespace, marks)
 
     def room(self, cache: PrefixCache) -> int:
         """Blocks that a tenant's sequences may take now: those cached by others count except for their shares."""

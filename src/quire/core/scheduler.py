@@ -17,18 +17,20 @@ from __future__ import annotations
 import random
 from bisect import insort
 from collections import deque
-from dataclasses import replace
+from collections.abc import Sequence as Seq
 from operator import attrgetter
 
 from quire.core.block_pool import AuditError
+from quire.core.cost_model import StepFeatures
 from quire.core.fetching import Fetches
 from quire.core.guided_pairs import follow, halves, hold_back
 from quire.core.live_requests import Requests
-from quire.core.policy import displaces
+from quire.core.policy import Policy, displaces
 from quire.core.prefix_cache import Hit, PrefixCacheStats
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, Sequence, Status
 from quire.core.sequence_blocks import SequenceBlocks
+from quire.core.service_estimates import ServiceEstimates, TokenCosts
 from quire.core.step_plan import (
     Blocked,
     Flight,
@@ -38,12 +40,16 @@ from quire.core.step_plan import (
     after,
     check_result,
     check_stepwise,
+    features_of,
     final_event,
+    first_end,
     new_seq,
     take_drafts,
     take_prompt_logprobs,
 )
+from quire.core.streams import StepLimits, decoding, most_tokens_of
 from quire.core.tier import Tier
+from quire.core.waiting_queues import OUTPUT_COST, Counters, charge_prompt, make_queue
 from quire.types import (
     NEXT_TOKEN,
     FinishReason,
@@ -62,24 +68,34 @@ _by_rank = attrgetter("rank")
 class Scheduler:
     """Sequences, the blocks they hold, and their order.
 
-    Promises: every sample that `add` accepts ends with exactly one final event; under "fcfs" no sequence starves; while
-    there is work, every step runs at least one token. `rng` draws the seed of requests that have none.
+    Promises: every sample that `add` accepts ends with exactly one final event; no sequence starves within its level
+    (core.policy); while there is work, every step runs at least one token. `rng` draws the seed of requests that have
+    none. `costs` is what tokens cost, for policies that go by it.
     """
 
     def __init__(
-        self, config: SchedulerConfig, rng: random.Random | None = None, tier: Tier | None = None
+        self,
+        config: SchedulerConfig,
+        rng: random.Random | None = None,
+        tier: Tier | None = None,
+        costs: TokenCosts | None = None,
     ) -> None:
         if tier is not None and not config.enable_prefix_caching:
             raise ValueError("tier: needs prefix caching, which is off")
         self.config = config
+        self.limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs)
         self.step_counts = StepCounts()
+        self.step_features: StepFeatures = ()  # of the last step, for the cost model
         self.num_preemptions = 0
         self.wasted_rows = 0  # rows whose sequence ended or was preempted while they ran
         self._rng = rng or random.Random()
         self._blocks = SequenceBlocks(config, tier)
         caches = self._blocks.caches
-        self._fetches = None if tier is None else Fetches(caches, config.groups, config.block_size, tier)
-        self._requests = Requests(config)
+        self.policy = Policy.parse(config.policy, config.overtake)
+        self.estimates, self.counters = ServiceEstimates(costs), Counters()
+        self._fetches = None if tier is None else Fetches(caches, config, tier, self.estimates.costs)
+        queue = make_queue(self.policy, self.estimates, self.counters, caches, config.block_size)
+        self._requests = Requests(config, queue, self.policy, self.estimates)
         self._running: list[Sequence] = []  # by rank, so the last one is preempted first
         self._waiting = self._requests.waiting
         self._gone: list[int] = []
@@ -90,6 +106,11 @@ class Scheduler:
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
         self._none_ahead: dict[Sequence, ScheduledSeq] = {}
         self._drafts_wait = False  # of some sequence, or in rows in flight
+
+    @property
+    def running(self) -> Seq[Sequence]:
+        """The running sequences by rank: to look at, not to change."""
+        return self._running
 
     @property
     def num_running(self) -> int:
@@ -173,7 +194,7 @@ class Scheduler:
         if len(flights) >= self.config.steps_in_flight:
             raise ValueError(f"step {flights[0].step} has not been passed to update")
         ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True)) if flights else self._none_ahead
-        step = StepPlan(self.config.max_num_batched_tokens, ahead)
+        step = StepPlan(tokens := min(self.limits.tokens, self.config.max_num_batched_tokens), ahead)
         # The only rule: a sequence has computed < len(tokens); spend the token budget until it is used up.
         # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, the rest after a prefix
         # hit, and resuming after preemption are all a sequence catching up with its tokens.
@@ -182,9 +203,11 @@ class Scheduler:
             self._admit_waiting(step)
         if self._requests.num_guided:
             hold_back(step)
-        self.step_counts = step.counts(self.config.max_num_batched_tokens)
+        self.step_counts, drafts = step.counts(tokens), 0
         if self._drafts_wait:
-            self._add_drafts(step)
+            drafts, seen = add_drafts(step, self._blocks, self.config.max_draft_tokens)
+            self.step_counts = self.step_counts.with_drafts(drafts, seen)
+        self.step_features = features_of(step, self.step_counts, drafts, self._requests.num_special)
         self._step += 1
         if step.rows:
             flights.append(Flight(self._step, step.rows, step.seqs))
@@ -243,6 +266,7 @@ class Scheduler:
                 )
             )
             if reason is not None:
+                self.estimates.ended(state.request, len(seq.tokens) - seq.prompt_len)
                 self._end(seq)
                 ended = True
         if ended:
@@ -257,6 +281,8 @@ class Scheduler:
         end, last = row.start + len(row.token_ids), len(seq.tokens) - 1
         end -= 0 if row.parents is None else row.drafts - len(row.path(new))
         seq.computed = end = end if end < last else last
+        if new and self.policy.shares:
+            self.counters.charge(seq, OUTPUT_COST * len(new))
         if end >= seq.wake:
             self._reach_wake(seq)
 
@@ -289,16 +315,6 @@ class Scheduler:
             seqs[i].surprise = surprise
         return seqs
 
-    def partial_prompts(self) -> list[tuple[str, int, int]]:
-        """Running requests whose prompt is not complete: the id, how many of its tokens are computed, and how many of
-        these were found in the cache.
-        """
-        return [
-            (seq.state.request.request_id, seq.computed, seq.state.cached_tokens)
-            for seq in self._running
-            if seq.computed < seq.prompt_len and not seq.follows
-        ]
-
     def clear_prefix_cache(self) -> None:
         """Remove every cached block that no running sequence holds."""
         self._blocks.caches.clear()
@@ -307,9 +323,7 @@ class Scheduler:
         """Check queues, block tables, cache and pool against each other; raises AuditError. O(everything)."""
         self._requests.audit(self._running, self._num_fetching)
         if len(self._running) > self.config.max_num_seqs:
-            raise AuditError(
-                f"{len(self._running)} sequences run, max_num_seqs is {self.config.max_num_seqs}"
-            )
+            raise AuditError(f"{len(self._running)} sequences run, over max_num_seqs")
         if self._running != sorted(self._running, key=_by_rank):
             raise AuditError("the running sequences are out of order")
         self._blocks.audit(self._running, () if self._fetches is None else self._fetches.holders())
@@ -321,6 +335,7 @@ class Scheduler:
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
         budget, context, decode, ahead = step.budget, 0, 0, step.ahead
+        kept = None if self.policy.by_arrival else decoding(self._running)
         for seq in self._running:  # a preemption shortens this list at its end, never before the cursor
             start = seq.computed
             end = known = len(seq.tokens)
@@ -329,10 +344,11 @@ class Scheduler:
                 if start == end:
                     continue
                 known = end
-            if end - start > budget:
+            most = budget if kept is None else most_tokens_of(seq, budget, kept)
+            if end - start > most:
                 if not budget:
                     break
-                end = start + budget
+                end = start + most
             new_blocks = no_blocks
             if end > seq.table.capacity:
                 end = self._make_room(seq, start, end, step)
@@ -409,12 +425,12 @@ class Scheduler:
             if blocked and blocked.seq is seq and blocked.needs > room and self._step < blocked.until:
                 return  # looking up a long prompt in every step would cost more than the step
             hit = self._blocks.find(seq)
-            if self._first_end(seq, hit, step.budget) == hit.length:
+            if first_end(self.config, seq, hit, step.budget) == hit.length:
                 return
             needs = sum(self._needs(half, hit if half is seq else self._blocks.find(half)) for half in pair)
             if len(pair) > 1:
                 needs += self._blocks.num_groups  # that much is kept for the first when the second starts
-            if needs <= room and self._num_placed + len(pair) <= self.config.max_num_seqs:
+            if needs <= room and self._num_placed + len(pair) <= self._slots:
                 left = self._blocks.room(seq) - self._blocks.unheld(hit)
                 if seq.follows and left < self._blocks.num_groups:
                     return  # its leader holds all blocks until its chunk has run
@@ -450,27 +466,20 @@ class Scheduler:
         return bool(halved)
 
     @property
+    def _slots(self) -> int:
+        """Sequences that may run at once; a pair is never kept out."""
+        return min(self.config.max_num_seqs, max(self.limits.sequences, 1 + (self._requests.num_guided > 0)))
+
+    @property
     def _num_placed(self) -> int:
         """Sequences that run, or will when their blocks have arrived."""
         return len(self._running) + (0 if self._fetches is None else len(self._fetches))
 
     def _may_have_slots(self, seq: Sequence, count: int) -> bool:
         """Whether there may be room for `count` sequences more, of which this is the first."""
-        if self._num_placed + count <= self.config.max_num_seqs:
+        if self._num_placed + count <= self._slots:
             return True
-        return bool(self._running) and displaces(self.config.policy, seq, self._running[-1])
-
-    def _first_end(self, seq: Sequence, hit: Hit, budget: int) -> int:
-        """Where the first row of a waiting sequence may end; `hit.length` when it must wait for more budget."""
-        remaining = len(seq.tokens) - hit.length
-        if remaining > budget and not self.config.enable_chunked_prefill:
-            # A prompt runs whole. It is split only if it outgrew the budget of any step before a preemption.
-            most = self.config.max_num_batched_tokens - (
-                seq.partner is not None
-            )  # the other one has a row, too
-            outgrew = seq.preemptions > 0 and remaining > most
-            return hit.length + budget if outgrew else hit.length
-        return hit.length + min(remaining, budget)
+        return bool(self._running) and displaces(seq, self._running[-1])
 
     def _room(self, seq: Sequence, step: StepPlan) -> int:
         """Blocks for all known tokens of a newly admitted sequence.
@@ -491,17 +500,17 @@ class Scheduler:
         """
         running = self._num_placed
         for victim in reversed(self._running):
-            if not displaces(self.config.policy, seq, victim):
+            if not displaces(seq, victim):
                 return False
             running -= 1
             short -= len(victim.table.live()) + self._blocks.num_groups
-            if short <= 0 and running + len(halves(seq, Status.WAITING)) <= self.config.max_num_seqs:
+            if short <= 0 and running + len(halves(seq, Status.WAITING)) <= self._slots:
                 return True
         return not self._fetches
 
     def _start(self, seq: Sequence, hit: Hit, step: StepPlan) -> None:
         blocks, state = self._blocks, seq.state
-        end = self._first_end(seq, hit, step.budget)
+        end = first_end(self.config, seq, hit, step.budget)
         if not state.started:
             state.started = True
             state.cached_tokens = hit.length
@@ -509,6 +518,8 @@ class Scheduler:
             if self.config.enable_prefix_caching and may_hit:
                 self.prefix_stats.queried_tokens += seq.prompt_len
                 self.prefix_stats.hit_tokens += hit.length
+        if self.policy.shares and not seq.preemptions:
+            charge_prompt(self.counters, seq, hit.length)
         blocks.start(seq, hit)
         seq.status = Status.RUNNING
         insort(self._running, seq, key=_by_rank)
@@ -524,16 +535,6 @@ class Scheduler:
         step.budget -= end - start
         step.context += end
         step.decode += start >= seq.prompt_len and end == start + 1
-
-    def _add_drafts(self, step: StepPlan) -> None:
-        added, seen = add_drafts(step, self._blocks, self.config.max_draft_tokens)
-        if added:
-            counts = self.step_counts
-            self.step_counts = replace(
-                counts,
-                decode_tokens=counts.decode_tokens + added,
-                context_tokens=counts.context_tokens + seen,
-            )
 
     def _last_of(self, tenant: str) -> Sequence:
         """The last in rank of a tenant's running sequences."""

@@ -9,7 +9,7 @@ from quire.cache_kinds import CacheGroup, FullGroup, StateGroup
 from quire.context_window import check_window
 from quire.core.capacity import most_tokens, peak_blocks
 from quire.core.guidance import check_guidance, negative_of
-from quire.core.policy import POLICIES
+from quire.core.policy import OVERTAKE_SECONDS, Policy
 from quire.core.soft_tokens import check_soft_tokens
 from quire.records import dataclass
 from quire.types import NO_POOLING, ContextLengthError, Request, RequestError, TokenIds
@@ -32,7 +32,8 @@ class SchedulerConfig:
     enable_prefix_caching   keep computed blocks findable after their sequence ends
     enable_chunked_prefill  split prompts over steps; off: a prompt runs whole, in one step
     pooling                 the model gives a row of numbers for a prompt, and no tokens
-    policy                  "fcfs" or "priority"
+    policy                  the order of sequences: see core.policy
+    overtake                seconds: a request is overtaken only by those that arrive less than that after it
     """
 
     num_blocks: int
@@ -48,6 +49,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     pooling: bool = False
     policy: str = "fcfs"
+    overtake: float = OVERTAKE_SECONDS
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -66,8 +68,7 @@ class SchedulerConfig:
                 f"max_draft_tokens: {self.max_draft_tokens} must be 0 for a model with a state per sequence: "
                 "a rejected draft cannot be taken out of it"
             )
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy: {self.policy!r} is not one of {', '.join(POLICIES)}")
+        Policy.parse(self.policy, self.overtake)
         if peak_blocks(self.groups, 1, 1, self.block_size) > self.num_blocks:
             raise ValueError(
                 f"num_blocks: {self.num_blocks} cannot hold one token in {len(self.groups)} groups"

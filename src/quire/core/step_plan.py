@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import field
+from dataclasses import field, replace
 from operator import add
 from typing import NamedTuple
 
+from quire.core.cost_model import StepFeatures
+from quire.core.prefix_cache import Hit
+from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence
 from quire.core.sequence_blocks import SequenceBlocks
 from quire.logprobs import LogprobTable
@@ -25,6 +28,11 @@ class StepCounts:
     decode_tokens: int = 0
     context_tokens: int = 0  # keys visible to the last token of each row, summed, ignoring windows
     preempted: int = 0
+
+    def with_drafts(self, added: int, seen: int) -> StepCounts:
+        """The counts with so many drafts more, which see so many keys."""
+        decoded, context = self.decode_tokens + added, self.context_tokens + seen
+        return replace(self, decode_tokens=decoded, context_tokens=context) if added else self
 
 
 @dataclass(slots=True)
@@ -45,6 +53,37 @@ class StepPlan:
         """The counts of the step before drafts are added."""
         tokens = max_num_batched_tokens - self.budget
         return StepCounts(tokens - self.decode, self.decode, self.context, self.preempted)
+
+
+def first_end(config: SchedulerConfig, seq: Sequence, hit: Hit, budget: int) -> int:
+    """Where the first row of a waiting sequence may end; `hit.length` when it must wait for more budget."""
+    remaining = len(seq.tokens) - hit.length
+    if remaining > budget and not config.enable_chunked_prefill:
+        # A prompt runs whole. It is split only if it outgrew the budget of any step before a preemption.
+        most = config.max_num_batched_tokens - (seq.partner is not None)  # the other one has a row, too
+        outgrew = seq.preemptions > 0 and remaining > most
+        return hit.length + budget if outgrew else hit.length
+    return hit.length + min(remaining, budget)
+
+
+def features_of(step: StepPlan, counts: StepCounts, drafts: int, special: int) -> StepFeatures:
+    """What core.cost_model goes by. `special` is the number of live requests with an adapter or a grammar."""
+    context, work = counts.context_tokens, 0.0
+    if counts.prefill_tokens:
+        for row, seq in zip(step.rows, step.seqs, strict=True):
+            tokens = len(row.token_ids)
+            if tokens > 1 or row.start < seq.prompt_len:
+                tokens -= row.drafts
+                if tokens > 1 or row.start < seq.prompt_len:
+                    work += tokens * (row.start + tokens / 2)
+                    context -= row.start + tokens
+    adapters = grammars = 0
+    if special:
+        asked = [seq.state.request for seq in step.seqs]
+        adapters = sum([request.adapter != "" for request in asked])
+        grammars = sum([request.grammar is not None for request in asked])
+    decoded = counts.decode_tokens - drafts
+    return (1.0, decoded, counts.prefill_tokens, max(0, context), work, adapters, grammars, drafts)
 
 
 class Flight(NamedTuple):

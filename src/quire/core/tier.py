@@ -19,6 +19,8 @@ class Tier(Protocol):
     The scheduler asks it and never touches contents: the executor of `SchedulerOutput.moves` copies those.
     """
 
+    copy_seconds: float  # to copy a block in, as far as known; 0 for nothing
+
     @property
     def fingerprint(self) -> bytes:
         """All that determines the content of a block besides tokens: weights, formats, layout. At most 64 bytes."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quire.answers import AnswerPart, PromptProgress
 from quire.beams import Beams
 from quire.logprobs import LogprobTable
+from quire.objectives import ServiceClass
 from quire.outputs import RequestOutput
 from quire.parameters import Structure, TextTokens
 from quire.records import dataclass
@@ -70,6 +71,14 @@ class OverloadedError(QuireError):
         self.retry_after = retry_after
 
 
+class WouldBeLateError(OverloadedError):
+    """A deadline or the level of a class cannot be kept (HTTP 429). `predicted_ttft` is in seconds."""
+
+    def __init__(self, message: str, retry_after: float, predicted_ttft: float) -> None:
+        super().__init__(message, retry_after)
+        self.predicted_ttft = predicted_ttft
+
+
 class EngineUnavailableError(QuireError):
     """The engine is starting, restarting or draining, or died while computing the request: try again (HTTP 503)."""
 
@@ -102,6 +111,7 @@ class GenerateAsk:
     `reading` divides the answer into its text, reasoning and calls.
     Without `keep_output` the text and logprobs of the samples are only in the deltas: `output` stays small, its token
     ids are arrays of int32, and it has no copy of the prompt.
+    `predicted` is called with the predicted time to the first token, in seconds from arrival, if there is a prediction.
     With `progress` there is a delta of the first sample after each step that computes some of the prompt.
     """
 
@@ -113,6 +123,7 @@ class GenerateAsk:
     keep_output: bool = True
     reading: Reading | None = None
     progress: bool = False
+    predicted: Callable[[float], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +300,7 @@ class ModelCard:
     chat_template: str = ""
     max_num_seqs: int = 0  # sequences that run at once
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
+    service_classes: tuple[ServiceClass, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +364,18 @@ class EngineStats:
     adapter_loads: Mapping[str, int] = field(default_factory=dict)  # into slots, by version
     adapter_evictions: Mapping[str, int] = field(default_factory=dict)
     resident_bytes: int = 0
+    step_costs: tuple[float, ...] = ()  # seconds, by core.cost_model.FEATURES
+    step_cost_error: float = 0.0  # median of |real / predicted - 1| of recent steps
+    step_cost_spread: float = 0.0  # the same at the 90th percentile
+    swap_blocks: int = 0  # kept in the swap space
+    swapped_out: int = 0  # blocks copied there
+    swapped_in: int = 0  # and back
+    step_budget: int = 0  # tokens that a step may have now
+    step_slots: int = 0  # sequences that may run now
+    level_kept: Mapping[str, int] = field(default_factory=dict)  # requests by class of service
+    level_missed: Mapping[str, int] = field(default_factory=dict)
+    goodput: Mapping[str, float] = field(default_factory=dict)  # requests a second, of the last minute
+    length_error: float = 0.0  # mean of |predicted / real - 1| of recent output lengths
     waiting_tokens: int = 0
     wasted_tokens: int = 0  # of requests cancelled before their client received them
     restarts: int = 0  # starts of the engine after its first
@@ -378,6 +402,7 @@ class StepRecord:
     preempted: int
     drafted: int = 0  # drafts run
     accepted: int = 0  # of them, those that were right
+    predicted_seconds: float = 0.0  # by the cost model, before the step ran
 
 
 class Engine(Protocol):

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from quire.core.controller import StepController
+from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.engine.api import StepRecord
 from quire.engine.beam_sequences import BeamSequences
@@ -27,6 +29,7 @@ from quire.types import (
 if TYPE_CHECKING:  # a simulation needs no arrays
     from quire.executor.plans import PlanCounts
     from quire.lora.adapter_service import AdapterService
+    from quire.worker.swap_space import SwapSpace
     from quire.worker.worker import Masks
 
 RECORDS_KEPT = 4096
@@ -99,9 +102,14 @@ class EngineCore:
         grammars: Grammars | Callable[[], Grammars] | None = None,
         speculation: Speculation | None = None,
         adapters: AdapterService | None = None,
+        costs: StepCostModel | None = None,
+        controller: StepController | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.adapters = adapters
+        self.costs = costs or StepCostModel()
+        self._controller = controller
+        self.swap: SwapSpace | None = None
         self._adapted: dict[
             str, tuple[str, int]
         ] = {}  # requests in slots: their version, and samples that run
@@ -203,8 +211,10 @@ class EngineCore:
             time.sleep(early)
         start = time.perf_counter()
         preempted = self.scheduler.num_preemptions
+        if self._controller is not None:
+            self._controller.plan()
         out = self.scheduler.schedule()
-        counts = self.scheduler.step_counts
+        counts, features = self.scheduler.step_counts, self.scheduler.step_features
         scheduled = time.perf_counter()
         self.started = [new.request_id for new in out.new if new.leader is None]
         if self._beams is not None:
@@ -222,6 +232,10 @@ class EngineCore:
                 self._resume = time.monotonic() + MOVES_SECONDS
             return events
         self.last_phases = result.seconds
+        predicted = self.costs.seconds(features)
+        self.costs.observe(features, updated - start)
+        if self._controller is not None:
+            self._controller.ran(updated - start)
         drafts = self.speculation.last if self.speculation else NO_DRAFTS
         self.records.append(
             StepRecord(
@@ -240,6 +254,7 @@ class EngineCore:
                 preempted=self.scheduler.num_preemptions - preempted,
                 drafted=drafts.drafted,
                 accepted=drafts.accepted,
+                predicted_seconds=predicted,
             )
         )
         return events

@@ -13,6 +13,7 @@ from quire.core.prefix_cache import Hit
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence
+from quire.core.service_estimates import TokenCosts
 from quire.core.step_plan import StepPlan
 from quire.core.tier import Tier
 from quire.records import dataclass
@@ -22,9 +23,13 @@ class WholeBatchScheduler(Scheduler):
     """Admits only sequences that waited when the running batch began. How long to collect it is a BatchGate's."""
 
     def __init__(
-        self, config: SchedulerConfig, rng: random.Random | None = None, tier: Tier | None = None
+        self,
+        config: SchedulerConfig,
+        rng: random.Random | None = None,
+        tier: Tier | None = None,
+        costs: TokenCosts | None = None,
     ) -> None:
-        super().__init__(config, rng, tier)
+        super().__init__(config, rng, tier, costs)
         self._places = 0  # for sequences of the batch that have not started
 
     def oldest_arrival(self) -> float | None:

@@ -14,6 +14,7 @@ from quire.engine.api import (
     EngineUnavailableError,
     OverloadedError,
     RequestBlockedError,
+    WouldBeLateError,
 )
 from quire.records import dataclass
 from quire.types import CheckpointError, ContextLengthError, QuireError, RequestError
@@ -120,6 +121,14 @@ def retry_headers(seconds: float) -> list[Header]:
     ]
 
 
+PREDICTED_TTFT = b"x-quire-predicted-ttft-ms"
+
+
+def predicted_ttft(seconds: float) -> bytes:
+    """The value of that header."""
+    return str(round(seconds * 1000)).encode()
+
+
 def api_error(error: Exception) -> ApiError:
     """The response for an expected failure; any other becomes a 500 without details."""
     match error:
@@ -129,6 +138,10 @@ def api_error(error: Exception) -> ApiError:
             found = ApiError(400, str(error), code="context_length_exceeded", param=name)
         case RequestError(field=name):
             found = ApiError(400, str(error), code="invalid_value", param=name)
+        case WouldBeLateError(retry_after=seconds, predicted_ttft=ttft):
+            known = [(PREDICTED_TTFT, predicted_ttft(ttft))] if math.isfinite(ttft) else []
+            headers = [*retry_headers(seconds), *known]
+            found = ApiError(429, str(error), code="would_be_late", headers=headers)
         case OverloadedError(retry_after=seconds):
             found = ApiError(429, str(error), code="queue_full", headers=retry_headers(seconds))
         case EngineUnavailableError(retry_after=seconds):

@@ -231,6 +231,9 @@ _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] 
     ("quire_kv_blocks_used", GaugeMetricFamily, "KV blocks held by sequences", lambda s: s.blocks_used),
     ("quire_kv_blocks_cached", GaugeMetricFamily, "KV blocks that hold reusable prefixes", lambda s: s.blocks_cached),
     ("quire_kv_waste_tokens", GaugeMetricFamily, "allocated but unused token slots", lambda s: s.kv_waste_tokens),
+    ("quire_swap_blocks", GaugeMetricFamily, "KV blocks in the swap space", lambda s: s.swap_blocks),
+    ("quire_swapped_out_blocks", CounterMetricFamily, "KV blocks copied to the swap space", lambda s: s.swapped_out),
+    ("quire_swapped_in_blocks", CounterMetricFamily, "KV blocks copied back", lambda s: s.swapped_in),
     ("quire_steps", CounterMetricFamily, "engine steps", lambda s: s.steps),
     ("quire_step_seconds", CounterMetricFamily, "time spent in steps", lambda s: s.step_seconds),
     ("quire_step_prefill_tokens", CounterMetricFamily, "prompt tokens computed", lambda s: s.prefill_tokens),
@@ -248,6 +251,12 @@ _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] 
      lambda s: s.draft_faults),
     ("quire_speculation_seconds_won", GaugeMetricFamily, "time that steps with drafts have won, estimated",
      lambda s: s.speculation_seconds_won),
+    ("quire_step_cost_error_ratio", GaugeMetricFamily, "median error of the predicted time of recent steps",
+     lambda s: s.step_cost_error),
+    ("quire_step_cost_error_p90_ratio", GaugeMetricFamily, "the same at the 90th percentile",
+     lambda s: s.step_cost_spread),
+    ("quire_output_length_error_ratio", GaugeMetricFamily, "mean error of the predicted length of recent outputs",
+     lambda s: s.length_error),
     ("quire_wasted_tokens", CounterMetricFamily, "computed tokens that were not used", lambda s: s.wasted_tokens),
     ("quire_engine_restarts", CounterMetricFamily, "engine restarts", lambda s: s.restarts),
     ("quire_engine_resident_bytes", GaugeMetricFamily, "resident bytes of the engine", lambda s: s.resident_bytes),
@@ -282,6 +291,13 @@ def _engine_families(stats: EngineStats, labels: dict[str, str], acceptance: str
     yield _family(GaugeMetricFamily, "quire_spec_decode_info", "which drafts are right", how, 1)
     config = labels | {"block_size": str(stats.block_size), "num_gpu_blocks": str(stats.blocks)}
     yield _family(GaugeMetricFamily, "vllm:cache_config_info", "sizes of the KV cache", config, 1)
+    yield _by_part(CounterMetricFamily, "quire_service_level_kept", "service_class", stats.level_kept.items())
+    yield _by_part(
+        CounterMetricFamily, "quire_service_level_missed", "service_class", stats.level_missed.items()
+    )
+    yield _by_part(
+        GaugeMetricFamily, "quire_goodput_requests_per_second", "service_class", stats.goodput.items()
+    )
     yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())
     yield _by_part(GaugeMetricFamily, "quire_memory_bytes", "part", stats.memory_parts.items())
 

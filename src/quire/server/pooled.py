@@ -14,6 +14,7 @@ from msgspec import Meta
 from quire.answers import Timings
 from quire.engine.api import GenerateAsk, InputAsk, OverloadedError, Stream
 from quire.engine.front.pool_inputs import POOLING_PARAMS, check_dimensions, check_ids, vector
+from quire.objectives import ServiceTerms
 from quire.outputs import RequestOutput
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request
@@ -199,6 +200,7 @@ def _ask(
         arrival=time.monotonic(),
         priority=priority,
         tenant=exchange.tenant if context.config.prefix_cache_sharing == "key" else "",
+        terms=ServiceTerms(account=exchange.tenant),
         pooling=True,
     )
     return GenerateAsk(request=request, tenant=exchange.tenant, keep_output=False)

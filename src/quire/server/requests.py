@@ -342,6 +342,9 @@ class GenerationRequest(_Sampling, kw_only=True):
     max_queue_ms: Annotated[
         float | None, Meta(description="end with 504 unless started within this many milliseconds of arrival")
     ] = None
+    service_tier: Annotated[
+        str | None, Meta(description="class of service: a name of --slo, auto, default, priority or flex")
+    ] = None
     timings: Annotated[
         bool | None, Meta(description="report where the time went; also x-quire-timings: 1")
     ] = None

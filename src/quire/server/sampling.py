@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from quire.beams import Beams
 from quire.core.policy import BACKGROUND
 from quire.engine.api import GenerateAsk, guided
+from quire.objectives import ServiceClass, ServiceTerms, class_of
 from quire.parameters import TextTokens
 from quire.server.context import ServerContext
-from quire.server.errors import ApiError, bad_request
+from quire.server.errors import PREDICTED_TTFT, ApiError, bad_request, predicted_ttft
 from quire.server.exchange import Exchange
 from quire.server.requests import (
     MAX_TOP_LOGPROBS,
@@ -214,6 +217,10 @@ def make_ask(
             f"{MAX_PROMPT_LOGPROB_ENTRIES}",
         )
     assert exchange.served is not None, "a route that generates calls generating_model first"
+    limits = (
+        _limit(exchange, "deadline_ms", body.deadline_ms),
+        _limit(exchange, "max_queue_ms", body.max_queue_ms),
+    )
     request = Request(
         request_id=request_id,
         prompt_token_ids=prompt,
@@ -227,14 +234,17 @@ def make_ask(
         beams=beams_of(body),
         texts=texts,
         adapter=exchange.served.digest,
+        terms=_terms(exchange, context.engine.card.service_classes, body.service_tier, limits),
     )
+    wants = exchange.header(b"x-quire-predict").lower() in {"1", "true"}
     return GenerateAsk(
         request=request,
         tenant=exchange.tenant,
-        deadline=_limit(exchange, "deadline_ms", body.deadline_ms),
-        queue_deadline=_limit(exchange, "max_queue_ms", body.max_queue_ms),
+        deadline=limits[0],
+        queue_deadline=limits[1],
         keep_output=False,
         progress=bool(body.return_progress),
+        predicted=partial(_tell, exchange) if wants else None,
     )
 
 
@@ -274,6 +284,29 @@ def check_logprobs(params: SamplingParams, prompts: Sequence[int], window: int, 
             f" {MAX_LOGPROB_ENTRIES}; reduce max_tokens or {name}"
         )
         raise bad_request(name, message)
+
+
+def _terms(
+    exchange: Exchange, classes: Sequence[ServiceClass], tier: str | None, limits: Sequence[float | None]
+) -> ServiceTerms:
+    """The class that a request asks for, and when it is due. Raises ApiError 400 for an unknown class."""
+    found = class_of(tier, classes)
+    if found is None or (tier in ("priority", "flex") and not classes):
+        names = ", ".join(
+            ["auto", "default", *(["priority", "flex"] if classes else []), *(c.name for c in classes)]
+        )
+        message = f"service_tier: {(tier or '')[:64]!r} is not one of {names}"
+        raise bad_request("service_tier", message, "unsupported_parameter")
+    ends = [limit for limit in limits if limit is not None]
+    if classes and (ttft := classes[found].slo.ttft):
+        ends.append(exchange.arrival + ttft / 1000)
+    return ServiceTerms(account=exchange.tenant, service_class=found, due=min(ends, default=None))
+
+
+def _tell(exchange: Exchange, seconds: float) -> None:
+    """Add the predicted time to the first token to the response."""
+    if math.isfinite(seconds):
+        exchange.add_headers([(PREDICTED_TTFT, predicted_ttft(seconds))])
 
 
 def _limit(exchange: Exchange, name: str, milliseconds: float | None) -> float | None:

@@ -17,7 +17,7 @@ from quire.records import dataclass
 from quire.util.files import IrregularFileError, open_regular
 from quire.util.sizes import format_size
 
-SUFFIXES = (".weights", ".tokenizer")
+SUFFIXES = (".weights", ".tokenizer", ".costs")
 _UNFINISHED = ".writing-"
 _SPARE_BYTES = 2**30  # disk space that must stay free
 

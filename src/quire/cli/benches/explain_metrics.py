@@ -14,10 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.bench.goodput import OBJECTIVES, PRESETS
+    from quire.bench.goodput import PRESETS
     from quire.bench.listings import LISTINGS
     from quire.bench.request_metrics import DEFINITIONS
     from quire.cli.parser import nearest
+    from quire.objectives import OBJECTIVES
 
     listings = [one for one in LISTINGS if args.name in {None, one.name}]
     definitions = {name: text for name, text in DEFINITIONS.items() if args.name in {None, name}}

@@ -14,9 +14,9 @@ from quire.cli.benches.common import add_report_option, add_result_options, coun
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quire.bench.goodput import SLO
     from quire.bench.server_bench import ServerOptions
     from quire.bench.workloads import Workload
+    from quire.objectives import SLO
 
 # preset -> its lengths and sharing (its objectives are in goodput.PRESETS)
 SHAPES: dict[str, dict[str, Any]] = {
@@ -219,7 +219,8 @@ def objectives(args: argparse.Namespace, default: str = "") -> SLO | None:
     """Return the objectives of --goodput, of the preset or of `default`, or None."""
     import dataclasses
 
-    from quire.bench.goodput import PRESETS, parse_slo
+    from quire.bench.goodput import PRESETS
+    from quire.objectives import parse_slo
 
     if args.goodput:
         return parse_slo(args.goodput, args.slo_share)

@@ -25,10 +25,10 @@ from quire.cli.benches.serving import (
 )
 
 if TYPE_CHECKING:
-    from quire.bench.goodput import SLO
     from quire.bench.results import Result
     from quire.bench.server_bench import Pace, ServerBench
     from quire.bench.sweep import Knee, Point
+    from quire.objectives import SLO
 
 CURVE = ("request_rate", "output_token_rate", "total_token_rate", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99",
          "itl_p50", "itl_p99", "e2el_p50", "e2el_p99", "stream_rate_p50", "concurrency", "failure_rate")  # fmt: skip

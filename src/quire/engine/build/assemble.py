@@ -24,6 +24,8 @@ from quire.config.schema import (
     ResolvedConfig,
 )
 from quire.config.speculative import WITH_MODEL
+from quire.core.controller import StepController
+from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.build.budget import MemoryPlan, plan_memory
@@ -36,6 +38,7 @@ from quire.engine.build.drafts import (
     read_spec,
     within,
 )
+from quire.engine.build.kept_costs import keep_costs, load_costs
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
 from quire.engine.build.tasks import check_pooling_options, for_task
@@ -51,12 +54,13 @@ from quire.loader import (
 )
 from quire.loader.kv_scales import read_scales, read_scales_file
 from quire.loader.source import CodesSource
+from quire.objectives import parse_classes
 from quire.program.cost import Row, step_cost
 from quire.program.formats import DType, Groups, HeadScales, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.lower_draft import trimmed
 from quire.program.lowering import LoraRoom
-from quire.program.memory import param_bytes
+from quire.program.memory import kv_block_bytes, param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.spec import Attention, ModelSpec
@@ -68,6 +72,7 @@ from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
 from quire.util.startup_spans import Startup
+from quire.worker.swap_space import ENTRY_BYTES, SwapSpace
 from quire.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -92,7 +97,8 @@ class Built:
     draft: Executor | None = None  # of a draft model
 
     def close(self) -> None:
-        """Free the memory of the executors."""
+        """Free the memory of the executors, and keep what was learned of their speed."""
+        keep_costs(self.core.costs, self.model.folder, self.config)
         if self.core.adapters is not None:
             self.core.adapters.close()
         if self.draft is not None:
@@ -355,12 +361,19 @@ def build(
         startup.mark(weights.source)
     with startup.span("bind"):
         adapters = _adapters(executor, model, config)
-        worker = _worker(model, executor, plan.limits, config, adapters)
-        scheduler = _scheduler(program, config, plan, model.facts.spec)
+        swap = _swap_space(program, config, draft)
+        worker = _worker(model, executor, plan.limits, config, adapters, swap)
+        costs = load_costs(model.folder, config)
+        scheduler = _scheduler(program, config, plan, model.facts.spec, costs, swap)
     grammars = partial(_grammars, later, program, config, plan)
     drafter = draft.drafter(plan.limits, made, program) if draft and made else None
     speculation = make_speculation(config, worker, executor, plan.limits, drafter)
-    core = EngineCore(scheduler, worker, _gate(scheduler, config), grammars, speculation, adapters)
+    classes = parse_classes(asked.scheduler.slo)
+    controller = StepController(scheduler, classes, costs) if classes else None
+    core = EngineCore(
+        scheduler, worker, _gate(scheduler, config), grammars, speculation, adapters, costs, controller
+    )
+    core.swap = swap
     return Built(later.model, config, program, plan, executor, core, weights, made)
 
 
@@ -406,12 +419,28 @@ def _adapters(executor: Executor, model: Model, config: ResolvedConfig) -> Adapt
     )
 
 
+def _swap_space(program: Program, config: ResolvedConfig, draft: Draft | None) -> SwapSpace | None:
+    """Raises ValueError where blocks cannot be taken back alone, or none fits."""
+    size = config.asked.cache.swap_space
+    if size is None:
+        return None
+    if draft is not None:
+        raise ValueError("swap_space: not with a draft model, whose keys and values would be missing")
+    block = kv_block_bytes(program, config.asked.cache.block_size)
+    return SwapSpace(size // (block + ENTRY_BYTES), block)
+
+
 def _worker(
-    model: Model, executor: Executor, limits: Limits, config: ResolvedConfig, adapters: AdapterService | None
+    model: Model,
+    executor: Executor,
+    limits: Limits,
+    config: ResolvedConfig,
+    adapters: AdapterService | None,
+    swap: SwapSpace | None,
 ) -> Worker:
     if model.facts.pooling is None:
         slots = None if adapters is None else adapters.slots
-        return Worker(executor, limits, judging=judging(config), adapters=slots)
+        return Worker(executor, limits, swap, judging=judging(config), adapters=slots)
     from quire.worker.pooling_worker import PoolingWorker
 
     return PoolingWorker(executor, limits)
@@ -473,7 +502,14 @@ def _grammars(later: _LaterTokenizer, program: Program, config: ResolvedConfig, 
     )
 
 
-def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan, spec: ModelSpec) -> Scheduler:
+def _scheduler(
+    program: Program,
+    config: ResolvedConfig,
+    plan: MemoryPlan,
+    spec: ModelSpec,
+    costs: StepCostModel,
+    swap: SwapSpace | None,
+) -> Scheduler:
     asked, whole, pooling = config.asked, spec.whole, spec.pooling is not None
     kind = Scheduler if asked.scheduler.batching == "continuous" else WholeBatchScheduler
     return kind(
@@ -490,8 +526,11 @@ def _scheduler(program: Program, config: ResolvedConfig, plan: MemoryPlan, spec:
             enable_chunked_prefill=asked.scheduler.enable_chunked_prefill and not whole,
             pooling=pooling,
             policy=asked.scheduler.scheduling_policy,
+            overtake=asked.scheduler.overtake_ms / 1e3,
         ),
         random.Random(asked.execution.seed),
+        None if spec.whole or pooling else swap,
+        costs,
     )
 
 

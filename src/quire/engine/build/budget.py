@@ -151,6 +151,7 @@ def _plan(
         "sampler": 0 if program.pools else kind.sampler_bytes(program, limits),
         "drafts": proposer_bytes(config, length, program.vocab)
         + (draft.kept_bytes(limits, program.vocab) if draft else 0),
+        "swap": asked.cache.swap_space or 0,
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
         "grammars": 0,
         "compiler": 0,
@@ -161,8 +162,7 @@ def _plan(
     at_speed = least_blocks(groups, length, chunk, asked.cache.block_size)
     whole = not asked.scheduler.enable_chunked_prefill or program.whole
     least = at_speed if whole else least_blocks(groups, length, 1, asked.cache.block_size)
-    rest = config.memory - sum(fixed.values())
-    grammars = 0
+    rest, grammars = config.memory - sum(fixed.values()), 0
     if not program.pools:
         fixed["grammars"], fixed["compiler"], grammars = _grammar_parts(
             rest, held["grammars"], program.vocab, limits, config

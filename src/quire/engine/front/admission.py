@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 
+from quire.config.schema import SchedulerOptions
 from quire.core.beam_search import check_beams
 from quire.core.policy import BACKGROUND
-from quire.engine.api import GenerateAsk, OverloadedError, check_prediction
+from quire.engine.api import EngineStats, GenerateAsk, OverloadedError, check_prediction
+from quire.engine.front.outlook import Outlook
+from quire.engine.front.stream import LiveRequest
 from quire.engine.host.messages import Ready
 from quire.types import Request, RequestError
 
@@ -26,7 +30,14 @@ class Admission:
     the queue leaves half of it to the others, two leave a third. Running requests do not count.
     """
 
-    def __init__(self, facts: Ready, max_requests: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        facts: Ready,
+        max_requests: int,
+        max_tokens: int,
+        scheduling: SchedulerOptions | None = None,
+    ) -> None:
+        self.outlook = Outlook(facts.scheduler, scheduling or SchedulerOptions())
         self.waiting_tokens = 0
         self._facts = facts
         self._max_requests, self._max_tokens = max_requests, max_tokens
@@ -50,7 +61,7 @@ class Admission:
         """Raise RequestError, naming field and limit, for a request that this engine could never run."""
         facts = self._facts
         facts.scheduler.length_limit(request)
-        if request.priority not in {0, BACKGROUND} and facts.scheduler.policy != "priority":
+        if request.priority not in {0, BACKGROUND} and "priority" not in facts.scheduler.policy.split("+"):
             raise RequestError(
                 "priority",
                 "priorities need --scheduling-policy priority; this server runs requests in order of arrival",
@@ -75,8 +86,18 @@ class Admission:
         if request.prediction:
             check_prediction(request.prediction, facts.vocab, facts.scheduler.max_model_len)
 
-    def admit(self, handle: int, ask: GenerateAsk, now: float) -> None:
-        """Add a request to the queue. Raises OverloadedError, with the numbers, when it is full."""
+    def admit(
+        self,
+        handle: int,
+        ask: GenerateAsk,
+        now: float,
+        lives: Iterable[LiveRequest] = (),
+        stats: EngineStats | None = None,
+    ) -> None:
+        """Add a request to the queue, behind `lives`. Raises OverloadedError, with the numbers, when it is full, or
+        when by the engine's latest `stats` what the request wants cannot be kept."""
+        if stats is not None:
+            self.outlook.check(ask, lives, now, stats)
         request = ask.request
         tokens, samples = len(request.prompt_token_ids), request.params.n
         if request.negative_prompt is not None:

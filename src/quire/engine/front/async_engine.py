@@ -168,7 +168,8 @@ class AsyncEngine:
             return EngineStats()
         waiting = self._admission.waiting_tokens if self._admission else 0
         calls = self._text.calls if self._text else {}
-        return self._client.stats(waiting_tokens=waiting, wasted_tokens=self._wasted, calls=calls)
+        found = self._client.stats(waiting_tokens=waiting, wasted_tokens=self._wasted, calls=calls)
+        return self._admission.outlook.add_to(found) if self._admission else found
 
     @property
     def startup(self) -> list[dict[str, Any]]:
@@ -219,7 +220,7 @@ class AsyncEngine:
         if model.facts.pooling is not None:
             self._inputs = PoolInputs(model.facts, model.tokenizer, ready.scheduler.max_model_len)
         name = next(iter(self.serving.served_model_name), self._name)
-        self._card = model_card(name, model, ready, text, self._config.speculation.acceptance())
+        self._card = model_card(name, model, ready, text, self._config)
         self._startup.add(ready.startup)
         self._startup.mark("ready")
 
@@ -417,8 +418,9 @@ class AsyncEngine:
         following = OutputBuilder(
             request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output, reading=ask.reading
         )
-        admission.admit(handle, ask, now)
+        admission.admit(handle, ask, now, self._live.values(), client.reported)
         live = LiveRequest(handle, request, following, digest, progress=ask.progress)
+        live.place = admission.outlook.place(request)
         if not self._live:
             client.began()
         self._live[handle] = live
@@ -535,13 +537,14 @@ class AsyncEngine:
         live.push(delta, now)
         if delta.finish_reason is not None and live.output.finished:
             self._lane.completed(live)
+            if self._admission is not None:
+                self._admission.outlook.ended(live.request, live.output)
             self._forget(live)
             live.end()
 
     def engine_ready(self, facts: Ready) -> None:
-        self._admission = Admission(
-            facts, self.serving.max_num_queued_reqs, self.serving.max_num_queued_tokens
-        )
+        bounds = self.serving.max_num_queued_reqs, self.serving.max_num_queued_tokens
+        self._admission = Admission(facts, *bounds, self._config.scheduler)
         self._adapters.started()
         self._grammars.planned = facts.memory_parts["compiler"]
         self._send_vocabulary()
@@ -595,5 +598,6 @@ class AsyncEngine:
 
 
 def _window(facts: Ready) -> int:
-    """Tokens of a prompt and one of output; a model with pooling has none."""
-    return facts.scheduler.max_model_len + facts.scheduler.pooling
+    return (
+        facts.scheduler.max_model_len + facts.scheduler.pooling
+    )  # a prompt, and without pooling one token more

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 
+from quire.config.schema import EngineConfig
 from quire.engine.api import ModelCard
 from quire.engine.build.opening import Model
 from quire.engine.front.text_service import TextService
 from quire.engine.host.messages import Ready
+from quire.objectives import parse_classes
 
 
-def model_card(name: str, model: Model, ready: Ready, text: TextService, acceptance: str) -> ModelCard:
+def model_card(name: str, model: Model, ready: Ready, text: TextService, config: EngineConfig) -> ModelCard:
     """What /v1/models says, from the checkpoint and what its engine was built with."""
     facts = model.facts
     return ModelCard(
@@ -25,11 +27,12 @@ def model_card(name: str, model: Model, ready: Ready, text: TextService, accepta
         eos_token_ids=ready.eos_token_ids,
         notices=ready.notices,
         answers=text.answers,
-        acceptance=acceptance,
+        acceptance=config.speculation.acceptance(),
         cache_block=ready.scheduler.block_size * ready.scheduler.enable_prefix_caching,
         template_variables=text.template_variables,
         pooling=facts.pooling,
         chat_template=text.template_source,
         max_num_seqs=ready.scheduler.max_num_seqs,
         embed_dim=ready.embed_dim,
+        service_classes=parse_classes(config.scheduler.slo),
     )

@@ -36,7 +36,9 @@ class LiveRequest:
         "idle",
         "output",
         "pending",
+        "place",
         "progress",
+        "prompt_done",
         "request",
         "request_id",
         "timers",
@@ -56,6 +58,8 @@ class LiveRequest:
     ) -> None:
         self.handle = handle
         self.request = request
+        self.place: tuple[float, ...] = ()  # in the queue
+        self.prompt_done = 0  # tokens of its prompt that are computed
         self.digest = digest  # of the request, if it arrived while there were suspects
         self.following = following
         self.progress = progress  # whether the reader wants to know how far its prompt is
@@ -132,7 +136,8 @@ class LiveRequest:
                 self.directs[index] = None
 
     def computed(self, tokens: int, cached: int, now: float) -> None:
-        """Tell a reader who wants to know that so many tokens of its prompt are computed."""
+        """So many tokens of its prompt are computed: keep it, and tell a reader who wants to know."""
+        self.prompt_done = tokens
         if self.progress:
             self.keep(StreamDelta(0, "", [], progress=self._progress(tokens, cached, now)), now)
 

@@ -131,6 +131,11 @@ class EngineClient:
         """Whether the engine answers within `timeout` seconds."""
         return await self._supervisor.ping(timeout)
 
+    @property
+    def reported(self) -> EngineStats:
+        """The engine's last report as it came."""
+        return self._stats
+
     def stats(self, *, waiting_tokens: int, wasted_tokens: int, calls: Mapping[str, int]) -> EngineStats:
         """The engine's last report, with the counts that only its front has."""
         return replace(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
+from quire.core.streams import partial_prompts
 from quire.engine.core import EngineCore
 from quire.engine.host.channel import Channel
 from quire.engine.host.messages import (
@@ -161,7 +162,7 @@ class EngineLoop:
     def _report(self, start: float, end: float, events: list[SeqEvent]) -> StepReport:
         record, live = self._core.records[-1], self._live
         started = [live[request_id].handle for request_id in self._core.started if request_id in live]
-        partial = self._core.scheduler.partial_prompts() if record.prefill_tokens else ()
+        partial = partial_prompts(self._core.scheduler.running) if record.prefill_tokens else ()
         prompts = [number for name, *counts in partial for number in (live[name].handle, *counts)]
         rows: list[int] = []
         tokens: list[int] = []

@@ -45,7 +45,7 @@ class StepTotals:
         scheduler: Scheduler = self._core.scheduler
         plans = self._core.worker.plans
         drafts, adapters = self._core.speculation, self._core.adapters
-        grammars = self._core.grammars
+        grammars, swap = self._core.grammars, self._core.swap
         stepped = None if callable(grammars) else grammars
         return EngineStats(
             running=scheduler.num_running,
@@ -74,6 +74,15 @@ class StepTotals:
             adapter_loads=dict(adapters.loads) if adapters else {},
             adapter_evictions=dict(adapters.evictions) if adapters else {},
             resident_bytes=resident_bytes(),
+            step_costs=self._core.costs.weights,
+            step_cost_error=self._core.costs.error,
+            step_cost_spread=self._core.costs.spread,
+            swap_blocks=len(swap) if swap else 0,
+            swapped_out=swap.blocks_out if swap else 0,
+            swapped_in=swap.blocks_in if swap else 0,
+            step_budget=min(scheduler.limits.tokens, scheduler.config.max_num_batched_tokens),
+            step_slots=min(scheduler.limits.sequences, scheduler.config.max_num_seqs),
+            length_error=scheduler.estimates.error,
             draft_rows=drafts.rows if drafts else 0,
             drafted_tokens=drafts.drafted if drafts else 0,
             accepted_tokens=sum(drafts.accepted) if drafts else 0,

@@ -1,0 +1,62 @@
+"""How many tokens a step may have, and how many sequences run at once, so that classes of service keep their levels.
+
+    step time allowed   the shortest TPOT of the classes whose streams run, and what shorter steps have left over
+    token budget        running streams, and as many prompt tokens as fit the rest of that time by the cost model
+    sequences           as many as decode within the TPOT
+
+A level is one of the mean, so a step may be longer by what earlier ones were shorter: prompts come in few large
+chunks, between steps of streams alone. The chunk of each prompt follows from the budget and the order of sequences. A
+class without a TPOT bounds nothing; where it is less urgent, it gets what is left of a step and gives way in the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.core.cost_model import StepCostModel
+from quire.core.scheduler import Scheduler
+from quire.core.streams import count_streams
+from quire.objectives import ServiceClass
+
+_AIM = 0.92  # of a TPOT: predictions have errors
+_CREDIT = 6.0  # most time left over, in TPOTs
+_LEAST_CHUNK = 16  # tokens: prompts never stop
+
+
+class StepController:
+    """Sets the limits of a scheduler before each step. O(classes) and O(running) to count streams."""
+
+    def __init__(self, scheduler: Scheduler, classes: Sequence[ServiceClass], costs: StepCostModel) -> None:
+        self._scheduler, self._costs = scheduler, costs
+        self._tpots = [one.slo.tpot / 1e3 * _AIM if one.slo.tpot else None for one in classes]
+        self._credit = [0.0] * len(classes)
+        self._bounding: list[int] = []  # classes whose streams run
+        self.active = any(self._tpots) and scheduler.config.enable_chunked_prefill
+
+    def plan(self) -> None:
+        """Before `schedule`."""
+        if not self.active:
+            return
+        scheduler, config = self._scheduler, self._scheduler.config
+        streams = count_streams(scheduler.running, len(self._tpots))
+        self._bounding = [i for i, count in enumerate(streams.by_class) if count and self._tpots[i]]
+        each = self._costs.weights
+        rows, keys = streams.rows, streams.keys
+        decode = each[0] + each[1] * rows + each[3] * keys
+        budget, most = config.max_num_batched_tokens, config.max_num_seqs
+        if self._bounding:
+            allowed = min((self._tpots[i] or 0.0) + max(0.0, self._credit[i]) for i in self._bounding)
+            tpot = min(self._tpots[i] or 0.0 for i in self._bounding)
+            per_token = each[2] + each[4] * streams.depth
+            chunk = (allowed - decode) / per_token if per_token else budget
+            budget = min(budget, rows + max(_LEAST_CHUNK, int(chunk)))
+            per_row = each[1] + each[3] * (keys / rows)
+            if per_row:
+                most = min(most, max(1, int((tpot - each[0]) / per_row)))
+        scheduler.limits.tokens, scheduler.limits.sequences = budget, most
+
+    def ran(self, seconds: float) -> None:
+        """After a step: what it has left over, or taken."""
+        for i in self._bounding:
+            tpot = self._tpots[i] or 0.0
+            self._credit[i] = max(-_CREDIT * tpot, min(_CREDIT * tpot, self._credit[i] + tpot - seconds))

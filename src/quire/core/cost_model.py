@@ -1,0 +1,195 @@
+"""What a step will take: seconds as a sum of what is in it, fitted to the steps that run.
+
+    seconds ≈ drift · (w0 + w1 · decode rows + w2 · prompt tokens + w3 · keys that decode rows read
+                       + w4 · prompt tokens × keys before them + w5 · adapter rows + w6 · grammar rows + w7 · drafts)
+
+Weights are never negative. The fit minimizes relative errors, so short steps count as much as long ones, with Huber's
+weights, as other work on the machine makes some steps far too slow. Steps of different kinds (with prompts, adapters,
+grammars or drafts) have normal equations of their own, each with the memory of its latest steps: hours of decoding
+do not wash out what is known of prompts. `drift` follows the machine at once: the moving ratio of real to fitted time.
+
+A step costs a few microseconds: one row of the normal equations, and now and then a few sweeps of coordinate descent.
+`speculate.step_costs` learns something else: the kinks of the curve between 1 and some 30 tokens, relative to one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FEATURES = (
+    "step", "decode_rows", "prompt_tokens", "decode_context", "prompt_work", "adapter_rows", "grammar_rows", "drafts",
+)  # fmt: skip
+# Magnitudes, so that the equations are well scaled.
+_SCALE = (1.0, 16.0, 256.0, 16384.0, 2.0**20, 16.0, 16.0, 16.0)
+# Before any step has run: the relations of a small model on two cores.
+_FIRST = (0.01, 1e-3, 5e-4, 5e-8, 1e-8, 5e-4, 1e-4, 5e-4)
+_COUNT = len(FEATURES)
+_MEMORY = 512.0  # steps of a kind that count
+_PRIOR = 24.0  # steps that outweigh what was known before
+_SOLVE = 16  # steps between two solutions
+_SWEEPS = 4
+_DRIFT = 0.05  # of the latest step in the drift
+_MOST_DRIFT = 1.5  # natural logarithm
+_VERSION = 1
+
+StepFeatures = tuple[float, ...]
+
+
+class _Kind:
+    """Normal equations of steps of one kind. New steps weigh more and more, in place of old ones less and less."""
+
+    __slots__ = ("matrix", "right", "steps", "weight")
+
+    def __init__(self) -> None:
+        self.matrix = [[0.0] * _COUNT for _ in range(_COUNT)]
+        self.right = [0.0] * _COUNT
+        self.weight = 1.0  # of the next step
+        self.steps = 0.0
+
+    def add(self, row: Sequence[float], places: Sequence[int], target: float, weight: float) -> None:
+        weight *= self.weight
+        for i in places:
+            into, value = self.matrix[i], weight * row[i]
+            for j in places:
+                into[j] += value * row[j]
+            self.right[i] += value * target
+        self.steps = min(self.steps + 1, _MEMORY)
+        self.weight *= 1 + 1 / _MEMORY
+        if self.weight > 1e12:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        self.matrix = [[value / self.weight for value in row] for row in self.matrix]
+        self.right = [value / self.weight for value in self.right]
+        self.weight = 1.0
+
+
+class StepCostModel:
+    """Seconds of steps, by features in the order of FEATURES."""
+
+    def __init__(self, weights: Sequence[float] = _FIRST) -> None:
+        self._weights = [weight * scale for weight, scale in zip(weights, _SCALE, strict=True)]
+        self._kinds: dict[int, _Kind] = {}
+        self._drift = 0.0  # natural logarithm
+        self._middle = 0.1  # running median of relative errors
+        self._tail = 0.3  # running 90th percentile
+        self.steps = 0
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Seconds per unit of each feature, with the drift."""
+        drift = math.exp(self._drift)
+        return tuple(drift * weight / scale for weight, scale in zip(self._weights, _SCALE, strict=True))
+
+    @property
+    def error(self) -> float:
+        """Median of |real / predicted - 1| of recent steps, each predicted before it was learned from."""
+        return self._middle
+
+    @property
+    def spread(self) -> float:
+        """Nine of ten steps are within this share of their prediction."""
+        return self._tail
+
+    def seconds(self, features: Sequence[float]) -> float:
+        """The prediction for a step. Without steps so far it is a guess."""
+        fitted = sum(
+            [
+                weight * x / scale
+                for weight, x, scale in zip(self._weights, features, _SCALE, strict=True)
+                if x
+            ]
+        )
+        return math.exp(self._drift) * fitted
+
+    def observe(self, features: Sequence[float], seconds: float) -> None:
+        """Take in a step. A step without positive time is ignored."""
+        if not 0 < seconds < math.inf:
+            return
+        places = [i for i in range(_COUNT) if features[i]]
+        row = [x / scale for x, scale in zip(features, _SCALE, strict=True)]
+        fitted = sum([self._weights[i] * row[i] for i in places])
+        ratio = seconds / fitted if fitted > 0 else 1.0
+        error = abs(ratio * math.exp(-self._drift) - 1)
+        self.steps += 1
+        if self.steps > 1:  # the first one reads the weights of the model from memory that is not mapped yet
+            self._count(error)
+            trust = min(1.0, 3 * self._middle / error) if error else 1.0
+            kind = sum([1 << i for i in (2, 5, 6, 7) if features[i]])
+            equations = self._kinds.get(kind) or self._kinds.setdefault(kind, _Kind())
+            equations.add([x / seconds for x in row], places, 1.0, trust)
+            change = max(-1.0, min(1.0, math.log(ratio) - self._drift))
+            self._drift += _DRIFT * trust * change
+            self._drift = max(-_MOST_DRIFT, min(_MOST_DRIFT, self._drift))
+            if self.steps % _SOLVE == 0 or self.steps < _SOLVE:
+                self._solve()
+
+    def prompt_seconds(self, tokens: int) -> float:
+        """To compute a prompt alone, in steps of 512 tokens."""
+        each, work = self.weights, tokens * tokens / 2
+        return each[0] * -(-tokens // 512) + each[2] * tokens + each[4] * work
+
+    def token_seconds(self) -> float:
+        """To decode one token of one sequence that has no neighbours."""
+        each = self.weights
+        return each[0] + each[1]
+
+    def dump(self) -> dict[str, Any]:
+        """What `load` reads: plain numbers."""
+        return {
+            "version": _VERSION,
+            "features": list(FEATURES),
+            "seconds": list(self.weights),
+            "error": self.error,
+            "spread": self.spread,
+            "steps": self.steps,
+        }
+
+    @classmethod
+    def load(cls, stored: Mapping[str, Any]) -> StepCostModel:
+        """A model that begins with the weights of another. Raises ValueError for anything but what `dump` returns."""
+        if stored.get("version") != _VERSION or stored.get("features") != list(FEATURES):
+            raise ValueError("a cost model of another version")
+        weights = stored.get("seconds")
+        if not isinstance(weights, list) or len(weights) != _COUNT:
+            raise ValueError("a cost model without its weights")
+        if not all(type(weight) is float and 0 <= weight < 1e6 for weight in weights) or not sum(weights):
+            raise ValueError("a cost model with weights that are no seconds")
+        return cls(weights)
+
+    def _count(self, error: float) -> None:
+        """Follow the quantiles of errors by steps up and down (Robbins and Monro)."""
+        self._middle = max(0.005, self._middle * (1.03 if error > self._middle else 1 / 1.03))
+        self._tail = max(self._middle, self._tail * (1.09 if error > self._tail else 1 / 1.0096))
+
+    def _solve(self) -> None:
+        """Coordinate descent from the last solution, never below 0: it is near, so a few sweeps are enough."""
+        matrix = [[0.0] * _COUNT for _ in range(_COUNT)]
+        right, steps = [0.0] * _COUNT, 0.0
+        for kind in self._kinds.values():
+            steps += kind.steps
+            for i in range(_COUNT):
+                if kind.matrix[i][i]:
+                    right[i] += kind.right[i] / kind.weight
+                    into = matrix[i]
+                    for j, value in enumerate(kind.matrix[i]):
+                        into[j] += value / kind.weight
+        keep = max(1e-3, _PRIOR / (steps * steps) if steps else 1.0)
+        found, before = self._weights, list(self._weights)
+        for _ in range(_SWEEPS):
+            for i in range(_COUNT):
+                row = matrix[i]
+                if not row[i]:
+                    continue
+                rest = right[i] - sum([a * w for a, w in zip(row, found, strict=True)]) + row[i] * found[i]
+                found[i] = max(0.0, (rest + keep * row[i] * before[i]) / (row[i] * (1 + keep)))
+        self._settle(before, right)
+
+    def _settle(self, before: Sequence[float], right: Sequence[float]) -> None:
+        """What the fit has taken over is no drift any more."""
+        old = sum([r * w for r, w in zip(right, before, strict=True)])
+        new = sum([r * w for r, w in zip(right, self._weights, strict=True)])
+        if old > 0 and new > 0:
+            self._drift -= max(-0.2, min(0.2, math.log(new / old)))

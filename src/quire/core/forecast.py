@@ -1,0 +1,195 @@
+"""When a request will get its first token: the steps ahead of it, played in advance.
+
+The play knows what the scheduler does: running sequences decode first, prompts share the rest of the tokens of a step
+in order, a waiting sequence starts when there is a slot and room for its prompt. It goes from one event (a prompt is
+complete, a stream ends) to the next, all steps in between having the cost of the first. What arrives later is unknown
+and left out: under orders by arrival it changes little.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+
+from quire.core.cost_model import FEATURES
+from quire.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A sequence that waits or runs: prompt tokens still to compute, those computed, and tokens of output to come."""
+
+    prompt: int
+    computed: int
+    output: float
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A request that runs or waits, and its place (Policy.place)."""
+
+    place: tuple[float, ...]
+    started: bool
+    work: Demand
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds from now. `start` is when the request leaves the queue."""
+
+    start: float
+    ttft: float
+    tpot: float
+
+    def finish(self, output: float) -> float:
+        """The end of an answer of so many tokens."""
+        return self.ttft + max(0.0, output - 1) * self.tpot
+
+
+class _Play:
+    """The state of a play."""
+
+    def __init__(self, costs: Sequence[float], budget: int, slots: int, tokens: int) -> None:
+        self.step_cost, self.row, self.token, self.key, self.work = costs[:5]
+        self.budget, self.slots, self.room = budget, slots, tokens
+        self.now, self.steps = 0.0, 0.0
+        self.ends: list[tuple[float, int]] = []  # streams: the step in which each ends, tokens that it holds
+        self.keys = 0.0  # that decoding streams read in a step
+        self.prompts: deque[list[float]] = (
+            deque()
+        )  # tokens left, computed, output; the last one may be the new request
+        self.seconds = 0.0  # of steps with streams, and their number
+        self.paced = 0.0
+
+    def start(self, work: Demand) -> None:
+        self.room -= work.prompt + work.computed
+        if work.prompt > 0:
+            self.prompts.append([work.prompt, work.computed, work.output])
+        else:
+            self.decode(work.computed, work.output)
+
+    def decode(self, held: float, output: float) -> None:
+        heapq.heappush(self.ends, (self.steps + max(1.0, output), int(held)))
+        self.keys += held
+
+    def fits(self, work: Demand) -> bool:
+        running = len(self.ends) + len(self.prompts)
+        return running < self.slots and (not running or work.prompt + work.computed <= self.room)
+
+    def advance(self) -> int:
+        """To the next event. Returns how many prompts were completed."""
+        rows = len(self.ends)
+        cost = self.step_cost + self.row * rows + self.key * self.keys
+        count, complete = max(1.0, self.ends[0][0] - self.steps) if rows else 1.0, []
+        if self.prompts:
+            chunk = float(max(1, self.budget - rows))
+            whole = self.prompts[0][0] // chunk  # steps that the first one has for itself
+            if whole:
+                count = min(count, whole)
+                cost += self._take(self.prompts[0], chunk * count) / count
+            else:
+                count = 1.0
+                for prompt in self.prompts:
+                    taken = min(prompt[0], chunk)
+                    chunk -= taken
+                    cost += self._take(prompt, taken)
+                    if chunk <= 0:
+                        break
+            while self.prompts and self.prompts[0][0] <= 0:
+                complete.append(self.prompts.popleft())
+        self.now += count * cost
+        self.steps += count
+        if rows:
+            self.seconds, self.paced = self.seconds + count * cost, self.paced + count
+            self.keys += rows * count
+        while self.ends and self.ends[0][0] <= self.steps:
+            _, held = heapq.heappop(self.ends)
+            self.keys = max(0.0, self.keys - held)
+            self.room += held
+        for _, computed, output in complete:
+            self.decode(computed, output - 1)
+        return len(complete)
+
+    def _take(self, prompt: list[float], tokens: float) -> float:
+        """Compute a part of a prompt; returns its seconds."""
+        work = tokens * (prompt[1] + tokens / 2)
+        prompt[0] -= tokens
+        prompt[1] += tokens
+        return self.token * tokens + self.work * work
+
+
+def outlook(
+    costs: Sequence[float],
+    lives: Iterable[Live],
+    new: Live,
+    *,
+    budget: int,
+    slots: int,
+    tokens: int,
+    most: float = math.inf,
+) -> Forecast:
+    """The times of a request among those that live: it waits behind those with a lower place. See `predict`."""
+    running, ahead = [], []
+    for live in lives:
+        if live.started:
+            running.append(live)
+        elif live.place <= new.place:
+            ahead.append(live)
+    running.sort(key=_place)
+    ahead.sort(key=_place)
+    return predict(
+        costs,
+        [live.work for live in running],
+        [live.work for live in ahead],
+        new.work,
+        budget=budget,
+        slots=slots,
+        tokens=tokens,
+        most=most,
+    )
+
+
+_place = attrgetter("place")
+
+
+def predict(
+    costs: Sequence[float],
+    running: Iterable[Demand],
+    waiting: Iterable[Demand],
+    new: Demand,
+    *,
+    budget: int,
+    slots: int,
+    tokens: int,
+    most: float = math.inf,
+) -> Forecast:
+    """The times of a request behind those that wait. `costs` are the weights of a cost model, `tokens` the capacity of
+    the KV cache. A play ends after `most` seconds: `ttft` is infinite then. O((running + waiting ahead) log running).
+    """
+    if len(costs) != len(FEATURES):
+        raise ValueError(f"costs: {len(costs)} numbers, {len(FEATURES)} are expected")
+    play = _Play(costs, budget, slots, tokens)
+    for work in running:
+        play.start(work)
+    queue = deque(waiting)
+    start, before = math.inf, -1
+    while True:
+        while queue and play.fits(queue[0]):
+            play.start(queue.popleft())
+        if not queue and math.isinf(start) and play.fits(new):
+            start, before = play.now, len(play.prompts)
+            play.start(new if new.prompt else Demand(1, new.computed, new.output))
+        if play.now > most or not (play.ends or play.prompts):
+            return Forecast(start, math.inf, math.inf)
+        done = play.advance()
+        if before >= 0:
+            before -= done
+            if before < 0:
+                break
+    rows = len(play.ends)
+    plain = play.step_cost + play.row * rows + play.key * play.keys
+    tpot = max(plain, play.seconds / play.paced) if play.paced else plain
+    return Forecast(start, play.now, tpot)

@@ -1,0 +1,178 @@
+"""What requests may expect: predictions of their times, and refusals of those whose wishes cannot be kept.
+
+Uses the cost model that the engine process reports, and what this process knows of live requests: how much of their
+prompts is computed, and how many tokens they have. See core.forecast and core.admission_rules.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import replace
+
+from quire.config.schema import SchedulerOptions
+from quire.core.admission_rules import Broken, Caution, check_wishes
+from quire.core.cost_model import FEATURES, StepCostModel
+from quire.core.forecast import Demand, Forecast, Live, outlook
+from quire.core.policy import Policy
+from quire.core.scheduler_config import SchedulerConfig
+from quire.core.service_estimates import ServiceEstimates
+from quire.engine.api import EngineStats, GenerateAsk, WouldBeLateError
+from quire.engine.front.stream import LiveRequest
+from quire.objectives import ServiceClass, parse_classes
+from quire.outputs import RequestOutput
+from quire.types import Request
+
+_LEAST_STEPS = 64  # before the cost model may refuse anything
+_MOST_SECONDS = 600.0
+_WINDOW_SECONDS = 60.0  # of the goodput
+
+
+class Outlook:
+    """Belongs to one engine; only the event loop uses it."""
+
+    def __init__(self, facts: SchedulerConfig, options: SchedulerOptions) -> None:
+        self.classes = parse_classes(options.slo)
+        self._refuses = options.admission == "predict"
+        self._facts = facts
+        self._policy = Policy.parse(facts.policy, facts.overtake)
+        self._lengths = ServiceEstimates()
+        self._stats = EngineStats()
+        self._costs: tuple[float, ...] = ()
+        self._cautions = [Caution() for _ in range(max(1, len(self.classes)))]
+        self._tokens = facts.num_blocks * facts.block_size // len(facts.groups)
+        self.kept = Counter({one.name: 0 for one in self.classes})  # class -> requests that met its level
+        self.missed = Counter(
+            {one.name: 0 for one in self.classes}
+        )  # class -> requests that did not, with those refused
+        self._recent: deque[tuple[float, str]] = deque()  # end and class of those that met it
+
+    def _take(self, stats: EngineStats) -> None:
+        if (
+            stats.step_costs != self._costs
+            and len(stats.step_costs) == len(FEATURES)
+            and any(stats.step_costs)
+        ):
+            self._costs = stats.step_costs
+            self._lengths.costs = StepCostModel(stats.step_costs)
+        self._stats = stats
+
+    def place(self, request: Request) -> tuple[float, float, float]:
+        """Where a request waits; see Policy.place."""
+        self._lengths.arrived(request)
+        return self._policy.place(request, self._lengths)
+
+    def check(
+        self, ask: GenerateAsk, lives: Iterable[LiveRequest], now: float, stats: EngineStats
+    ) -> Forecast | None:
+        """The predicted times of a request, if they are asked for or needed; None before steps have been seen.
+        `stats` is the engine's latest report.
+
+        Raises WouldBeLateError, saying what cannot be kept and what is predicted.
+        """
+        request, service = ask.request, self._class_of(ask.request)
+        wishes = (
+            ask.deadline is not None or ask.queue_deadline is not None or (service and service.slo.bounds)
+        )
+        if not (wishes or ask.predicted) or stats.steps < _LEAST_STEPS:
+            return None
+        self._take(stats)
+        if not self._costs:
+            return None
+        others = [self._live(live) for live in lives]
+        prediction = self._predict(request, others)
+        if ask.predicted is not None:
+            ask.predicted(now - request.arrival + prediction.ttft)
+        output = self._lengths.output_tokens(request)
+        if service is not None and service.guaranteed:
+            output = float(request.params.max_tokens or self._facts.max_model_len)
+        broken = check_wishes(
+            prediction,
+            output,
+            service,
+            elapsed=now - request.arrival,
+            start=None if ask.queue_deadline is None else ask.queue_deadline - now,
+            finish=None if ask.deadline is None else ask.deadline - now,
+            caution=self._cautions[self._index(request)].factor,
+        )
+        # A request that would be alone is late for no fault of others, and refusing it frees nothing.
+        if broken is not None and self._refuses and others:
+            if service is not None:
+                self.missed[service.name] += 1
+            raise WouldBeLateError(self._explain(broken, service), broken.wait, prediction.ttft)
+        return prediction
+
+    def ended(self, request: Request, output: RequestOutput) -> None:
+        """A request has ended by itself: count whether its class kept its level, by the rule of `quire bench`."""
+        tokens, times = output.usage.completion_tokens, output.timings
+        self._lengths.ended(request, tokens // max(1, len(output.outputs)))
+        service = self._class_of(request)
+        if service is None or not times.first_token:
+            return
+        after = tokens // max(1, len(output.outputs)) - 1
+        tpot = (times.finished - times.first_token) / after if after > 0 else None
+        seen = {
+            "ttft": times.first_token - times.arrival,
+            "tpot": tpot,
+            "itl": None,
+            "e2el": times.finished - times.arrival,
+        }
+        late = service.slo.missed(seen)
+        if service.slo.ttft:
+            self._cautions[self._index(request)].answered(late="ttft" in late)
+        if late:
+            self.missed[service.name] += 1
+        else:
+            self.kept[service.name] += 1
+            self._recent.append((times.finished, service.name))
+
+    def add_to(self, stats: EngineStats) -> EngineStats:
+        """The engine's report with how levels were kept; the goodput is that of the last minute."""
+        if not self.classes:
+            return stats
+        return replace(stats, level_kept=self.kept, level_missed=self.missed, goodput=self._goodput())
+
+    def _goodput(self) -> dict[str, float]:
+        now = time.monotonic()
+        while self._recent and self._recent[0][0] < now - _WINDOW_SECONDS:
+            self._recent.popleft()
+        found = Counter(name for _, name in self._recent)
+        return {service.name: found[service.name] / _WINDOW_SECONDS for service in self.classes}
+
+    def _predict(self, request: Request, others: Iterable[Live]) -> Forecast:
+        stats = self._stats
+        left = len(request.prompt_token_ids)
+        left = max(1, left - int(left * stats.prefix_hit_tokens / max(1, stats.prefix_queried_tokens)))
+        work = Demand(left, len(request.prompt_token_ids) - left, self._lengths.output_tokens(request))
+        return outlook(
+            self._costs,
+            others,
+            Live(self._policy.place(request, self._lengths), False, work),
+            budget=stats.step_budget or self._facts.max_num_batched_tokens,
+            slots=stats.step_slots or self._facts.max_num_seqs,
+            tokens=self._tokens,
+            most=_MOST_SECONDS,
+        )
+
+    def _live(self, live: LiveRequest) -> Live:
+        output, request = live.output, live.request
+        made = max(len(sample.token_ids) for sample in output.outputs)
+        prompt = len(request.prompt_token_ids)
+        left = 0 if made else max(1, prompt - live.prompt_done)
+        expected = max(1.0, self._lengths.output_tokens(request) - made)
+        return Live(live.place, bool(output.timings.scheduled), Demand(left, prompt - left + made, expected))
+
+    def _index(self, request: Request) -> int:
+        return min(request.terms.service_class, len(self._cautions) - 1)
+
+    def _class_of(self, request: Request) -> ServiceClass | None:
+        return self.classes[self._index(request)] if self.classes else None
+
+    def _explain(self, broken: Broken, service: ServiceClass | None) -> str:
+        text = f"{broken}; try again in {broken.wait:.1f} s"
+        if "_" in broken.what and math.isfinite(broken.predicted):
+            return f"{text}, or with {broken.what} {broken.predicted * 1e3:.0f} or more"
+        lower = [one.name for one in self.classes[self.classes.index(service) + 1 :]] if service else []
+        return f"{text}, or with service_tier {lower[-1]}" if lower else text

@@ -1,0 +1,180 @@
+"""Forecast, admission and controller, on the real scheduler and a virtual clock."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from quire.bench.goodput import Goodput, goodput
+from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer
+from quire.bench.timeline import request_metrics
+from quire.core.admission_rules import Caution, check_wishes
+from quire.core.forecast import Demand, Forecast, Live, outlook, predict
+from quire.core.scheduler_config import SchedulerConfig
+from quire.objectives import SLO, ServiceClass, class_of, parse_classes
+
+COSTS = (0.012, 4e-4, 3e-4, 2e-7, 4e-9, 0.0, 0.0, 0.0)
+CHAT = ServiceClass("chat", SLO(ttft=500, tpot=50))
+
+
+def config(**changes: Any) -> SchedulerConfig:
+    values: dict[str, Any] = {"num_blocks": 4000, "max_num_seqs": 32, "max_num_batched_tokens": 512}
+    return SchedulerConfig(max_model_len=8192, **(values | changes))
+
+
+def poisson(rate: float, count: int, seed: int = 0, service_class: int = 0) -> list[Arrival]:
+    rng, at, made = random.Random(seed), 0.0, []
+    for _ in range(count):
+        at += rng.expovariate(rate)
+        prompt = [rng.randrange(5000) for _ in range(int(rng.lognormvariate(5.3, 0.8)) + 1)]
+        made.append(Arrival(at, prompt, int(rng.lognormvariate(3.2, 0.6)) + 1, service_class))
+    return made
+
+
+def good(served: SimulatedRun, slo: SLO, only: range | None = None) -> Goodput:
+    records = served.records if only is None else [served.records[i] for i in only]
+    metrics = [None if one.failed else request_metrics(one) for one in records]
+    return goodput(metrics, slo, records[-1].scheduled - records[0].scheduled)
+
+
+def test_ttft_of_a_burst_is_predicted_before_it_runs() -> None:
+    """Nothing comes after it, and lengths are known: the rest is the play against the scheduler."""
+    rng = random.Random(1)
+    learn = poisson(3.0, 150)
+    quiet = learn[-1].at + 60
+    prompts = [[rng.randrange(5000) for _ in range(rng.randint(20, 900))] for _ in range(60)]
+    burst = [Arrival(quiet, prompt, rng.randint(5, 80)) for prompt in prompts]
+    server = SimulatedServer(config(), COSTS, [ServiceClass("any")], admits=True, noise=0.02)
+    served = server.run([*learn, *burst])
+    assert not served.refused
+    errors = []
+    for index in range(len(learn), len(learn) + len(burst)):
+        record = served.records[index]
+        errors.append(abs(served.predicted[index] / (record.times[0] - record.scheduled) - 1))
+    errors.sort()
+    assert errors[int(0.9 * len(errors))] < 0.1
+    assert served.cost_error < 0.05
+
+
+def test_the_controller_and_admission_hold_goodput_where_arrival_order_collapses() -> None:
+    found = {}
+    for rate in (5.0, 10.0, 20.0):
+        arrivals = poisson(rate, 200)
+        plain = SimulatedServer(config(), COSTS, [CHAT]).run(arrivals)
+        held = SimulatedServer(config(policy="edf"), COSTS, [CHAT], admits=True, controls=True).run(arrivals)
+        found[rate] = good(plain, CHAT.slo).rate, good(held, CHAT.slo).rate
+        assert not any(record.failed for record in plain.records)
+        assert all(record.failed == (record.index in held.refused) for record in held.records)
+    assert found[5.0][1] > 0.95 * found[5.0][0]
+    assert found[10.0][1] > 1.3 * found[10.0][0]
+    assert found[20.0][1] > 0.9 * max(rate for _, rate in found.values())
+
+
+def test_the_controller_keeps_a_tpot_that_whole_steps_would_break() -> None:
+    arrivals = poisson(6.0, 200)
+    slow = SLO(tpot=45)
+    plain = SimulatedServer(config(), COSTS, [ServiceClass("x", slow)]).run(arrivals)
+    held = SimulatedServer(config(), COSTS, [ServiceClass("x", slow)], controls=True).run(arrivals)
+    assert good(held, slow).share > 0.93
+    assert good(held, slow).share > good(plain, slow).share + 0.02
+
+
+def test_batch_work_fills_what_is_left_and_yields_within_one_step() -> None:
+    classes = parse_classes(["chat:ttft=500ms,tpot=60ms", "batch:"])
+    chat = poisson(2.0, 60)
+    flood = [Arrival(0.0, list(range(i, i + 300)), 60, 1) for i in range(120)]
+    alone = SimulatedServer(config(max_num_seqs=8), COSTS, classes, controls=True).run(chat)
+    server = SimulatedServer(config(max_num_seqs=8), COSTS, classes, controls=True)
+    waited: dict[str, int] = {}
+
+    def look(server: SimulatedServer) -> None:
+        running = [seq.state.request for seq in server.scheduler.running]
+        if any(request.terms.service_class for request in running):
+            urgent = [
+                s for s in server.scheduler._requests.waiting if not s.state.request.terms.service_class
+            ]
+            for seq in urgent:
+                name = seq.state.request.request_id
+                waited[name] = waited.get(name, 0) + 1
+
+    served = server.run([*chat, *flood], look)
+    assert max(waited.values(), default=0) <= 1
+    assert all(not record.failed and record.finished for record in served.records)
+    both = good(served, classes[0].slo, range(len(chat)))
+    assert both.share >= good(alone, classes[0].slo).share - 0.06
+
+
+def test_a_wish_that_cannot_be_kept_is_named() -> None:
+    late = Forecast(start=2.0, ttft=3.0, tpot=0.1)
+    assert check_wishes(late, 11, None) is None
+    broken = check_wishes(late, 11, None, start=1.0, finish=60.0)
+    assert broken is not None
+    assert (broken.what, broken.wait) == ("max_queue_ms", 1.0)
+    broken = check_wishes(late, 11, ServiceClass("chat", SLO(ttft=2900)), elapsed=0.5)
+    assert broken is not None
+    assert str(broken) == "ttft of class chat of 2400 ms cannot be kept: 3000 ms predicted"
+    broken = check_wishes(late, 11, None, finish=3.5)
+    assert broken is not None
+    assert (broken.what, round(broken.predicted, 6)) == ("deadline_ms", 4.0)
+    never = check_wishes(Forecast(float("inf"), float("inf"), float("inf")), 5, None, finish=1.0)
+    assert never is not None
+    assert never.wait == 600.0
+
+
+def test_caution_grows_with_late_answers_and_shrinks_again() -> None:
+    caution = Caution()
+    for _ in range(5):
+        caution.answered(late=True)
+    assert caution.factor > 1.4
+    for _ in range(5000):
+        caution.answered(late=False)
+    assert caution.factor == 1.0
+
+
+def test_a_play_that_lasts_too_long_says_never() -> None:
+    queue = [Demand(500, 0, 50.0)] * 100
+    limits = {"budget": 512, "slots": 4, "tokens": 10_000}
+    assert predict(COSTS, [], queue, Demand(10, 0, 5), **limits).ttft > 10
+    assert predict(COSTS, [], queue, Demand(10, 0, 5), **limits, most=3.0).ttft == float("inf")
+    with pytest.raises(ValueError, match="8 are expected"):
+        predict(COSTS[:3], [], [], Demand(1, 0, 1), **limits)
+
+
+def test_only_what_ranks_ahead_is_waited_for() -> None:
+    lives = [Live((0.0, float(i), 0.0), False, Demand(500, 0, 50.0)) for i in range(20)]
+    limits = {"budget": 512, "slots": 2, "tokens": 10_000}
+    first = outlook(COSTS, lives, Live((0.0, -1.0, 0.0), False, Demand(50, 0, 5.0)), **limits)
+    last = outlook(COSTS, lives, Live((0.0, 99.0, 0.0), False, Demand(50, 0, 5.0)), **limits)
+    assert first.ttft < 0.1
+    assert last.ttft > 5
+    assert first.start == 0.0
+    assert last.start < last.ttft
+
+
+def test_classes_of_service() -> None:
+    classes = parse_classes(["interactive:ttft=500ms,tpot=50ms", "work:e2el=60000,guaranteed", "batch:"])
+    assert classes[0].slo == SLO(ttft=500, tpot=50)
+    assert classes[1].guaranteed
+    assert not classes[2].slo.bounds
+    tiers = {None: 0, "auto": 0, "default": 0, "priority": 0, "flex": 2, "batch": 2, "work": 1, "gold": None}
+    assert {tier: class_of(tier, classes) for tier in tiers} == tiers
+    assert class_of("default", parse_classes(["a:", "default:"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["x"], "does not have the form"),
+        (["a b:"], "does not have the form"),
+        (["a:", "a:"], "a is given twice"),
+        (["a:ttft=x"], "slo: a: 'ttft=x': 'x' is not a number of milliseconds"),
+        (["a:speed=3"], "a: 'speed=3' does not have the form"),
+        (["a:ttft=0"], "a: ttft: 0.0 is not a positive number"),
+        ([f"c{i}:" for i in range(9)], "9 classes are over the limit of 8"),
+    ],
+)
+def test_what_is_no_class_is_refused(texts: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        parse_classes(texts)
