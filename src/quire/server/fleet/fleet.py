@@ -17,7 +17,7 @@ from quire.engine.host.messages import Load
 from quire.engine.host.plan_process import planned
 from quire.server.errors import ApiError, shorten
 from quire.server.fleet.member import Member
-from quire.server.fleet.places import Places
+from quire.server.fleet.places import ModelPlaces
 from quire.server.fleet.shadows import Shadows
 from quire.server.fleet.shares import ServedModel, Shares, with_share
 from quire.server.fleet.traffic import TrafficRoute, TrafficRule, TrafficRules
@@ -51,7 +51,7 @@ class Fleet:
         check_for_several(serving)
         self.config, self.shares = serving, shares
         self._options = options or EngineConfig()  # of models that come while the server runs
-        self.places = Places(shares.places, shares.place) if shares.places else None
+        self.places = ModelPlaces(shares.places, shares.place) if shares.places else None
         self._folder = tempfile.TemporaryDirectory(prefix="quire-")
         self._loading_turn = asyncio.Lock()
         self.members: dict[str, Member] = {}  # by id; the first one answers requests that name no model

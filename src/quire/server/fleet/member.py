@@ -20,7 +20,7 @@ from quire.engine.api import (
 )
 from quire.engine.front.async_engine import AsyncEngine
 from quire.server.errors import ApiError
-from quire.server.fleet.places import Places
+from quire.server.fleet.places import ModelPlaces
 from quire.server.fleet.shares import ServedModel
 from quire.server.logprob_bodies import TokenTexts
 from quire.server.service import Service
@@ -45,7 +45,7 @@ class Member:
         version: int,
         turns: str,
         loading_turn: asyncio.Lock,
-        places: Places | None = None,
+        places: ModelPlaces | None = None,
     ) -> None:
         self.served, self.version, self.places = served, version, places
         own = replace(

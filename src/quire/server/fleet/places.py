@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 
-class Holder(Protocol):
+class PlaceHolder(Protocol):
     """A model that takes a place."""
 
     used: float  # when its last request ended
@@ -15,19 +15,19 @@ class Holder(Protocol):
         """Whether it is loaded, and has had nothing to do for so long."""
 
     async def leave(self) -> None:
-        """Give back all memory, and its place with `Places.give`."""
+        """Give back all memory, and its place with `ModelPlaces.give`."""
 
 
-class Places:
+class ModelPlaces:
     """Places of `size` bytes for `count` models at a time. Belongs to one event loop."""
 
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, size
-        self._holders: list[Holder] = []
+        self._holders: list[PlaceHolder] = []
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
 
-    async def take(self, holder: Holder) -> None:
+    async def take(self, holder: PlaceHolder) -> None:
         """Return when the model has a place; another one leaves if need be, once it has nothing to do."""
         async with self._turn:
             while holder not in self._holders:
@@ -41,7 +41,7 @@ class Places:
                 else:
                     await self._changed.wait()
 
-    def give(self, holder: Holder) -> None:
+    def give(self, holder: PlaceHolder) -> None:
         """Its place is free, if it had one."""
         if holder in self._holders:
             self._holders.remove(holder)
