@@ -10,7 +10,7 @@ from functools import partialmethod
 import pytest
 
 from quire.cache_kinds import FullGroup, Move, SlidingGroup, StateGroup
-from quire.core import fetching, prefix_cache, scheduler, sequence_blocks
+from quire.core import fetching, prefix_cache, scheduler, sequence_blocks, step_plan
 from quire.core import live_requests as requests
 from quire.core import tier as tier_module
 from quire.core.block_pool import AuditError, BlockPool
@@ -20,6 +20,7 @@ from quire.core.radix import RadixTree
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
+from quire.core.sequence_blocks import SequenceBlocks
 from quire.core.soft_tokens import Marks
 from quire.core.step_plan import StepPlan
 from quire.types import ScheduledSeq, SchedulerOutput, SeqEvent, StepOutput
@@ -220,38 +221,34 @@ def never_sweep(patch: pytest.MonkeyPatch) -> None:
 
 
 def lose_the_blocks_of_drafts(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._add_drafts
-
-    def add_drafts(self: Scheduler, step: StepPlan) -> None:
+    def add_drafts(step: StepPlan, blocks: SequenceBlocks, most: int) -> tuple[int, int]:
         before = [row.new_blocks for row in step.rows]
-        right(self, step)
-        for row, blocks in zip(step.rows, before, strict=True):
-            row.new_blocks = blocks
+        added = step_plan.add_drafts(step, blocks, most)
+        for row, own in zip(step.rows, before, strict=True):
+            row.new_blocks = own
+        return added
 
-    patch.setattr(Scheduler, "_add_drafts", add_drafts)
+    patch.setattr(scheduler, "add_drafts", add_drafts)
 
 
 def draft_past_the_budget(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._add_drafts
-
-    def add_drafts(self: Scheduler, step: StepPlan) -> None:
+    def add_drafts(step: StepPlan, blocks: SequenceBlocks, most: int) -> tuple[int, int]:
         step.budget += 8
-        right(self, step)
+        return step_plan.add_drafts(step, blocks, most)
 
-    patch.setattr(Scheduler, "_add_drafts", add_drafts)
+    patch.setattr(scheduler, "add_drafts", add_drafts)
 
 
 def draft_past_the_end(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._add_drafts
-
-    def add_drafts(self: Scheduler, step: StepPlan) -> None:
+    def add_drafts(step: StepPlan, blocks: SequenceBlocks, most: int) -> tuple[int, int]:
         for seq in step.seqs:
             seq.limit += 1
-        right(self, step)
+        added = step_plan.add_drafts(step, blocks, most)
         for seq in step.seqs:
             seq.limit -= 1
+        return added
 
-    patch.setattr(Scheduler, "_add_drafts", add_drafts)
+    patch.setattr(scheduler, "add_drafts", add_drafts)
 
 
 def count_rejected_drafts_as_computed(patch: pytest.MonkeyPatch) -> None:

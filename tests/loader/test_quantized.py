@@ -85,8 +85,6 @@ FLOATS = {
     "bitsandbytes",
     "bitsandbytes-int8",
     "gptq-desc-act",
-    "gptq-3-bits",
-    "gptq-2-bits",
     "auto-round",
     "float-quantized",
     "fp8",

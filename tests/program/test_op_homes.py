@@ -144,7 +144,9 @@ def test_only_its_definition_and_lowering_name_an_op() -> None:
             for kind in {alias.name for alias in node.names} & set(homes):
                 if path.parent.name == "torch":
                     definitions[kind].append(path.name)
-                else:
+                elif (
+                    path.relative_to(SOURCE / "src/quire").parts[0] != "offline"
+                ):  # which looks at what linears read
                     assert re.match("lower|fuse", path.name), f"{path} imports {kind}"
     assert {kind: len(found) for kind, found in definitions.items()} == dict.fromkeys(homes, 1)
     if (SOURCE / "csrc").exists():

@@ -47,7 +47,7 @@ def test_important_columns_lose_less(kind: str) -> None:
     plain, weighed = (
         dequantize(encode(values, kind, given), READ_TYPES[kind]) for given in (None, importance)
     )
-    assert distance(values, weighed, importance) < 0.97 * distance(values, plain, importance)
+    assert distance(values, weighed, importance) < 0.98 * distance(values, plain, importance)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "Q8_0"])

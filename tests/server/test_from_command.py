@@ -28,7 +28,7 @@ COMMANDS = [
     ),
     (
         "python -m sglang.launch_server --model-path org/m --tp 2 --schedule-policy lpm --chunked-prefill-size -1",
-        "quire serve org/m --no-enable-chunked-prefill --port 30000",
+        "quire serve org/m --scheduling-policy lpm --no-enable-chunked-prefill --port 30000",
     ),
     (
         "MAX_TOTAL_TOKENS=4096 text-generation-launcher --model-id org/m --num-shard 2 -p 80 --speculate 0",

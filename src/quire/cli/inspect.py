@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import gc
 import json
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cache_kinds import CacheGroup, StateGroup
 from quire.cli import inspect_scheme, kv_users, quality, speculation
-from quire.cli.inspect_scheme import schemes
+from quire.cli.inspect_scheme import schemes, stored_lines
 from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
 from quire.config.serving import ServingConfig
 from quire.types import CheckpointError, MemoryBudgetError
@@ -374,7 +373,7 @@ def report_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     if answers := (report["tokenizer"] or {}).get("answers"):
         lines.append(f"  answers: {facts_text(answers)}")
     lines += [f"note: {text}" for text in report["notices"]]
-    lines += ["", "stored weights", *_stored_lines(report["stored"], report["formats"]["weights"])]
+    lines += ["", "stored weights", *stored_lines(report["stored"], report["formats"]["weights"])]
     lines += [f"  cannot be loaded: {report['problem']}"] if report["problem"] else []
     lines += ["", *inspect_scheme.lines(report["scheme"])]
     lines += ["", f"ops ({len(report['ops'])}; weights {report['formats']['weights']}, sums float32)"]
@@ -491,25 +490,6 @@ def _mixer_text(att: dict[str, Any]) -> str:
         if on
     )
     return f"{attention_text(mixer)}{extras}, {rope_text(mixer)}"
-
-
-def _stored_lines(stored: dict[str, Any], computed: str) -> list[str]:
-    return [
-        f"  {name:<12} x{entry['tensors']:<4} {format_size(entry['bytes']):>11}{_how(name, entry, computed)}"
-        for name, entry in stored.items()
-    ]
-
-
-def _how(name: str, entry: dict[str, Any], computed: str) -> str:
-    """Say how weights of a quantized format are computed."""
-    if name in {"F32", "F16", "BF16"}:
-        return ""
-    if not entry["dequantized"]:
-        wider = re.search(r"\b[23]-bit\b", name)  # kernels have codes of 4 and of 8 bits
-        return "  computed from their codes" + (", stored as 4 bits in memory" if wider else "")
-    if entry["dequantized"] == entry["tensors"]:
-        return f"  dequantized at load, linears computed in {computed}"
-    return f"  {entry['dequantized']} of them dequantized at load, the others computed from their codes"
 
 
 def _op_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:

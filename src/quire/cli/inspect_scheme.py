@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from quire.util.sizes import format_size
@@ -150,3 +151,23 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 def _bits(row: dict[str, Any], key: str) -> str:
     return f"{8 * row[key] / row['weights']:.2f}" if row["weights"] and row[key] else "-"
+
+
+def stored_lines(stored: dict[str, Any], computed: str) -> list[str]:
+    """A line for each format of stored weights; `computed` is the format of the linears."""
+    return [
+        f"  {name:<12} x{entry['tensors']:<4} {format_size(entry['bytes']):>11}{_how(name, entry, computed)}"
+        for name, entry in stored.items()
+    ]
+
+
+def _how(name: str, entry: dict[str, Any], computed: str) -> str:
+    """Say how weights of a quantized format are computed."""
+    if name in {"F32", "F16", "BF16"}:
+        return ""
+    if not entry["dequantized"]:
+        wider = re.search(r"\b[23]-bit\b", name)  # kernels have codes of 4 and of 8 bits
+        return "  computed from their codes" + (", stored as 4 bits in memory" if wider else "")
+    if entry["dequantized"] == entry["tensors"]:
+        return f"  dequantized at load, linears computed in {computed}"
+    return f"  {entry['dequantized']} of them dequantized at load, the others computed from their codes"

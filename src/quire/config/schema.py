@@ -226,6 +226,8 @@ class CacheOptions:
     )
 
     def __post_init__(self) -> None:
+        if self.swap_space == 0:  # none, as vLLM writes it
+            object.__setattr__(self, "swap_space", None)
         _check(self)
         if self.swap_space is not None and not self.enable_prefix_caching:
             raise ValueError("swap_space: needs enable_prefix_caching, by which blocks are found again")

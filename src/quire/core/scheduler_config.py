@@ -51,6 +51,11 @@ class SchedulerConfig:
     policy: str = "fcfs"
     overtake: float = OVERTAKE_SECONDS
 
+    @property
+    def window(self) -> int:
+        """Tokens of a prompt and one of output; a model with pooling has none."""
+        return self.max_model_len + self.pooling
+
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:

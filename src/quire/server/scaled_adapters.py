@@ -18,8 +18,10 @@ async def served_with(
     context: ServerContext, exchange: Exchange, model: str | None, lora: Sequence[ScaledAdapter] | None
 ) -> Served:
     """What a request is for: a name, or adapters by number with scales, which are summed. Raises ApiError."""
+    if not lora:
+        return generating_model(context, exchange, model)
     names, wanted = list(context.engine.adapters), {}
-    for one in lora or ():
+    for one in lora:
         if not 0 <= one.id < len(names):
             raise bad_request(
                 "lora", f"lora: {one.id} is not the number of an adapter; there are {len(names)}"

@@ -216,7 +216,7 @@ class AsyncEngine:
             raise
         ready, (model, text) = client.facts, opened
         assert ready is not None
-        text.limit(_window(ready))
+        text.limit(ready.scheduler.window)
         if model.facts.pooling is not None:
             self._inputs = PoolInputs(model.facts, model.tokenizer, ready.scheduler.max_model_len)
         name = next(iter(self.serving.served_model_name), self._name)
@@ -549,7 +549,7 @@ class AsyncEngine:
         self._grammars.planned = facts.memory_parts["compiler"]
         self._send_vocabulary()
         if self._text is not None:
-            self._text.limit(_window(facts))
+            self._text.limit(facts.scheduler.window)
         if self._card is not None:  # started again, perhaps with less memory than the first time
             self._card = replace(self._card, max_model_len=facts.scheduler.max_model_len)
 
@@ -595,9 +595,3 @@ class AsyncEngine:
         if self._text is None:
             raise EngineUnavailableError("the engine is loading")
         return self._text
-
-
-def _window(facts: Ready) -> int:
-    return (
-        facts.scheduler.max_model_len + facts.scheduler.pooling
-    )  # a prompt, and without pooling one token more
