@@ -87,9 +87,9 @@ def test_buffers(spec: str, formats: str, isa: str) -> None:
         made(program, each, stepper, {0: RANK, 1: RANK, 2: RANK})
         for each in (NativeExecutor(program, threads=2, isa=isa), TorchExecutor(program))
     )
-    a, b, c = (
-        stepper.add(text) for text in texts(120)[:3]
-    )  # in which no two experts of a token are nearly tied
+    # Texts in which no two experts of a token are so nearly tied that rounding decides between them.
+    first = 60 if (spec, formats) == ("experts", "i8") else 0
+    a, b, c = (stepper.add(text) for text in texts(first)[:3])
     typical, largest = {"f32": (5e-6, 1e-4), "f16": (3e-4, 3e-3), "bf16": (2e-2, 2e-1)}.get(
         formats, (5e-2, 5e-1)
     )
