@@ -245,7 +245,7 @@ def test_everything_at_once(server: Process) -> None:
     mix.run(requests)
     print(dict(mix.seen), f"memory {(resident(pid) - memory) / 2**20:+.1f} MiB")
     assert len(mix.hashes) == 1
-    allowed = {"200", "400", "404", "413", "503", "504", "0"}
+    allowed = {"200", "400", "404", "413", "429", "503", "504", "0"}
     assert {saw.rpartition(" ")[2] for saw in mix.seen if not saw.startswith("good, ")} <= allowed, mix.seen
     until(lambda: descriptors(pid) <= files)
     until(lambda: server.metric("quire_kv_blocks_used") == 0)
