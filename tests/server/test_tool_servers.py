@@ -501,6 +501,15 @@ def test_more_wrong_requests(server: LiveServer, folder: Path) -> None:
     send(server, "x", temperature=-1).error(400, None, "temperature")
     send(server, [{"type": "mcp_call", "id": "a"}]).error(400, None, "input[0].server_label")
     send(server, [{"type": "mcp_thing", "id": "a"}]).error(400, None, "input[0].type")
+    for tools in ([], [mcp()]):  # lists and objects in place of names
+        send(server, [{"type": "mcp_approval_request", "id": ["a"]}], tools=tools).error(
+            400, None, "input[0].id"
+        )
+        call = {"type": "mcp_call", "id": "a", "server_label": "calc", "name": "add", "arguments": "{}"}
+        asked = [call | {"approval_request_id": {}}, {"role": "user", "content": "x"}]
+        assert (
+            send(server, asked, tools=tools, max_output_tokens=9).status == 200
+        )  # one that nobody asked for
     listed = {"type": "mcp_list_tools", "server_label": "calc", "tools": [{"name": 1}]}
     assert send(server, [listed, {"role": "user", "content": "x"}]).json["error"]["param"] == "input[0]"
     flag = {"type": "function", "name": "flag", "parameters": {"type": "array"}}

@@ -84,7 +84,11 @@ class _McpCalls:
     def __init__(self, items: Sequence[Item], names: McpNames) -> None:
         self._names = names
         kinds = [(item.get("type"), item) for item in items]
-        self._asked = {item.get("id") for kind, item in kinds if kind == "mcp_approval_request"}
+        self._asked = {
+            item["id"]
+            for kind, item in kinds
+            if kind == "mcp_approval_request" and isinstance(item.get("id"), str)
+        }
         self._ran = {
             item["approval_request_id"]: item
             for kind, item in kinds
@@ -116,7 +120,8 @@ class _McpCalls:
         for part in ("id", "server_label", "name", "arguments"):
             _string(f"{field}.{part}", item.get(part))
         if kind == "mcp_call":
-            if item.get("approval_request_id") in self._asked:
+            asked = item.get("approval_request_id")
+            if isinstance(asked, str) and asked in self._asked:
                 return []
             return self._both(item, item)
         return self._both(item, self._ran.get(item["id"]))

@@ -397,7 +397,7 @@ class ToolTurns:
     def _approved(self, items: Sequence[Item]) -> list[tuple[Item, _Offer]]:
         """The calls that the request approves, and their servers. Raises ApiError naming what is wrong."""
         asked = {item.get("id"): item for item in items if item.get("type") == "mcp_approval_request"}
-        ran = {item.get("approval_request_id") for item in items if item.get("type") == "mcp_call"}
+        ran = {str(item.get("approval_request_id")) for item in items if item.get("type") == "mcp_call"}
         offers = {offer.asked.server_label: offer for offer in self._offers}
         found: dict[str, tuple[Item, _Offer]] = {}
         first = len(items) - self._own
