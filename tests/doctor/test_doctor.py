@@ -14,7 +14,8 @@ import pytest
 from helpers.server import LiveServer, served_folder, serving
 from quire.bench.doctor.live_rules import RULES, diagnose
 from quire.bench.doctor.machine_rules import MachineState, examine
-from quire.bench.doctor.metrics_window import Window, read_page
+from quire.bench.doctor.metrics_window import Window
+from quire.bench.metrics_page import read_page
 from quire.bench.results import Noise
 from quire.cli.main import main
 

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable
 
 from quire.bench.http_client import Client, ClientError
+from quire.bench.metrics_page import read_page
 
 EVERY = 1.0  # seconds between two readings
 SETTLE = 0.6  # wait before the first and the last reading: servers collect figures and cache them for part of a second
-MAX_LINES = 200_000
 
 # figure -> its names on servers, the first found counts; _sum and _count give a mean
 _GAUGES = {
@@ -55,23 +55,10 @@ _MEANS = {
 def parse_exposition(text: str) -> dict[str, float]:
     """Parse values by name, summed over labels; buckets and values that are not numbers are skipped."""
     found: dict[str, float] = {}
-    for line in text.split("\n", MAX_LINES)[:MAX_LINES]:
-        if not line or line[0] == "#":
-            continue
-        brace = line.find("{")
-        if brace < 0:
-            name, _, rest = line.partition(" ")
-        else:
-            name, rest = line[:brace], line[line.rfind("}") + 1 :]
-        words = rest.split()
-        if name.endswith("_bucket") or not words:
-            continue
-        try:
-            value = float(words[0])
-        except ValueError:
-            continue
-        if math.isfinite(value):
-            found[name] = found.get(name, 0.0) + value
+    for name, samples in read_page(text).items():
+        values = [value for _, value in samples if math.isfinite(value)]
+        if values and not name.endswith("_bucket"):
+            found[name] = sum(values)
     return found
 
 

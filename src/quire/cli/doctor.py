@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.bench.doctor.cause import Cause
-    from quire.bench.doctor.metrics_window import MetricsPage
+    from quire.bench.metrics_page import MetricsPage
 
 _WATCHED = 1.0  # seconds, without a server
 
@@ -70,7 +70,7 @@ def _page(url: str | None) -> MetricsPage:
     from urllib.parse import urlsplit
     from urllib.request import urlopen
 
-    from quire.bench.doctor.metrics_window import read_page
+    from quire.bench.metrics_page import read_page
     from quire.cli.running_server import ServerRefusedError
 
     if url is None:

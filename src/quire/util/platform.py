@@ -22,7 +22,7 @@ def usable_cores() -> int:
 
 def available_memory() -> int:
     """Bytes that this process can still allocate: the kernel's "available", or less under a cgroup limit."""
-    available = _meminfo("MemAvailable")
+    available = meminfo("MemAvailable")
     limit = _read_number(_CGROUP / "memory.max")
     used = _read_number(_CGROUP / "memory.current")
     if limit is not None and used is not None:
@@ -39,7 +39,7 @@ def memory_share(share: float) -> int:
 
 def total_memory() -> int:
     """Bytes of memory that this machine has, or fewer under a cgroup limit."""
-    return min(_meminfo("MemTotal"), _read_number(_CGROUP / "memory.max") or sys.maxsize)
+    return min(meminfo("MemTotal"), _read_number(_CGROUP / "memory.max") or sys.maxsize)
 
 
 def resident_bytes() -> int:
@@ -79,7 +79,8 @@ def processor_seconds(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)  # as clock_getcpuclockid(3) numbers it
 
 
-def _meminfo(key: str) -> int:
+def meminfo(key: str) -> int:
+    """Bytes of a line of /proc/meminfo; those of all memory where there is none."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith(f"{key}:"):

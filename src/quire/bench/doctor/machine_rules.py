@@ -12,9 +12,9 @@ from quire.bench.doctor.cause import Cause
 from quire.bench.environment import environment
 from quire.bench.results import Noise
 from quire.records import dataclass
-from quire.util.platform import available_memory, total_memory, usable_cores
+from quire.util.platform import available_memory, meminfo, total_memory, usable_cores
 
-_SYS, _PROC = Path("/sys"), Path("/proc")
+_SYS = Path("/sys")
 _FEW_FILES, _SLOW_MEMORY = 4096, 8e9
 _GIB = 2**30
 
@@ -41,7 +41,6 @@ class MachineState:
 def machine_state(noise: Noise, cache: Path, bandwidth: float = 0.0) -> MachineState:
     """Look at this machine; `cache` is the folder of packed weights."""
     told = environment()
-    swap = _meminfo()
     while not cache.exists() and cache != cache.parent:
         cache = cache.parent
     threads = os.environ.get("QUIRE_THREADS", "")
@@ -53,7 +52,7 @@ def machine_state(noise: Noise, cache: Path, bandwidth: float = 0.0) -> MachineS
         isas=tuple(told.isas),
         memory=total_memory(),
         available=available_memory(),
-        swap_used=swap.get("SwapTotal", 0) - swap.get("SwapFree", 0),
+        swap_used=meminfo("SwapTotal") - meminfo("SwapFree"),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         governor=_text(_SYS / "devices/system/cpu/cpu0/cpufreq/scaling_governor").strip(),
         cache_free=shutil.disk_usage(cache).free,
@@ -150,8 +149,3 @@ def _listed(text: str) -> list[int]:
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)
     return found
-
-
-def _meminfo() -> dict[str, int]:
-    lines = (line.split() for line in _text(_PROC / "meminfo").splitlines())
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) >= 2}
