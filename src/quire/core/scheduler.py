@@ -49,7 +49,7 @@ from quire.core.step_plan import (
 )
 from quire.core.streams import StepLimits, decoding, most_tokens_of
 from quire.core.tier import Tier
-from quire.core.waiting_queues import OUTPUT_COST, Counters, charge_prompt, make_queue
+from quire.core.waiting_queues import OUTPUT_PRICE, Counters, make_queue
 from quire.types import (
     NEXT_TOKEN,
     FinishReason,
@@ -106,6 +106,7 @@ class Scheduler:
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
         self._none_ahead: dict[Sequence, ScheduledSeq] = {}
         self._drafts_wait = False  # of some sequence, or in rows in flight
+        self._all_decode = False  # no running sequence has tokens of its prompt left to compute
 
     @property
     def running(self) -> Seq[Sequence]:
@@ -208,6 +209,7 @@ class Scheduler:
             drafts, seen = add_drafts(step, self._blocks, self.config.max_draft_tokens)
             self.step_counts = self.step_counts.with_drafts(drafts, seen)
         self.step_features = features_of(step, self.step_counts, drafts, self._requests.num_special)
+        self._all_decode = step.decode == len(step.rows) == len(self._running)
         self._step += 1
         if step.rows:
             flights.append(Flight(self._step, step.rows, step.seqs))
@@ -279,10 +281,11 @@ class Scheduler:
         Tokens past the known ones are there only if the row ran them and they were accepted; the newest token never is.
         """
         end, last = row.start + len(row.token_ids), len(seq.tokens) - 1
-        end -= 0 if row.parents is None else row.drafts - len(row.path(new))
+        if row.parents is not None:
+            end -= row.drafts - len(row.path(new))
         seq.computed = end = end if end < last else last
-        if new and self.policy.shares:
-            self.counters.charge(seq, OUTPUT_COST * len(new))
+        if new and (account := seq.account) is not None:
+            account.served += seq.price * len(new)
         if end >= seq.wake:
             self._reach_wake(seq)
 
@@ -310,7 +313,8 @@ class Scheduler:
             take_drafts(out, seqs, result)
             self._drafts_wait = len(flights) > 1 or any(seq.drafts for seq in self._running)
         flights.popleft()
-        self.wasted_rows += sum([seq.status is not Status.RUNNING for seq in seqs])
+        running = Status.RUNNING
+        self.wasted_rows += sum([seq.status is not running for seq in seqs])
         for i, surprise in result.surprises.items():
             seqs[i].surprise = surprise
         return seqs
@@ -335,7 +339,7 @@ class Scheduler:
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
         budget, context, decode, ahead = step.budget, 0, 0, step.ahead
-        kept = None if self.policy.by_arrival else decoding(self._running)
+        kept = None if self.policy.by_arrival or self._all_decode else decoding(self._running)
         for seq in self._running:  # a preemption shortens this list at its end, never before the cursor
             start = seq.computed
             end = known = len(seq.tokens)
@@ -518,8 +522,8 @@ class Scheduler:
             if self.config.enable_prefix_caching and may_hit:
                 self.prefix_stats.queried_tokens += seq.prompt_len
                 self.prefix_stats.hit_tokens += hit.length
-        if self.policy.shares and not seq.preemptions:
-            charge_prompt(self.counters, seq, hit.length)
+        if (account := seq.account) is not None and not seq.preemptions:
+            account.served += (seq.prompt_len - hit.length) * seq.price / OUTPUT_PRICE
         blocks.start(seq, hit)
         seq.status = Status.RUNNING
         insort(self._running, seq, key=_by_rank)

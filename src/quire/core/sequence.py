@@ -48,6 +48,15 @@ class BlockTable:
         ]
 
 
+class Account:
+    """What an API key has been served under a fair policy; see core.waiting_queues.Counters."""
+
+    __slots__ = ("served",)
+
+    def __init__(self, served: float) -> None:
+        self.served = served
+
+
 class RequestState:
     """The common state of the samples of one request."""
 
@@ -85,6 +94,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "account",
         "cache",
         "computed",
         "depth",
@@ -97,6 +107,7 @@ class Sequence:
         "on_worker",
         "partner",
         "preemptions",
+        "price",
         "prompt_len",
         "prompt_logprobs_left",
         "published",
@@ -143,6 +154,8 @@ class Sequence:
         self.wake = NEVER
         self.on_worker = False
         self.preemptions = 0
+        self.account: Account | None = None  # that it is charged to, once it was queued under a fair policy
+        self.price = 0.0  # of a token of its output there
         self.surprise: float | None = None  # mirostat's mu, which outlives a preemption
         self.partner: Sequence | None = None  # the other one of its pair; see core.guided_pairs
         self.follows = False  # it is the one that takes the tokens of the other

@@ -194,7 +194,8 @@ def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) 
                 and i not in result.late
             ):
                 raise ValueError(f"row {i} should {'' if row.sample else 'not '}have sampled a token")
-    for i in [i for i, row in enumerate(rows) if row.prompt_logprobs]:
+    scored = [row.prompt_logprobs for row in rows]
+    for i in [i for i, wants in enumerate(scored) if wants] if True in scored else ():
         made = result.prompt_logprobs[i]
         wanted = _prompt_end(seqs[i], rows[i]) - _prompt_begin(seqs[i], rows[i])
         if i not in result.failed and (made is None or len(made) != wanted):

@@ -20,10 +20,10 @@ from typing import Protocol, cast
 from quire.core.policy import Policy, WaitingQueue
 from quire.core.prefix_cache import PrefixCaches
 from quire.core.prefix_queue import PrefixQueue
-from quire.core.sequence import Sequence, Status
+from quire.core.sequence import Account, Sequence, Status
 from quire.core.service_estimates import ServiceEstimates
 
-PROMPT_COST, OUTPUT_COST = 1.0, 2.0
+OUTPUT_PRICE = 2.0  # of a token of output; one of a prompt costs 1
 
 
 class Queue(Protocol):
@@ -151,25 +151,30 @@ class Levels:
 
 
 class Counters:
-    """What accounts (API keys) have been served, in tokens by cost and weight. One without an entry is at `floor`."""
+    """What accounts (API keys) have been served, in tokens by cost and weight. A new one is at `floor`."""
 
     def __init__(self) -> None:
         self.floor = 0.0
         self.last = ""  # the account of the last sequence that started
-        self._served: dict[str, float] = {}
+        self._accounts: dict[str, Account] = {}
 
-    def of(self, account: str) -> float:
-        return self._served.get(account, self.floor)
+    def account(self, name: str) -> Account:
+        """The account of this name, opened at the floor if it is new."""
+        found = self._accounts.get(name)
+        if found is None:
+            found = self._accounts[name] = Account(self.floor)
+        return found
 
-    def lift(self, account: str, other: str) -> None:
+    def of(self, name: str) -> float:
+        found = self._accounts.get(name)
+        return self.floor if found is None else found.served
+
+    def lift(self, name: str, other: str) -> None:
         """An account comes back after a pause, while another is to be served next, or was served last."""
         least = self.of(other)
         self.floor = max(self.floor, least)
-        self._served[account] = max(self.of(account), least)
-
-    def charge(self, seq: Sequence, cost: float) -> None:
-        terms = seq.state.request.terms
-        self._served[terms.account] = self.of(terms.account) + cost / terms.weight
+        account = self.account(name)
+        account.served = max(account.served, least)
 
 
 class FairQueue:
@@ -191,6 +196,8 @@ class FairQueue:
 
     def push(self, seq: Sequence) -> None:
         account = seq.state.request.terms.account
+        seq.account = self._counters.account(account)
+        seq.price = OUTPUT_PRICE / seq.state.request.terms.weight
         seq.rank = self._policy.rank(seq, self._estimates)
         if not self._queues.get(account) and not seq.preemptions:
             first = self._first()
@@ -245,8 +252,3 @@ def make_queue(
     levels = Levels(lambda: PrefixQueue(policy, caches, block_size))
     caches.watches = lambda: cast("Iterable[PrefixQueue]", levels.queues)
     return levels
-
-
-def charge_prompt(counters: Counters, seq: Sequence, hit: int) -> None:
-    """A sequence starts for the first time, with so many tokens of its prompt in the cache."""
-    counters.charge(seq, PROMPT_COST * (seq.prompt_len - hit))
