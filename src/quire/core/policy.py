@@ -16,9 +16,10 @@ request is overtaken only by requests that arrive less than `overtake` seconds a
 as time passes, the keys of all later arrivals are above it. A key is set when a sequence is queued; only `lpm` changes
 it while the sequence waits, when a part of its prompt is published or evicted (core.prefix_queue).
 
-Ranks are total orders, so the running set is kept sorted and the victim of a preemption is always its last
-member: the first in rank is never a victim while another runs. What runs gives way to what waits on a more urgent
-level; within a level it never does, as equals would preempt each other for ever.
+Ranks are total orders, so the running set is kept sorted and the victim of a preemption is its last member that may
+give way: the first in rank is never a victim while another runs. What runs gives way to what waits on a more urgent
+level; within a level it never does, as equals would preempt each other for ever. One that was preempted is passed over
+until it has got further than before: each time that it is computed again, it gains a token.
 """
 
 from __future__ import annotations

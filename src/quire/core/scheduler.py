@@ -97,6 +97,8 @@ class Scheduler:
         queue = make_queue(self.policy, self.estimates, self.counters, caches, config.block_size)
         self._requests = Requests(config, queue, self.policy, self.estimates)
         self._running: list[Sequence] = []  # by rank, so the last one is preempted first
+        # Of those, the ones that were preempted and have not got further since: they are not preempted again.
+        self._resumed: list[Sequence] = []
         self._waiting = self._requests.waiting
         self._gone: list[int] = []
         self._step = 0
@@ -199,7 +201,12 @@ class Scheduler:
         # The only rule: a sequence has computed < len(tokens); spend the token budget until it is used up.
         # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, the rest after a prefix
         # hit, and resuming after preemption are all a sequence catching up with its tokens.
+        if self._resumed:
+            self._resumed = [seq for seq in self._resumed if seq.computed <= seq.reached]
         self._advance_running(step)
+        if self._resumed and self._is_stuck(step):
+            self._resumed = []
+            self._advance_running(step)
         if not step.preempted:
             self._admit_waiting(step)
         if self._requests.num_guided:
@@ -389,9 +396,12 @@ class Scheduler:
 
         If there are blocks but they are the share of other tenants, the last of its own tenant is preempted. If that is
         `seq` itself, it stays and `start` is returned, unless it is first of all.
+
+        Those that resumed are passed over, and keep what they need to get further than before: `start` is returned
+        where nothing else can give way.
         """
-        blocks = self._blocks
-        while blocks.missing(seq, end) > (room := blocks.room(seq)):
+        blocks, kept = self._blocks, self._kept_for_resumed(seq)
+        while blocks.missing(seq, end) > (room := blocks.room(seq) - kept):
             reach = blocks.reachable_end(seq, room)
             if reach > start:
                 return min(end, reach)
@@ -399,18 +409,55 @@ class Scheduler:
             pair = halves(seq, Status.RUNNING)
             if any(half in step.ahead for half in pair) or (self._fetches and self._running[-1] in pair):
                 return start
-            bounded = blocks.reachable_end(seq, blocks.caches.available) > start
-            victim = self._last_of(seq.state.tenant) if bounded else self._running[-1]
+            bounded = blocks.reachable_end(seq, blocks.caches.available - kept) > start
+            victim = self._last_to_give(seq, seq.state.tenant if bounded else None)
             if bounded and victim in pair:
                 if self._running[0] not in pair:
                     return start
-                victim = self._running[-1]
-            if seq.partner is not None and victim in pair:
+                victim = self._last_to_give(seq)
+            if victim is None or (seq.partner is not None and victim in pair):
                 return start  # a pair waits for those ahead of it
+            if victim is self._running[0] and len(self._running) > 1:
+                return start  # until one that resumed has got further
             self._preempt(victim, step)
             if seq.status is not Status.RUNNING:
                 return start
         return end
+
+    def _is_stuck(self, step: StepPlan) -> bool:
+        """Whether nothing runs although something could: shares of tenants and drafts may take what was kept."""
+        return bool(self._running) and not (step.rows or step.ahead or step.preempted or self._fetches)
+
+    def _kept_for_resumed(self, seq: Sequence) -> int:
+        """Blocks that sequences which resumed still need to get further, but for `seq` and the other of its pair."""
+        return sum(
+            self._blocks.outstanding(other, other.computed)
+            for other in self._resumed
+            if other is not seq and other is not seq.partner
+        )
+
+    def _last_to_give(self, seq: Sequence, tenant: str | None = None) -> Sequence | None:
+        """The last in rank that may be preempted for a running sequence, perhaps itself; None if it has to wait."""
+        for victim in reversed(self._running):
+            guarded = self._is_guarded(victim)
+            if victim is seq or victim is seq.partner:
+                return None if guarded else victim
+            if not guarded and (tenant is None or victim.state.tenant == tenant):
+                return victim
+        return None
+
+    def _is_guarded(self, seq: Sequence) -> bool:
+        """Whether it, or the other of its pair, resumed and has not got further than before."""
+        return bool(self._resumed) and any(half in self._resumed for half in halves(seq, Status.RUNNING))
+
+    def _first_to_yield(self, seq: Sequence) -> Sequence | None:
+        """The running sequence that gives way first to a waiting one of a more urgent level; None if none does."""
+        for victim in reversed(self._running):
+            if not displaces(seq, victim):
+                return None
+            if not self._is_guarded(victim):
+                return victim
+        return None
 
     def _admit_waiting(self, step: StepPlan) -> None:
         # Strictly in rank: if the first one does not fit, all wait for it, so none is overtaken for ever.
@@ -443,9 +490,9 @@ class Scheduler:
                 fetches = None if seq.partner is not None else self._fetches
                 if fetches is None or not fetches.begin(seq, hit, room):
                     self._start(seq, hit, step)
-            elif self._can_displace(seq, needs - room):
+            elif self._can_displace(seq, needs - room) and (victim := self._first_to_yield(seq)):
                 # Look again: the blocks found may have been evicted.
-                self._preempt(self._running[-1], step)
+                self._preempt(victim, step)
             elif not self._part(step):
                 self._blocked = Blocked(seq, needs, self._step + LOOK_AGAIN_STEPS)
                 return
@@ -483,7 +530,7 @@ class Scheduler:
         """Whether there may be room for `count` sequences more, of which this is the first."""
         if self._num_placed + count <= self._slots:
             return True
-        return bool(self._running) and displaces(seq, self._running[-1])
+        return self._first_to_yield(seq) is not None
 
     def _room(self, seq: Sequence, step: StepPlan) -> int:
         """Blocks for all known tokens of a newly admitted sequence.
@@ -495,22 +542,29 @@ class Scheduler:
         running = len(self._running)
         if running == len(halves(seq, Status.RUNNING)) - 1 and not self._fetches:
             return NEVER
-        return self._blocks.room(seq) - step.owed - running * self._blocks.num_groups
+        growth = self._blocks.num_groups
+        if seq.preemptions:
+            # Computed again over many steps: the others take more blocks meanwhile.
+            growth *= 1 + len(seq.tokens) // (self.config.max_num_batched_tokens * self.config.block_size)
+        return self._blocks.room(seq) - step.owed - running * growth
 
     def _can_displace(self, seq: Sequence, short: int) -> bool:
         """Whether a slot and `short` more blocks would be available if less urgent running sequences were preempted.
 
         Blocks shared by several of them are counted more than once: rarely, a preemption is in vain.
         """
-        running = self._num_placed
+        running, stay = self._num_placed, 0
         for victim in reversed(self._running):
             if not displaces(seq, victim):
                 return False
+            if self._is_guarded(victim):
+                stay += 1
+                continue
             running -= 1
             short -= len(victim.table.live()) + self._blocks.num_groups
             if short <= 0 and running + len(halves(seq, Status.WAITING)) <= self._slots:
                 return True
-        return not self._fetches
+        return not self._fetches and not stay
 
     def _start(self, seq: Sequence, hit: Hit, step: StepPlan) -> None:
         blocks, state = self._blocks, seq.state
@@ -527,6 +581,8 @@ class Scheduler:
         blocks.start(seq, hit)
         seq.status = Status.RUNNING
         insort(self._running, seq, key=_by_rank)
+        if seq.preemptions:
+            self._resumed.append(seq)
         step.new.append(new_seq(seq))
         end = min(end, blocks.reachable_end(seq, blocks.room(seq)))
         new_blocks = blocks.grow(seq, end)
@@ -540,10 +596,6 @@ class Scheduler:
         step.context += end
         step.decode += start >= seq.prompt_len and end == start + 1
 
-    def _last_of(self, tenant: str) -> Sequence:
-        """The last in rank of a tenant's running sequences."""
-        return next(seq for seq in reversed(self._running) if seq.state.tenant == tenant)
-
     def _preempt(self, victim: Sequence, step: StepPlan) -> None:
         """A running sequence, and that of its pair, release everything and wait again; they will be recomputed.
 
@@ -554,6 +606,9 @@ class Scheduler:
 
     def _preempt_one(self, seq: Sequence, step: StepPlan) -> None:
         self._running.remove(seq)
+        seq.reached = max(seq.reached, seq.computed)
+        if seq in self._resumed:
+            self._resumed.remove(seq)
         if seq in step.seqs:
             index = step.seqs.index(seq)
             row = step.rows.pop(index)
@@ -601,4 +656,7 @@ class Scheduler:
                 self._blocks.end_request(half.state)
 
     def _sweep(self) -> None:
-        self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
+        running = Status.RUNNING
+        self._running = [seq for seq in self._running if seq.status is running]
+        if self._resumed:
+            self._resumed = [seq for seq in self._resumed if seq.status is running]

@@ -112,6 +112,7 @@ class Sequence:
         "prompt_logprobs_left",
         "published",
         "rank",
+        "reached",
         "sample_index",
         "seed",
         "seq_id",
@@ -154,6 +155,7 @@ class Sequence:
         self.wake = NEVER
         self.on_worker = False
         self.preemptions = 0
+        self.reached = 0  # the most of it that was computed when it was preempted
         self.account: Account | None = None  # that it is charged to, once it was queued under a fair policy
         self.price = 0.0  # of a token of its output there
         self.surprise: float | None = None  # mirostat's mu, which outlives a preemption
