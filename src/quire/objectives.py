@@ -132,6 +132,28 @@ def parse_classes(texts: Sequence[str]) -> tuple[ServiceClass, ...]:
     return tuple(found.values())
 
 
+def class_policies(
+    text: str, classes: Sequence[ServiceClass], known: Sequence[str]
+) -> tuple[str, tuple[str, ...]]:
+    """The policy of all requests and that of each class, "" for the same, from a text like "fair,batch=sjf".
+
+    Raises ValueError naming the part that is wrong.
+    """
+    usual, *rest = text.split(",")
+    names, found = [one.name for one in classes], dict.fromkeys([one.name for one in classes], "")
+    for policy in (usual, *(part.partition("=")[2] for part in rest)):
+        if policy not in known:
+            raise ValueError(f"scheduling_policy: {policy!r} is not one of {', '.join(known)}")
+    for part in rest:
+        name, _, policy = part.partition("=")
+        if name not in found:
+            raise ValueError(f"scheduling_policy: {name!r} is not a class of slo: {', '.join(names) or 'none'}")
+        if found[name]:
+            raise ValueError(f"scheduling_policy: {name} is given twice")
+        found[name] = policy
+    return usual, tuple(found.values()) if rest else ()
+
+
 def class_of(tier: str | None, classes: Sequence[ServiceClass]) -> int | None:
     """The number of the class that a `service_tier` means: its name, or OpenAI's words. None for an unknown one.
 

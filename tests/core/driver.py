@@ -15,6 +15,7 @@ from quire.core.prefix_cache import BlockNode
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
+from quire.objectives import ServiceTerms
 from quire.types import (
     NO_BLOCK,
     SOFT_DIGEST_BYTES,
@@ -95,6 +96,7 @@ class Driver:
         stepwise: bool = True,
         soft: Iterable[tuple[int, int, str]] = (),
         negative: Sequence_[int] = (),
+        service_class: int = 0,
         **params: object,
     ) -> Request:
         index = len(self.requests)
@@ -105,6 +107,7 @@ class Driver:
             arrival=float(index),
             priority=priority,
             namespace=namespace,
+            terms=ServiceTerms(service_class=service_class),
             tenant=tenant,
             eos_token_ids=eos,
             stepwise=stepwise or bool(negative),

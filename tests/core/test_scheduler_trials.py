@@ -191,6 +191,7 @@ def crowded_config(rng: random.Random) -> SchedulerConfig:
         enable_prefix_caching=rng.random() < 0.7,
         enable_chunked_prefill=chunked,
         policy=rng.choice(POLICIES),
+        class_policies=rng.choice([(), tuple(rng.sample(POLICIES, 2))]),
     )
 
 
@@ -206,6 +207,7 @@ def crowded_ask(rng: random.Random, config: SchedulerConfig) -> dict[str, Any]:
         "priority": rng.randint(0, 2),
         "namespace": rng.choice(["", "", "a"]),
         "tenant": rng.choice(["", "a", "b"]),
+        "service_class": rng.randrange(2) if config.class_policies else 0,
         "eos": rng.choice([(), (3,)]),
         "n": rng.choice([1, 1, 1, 2, 5]),
         "max_tokens": rng.choice([None, 1, rng.randint(1, config.max_model_len - len(base[:longest]))]),

@@ -135,7 +135,7 @@ class SimulatedServer:
         work = Demand(
             max(0, left), computed or prompt - left, max(1.0, lengths.output_tokens(request) - made)
         )
-        return Live(self.scheduler.policy.place(request, lengths), computed > 0, work)
+        return Live(self.scheduler.policies.place(request, lengths), computed > 0, work)
 
     def _add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
         record = found.records[index]

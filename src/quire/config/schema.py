@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.cache_kinds import KV_DTYPES, KVType
 from quire.config.speculative import ACCEPTANCES, SpeculativeConfig, parse_speculative_config
-from quire.objectives import parse_classes
+from quire.objectives import class_policies, parse_classes
 from quire.records import dataclass
 
 # An engine that waits for a batch looks idle; if it waited longer, it would look as if it hung.
@@ -246,8 +246,9 @@ class SchedulerOptions:
         "fcfs",
         "order of waiting requests; priority: lower numbers first; fair: equal shares of API keys; sjf: the least "
         "predicted work first; lpm: the longest cached prefix first; edf: the earliest deadline first; a combination "
-        "goes by its first part, then the next",
-        choices=POLICIES,
+        "like priority+fair+sjf goes by its first part, then the next; classes of --slo may have others, like "
+        "edf,batch=sjf",
+        metavar="POLICY",
     )
     overtake_ms: float = option(
         30_000.0,
@@ -268,8 +269,9 @@ class SchedulerOptions:
     )
     batching: str = option(
         "continuous",
-        "dynamic: collect a batch and run it to its end before the next one; for comparison, never faster",
-        choices=("continuous", "dynamic"),
+        "for comparison, never faster; dynamic: collect a batch for --batch-wait-ms and run it to its end before the "
+        "next one; static: wait until max_num_seqs are there, or a second",
+        choices=("continuous", "dynamic", "static"),
     )
     batch_wait_ms: float = option(
         50.0, "dynamic batching: start an incomplete batch after this time", metavar="MS"
@@ -277,7 +279,7 @@ class SchedulerOptions:
 
     def __post_init__(self) -> None:
         _check(self)
-        parse_classes(self.slo)
+        class_policies(self.scheduling_policy, parse_classes(self.slo), POLICIES)
         if not 0 < self.overtake_ms < float("inf"):
             raise ValueError(f"overtake_ms: {self.overtake_ms} is not a positive number of milliseconds")
         if not 0 <= self.batch_wait_ms <= MAX_BATCH_WAIT_MS:

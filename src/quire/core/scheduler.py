@@ -25,7 +25,7 @@ from quire.core.cost_model import StepFeatures
 from quire.core.fetching import Fetches
 from quire.core.guided_pairs import follow, halves, hold_back
 from quire.core.live_requests import Requests
-from quire.core.policy import Policy, displaces
+from quire.core.policy import displaces
 from quire.core.prefix_cache import Hit, PrefixCacheStats
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, Sequence, Status
@@ -91,11 +91,12 @@ class Scheduler:
         self._rng = rng or random.Random()
         self._blocks = SequenceBlocks(config, tier)
         caches = self._blocks.caches
-        self.policy = Policy.parse(config.policy, config.overtake)
+        self.policies = config.policies()
+        self._by_arrival = self.policies.by_arrival
         self.estimates, self.counters = ServiceEstimates(costs), Counters()
         self._fetches = None if tier is None else Fetches(caches, config, tier, self.estimates.costs)
-        queue = make_queue(self.policy, self.estimates, self.counters, caches, config.block_size)
-        self._requests = Requests(config, queue, self.policy, self.estimates)
+        queue = make_queue(self.policies, self.estimates, self.counters, caches, config.block_size)
+        self._requests = Requests(config, queue, self.policies, self.estimates)
         self._running: list[Sequence] = []  # by rank, so the last one is preempted first
         # Of those, the ones that were preempted and have not got further since: they are not preempted again.
         self._resumed: list[Sequence] = []
@@ -346,7 +347,7 @@ class Scheduler:
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
         budget, context, decode, ahead = step.budget, 0, 0, step.ahead
-        kept = None if self.policy.by_arrival or self._all_decode else decoding(self._running)
+        kept = None if self._by_arrival or self._all_decode else decoding(self._running)
         for seq in self._running:  # a preemption shortens this list at its end, never before the cursor
             start = seq.computed
             end = known = len(seq.tokens)

@@ -9,7 +9,7 @@ from quire.cache_kinds import CacheGroup, FullGroup, StateGroup
 from quire.context_window import check_window
 from quire.core.capacity import most_tokens, peak_blocks
 from quire.core.guidance import check_guidance, negative_of
-from quire.core.policy import OVERTAKE_SECONDS, Policy
+from quire.core.policy import OVERTAKE_SECONDS, Policies
 from quire.core.soft_tokens import check_soft_tokens
 from quire.records import dataclass
 from quire.types import NO_POOLING, ContextLengthError, Request, RequestError, TokenIds
@@ -33,6 +33,7 @@ class SchedulerConfig:
     enable_chunked_prefill  split prompts over steps; off: a prompt runs whole, in one step
     pooling                 the model gives a row of numbers for a prompt, and no tokens
     policy                  the order of sequences: see core.policy
+    class_policies          those of classes of service, by their number; "": the same
     overtake                seconds: a request is overtaken only by those that arrive less than that after it
     """
 
@@ -49,6 +50,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     pooling: bool = False
     policy: str = "fcfs"
+    class_policies: tuple[str, ...] = ()
     overtake: float = OVERTAKE_SECONDS
 
     @property
@@ -73,11 +75,15 @@ class SchedulerConfig:
                 f"max_draft_tokens: {self.max_draft_tokens} must be 0 for a model with a state per sequence: "
                 "a rejected draft cannot be taken out of it"
             )
-        Policy.parse(self.policy, self.overtake)
+        self.policies()
         if peak_blocks(self.groups, 1, 1, self.block_size) > self.num_blocks:
             raise ValueError(
                 f"num_blocks: {self.num_blocks} cannot hold one token in {len(self.groups)} groups"
             )
+
+    def policies(self) -> Policies:
+        """The policies, parsed."""
+        return Policies.parse(self.policy, self.class_policies, self.overtake)
 
     def length_limit(self, request: Request) -> int:
         """The length in tokens at which the request's sequences end, of pairs the leaders.

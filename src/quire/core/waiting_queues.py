@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, cast
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
-from quire.core.policy import Policy, WaitingQueue
+from quire.core.policy import Policies, Policy, WaitingQueue
 from quire.core.prefix_cache import PrefixCaches
 from quire.core.prefix_queue import PrefixQueue
 from quire.core.sequence import Account, Sequence, Status
@@ -104,9 +104,9 @@ class Level:
 
 
 class Levels:
-    """A queue for each level, made when the first sequence of the level comes and removed when it is empty."""
+    """A queue for each level, made for its first sequence and removed when it is empty."""
 
-    def __init__(self, make: Callable[[], Queue]) -> None:
+    def __init__(self, make: Callable[[Sequence], Queue]) -> None:
         self._make = make
         self._levels: dict[float, Level] = {}
         self._order: list[float] = []  # heap of the levels
@@ -126,7 +126,7 @@ class Levels:
     def push(self, seq: Sequence) -> None:
         level = self._levels.get(seq.rank[0])
         if level is None:
-            level = self._levels[seq.rank[0]] = Level(self._make())
+            level = self._levels[seq.rank[0]] = Level(self._make(seq))
             heapq.heappush(self._order, seq.rank[0])
         level.push(seq)
         self._size += 1
@@ -242,13 +242,24 @@ class FairQueue:
 
 
 def make_queue(
-    policy: Policy, estimates: ServiceEstimates, counters: Counters, caches: PrefixCaches, block_size: int
+    policies: Policies,
+    estimates: ServiceEstimates,
+    counters: Counters,
+    caches: PrefixCaches,
+    block_size: int,
 ) -> Queue:
-    """The queue of a policy. Under lpm it hears of the blocks that `caches` publish."""
-    if policy.shares:
-        return Levels(lambda: FairQueue(policy, estimates, counters))
-    if policy.order != "lpm":
+    """The queue of the policies. Under lpm it hears of the blocks that `caches` publish."""
+
+    def make(seq: Sequence) -> Queue:
+        policy = policies.of(seq.state.request)
+        if policy.shares:
+            return FairQueue(policy, estimates, counters)
+        return WaitingQueue() if policy.order != "lpm" else PrefixQueue(policy, caches, block_size)
+
+    known = {policies.usual, *policies.by_class}
+    if not any(policy.shares or policy.order == "lpm" for policy in known):
         return WaitingQueue()
-    levels = Levels(lambda: PrefixQueue(policy, caches, block_size))
-    caches.watches = lambda: cast("Iterable[PrefixQueue]", levels.queues)
+    levels = Levels(make)
+    if any(policy.order == "lpm" for policy in known):
+        caches.watches = lambda: (queue for queue in levels.queues if isinstance(queue, PrefixQueue))
     return levels

@@ -18,6 +18,8 @@ from quire.config.schema import (
     INT4_GROUP,
     INT8_GROUP,
     LORA_TARGETS,
+    MAX_BATCH_WAIT_MS,
+    POLICIES,
     STORED,
     AdapterOptions,
     EngineConfig,
@@ -54,7 +56,7 @@ from quire.loader import (
 )
 from quire.loader.kv_scales import read_scales, read_scales_file
 from quire.loader.source import CodesSource
-from quire.objectives import parse_classes
+from quire.objectives import class_policies, parse_classes
 from quire.program.cost import Row, step_cost
 from quire.program.formats import DType, Groups, HeadScales, NumberFormats, WeightFormat
 from quire.program.lower import lower
@@ -511,6 +513,9 @@ def _scheduler(
     swap: SwapSpace | None,
 ) -> Scheduler:
     asked, whole, pooling = config.asked, spec.whole, spec.pooling is not None
+    usual, by_class = class_policies(
+        asked.scheduler.scheduling_policy, parse_classes(asked.scheduler.slo), POLICIES
+    )
     kind = Scheduler if asked.scheduler.batching == "continuous" else WholeBatchScheduler
     return kind(
         SchedulerConfig(
@@ -525,7 +530,8 @@ def _scheduler(
             enable_prefix_caching=asked.cache.enable_prefix_caching and not whole,
             enable_chunked_prefill=asked.scheduler.enable_chunked_prefill and not whole,
             pooling=pooling,
-            policy=asked.scheduler.scheduling_policy,
+            policy=usual,
+            class_policies=by_class,
             overtake=asked.scheduler.overtake_ms / 1e3,
         ),
         random.Random(asked.execution.seed),
@@ -537,7 +543,9 @@ def _scheduler(
 def _gate(scheduler: Scheduler, config: ResolvedConfig) -> BatchGate | None:
     if not isinstance(scheduler, WholeBatchScheduler):
         return None
-    return BatchGate(scheduler, config.max_num_seqs, config.asked.scheduler.batch_wait_ms / 1e3)
+    asked = config.asked.scheduler
+    wait = MAX_BATCH_WAIT_MS if asked.batching == "static" else asked.batch_wait_ms
+    return BatchGate(scheduler, config.max_num_seqs, wait / 1e3)
 
 
 def _quantized(name: str | None, size: int | None) -> WeightFormat | None:

@@ -39,7 +39,7 @@ class Admission:
     ) -> None:
         self.outlook = Outlook(facts.scheduler, scheduling or SchedulerOptions())
         self.waiting_tokens = 0
-        self._facts = facts
+        self._facts, self._policies = facts, facts.scheduler.policies()
         self._max_requests, self._max_tokens = max_requests, max_tokens
         self._waiting: dict[int, tuple[int, str]] = {}  # by handle, in order: prompt tokens, tenant
         self._requests: Counter[str] = Counter()  # tenant -> number of its requests among these
@@ -61,7 +61,7 @@ class Admission:
         """Raise RequestError, naming field and limit, for a request that this engine could never run."""
         facts = self._facts
         facts.scheduler.length_limit(request)
-        if request.priority not in {0, BACKGROUND} and "priority" not in facts.scheduler.policy.split("+"):
+        if request.priority not in {0, BACKGROUND} and not self._policies.of(request).levels:
             raise RequestError(
                 "priority",
                 "priorities need --scheduling-policy priority; this server runs requests in order of arrival",

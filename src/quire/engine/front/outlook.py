@@ -16,7 +16,6 @@ from quire.config.schema import SchedulerOptions
 from quire.core.admission_rules import Broken, Caution, check_wishes
 from quire.core.cost_model import FEATURES, StepCostModel
 from quire.core.forecast import Demand, Forecast, Live, outlook
-from quire.core.policy import Policy
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.service_estimates import ServiceEstimates
 from quire.engine.api import EngineStats, GenerateAsk, WouldBeLateError
@@ -37,7 +36,7 @@ class Outlook:
         self.classes = parse_classes(options.slo)
         self._refuses = options.admission == "predict"
         self._facts = facts
-        self._policy = Policy.parse(facts.policy, facts.overtake)
+        self._policies = facts.policies()
         self._lengths = ServiceEstimates()
         self._stats = EngineStats()
         self._costs: tuple[float, ...] = ()
@@ -62,7 +61,7 @@ class Outlook:
     def place(self, request: Request) -> tuple[float, float, float]:
         """Where a request waits; see Policy.place."""
         self._lengths.arrived(request)
-        return self._policy.place(request, self._lengths)
+        return self._policies.place(request, self._lengths)
 
     def check(
         self, ask: GenerateAsk, lives: Iterable[LiveRequest], now: float, stats: EngineStats
@@ -149,7 +148,7 @@ class Outlook:
         return outlook(
             self._costs,
             others,
-            Live(self._policy.place(request, self._lengths), False, work),
+            Live(self._policies.place(request, self._lengths), False, work),
             budget=stats.step_budget or self._facts.max_num_batched_tokens,
             slots=stats.step_slots or self._facts.max_num_seqs,
             tokens=self._tokens,
