@@ -154,6 +154,41 @@ def class_policies(
     return usual, tuple(found.values()) if rest else ()
 
 
+@dataclass(frozen=True, slots=True)
+class DegradeStep:
+    """What a saturated server gives less of: its kind, and how much is left."""
+
+    kind: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}={self.value}" if self.value else self.kind
+
+
+DEGRADE_KINDS = ("shed", "max_tokens", "speculation", "model")
+
+
+def parse_degrade(texts: Sequence[str]) -> tuple[DegradeStep, ...]:
+    """Steps from texts like "speculation=1", "max_tokens=256", "shed" and "model=small", in order.
+
+    Raises ValueError naming the text.
+    """
+    found: dict[str, DegradeStep] = {}
+    for text in texts:
+        kind, _, value = text.partition("=")
+        if kind not in DEGRADE_KINDS:
+            raise ValueError(f"degrade: {text!r} is not one of {', '.join(DEGRADE_KINDS)}")
+        if kind in found:
+            raise ValueError(f"degrade: {kind} is given twice")
+        least = {"max_tokens": 1, "speculation": 0}.get(kind)
+        if least is not None and not (value.isascii() and value.isdigit() and least <= int(value) < 2**31):
+            raise ValueError(f"degrade: {text!r}: {kind} needs a whole number from {least} on, like {kind}=64")
+        if bool(value) != (kind != "shed"):
+            raise ValueError(f"degrade: {text!r}: {'takes no value' if value else 'needs a value'}")
+        found[kind] = DegradeStep(kind, value)
+    return tuple(found.values())
+
+
 def class_of(tier: str | None, classes: Sequence[ServiceClass]) -> int | None:
     """The number of the class that a `service_tier` means: its name, or OpenAI's words. None for an unknown one.
 

@@ -14,6 +14,7 @@ from quire.bench.timeline import RequestRecord
 from quire.core.admission_rules import Broken, Caution, check_wishes
 from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
+from quire.core.degrading import Degrading
 from quire.core.forecast import Demand, Forecast, Live, outlook
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
@@ -61,6 +62,7 @@ class SimulatedServer:
         *,
         admits: bool = False,
         controls: bool = False,
+        degrading: Degrading | None = None,
         noise: float = 0.03,
         seed: int = 0,
     ) -> None:
@@ -70,6 +72,8 @@ class SimulatedServer:
         self._admits = admits
         self._controller = StepController(self.scheduler, classes, self.costs) if controls else None
         self._caution = Caution()
+        self._degrading = degrading
+        self._started: set[str] = set()
         self._live: dict[str, Request] = {}
         self.now = 0.0
         self._tokens = config.num_blocks * config.block_size // len(config.groups)
@@ -154,6 +158,11 @@ class SimulatedServer:
                 expected_tokens=arrival.output if arrival.known else None,
             ),
         )
+        if self._degrading is not None:
+            if self._degrading.sheds(request):
+                record.error, record.closed = "shed", self.now
+                return
+            request = self._degrading.degraded(request)
         if self._admits:
             prediction = self.predict(request)
             output = self.scheduler.estimates.output_tokens(request)
@@ -163,6 +172,8 @@ class SimulatedServer:
             if broken is not None and self.scheduler.has_work():
                 found.refused[index] = broken
                 record.error, record.closed = str(broken), self.now
+                if self._degrading is not None:
+                    self._degrading.refused(self.now)
                 return
             found.predicted[index] = self.now - arrival.at + prediction.ttft
         self.scheduler.add(request)
@@ -186,6 +197,11 @@ class SimulatedServer:
         self.costs.observe(features, seconds)
         if self._controller is not None:
             self._controller.ran(seconds)
+        if self._degrading is not None:
+            self._started |= {new.request_id for new in out.new}
+            if self._degrading.is_due(self.now):
+                waiting = [one for name, one in self._live.items() if name not in self._started]
+                self._degrading.look(self.now, waiting)
         rows = len(out.scheduled)
         tokens = [[1] if row.sample else [] for row in out.scheduled]
         for event in scheduler.update(out, StepOutput(tokens, [None] * rows, [None] * rows)):

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.cache_kinds import KV_DTYPES, KVType
 from quire.config.speculative import ACCEPTANCES, SpeculativeConfig, parse_speculative_config
-from quire.objectives import class_policies, parse_classes
+from quire.objectives import class_policies, parse_classes, parse_degrade
 from quire.records import dataclass
 
 # An engine that waits for a batch looks idle; if it waited longer, it would look as if it hung.
@@ -267,6 +267,19 @@ class SchedulerOptions:
         "queue: only those for which the queue has no room",
         choices=("predict", "queue"),
     )
+    degrade: tuple[str, ...] = option(
+        (),
+        "steps in which a saturated server gives less, in order, each taken back by itself: speculation=N: at most N "
+        "drafts a sequence; max_tokens=N: shorter answers; shed: no requests of the last class (or of a priority above "
+        "0); model=NAME: another model of this server answers (default: none)",
+        metavar="STEP",
+    )
+    degrade_after_ms: float = option(
+        1000.0,
+        "a step is entered when requests have waited for longer than the TTFT of their class, or this without one, for "
+        "this time, and left when they have waited for less than half of that for five times as long",
+        metavar="MS",
+    )
     batching: str = option(
         "continuous",
         "for comparison, never faster; dynamic: collect a batch for --batch-wait-ms and run it to its end before the "
@@ -280,6 +293,11 @@ class SchedulerOptions:
     def __post_init__(self) -> None:
         _check(self)
         class_policies(self.scheduling_policy, parse_classes(self.slo), POLICIES)
+        parse_degrade(self.degrade)
+        if not 0 < self.degrade_after_ms < float("inf"):
+            raise ValueError(
+                f"degrade_after_ms: {self.degrade_after_ms} is not a positive number of milliseconds"
+            )
         if not 0 < self.overtake_ms < float("inf"):
             raise ValueError(f"overtake_ms: {self.overtake_ms} is not a positive number of milliseconds")
         if not 0 <= self.batch_wait_ms <= MAX_BATCH_WAIT_MS:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quire.answers import AnswerPart, PromptProgress
 from quire.beams import Beams
 from quire.logprobs import LogprobTable
-from quire.objectives import ServiceClass
+from quire.objectives import DegradeStep, ServiceClass
 from quire.outputs import RequestOutput
 from quire.parameters import Structure, TextTokens
 from quire.records import dataclass
@@ -77,6 +77,10 @@ class WouldBeLateError(OverloadedError):
     def __init__(self, message: str, retry_after: float, predicted_ttft: float) -> None:
         super().__init__(message, retry_after)
         self.predicted_ttft = predicted_ttft
+
+
+class ShedError(OverloadedError):
+    """The class of a request is not served while the server is saturated (HTTP 429)."""
 
 
 class EngineUnavailableError(QuireError):
@@ -376,6 +380,8 @@ class EngineStats:
     level_missed: Mapping[str, int] = field(default_factory=dict)
     goodput: Mapping[str, float] = field(default_factory=dict)  # requests a second, of the last minute
     length_error: float = 0.0  # mean of |predicted / real - 1| of recent output lengths
+    degrade_steps: Mapping[str, int] = field(default_factory=dict)  # 1 for those that are entered
+    degraded: Mapping[str, int] = field(default_factory=dict)  # requests that each step changed
     waiting_tokens: int = 0
     wasted_tokens: int = 0  # of requests cancelled before their client received them
     restarts: int = 0  # starts of the engine after its first
@@ -416,6 +422,10 @@ class Engine(Protocol):
 
     @property
     def stats(self) -> EngineStats: ...
+
+    @property
+    def degraded(self) -> Sequence[DegradeStep]:
+        """The steps that a saturated engine has taken; see core.degrading."""
 
     @property
     def startup(self) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from quire.engine.api import (
     EngineUnavailableError,
     OverloadedError,
     RequestBlockedError,
+    ShedError,
     WouldBeLateError,
 )
 from quire.records import dataclass
@@ -121,6 +122,7 @@ def retry_headers(seconds: float) -> list[Header]:
     ]
 
 
+DEGRADED = b"x-quire-degraded"
 PREDICTED_TTFT = b"x-quire-predicted-ttft-ms"
 
 
@@ -142,6 +144,8 @@ def api_error(error: Exception) -> ApiError:
             known = [(PREDICTED_TTFT, predicted_ttft(ttft))] if math.isfinite(ttft) else []
             headers = [*retry_headers(seconds), *known]
             found = ApiError(429, str(error), code="would_be_late", headers=headers)
+        case ShedError(retry_after=seconds):
+            found = ApiError(429, str(error), code="shed", headers=retry_headers(seconds))
         case OverloadedError(retry_after=seconds):
             found = ApiError(429, str(error), code="queue_full", headers=retry_headers(seconds))
         case EngineUnavailableError(retry_after=seconds):

@@ -298,6 +298,8 @@ def _engine_families(stats: EngineStats, labels: dict[str, str], acceptance: str
     yield _by_part(
         GaugeMetricFamily, "quire_goodput_requests_per_second", "service_class", stats.goodput.items()
     )
+    yield _by_part(GaugeMetricFamily, "quire_degrade_step", "step", stats.degrade_steps.items())
+    yield _by_part(CounterMetricFamily, "quire_degraded_requests", "step", stats.degraded.items())
     yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())
     yield _by_part(GaugeMetricFamily, "quire_memory_bytes", "part", stats.memory_parts.items())
 

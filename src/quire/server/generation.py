@@ -15,7 +15,7 @@ from quire.logprobs import LogprobTable
 from quire.outputs import RequestOutput
 from quire.records import dataclass
 from quire.server.context import ServerContext
-from quire.server.errors import ApiError
+from quire.server.errors import DEGRADED, ApiError
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.server.pieces import is_portion
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
@@ -65,6 +65,8 @@ class HttpGeneration:
             self._exchange.held.give(self._context.memory.work)  # no longer needed: the prompts are token ids
             await self._context.memory.take_answer(self._exchange.held, self._asks, self._costs)
             hooks = self._context.hooks
+            if steps := self._context.engine.degraded:
+                self._exchange.add_headers([(DEGRADED, ", ".join(map(str, steps)).encode("latin-1", "replace"))])
             for ask in self._asks:
                 stream = self._context.engine.generate(ask)
                 self.streams.append(stream if hooks is None else hooks.wrap(stream))

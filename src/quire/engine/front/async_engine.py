@@ -18,6 +18,7 @@ import msgspec
 from quire.config.lora_modules import adapter_paths
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
+from quire.core.degrading import Degrading
 from quire.engine.api import (
     AdapterVersion,
     CompiledStructure,
@@ -28,6 +29,8 @@ from quire.engine.api import (
     GenerateAsk,
     InputAsk,
     ModelCard,
+    OverloadedError,
+    ShedError,
     Stream,
     require_ready,
 )
@@ -54,6 +57,7 @@ from quire.engine.host.messages import (
     ClearCache,
     Command,
     Finish,
+    LimitDrafts,
     Load,
     Note,
     Ready,
@@ -63,6 +67,7 @@ from quire.engine.host.messages import (
     unpack_handles,
 )
 from quire.engine.host.spawn import Spawned
+from quire.objectives import DegradeStep, parse_classes, parse_degrade
 from quire.outputs import RequestOutput
 from quire.parameters import Structure, TextTokens
 from quire.text.chat_renderer import ChatAsk, read_template
@@ -133,6 +138,10 @@ class AsyncEngine:
         self._lane = SuspectLane()
         self._adapters = AdapterNames(self._send)
         self._grammars = GrammarService()
+        options = self._config.scheduler
+        self._degrading = Degrading(
+            parse_degrade(options.degrade), parse_classes(options.slo), options.degrade_after_ms / 1e3
+        )
 
     # -- state --------------------------------------------------------------------------------------------
 
@@ -169,7 +178,16 @@ class AsyncEngine:
         waiting = self._admission.waiting_tokens if self._admission else 0
         calls = self._text.calls if self._text else {}
         found = self._client.stats(waiting_tokens=waiting, wasted_tokens=self._wasted, calls=calls)
+        found = replace(
+            found,
+            degrade_steps={str(step): int(step in self.degraded) for step in self._degrading.steps},
+            degraded=self._degrading.counts,
+        )
         return self._admission.outlook.add_to(found) if self._admission else found
+
+    @property
+    def degraded(self) -> Sequence[DegradeStep]:
+        return self._degrading.active
 
     @property
     def startup(self) -> list[dict[str, Any]]:
@@ -406,6 +424,13 @@ class AsyncEngine:
         for limit, name in ((ask.deadline, "deadline"), (ask.queue_deadline, "queue deadline")):
             if limit is not None and limit <= now:
                 raise DeadlineError(f"the {name} of the request passed before it started")
+        degrading = self._degrading
+        if degrading.level and degrading.sheds(ask.request):
+            raise ShedError(
+                "this server is saturated: for now it takes no requests of the lowest class", 1.0
+            )
+        if degrading.level and (shorter := degrading.degraded(ask.request)) is not ask.request:
+            ask = replace(ask, request=shorter)
         request = ask.request
         if request.request_id in self._names:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
@@ -418,7 +443,11 @@ class AsyncEngine:
         following = OutputBuilder(
             request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output, reading=ask.reading
         )
-        admission.admit(handle, ask, now, self._live.values(), client.reported)
+        try:
+            admission.admit(handle, ask, now, self._live.values(), client.reported)
+        except OverloadedError:
+            degrading.refused(now)
+            raise
         live = LiveRequest(handle, request, following, digest, progress=ask.progress)
         live.place = admission.outlook.place(request)
         if not self._live:
@@ -499,6 +528,8 @@ class AsyncEngine:
             live = lives.get(handle)
             if live is not None:
                 live.computed(computed, cached, now)
+        if self._degrading.is_due(now):
+            self._degrade(now)
         rows, news = step.unpack()
         if step.tokens:
             self._startup.mark("first token")
@@ -545,6 +576,8 @@ class AsyncEngine:
     def engine_ready(self, facts: Ready) -> None:
         bounds = self.serving.max_num_queued_reqs, self.serving.max_num_queued_tokens
         self._admission = Admission(facts, *bounds, self._config.scheduler)
+        if (drafts := self._degrading.value("speculation")) is not None:
+            self._send(LimitDrafts(int(drafts)))
         self._adapters.started()
         self._grammars.planned = facts.memory_parts["compiler"]
         self._send_vocabulary()
@@ -567,9 +600,23 @@ class AsyncEngine:
         there may be some.
         """
         assert self._loop is not None
+        if self._degrading.is_due(now):
+            self._degrade(now)
         late = [live for live in self._live.values() if self._unread(live, now)]
         if late:
             self._loop.call_soon(self._end_unread, late, now)
+
+    def _degrade(self, now: float) -> None:
+        """Enter or leave a step by how long requests have waited."""
+        degrading, before = self._degrading, self._degrading.value("speculation")
+        waiting = (live.request for live in self._live.values() if not live.output.timings.scheduled)
+        if not degrading.look(now, waiting):
+            return
+        logger.warning(
+            "degraded: %s", ", ".join(map(str, degrading.active)) or "not any more: all requests get all again"
+        )
+        if (drafts := degrading.value("speculation")) != before and self._client is not None:
+            self._client.send(LimitDrafts(2**30 if drafts is None else int(drafts)))
 
     def _end_unread(self, late: list[LiveRequest], now: float) -> None:
         for live in late:

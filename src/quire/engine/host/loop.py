@@ -19,6 +19,7 @@ from quire.engine.host.messages import (
     Finish,
     ForgetAdapter,
     GivePages,
+    LimitDrafts,
     Note,
     OpenAdapter,
     Ping,
@@ -120,6 +121,9 @@ class EngineLoop:
                 self._core.scheduler.clear_prefix_cache()
                 self._give_pages()
                 self._dirty = True
+            case LimitDrafts(most):
+                if self._core.speculation is not None:
+                    self._core.speculation.longest = most
             case OpenAdapter() | ForgetAdapter():
                 self._adapters.obey(command)
             case _:

@@ -125,6 +125,12 @@ class ForgetAdapter(_Message, frozen=True, tag=11):
     digest: str
 
 
+class LimitDrafts(_Message, frozen=True, tag=21):
+    """Run at most so many drafts for a sequence from the next step on."""
+
+    most: int
+
+
 _Queued = AddRequest | Abort | Finish
 Command = (
     Load
@@ -137,6 +143,7 @@ Command = (
     | OpenAdapter
     | ForgetAdapter
     | GivePages
+    | LimitDrafts
 )
 
 
