@@ -77,7 +77,9 @@ def test_tokens_are_the_same_under_every_policy_of_a_class(seed: int) -> None:
     driver = Driver(config(num_blocks=24, max_num_seqs=5, max_num_batched_tokens=12, class_policies=chosen))
     for _ in range(25):
         prompt = [rng.randint(0, 9) for _ in range(rng.randint(1, 24))]
-        driver.add(prompt, max_tokens=rng.randint(1, 16), service_class=rng.randrange(2), priority=rng.randint(0, 2))
+        driver.add(
+            prompt, max_tokens=rng.randint(1, 16), service_class=rng.randrange(2), priority=rng.randint(0, 2)
+        )
         for _ in range(rng.randint(0, 2)):
             driver.step()
     driver.drain()

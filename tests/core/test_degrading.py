@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -34,7 +35,7 @@ def test_steps_are_entered_and_left_one_by_one_with_hysteresis() -> None:
     assert levels[9] == 0
     assert (levels[10], levels[20], levels[199]) == (1, 2, 2)  # between high and low nothing changes
     assert (levels[249], levels[250], levels[299], levels[300], levels[399]) == (2, 1, 1, 0, 0)
-    assert all(abs(a - b) <= 1 for a, b in zip(levels, levels[1:], strict=False))
+    assert all(abs(a - b) <= 1 for a, b in itertools.pairwise(levels))
 
 
 def test_a_load_that_swings_around_the_threshold_does_not_flap() -> None:
@@ -57,7 +58,7 @@ def test_what_waits_is_measured_by_the_level_of_its_class() -> None:
     plain = Degrading(STEPS, [], 1.0)
     for tenth in range(30):
         plain.look(tenth / 10, [ask(0, arrival=tenth / 10 - 1.2)])
-    assert plain.level == 1 or plain.level == 2
+    assert plain.level in {1, 2}
     refusing = Degrading(STEPS, CLASSES, 1.0)
     for tenth in range(30):
         refusing.refused(tenth / 10)
@@ -78,7 +79,11 @@ def test_each_step_changes_what_it_names() -> None:
     assert degrading.counts == {"speculation=1": 3, "max_tokens=8": 2, "shed": 1}
     alone = Degrading(parse_degrade(["shed"]), [], 1.0)
     alone.level = 1
-    assert (alone.sheds(ask(priority=1)), alone.sheds(ask()), alone.sheds(ask(priority=-1))) == (True, False, False)
+    assert (alone.sheds(ask(priority=1)), alone.sheds(ask()), alone.sheds(ask(priority=-1))) == (
+        True,
+        False,
+        False,
+    )
 
 
 def test_under_a_burst_every_step_is_entered_and_left_again() -> None:
@@ -95,7 +100,7 @@ def test_under_a_burst_every_step_is_entered_and_left_again() -> None:
     assert set(levels) == {0, 1, 2, 3}
     assert min(now for now, level in seen if level) > 10
     assert levels[-1] == 0
-    changes = sum(a != b for a, b in zip(levels, levels[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(levels))
     assert changes < 24
     shed = [made[record.index].service_class for record in run.records if record.error == "shed"]
     assert shed

@@ -40,7 +40,16 @@ def test_a_saturated_server_gives_less_and_says_so_until_it_is_not_saturated(fol
 def test_another_model_answers_for_a_saturated_one(folder: Path, tmp_path: Path) -> None:
     sections = tmp_path / "models.toml"
     sections.write_text(f'[small]\npath = "{folder}"\nmax-model-len = 4096\n')
-    options = ["--memory", "1500MiB", "--models", str(sections), "--degrade", "model=small", "--max-num-seqs", "1"]
+    options = [
+        "--memory",
+        "1500MiB",
+        "--models",
+        str(sections),
+        "--degrade",
+        "model=small",
+        "--max-num-seqs",
+        "1",
+    ]
     body = {"prompt": [1, 2, 3], "max_tokens": 3, "ignore_eos": True, "temperature": 0}
     with running(folder, *options, "--degrade-after-ms", "50") as server:
         assert "x-quire-degraded" not in server.request("POST", "/v1/completions", body).headers

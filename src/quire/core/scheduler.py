@@ -413,13 +413,10 @@ class Scheduler:
             bounded = blocks.reachable_end(seq, blocks.caches.available - kept) > start
             victim = self._last_to_give(seq, seq.state.tenant if bounded else None)
             if bounded and victim in pair:
-                if self._running[0] not in pair:
-                    return start
-                victim = self._last_to_give(seq)
-            if victim is None or (seq.partner is not None and victim in pair):
-                return start  # a pair waits for those ahead of it
-            if victim is self._running[0] and len(self._running) > 1:
-                return start  # until one that resumed has got further
+                victim = self._last_to_give(seq) if self._running[0] in pair else None
+            first = victim is self._running[0] and len(self._running) > 1
+            if victim is None or first or (seq.partner is not None and victim in pair):
+                return start  # until one that resumed has got further; a pair waits for those ahead of it
             self._preempt(victim, step)
             if seq.status is not Status.RUNNING:
                 return start

@@ -66,6 +66,8 @@ _LASTING = {EngineState.FAILED, EngineState.DRAINING}
 class OverloadedError(QuireError):
     """The queue is full (HTTP 429). The message says by how much; `retry_after` estimates the wait in seconds."""
 
+    code = "queue_full"
+
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
@@ -82,6 +84,8 @@ class WouldBeLateError(OverloadedError):
 class ShedError(OverloadedError):
     """The class of a request is not served while the server is saturated (HTTP 429)."""
 
+    code = "shed"
+
 
 class EngineUnavailableError(QuireError):
     """The engine is starting, restarting or draining, or died while computing the request: try again (HTTP 503)."""
@@ -95,6 +99,10 @@ def require_ready(state: EngineState) -> None:
     """Raise EngineUnavailableError unless this state admits requests: one rule for admission and for health."""
     if state is not EngineState.READY:
         raise EngineUnavailableError(_WHY[state], 5.0 if state in _LASTING else 1.0)
+
+
+class RequestCancelledError(QuireError):
+    """The request was ended by its owner or an administrator (HTTP 409). Partial output stays in the stream."""
 
 
 class RequestBlockedError(QuireError):
@@ -457,6 +465,9 @@ class Engine(Protocol):
 
     def requests(self) -> Sequence[tuple[Request, RequestOutput]]:
         """The requests that are not complete, in the order of their arrival, with their outputs so far."""
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request now, with RequestCancelledError; false if there is none of that id."""
 
     def generate(self, ask: GenerateAsk) -> Stream:
         """Admit a request or raise at once: RequestError (400), OverloadedError (429), EngineUnavailableError,

@@ -187,6 +187,11 @@ class EngineCore:
             self._ended([event])
         return event
 
+    def limit_drafts(self, most: int) -> None:
+        """Run at most so many drafts for a sequence from the next step on."""
+        if self.speculation is not None:
+            self.speculation.longest = most
+
     def has_work(self) -> bool:
         return self.scheduler.has_work() or bool(self._preparing)
 

@@ -41,6 +41,8 @@ class AdminAccess:
         """Raise ApiError unless the key that the route needs was presented: an administrator's, a client's, or none."""
         if route.admin:
             self.admin_only(exchange)
+        elif route.either and not exchange.inner and self.is_presented(exchange):
+            exchange.administrator = True
         elif not route.open and not exchange.inner:
             access.check_key(exchange)
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncio
 
 from quire.config.serving import ServingConfig
-from quire.server import adapter_routes, chat, completions, control, embeddings, scoring, status, tokens
+from quire.server import (
+    adapter_routes,
+    chat,
+    completions,
+    control,
+    embeddings,
+    request_routes,
+    scoring,
+    status,
+    tokens,
+)
 from quire.server.access import AccessControl
 from quire.server.admin import AdminAccess, closed_routes
 from quire.server.batches import batch_routes
@@ -41,6 +51,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     *tokens.ROUTES,
     *status.ROUTES,
     *control.ROUTES,
+    *request_routes.ROUTES,
     *adapter_routes.ROUTES,
     *DIALECTS,
     *page_routes.ROUTES,

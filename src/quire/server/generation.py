@@ -66,7 +66,9 @@ class HttpGeneration:
             await self._context.memory.take_answer(self._exchange.held, self._asks, self._costs)
             hooks = self._context.hooks
             if steps := self._context.engine.degraded:
-                self._exchange.add_headers([(DEGRADED, ", ".join(map(str, steps)).encode("latin-1", "replace"))])
+                self._exchange.add_headers(
+                    [(DEGRADED, ", ".join(map(str, steps)).encode("latin-1", "replace"))]
+                )
             for ask in self._asks:
                 stream = self._context.engine.generate(ask)
                 self.streams.append(stream if hooks is None else hooks.wrap(stream))

@@ -30,6 +30,7 @@ from quire.engine.api import (
     InputAsk,
     ModelCard,
     OverloadedError,
+    RequestCancelledError,
     ShedError,
     Stream,
     require_ready,
@@ -414,6 +415,12 @@ class AsyncEngine:
 
     def requests(self) -> Sequence[tuple[Request, RequestOutput]]:
         return [(live.request, live.output) for live in self._live.values()]
+
+    def cancel(self, request_id: str) -> bool:
+        live = next((live for live in self._live.values() if live.request_id == request_id), None)
+        if live is not None:
+            self._end(live, RequestCancelledError("the request was cancelled"))
+        return live is not None
 
     def generate(self, ask: GenerateAsk) -> Stream:
         now = time.monotonic()

@@ -108,10 +108,8 @@ class EngineLoop:
                 if request_id is not None and self._core.finish(request_id, index) is not None:
                     self._end_sample(request_id)
                     self._dirty = True
-            case Ping(number):
-                self._channel.send(Pong(number))
-            case AskRecords(count):
-                self._channel.send(Records(list(self._core.records)[-count:]))
+            case Ping() | AskRecords():
+                self._channel.send(self._answer(command))
             case Vocabulary(tokens):
                 self._core.vocabulary = tokens
             case ClearCache():
@@ -122,12 +120,16 @@ class EngineLoop:
                 self._give_pages()
                 self._dirty = True
             case LimitDrafts(most):
-                if self._core.speculation is not None:
-                    self._core.speculation.longest = most
+                self._core.limit_drafts(most)
             case OpenAdapter() | ForgetAdapter():
                 self._adapters.obey(command)
             case _:
                 raise TypeError(f"{type(command).__name__} is not valid for a running engine")
+
+    def _answer(self, command: Ping | AskRecords) -> Pong | Records:
+        if isinstance(command, Ping):
+            return Pong(command.number)
+        return Records(list(self._core.records)[-command.count :])
 
     def _add(self, command: AddRequest) -> None:
         self._seen = max(self._seen, command.handle)

@@ -26,6 +26,7 @@ from quire.server.fleet.shares import BODIES
 from quire.server.logs import log_access
 from quire.server.query import query_of
 from quire.server.request_memory import RequestMemory
+from quire.server.request_routes import request_routes
 from quire.server.routes import Get, HttpRoute, RouteTable
 from quire.types import QuireError
 
@@ -67,7 +68,10 @@ class FleetApp:
         self.memory = RequestMemory(bodies, fleet.config.max_num_queued_reqs)
         self._access, self._admin = AccessControl(fleet.config), AdminAccess(fleet.config)
         self.context: ServerContext | None = None  # of the routes that concern no single model
-        own = (*fleet_routes(fleet), *batch_routes.ROUTES)
+        loaded = request_routes(
+            lambda _: [each.service.context for each in fleet.members.values() if each.engine.requests()]
+        )
+        own = (*fleet_routes(fleet), *batch_routes.ROUTES, *loaded)
         closed = closed_routes(own, fleet.config)
         own = tuple(route for route in own if route not in closed and route.belongs(fleet.config.api))
         passed = open_routes(fleet.config)
