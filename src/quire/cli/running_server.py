@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from quire.config.env import option_variables
 from quire.types import QuireError
 
-_VARIABLE = "QUIRE_ADMIN_API_KEY"
+_VARIABLE, _CLIENT_VARIABLE = "QUIRE_ADMIN_API_KEY", "QUIRE_API_KEY"
+_SECONDS, _MOST = 10.0, 64 << 20
 _SHOWN = 500  # characters of an answer that is not JSON
 
 
@@ -31,6 +32,34 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         "--admin-api-key-file", metavar="FILE",
         help=f"file with an administrator's key in its first line; else {_VARIABLE} has it",
     )  # fmt: skip
+
+
+def add_key_options(parser: argparse.ArgumentParser) -> None:
+    """--api-key-file and --admin-api-key-file, for what works without keys where a server has none."""
+    for name, of, variable in (
+        ("--api-key-file", "a key", _CLIENT_VARIABLE),
+        ("--admin-api-key-file", "an administrator's key", _VARIABLE),
+    ):
+        parser.add_argument(name, metavar="FILE", help=f"file with {of} in its first line; else {variable}")
+
+
+def fetch(args: argparse.Namespace, path: str, *, administrator: bool = False) -> bytes:
+    """What a server answers, with the key there is, for `administrator` rather an administrator's. Raises
+    ServerRefusedError, with what it says."""
+    if urlsplit(args.url).scheme not in {"http", "https"}:
+        raise ValueError(f"url: {args.url!r} is not an address like http://host:port")
+    key = _given(args.api_key_file, _CLIENT_VARIABLE)
+    if administrator:
+        key = _given(args.admin_api_key_file, _VARIABLE) or key
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(args.url.rstrip("/") + path, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
+            return bytes(response.read(_MOST))
+    except urllib.error.HTTPError as error:
+        raise ServerRefusedError(f"{path}: {error.code}: {_message(error.read(_MOST))}") from None
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        raise ServerRefusedError(f"{args.url}: {getattr(error, 'reason', error)}") from None
 
 
 def ask_server(args: argparse.Namespace, verb: str, path: str, body: Any = None) -> Any:
@@ -53,16 +82,25 @@ def ask_server(args: argparse.Namespace, verb: str, path: str, body: Any = None)
 
 
 def _key(args: argparse.Namespace) -> str:
-    if args.admin_api_key_file is None:
-        key = option_variables().get(_VARIABLE, "").partition(",")[0]
+    key = _given(args.admin_api_key_file, _VARIABLE)
+    if not key:
+        raise ValueError(f"admin_api_key_file: no key; set {_VARIABLE}, or name a file that has one")
+    return key
+
+
+def _given(file: str | None, variable: str) -> str:
+    """The key of a file, or of a variable; "" without one. Raises ValueError for one that cannot be read or sent."""
+    name = variable.removeprefix("QUIRE_").lower() + "_file"
+    if file is None:
+        key = option_variables().get(variable, "").partition(",")[0]
     else:
         try:
-            key = Path(args.admin_api_key_file).read_text("utf-8").partition("\n")[0]
+            key = Path(file).read_text("utf-8").partition("\n")[0]
         except (OSError, ValueError) as error:
-            raise ValueError(f"admin_api_key_file: {error}") from None
+            raise ValueError(f"{name}: {error}") from None
     key = key.strip()
-    if not key or not key.isascii() or not key.isprintable():
-        raise ValueError(f"admin_api_key_file: no key; set {_VARIABLE}, or name a file that has one")
+    if not key.isascii() or (key and not key.isprintable()):
+        raise ValueError(f"{name}: no key; set {variable}, or name a file that has one")
     return key
 
 
