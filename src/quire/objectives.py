@@ -87,7 +87,8 @@ class ServiceTerms:
     """On what terms a request is served. `account` is charged under a fair policy, by its `weight`.
 
     `service_class` is the number of its class, 0 for the most urgent. `due` is when it should be answered, on the clock
-    of its arrival. `expected_tokens` is the length of its output, where that is known.
+    of its arrival. `expected_tokens` is the length of its output, where that is known. What it computed is kept in the
+    cache for `cache_seconds`, before what nobody asked to keep.
     """
 
     account: str = ""
@@ -95,6 +96,7 @@ class ServiceTerms:
     service_class: int = 0
     due: float | None = None
     expected_tokens: int | None = None
+    cache_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,9 @@ def class_policies(
     for part in rest:
         name, _, policy = part.partition("=")
         if name not in found:
-            raise ValueError(f"scheduling_policy: {name!r} is not a class of slo: {', '.join(names) or 'none'}")
+            raise ValueError(
+                f"scheduling_policy: {name!r} is not a class of slo: {', '.join(names) or 'none'}"
+            )
         if found[name]:
             raise ValueError(f"scheduling_policy: {name} is given twice")
         found[name] = policy
@@ -182,7 +186,9 @@ def parse_degrade(texts: Sequence[str]) -> tuple[DegradeStep, ...]:
             raise ValueError(f"degrade: {kind} is given twice")
         least = {"max_tokens": 1, "speculation": 0}.get(kind)
         if least is not None and not (value.isascii() and value.isdigit() and least <= int(value) < 2**31):
-            raise ValueError(f"degrade: {text!r}: {kind} needs a whole number from {least} on, like {kind}=64")
+            raise ValueError(
+                f"degrade: {text!r}: {kind} needs a whole number from {least} on, like {kind}=64"
+            )
         if bool(value) != (kind != "shed"):
             raise ValueError(f"degrade: {text!r}: {'takes no value' if value else 'needs a value'}")
         found[kind] = DegradeStep(kind, value)

@@ -534,7 +534,8 @@ class SchedulerOutput:
     """What to run in one step. Row i of every step array is scheduled[i]; nothing sorts them.
 
     `gone` are sequences whose worker slot is released before this step: finished, aborted, preempted. `moves` start in
-    order before the rows run. Those out of a block then have ended, others may take longer than the step.
+    order before the rows run. Those out of a block then have ended, others may take longer than the step. `copies` of
+    blocks to others are made in order, after those and before any row runs.
     """
 
     step: int
@@ -542,6 +543,7 @@ class SchedulerOutput:
     new: list[NewSeq]
     gone: list[int]
     moves: list[Move] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

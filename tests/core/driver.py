@@ -74,6 +74,8 @@ class Driver:
         self.config = config
         self.tier = tier
         self.scheduler = kind(config, tier=tier)
+        caches = self.scheduler._blocks.caches
+        caches.now, caches.clock = 0.0, lambda: float(self.steps)  # a second a step
         self.requests: list[Request] = []
         self.samples: dict[tuple[str, int], Sample] = {}
         self.worker = PagedWorker(

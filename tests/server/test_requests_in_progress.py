@@ -64,7 +64,9 @@ def test_each_client_sees_and_ends_its_own_and_an_administrator_all(server: Live
         while b"request_cancelled" not in text:
             text += (got := socks[0].recv(65536))
             assert got
-    assert json.loads(b"{" + text.split(b"data: {")[-1].split(b"\n")[0])["error"]["code"] == "request_cancelled"
+    assert (
+        json.loads(b"{" + text.split(b"data: {")[-1].split(b"\n")[0])["error"]["code"] == "request_cancelled"
+    )
 
 
 def test_all_prompts_of_a_request_end_together(server: LiveServer) -> None:

@@ -9,8 +9,12 @@ from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("verb", choices=("explain",), help="explain: print what options do", metavar="explain")
-    parser.add_argument("option", nargs="*", metavar="OPTION", help="an option like max-num-seqs (default: all)")
+    parser.add_argument(
+        "verb", choices=("explain",), help="explain: print what options do", metavar="explain"
+    )
+    parser.add_argument(
+        "option", nargs="*", metavar="OPTION", help="an option like max-num-seqs (default: all)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -57,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _text(each: dict[str, Any]) -> str:
     effect, marker, default = each["effect"].partition(" (default: ")
-    lines = [("effect", effect), ("default", default.rpartition(")")[0] if marker else each["default"] or "none")]
+    lines = [
+        ("effect", effect),
+        ("default", default.rpartition(")")[0] if marker else each["default"] or "none"),
+    ]
     if each["choices"]:
         lines.append(("choices", ", ".join(each["choices"])))
     lines += [("change", each["change"]), ("variable", each["variable"])]

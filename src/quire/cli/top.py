@@ -22,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quire.cli.running_server import add_key_options
 
     parser.add_argument(
-        "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
+        "url",
+        nargs="?",
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        help="the server (default: %(default)s)",
     )
     add_key_options(parser)
     parser.add_argument(
@@ -124,7 +128,7 @@ def grouped(requests: Sequence[Mapping[str, Any]], name: str) -> dict[str, dict[
             counts["output"] += one.get("completion_tokens", 0)
             if one.get("status") == "waiting":
                 counts["longest wait"] = max(counts["longest wait"], one.get("queued", 0))
-    return {key: dict.fromkeys(_TABLE, 0) | counts for key, counts in found.items()}
+    return {key: {name: float(counts[name]) for name in _TABLE} for key, counts in found.items()}
 
 
 def render(url: str, found: Mapping[str, Any]) -> list[str]:
@@ -145,12 +149,14 @@ def render(url: str, found: Mapping[str, Any]) -> list[str]:
     ]
     for title, groups in (("class", found["by_class"]), ("tenant", found["by_tenant"])):
         if groups:
-            rows = [(name, *(_cell(counts[key]) for key in _TABLE)) for name, counts in groups.items()]
+            rows = [(name, *(f"{counts[key]:.3g}" for key in _TABLE)) for name, counts in groups.items()]
             lines += ["", *_columns([(title, *_TABLE), *rows])]
     if found["requests"]:
         heads = ("request", "status", "class", "age", "ttft", "prompt", "cached", "output", "of")
-        keys = ("id", "status", "service_class", "age", "ttft", "prompt_tokens", "cached_tokens")
-        keys += ("completion_tokens", "max_tokens")
+        keys = (
+            "id", "status", "service_class", "age", "ttft", "prompt_tokens", "cached_tokens", "completion_tokens",
+            "max_tokens",
+        )  # fmt: skip
         rows = [tuple(_cell(one.get(key)) for key in keys) for one in found["requests"]]
         lines += ["", *_columns([heads, *rows])]
     return lines

@@ -42,7 +42,6 @@ MOVES: dict[str, tuple[str, ...]] = {
     "cache_policy": (_HITS, "quire_kv_blocks_cached"),
     "cache_ttl": ("quire_kv_blocks_cached", _HITS),
     "cache_pin_share": ("quire_kv_blocks_pinned", _HITS),
-    "partial_block_min": ("quire_kv_copied_tokens", _HITS),
     "swap_space": ("quire_swapped_in_blocks", _PREEMPTED),
     "enable_chunked_prefill": (_ITL, _TTFT),
     "scheduling_policy": (_QUEUE, _TTFT),

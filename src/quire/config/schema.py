@@ -216,6 +216,21 @@ class CacheOptions:
         most=2**31 - 1,
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prompt prefixes")
+    cache_policy: str = option(
+        "lru",
+        "which cached prefixes make room; lru: those not used for longest; lfu: those used least often, where older "
+        "uses count less",
+        choices=("lru", "lfu"),
+    )
+    cache_ttl: float | None = option(
+        None, "forget cached prefixes that were not used for this many seconds (default: never)", metavar="S"
+    )
+    cache_pin_share: float = option(
+        0.5,
+        "part of the KV blocks that each API key may keep by prompt_cache_retention, cache_control or session_id; "
+        "they make room when it has no others",
+        metavar="SHARE",
+    )
     swap_space: int | None = option(
         None,
         "part of --memory for KV blocks that had to give way; they are copied back where that beats computing "
@@ -229,6 +244,10 @@ class CacheOptions:
         if self.swap_space == 0:  # none, as vLLM writes it
             object.__setattr__(self, "swap_space", None)
         _check(self)
+        if self.cache_ttl is not None and not 0 < self.cache_ttl < float("inf"):
+            raise ValueError(f"cache_ttl: {self.cache_ttl} is not a positive number of seconds")
+        if not 0 <= self.cache_pin_share <= 1:
+            raise ValueError(f"cache_pin_share: {self.cache_pin_share} is not from 0 to 1")
         if self.swap_space is not None and not self.enable_prefix_caching:
             raise ValueError("swap_space: needs enable_prefix_caching, by which blocks are found again")
         if self.block_size < 16 or self.block_size % 16:

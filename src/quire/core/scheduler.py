@@ -136,6 +136,11 @@ class Scheduler:
         return self._blocks.pool.num_cached
 
     @property
+    def blocks_pinned(self) -> int:
+        """Cached or held blocks that requests asked to keep."""
+        return self._blocks.caches.num_pinned
+
+    @property
     def kv_waste_tokens(self) -> int:
         """Token slots in the blocks of running sequences that are still empty: the remaining waste of paging."""
         return sum([seq.table.capacity - seq.computed for seq in self._running])
@@ -204,6 +209,7 @@ class Scheduler:
         # hit, and resuming after preemption are all a sequence catching up with its tokens.
         if self._resumed:
             self._resumed = [seq for seq in self._resumed if seq.computed <= seq.reached]
+        self._blocks.caches.pass_time()
         self._advance_running(step)
         if self._resumed and self._is_stuck(step):
             self._resumed = []
@@ -224,7 +230,8 @@ class Scheduler:
         gone, self._gone = self._gone, []
         caches = self._blocks.caches
         moves, caches.moves = caches.moves, []
-        return SchedulerOutput(self._step, step.rows, step.new, gone, moves)
+        copies, self._blocks.copies = self._blocks.copies, []
+        return SchedulerOutput(self._step, step.rows, step.new, gone, moves, copies)
 
     def update(self, out: SchedulerOutput, result: StepOutput) -> list[SeqEvent]:
         """Commit the result of step `out`; returns what changed for callers, in row order.
@@ -567,23 +574,30 @@ class Scheduler:
     def _start(self, seq: Sequence, hit: Hit, step: StepPlan) -> None:
         blocks, state = self._blocks, seq.state
         end = first_end(self.config, seq, hit, step.budget)
+        blocks.start(seq, hit)
+        source, part = blocks.part(seq)
+        end = min(end, blocks.reachable_end(seq, blocks.room(seq)))
+        if part >= end - hit.length:
+            part = 0
+        found = hit.length + part
         if not state.started:
             state.started = True
-            state.cached_tokens = hit.length
+            state.cached_tokens = found
             may_hit = not seq.prompt_logprobs_left or seq.prompt_logprobs_from > 0
             if self.config.enable_prefix_caching and may_hit:
                 self.prefix_stats.queried_tokens += seq.prompt_len
-                self.prefix_stats.hit_tokens += hit.length
+                self.prefix_stats.hit_tokens += found
+                self.prefix_stats.copied_tokens += part
         if (account := seq.account) is not None and not seq.preemptions:
-            account.served += (seq.prompt_len - hit.length) * seq.price / OUTPUT_PRICE
-        blocks.start(seq, hit)
+            account.served += max(0, seq.prompt_len - found) * seq.price / OUTPUT_PRICE
         seq.status = Status.RUNNING
         insort(self._running, seq, key=_by_rank)
         if seq.preemptions:
             self._resumed.append(seq)
         step.new.append(new_seq(seq))
-        end = min(end, blocks.reachable_end(seq, blocks.room(seq)))
         new_blocks = blocks.grow(seq, end)
+        if part:
+            blocks.copy_part(seq, source, part)
         if end < len(seq.tokens):
             step.owed += blocks.outstanding(seq, end)
         start, sample = seq.computed, end == len(seq.tokens)
@@ -648,6 +662,7 @@ class Scheduler:
                 continue
             half.partner = None  # they refer to each other
             if half.status is Status.RUNNING:
+                self._blocks.keep(half)
                 self._blocks.give_back(half)
                 self._gone.append(half.seq_id)
             if self._requests.end(half):

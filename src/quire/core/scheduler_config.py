@@ -31,6 +31,10 @@ class SchedulerConfig:
     soft_tokens             whether the model takes embeddings in place of ids
     enable_prefix_caching   keep computed blocks findable after their sequence ends
     enable_chunked_prefill  split prompts over steps; off: a prompt runs whole, in one step
+    copy_partial            a prefix that ends inside of a block is copied from it: needs full attention in all groups
+    cache_by_uses           evict what is used least often first; else what was not used for longest
+    cache_ttl               seconds without use after which cached blocks are forgotten
+    cache_pin_share         part of the pool of which each tenant may pin blocks
     pooling                 the model gives a row of numbers for a prompt, and no tokens
     policy                  the order of sequences: see core.policy
     class_policies          those of classes of service, by their number; "": the same
@@ -48,6 +52,10 @@ class SchedulerConfig:
     soft_tokens: bool = False
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
+    copy_partial: bool = False
+    cache_by_uses: bool = False
+    cache_ttl: float | None = None
+    cache_pin_share: float = 0.5
     pooling: bool = False
     policy: str = "fcfs"
     class_policies: tuple[str, ...] = ()
@@ -75,6 +83,8 @@ class SchedulerConfig:
                 f"max_draft_tokens: {self.max_draft_tokens} must be 0 for a model with a state per sequence: "
                 "a rejected draft cannot be taken out of it"
             )
+        if self.copy_partial and not all(isinstance(group, FullGroup) for group in self.groups):
+            raise ValueError("copy_partial: needs full attention in all groups")
         self.policies()
         if peak_blocks(self.groups, 1, 1, self.block_size) > self.num_blocks:
             raise ValueError(

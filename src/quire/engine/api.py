@@ -348,10 +348,12 @@ class EngineStats:
     blocks: int = 0
     blocks_used: int = 0
     blocks_cached: int = 0
+    blocks_pinned: int = 0
     block_size: int = 16
     kv_waste_tokens: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
+    prefix_copied_tokens: int = 0  # of those, in parts of blocks
     preemptions: int = 0
     steps: int = 0
     step_seconds: float = 0.0

@@ -12,8 +12,8 @@ from quire.types import PARAMETERS, parameter_names
 
 # Labels, and fields that ask for what happens with any value of them (docs/clients.md says why).
 IGNORED = frozenset((
-    "user", "metadata", "safety_identifier", "session_id", "parallel_tool_calls", "prompt_cache_key",
-    "cache_control", "include_reasoning", "truncation_side",
+    "user", "metadata", "safety_identifier", "parallel_tool_calls", "prompt_cache_key",
+    "include_reasoning", "truncation_side",
 ))  # fmt: skip
 
 # Fields that would change the result: name -> accepted values, which ask for the default behaviour (null always does).
@@ -31,9 +31,7 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "grammar_triggers": ([],),
     "guided_decoding_backend": ("auto", "guidance", "llguidance"),
     "kv_transfer_params": ({},),
-    "max_cost": (),
     "prompt_cache_options": ({},),
-    "prompt_cache_retention": ("in-memory", "in_memory"),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
     "lora_request": (),
@@ -123,9 +121,7 @@ _WHY = {
     "grammar_triggers": "not supported; a grammar applies from the first token",
     "guided_decoding_backend": "must be auto or guidance; llguidance enforces every grammar",
     "chat_template": "not accepted; the template is part of the model",
-    "max_cost": "not supported; limit a request with max_tokens and deadline_ms",
     "options": "not supported; send its fields at the top level: temperature, top_k, seed, …",
-    "prompt_cache_retention": "not supported; cached prefixes stay until other requests need their blocks",
     "system": "not supported; send a message with the role system",
     "template": "not accepted; the template is part of the model",
     "watermark": "must be false; a watermark is asked for with watermark_delta",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire._native import supported_isas
-from quire.cache_kinds import FP8_KV, StateGroup
+from quire.cache_kinds import FP8_KV, LATE_KV, FullGroup, StateGroup
 from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import (
@@ -366,7 +366,7 @@ def build(
         swap = _swap_space(program, config, draft)
         worker = _worker(model, executor, plan.limits, config, adapters, swap)
         costs = load_costs(model.folder, config)
-        scheduler = _scheduler(program, config, plan, model.facts.spec, costs, swap)
+        scheduler = _scheduler(program, config, plan, model.facts.spec, costs, swap, made)
     grammars = partial(_grammars, later, program, config, plan)
     drafter = draft.drafter(plan.limits, made, program) if draft and made else None
     speculation = make_speculation(config, worker, executor, plan.limits, drafter)
@@ -511,11 +511,13 @@ def _scheduler(
     spec: ModelSpec,
     costs: StepCostModel,
     swap: SwapSpace | None,
+    draft: Executor | None,
 ) -> Scheduler:
     asked, whole, pooling = config.asked, spec.whole, spec.pooling is not None
     usual, by_class = class_policies(
         asked.scheduler.scheduling_policy, parse_classes(asked.scheduler.slo), POLICIES
     )
+    full = all(isinstance(group, FullGroup) for group in program.cache_groups)
     kind = Scheduler if asked.scheduler.batching == "continuous" else WholeBatchScheduler
     return kind(
         SchedulerConfig(
@@ -530,6 +532,11 @@ def _scheduler(
             enable_prefix_caching=asked.cache.enable_prefix_caching and not whole,
             enable_chunked_prefill=asked.scheduler.enable_chunked_prefill and not whole,
             pooling=pooling,
+            # the keys and values of a draft have no copies
+            copy_partial=full and draft is None and config.kv not in LATE_KV and not whole and not pooling,
+            cache_by_uses=asked.cache.cache_policy == "lfu",
+            cache_ttl=asked.cache.cache_ttl,
+            cache_pin_share=asked.cache.cache_pin_share,
             policy=usual,
             class_policies=by_class,
             overtake=asked.scheduler.overtake_ms / 1e3,

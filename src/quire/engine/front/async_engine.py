@@ -433,9 +433,7 @@ class AsyncEngine:
                 raise DeadlineError(f"the {name} of the request passed before it started")
         degrading = self._degrading
         if degrading.level and degrading.sheds(ask.request):
-            raise ShedError(
-                "this server is saturated: for now it takes no requests of the lowest class", 1.0
-            )
+            raise ShedError("this server is saturated: for now it takes no requests of the lowest class", 1.0)
         if degrading.level and (shorter := degrading.degraded(ask.request)) is not ask.request:
             ask = replace(ask, request=shorter)
         request = ask.request
@@ -620,7 +618,8 @@ class AsyncEngine:
         if not degrading.look(now, waiting):
             return
         logger.warning(
-            "degraded: %s", ", ".join(map(str, degrading.active)) or "not any more: all requests get all again"
+            "degraded: %s",
+            ", ".join(map(str, degrading.active)) or "not any more: all requests get all again",
         )
         if (drafts := degrading.value("speculation")) != before and self._client is not None:
             self._client.send(LimitDrafts(2**30 if drafts is None else int(drafts)))
