@@ -136,8 +136,8 @@ def test_a_prefix_that_ends_inside_of_a_block_is_copied() -> None:
 def brute(prompts: list[list[int]], key: list[int]) -> int:
     """Tokens that the key has in common with some prompt, at most whole blocks of each."""
     best = 0
-    for known in prompts:
-        known = known[: len(known) // 8 * 8]
+    for whole in prompts:
+        known = whole[: len(whole) // 8 * 8]
         same = next(
             (i for i, (a, b) in enumerate(zip(known, key, strict=False)) if a != b), min(len(known), len(key))
         )
@@ -188,9 +188,7 @@ def test_tenants_copy_nothing_from_each_other() -> None:
     scheduler = make(block_size=8, copy_partial=True, max_num_batched_tokens=32)
     for tenant in "ab":
         prompt_ids = TokenIds(range(20))
-        scheduler.add(
-            replace(ask(tenant, [], max_tokens=1), tenant=tenant, prompt_token_ids=prompt_ids)
-        )
+        scheduler.add(replace(ask(tenant, [], max_tokens=1), tenant=tenant, prompt_token_ids=prompt_ids))
         out, _ = run(scheduler)
         assert not out.copies
         assert out.scheduled[0].start == 0

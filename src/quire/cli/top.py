@@ -90,8 +90,6 @@ def view(
     """What the server did between two pages of metrics, and its requests now."""
     from quire.bench.doctor.metrics_window import Window
 
-    from quire.bench.doctor.metrics_window import Window
-
     window = Window(before, after, seconds)
     steps = window.grown("quire_steps_total")
     blocks = window.now("quire_kv_blocks")

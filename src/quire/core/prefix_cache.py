@@ -451,9 +451,9 @@ class PrefixCaches:
         groups: Sequence[CacheGroup],
         block_size: int,
         tier: Tier | None = None,
-        rules: CacheRules = CacheRules(),
+        rules: CacheRules | None = None,
     ) -> None:
-        self.pool, self.tier, self.rules = pool, tier, rules
+        self.pool, self.tier, self.rules = pool, tier, rules or CacheRules()
         self.clock: Callable[[], float] = time.monotonic
         self.now = self.clock()
         self.moves: list[Move] = []  # for the next step

@@ -11,8 +11,8 @@ Cost: match and insert O(blocks of the key); lock, unlock, touch O(1); eviction 
 * A use is stamped on the deepest node only. The last use of an ancestor is the latest stamp below it, and an ancestor
   becomes a leaf only after everything below it has gone, so the stamp is passed to the parent when a leaf is removed:
   exact LRU without walking the path at each use.
-* Least frequently used first (LFU): uses are counted likewise, those of an ancestor are the sum of those below. To them is
-  added, at each use, the count of the leaf that was evicted last, so that what was used much and long ago goes
+* Least frequently used first (LFU): uses are counted likewise, those of an ancestor are the sum of those below. To them
+  is added, at each use, the count of the leaf that was evicted last, so that what was used much and long ago goes
   (dynamic aging; Arlitt et al., "Evaluating content management techniques for Web proxy caches", 1999).
 * Pinned nodes go when no other is left. A pin ends by itself.
 * Candidates wait in a heap, each node at most once; entries that became stale by a lock, a child or a newer stamp are

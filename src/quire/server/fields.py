@@ -12,8 +12,8 @@ from quire.types import PARAMETERS, parameter_names
 
 # Labels, and fields that ask for what happens with any value of them (docs/clients.md says why).
 IGNORED = frozenset((
-    "user", "metadata", "safety_identifier", "parallel_tool_calls", "prompt_cache_key",
-    "include_reasoning", "truncation_side",
+    "user", "metadata", "safety_identifier", "session_id", "parallel_tool_calls", "prompt_cache_key",
+    "cache_control", "include_reasoning", "truncation_side",
 ))  # fmt: skip
 
 # Fields that would change the result: name -> accepted values, which ask for the default behaviour (null always does).

@@ -33,7 +33,7 @@ MAX_MESSAGES = 2**14
 MAX_DOCUMENTS = 2**12
 MAX_TEMPLATE_VARIABLES = 256
 MAX_IDS = 2**20
-MAX_SALT_CHARS = 256
+MAX_SALT_CHARS = MAX_SESSION_CHARS = 256
 MAX_SCALED = 64  # adapters of a request
 
 IdList = Annotated[list[int], Meta(max_length=MAX_IDS)]
@@ -357,8 +357,8 @@ class GenerationRequest(_Sampling, kw_only=True):
         Meta(description="the most that a sample may cost: 1 for a token of the prompt, 2 for one generated"),
     ] = None
     session_id: Annotated[
-        str | None,
-        Meta(max_length=MAX_SESSION_CHARS, description="a conversation: what it computed is kept for its next turn"),
+        Annotated[str, Meta(max_length=MAX_SESSION_CHARS)] | None,
+        Meta(description="a conversation: what it computed is kept for its next turn"),
     ] = None
     prompt_cache_retention: Annotated[
         Literal["in_memory", "in-memory", "24h"] | None, Meta(description="24h: keep the prefix for a day")

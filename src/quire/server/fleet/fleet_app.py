@@ -41,6 +41,7 @@ class _Named(msgspec.Struct):
     model: str | None = None
     name: str | None = None
     user: str | None = None
+    session_id: str | None = None
     keep_alive: str | float | None = None
 
 
@@ -203,7 +204,7 @@ def _asked(exchange: Exchange, named: _Named) -> tuple[str | None, str]:
     """The model that a request names, and the key by which its choice among versions stays the same."""
     return named.model or named.name or _of_query(exchange), exchange.header(
         b"x-session-id"
-    ) or named.user or ""
+    ) or named.session_id or named.user or ""
 
 
 def _named(exchange: Exchange, body: bytes) -> _Named:
