@@ -96,8 +96,7 @@ class Admission:
     ) -> None:
         """Add a request to the queue, behind `lives`. Raises OverloadedError, with the numbers, when it is full, or
         when by the engine's latest `stats` what the request wants cannot be kept."""
-        if stats is not None:
-            self.outlook.check(ask, lives, now, stats)
+        prediction = None if stats is None else self.outlook.check(ask, lives, now, stats)
         request = ask.request
         tokens, samples = len(request.prompt_token_ids), request.params.n
         if request.negative_prompt is not None:
@@ -126,6 +125,7 @@ class Admission:
         self.waiting_tokens += tokens
         self._sent[handle] = samples
         self._sent_samples += samples
+        self.outlook.admitted(ask, prediction, now)
 
     def _check_share(self, tenant: str, queued: int, tokens: int, now: float) -> None:
         """Raise OverloadedError when the waiting requests of a tenant reach what is left for the others."""

@@ -479,6 +479,8 @@ class AsyncEngine:
         if live.handle not in self._live or self._client is None:
             return
         self._client.send(Abort(live.handle))
+        if isinstance(error, DeadlineError) and self._admission is not None:
+            self._admission.outlook.left(live.request_id, late=True)
         self._forget(live)
         live.following.abort(time.monotonic())
         self._wasted += live.unread
@@ -496,6 +498,7 @@ class AsyncEngine:
             self._launch(waiting)
         if self._admission is not None:
             self._admission.remove(live.handle)
+            self._admission.outlook.left(live.request_id, late=False)
         if not self._live and self._drained is not None and self.state in _REFUSING:
             self._drained.set()
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from quire.config.schema import SchedulerOptions
-from quire.core.admission_rules import Broken, Caution, check_wishes
+from quire.core.admission_rules import LATE_DEADLINES, Broken, Caution, Promises, check_wishes
 from quire.core.cost_model import FEATURES, StepCostModel
 from quire.core.forecast import Demand, Forecast, Live, outlook
 from quire.core.scheduler_config import SchedulerConfig
@@ -41,6 +41,7 @@ class Outlook:
         self._stats = EngineStats()
         self._costs: tuple[float, ...] = ()
         self._cautions = [Caution() for _ in range(max(1, len(self.classes)))]
+        self._end_caution, self._promises = Caution(LATE_DEADLINES), Promises()
         self._tokens = facts.num_blocks * facts.block_size // len(facts.groups)
         self.kept = Counter({one.name: 0 for one in self.classes})  # class -> requests that met its level
         self.missed = Counter(
@@ -75,7 +76,7 @@ class Outlook:
         wishes = (
             ask.deadline is not None or ask.queue_deadline is not None or (service and service.slo.bounds)
         )
-        if not (wishes or ask.predicted) or stats.steps < _LEAST_STEPS:
+        if not (wishes or ask.predicted or self._promises) or stats.steps < _LEAST_STEPS:
             return None
         self._take(stats)
         if not self._costs:
@@ -95,13 +96,39 @@ class Outlook:
             start=None if ask.queue_deadline is None else ask.queue_deadline - now,
             finish=None if ask.deadline is None else ask.deadline - now,
             caution=self._cautions[self._index(request)].factor,
+            end_caution=self._end_caution.factor,
         )
+        if broken is None and (over := self._promises.delay(*self._price(request))):
+            broken = Broken("deadlines of others", 0.0, over, over)
         # A request that would be alone is late for no fault of others, and refusing it frees nothing.
         if broken is not None and self._refuses and others:
             if service is not None:
                 self.missed[service.name] += 1
             raise WouldBeLateError(self._explain(broken, service), broken.wait, prediction.ttft)
         return prediction
+
+    def admitted(self, ask: GenerateAsk, prediction: Forecast | None, now: float) -> None:
+        """A request was admitted, with this prediction if there is one."""
+        request = ask.request
+        if not self._costs:
+            return
+        if self._promises:
+            self._promises.admitted(*self._price(request))
+        if ask.deadline is not None and prediction is not None:
+            output = self._lengths.output_tokens(request)
+            slack = ask.deadline - now - prediction.finish(output)
+            self._promises.make(request.request_id, slack, output)
+
+    def left(self, name: str, *, late: bool) -> None:
+        """A request has ended or was cancelled, `late` if its deadline has passed."""
+        if name in self._promises:
+            self._promises.ended(name)
+            self._end_caution.answered(late=late)
+
+    def _price(self, request: Request) -> tuple[float, float, float]:
+        """What a request takes from the steps of others: the time of its prompt, its tokens, and that of one."""
+        prompt, each = len(request.prompt_token_ids), self._costs
+        return each[2] * prompt, self._lengths.output_tokens(request), each[1] + each[3] * prompt
 
     def ended(self, request: Request, output: RequestOutput) -> None:
         """A request has ended by itself: count whether its class kept its level, by the rule of `quire bench`."""
@@ -170,6 +197,8 @@ class Outlook:
         return self.classes[self._index(request)] if self.classes else None
 
     def _explain(self, broken: Broken, service: ServiceClass | None) -> str:
+        if broken.what == "deadlines of others":
+            return f"it would make others miss their promised deadlines; try again in {broken.wait:.1f} s"
         text = f"{broken}; try again in {broken.wait:.1f} s"
         if "_" in broken.what and math.isfinite(broken.predicted):
             return f"{text}, or with {broken.what} {broken.predicted * 1e3:.0f} or more"
