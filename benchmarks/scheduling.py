@@ -156,7 +156,10 @@ def compare_deadlines(folder: Path, count: int) -> None:
             for admits in (False, True):
                 run = SimulatedServer(replace(LIMITS, policy="edf"), COSTS, admits=admits).run(asked)
                 there = [one for one in run.records if not one.failed]
-                late = sum((one.finished or 0.0) - one.scheduled > (asked[one.index].deadline or 0.0) for one in there)
+                late = sum(
+                    (one.finished or 0.0) - one.scheduled > (asked[one.index].deadline or 0.0)
+                    for one in there
+                )
                 found.append((len(there) / len(asked), late / max(1, len(there))))
             print(
                 f"| {name} | {load:g} | {found[1][0]:.0%} | {found[0][1]:.1%} | {found[1][1]:.1%} |",

@@ -533,10 +533,8 @@ class ScheduledSeq:
 class SchedulerOutput:
     """What to run in one step. Row i of every step array is scheduled[i]; nothing sorts them.
 
-    `gone` are sequences whose worker slot is released before this step: finished, aborted, preempted. `moves` start in
-    order before the rows run. Those out of a block then have ended, others may take longer than the step. `copies` of
-    blocks to others are made in order, after those and before any row runs.
-    """
+    `gone` are sequences whose worker slot is released before: finished, aborted, preempted. `moves` start in order,
+    then `copies` are made, then rows run; moves out of a block have ended then, others may outlast the step."""
 
     step: int
     scheduled: list[ScheduledSeq]

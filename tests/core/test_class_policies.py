@@ -12,6 +12,7 @@ from quire.bench.statistics import percentile
 from quire.bench.timeline import request_metrics
 from quire.config.schema import POLICIES, EngineConfig
 from quire.core.guided_pairs import halves
+from quire.core.prefix_cache import Hit
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
@@ -97,13 +98,9 @@ class Watched(Scheduler):
 
 
 class Unguarded(Watched):
-    def _is_guarded(self, seq: Sequence) -> bool:
-        del seq
-        return False
-
-    def _kept_for_resumed(self, seq: Sequence) -> int:
-        del seq
-        return 0
+    def _start(self, seq: Sequence, hit: Hit, step: StepPlan) -> None:
+        super()._start(seq, hit, step)
+        self._resumed.clear()
 
 
 def crowd(seed: int, kind: type[Watched]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from quire.core.admission_rules import LATE_DEADLINES, Broken, Caution, Promises
 from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
 from quire.core.degrading import Degrading
-from quire.core.forecast import Demand, Forecast, Live, outlook
+from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
@@ -83,6 +83,7 @@ class SimulatedServer:
         self._deadlines: dict[str, float] = {}
         self._promises = Promises()
         self._degrading = degrading
+        self._pace = 0.0
         self._started: set[str] = set()
         self._cached: dict[int, int] = {}
         self._live: dict[str, Request] = {}
@@ -149,6 +150,7 @@ class SimulatedServer:
             slots=min(config.max_num_seqs, limits.sequences),
             tokens=self._tokens,
             most=most,
+            pace=self._pace,
         )
 
     def _as_live(self, request: Request, computed: int, made: int) -> Live:
@@ -238,6 +240,8 @@ class SimulatedServer:
         seconds = sum(x * cost for x, cost in zip(features, self._true, strict=True))
         seconds *= max(0.5, self._rng.gauss(1, self._noise))
         self.now += seconds
+        if features[1]:
+            self._pace += (seconds - self._pace) * (PACE_MEMORY if self._pace else 1.0)
         self.costs.observe(features, seconds)
         if self._controller is not None:
             self._controller.ran(seconds)

@@ -70,11 +70,13 @@ class Hit:
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Prompt tokens looked up, how many of them were found, and how many of these in parts of blocks."""
+    """Prompt tokens looked up, how many of them were found, and how many of these in parts of blocks; blocks that
+    requests asked to keep, as of the last look."""
 
     queried_tokens: int = 0
     hit_tokens: int = 0
     copied_tokens: int = 0
+    pinned_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,11 +504,6 @@ class PrefixCaches:
             cache.evict_oldest()
             self._forget_empty(cache)
 
-    @property
-    def num_pinned(self) -> int:
-        """Blocks that are kept longer than others."""
-        return sum(cache.num_pinned for cache in self._caches.values())
-
     def pass_time(self) -> None:
         """End pins and forget what is too old; looks at most every LOOK_SECONDS. O(tenants)."""
         now = self.clock()
@@ -515,6 +512,7 @@ class PrefixCaches:
             for cache in list(self._caches.values()):
                 cache.pass_time()
                 self._forget_empty(cache)
+            self.stats.pinned_blocks = sum(cache.num_pinned for cache in self._caches.values())
 
     def clear(self) -> None:
         """Remove everything that no sequence holds."""

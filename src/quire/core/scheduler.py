@@ -18,15 +18,16 @@ import random
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence as Seq
+from functools import partial
 from operator import attrgetter
 
 from quire.core.block_pool import AuditError
 from quire.core.cost_model import StepFeatures
 from quire.core.fetching import Fetches
-from quire.core.guided_pairs import follow, halves, hold_back
+from quire.core.guided_pairs import follow, halved, halves, hold_back
 from quire.core.live_requests import Requests
-from quire.core.policy import displaces
 from quire.core.prefix_cache import Hit, PrefixCacheStats
+from quire.core.resumed import Resumed
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, Sequence, Status
 from quire.core.sequence_blocks import SequenceBlocks
@@ -98,8 +99,7 @@ class Scheduler:
         queue = make_queue(self.policies, self.estimates, self.counters, caches, config.block_size)
         self._requests = Requests(config, queue, self.policies, self.estimates)
         self._running: list[Sequence] = []  # by rank, so the last one is preempted first
-        # Of those, the ones that were preempted and have not got further since: they are not preempted again.
-        self._resumed: list[Sequence] = []
+        self._resumed = Resumed(self._blocks)
         self._waiting = self._requests.waiting
         self._gone: list[int] = []
         self._step = 0
@@ -134,11 +134,6 @@ class Scheduler:
     def blocks_cached(self) -> int:
         """Unheld blocks that a prefix can still hit."""
         return self._blocks.pool.num_cached
-
-    @property
-    def blocks_pinned(self) -> int:
-        """Cached or held blocks that requests asked to keep."""
-        return self._blocks.caches.num_pinned
 
     @property
     def kv_waste_tokens(self) -> int:
@@ -205,14 +200,17 @@ class Scheduler:
         ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True)) if flights else self._none_ahead
         step = StepPlan(tokens := min(self.limits.tokens, self.config.max_num_batched_tokens), ahead)
         # The only rule: a sequence has computed < len(tokens); spend the token budget until it is used up.
-        # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, the rest after a prefix
-        # hit, and resuming after preemption are all a sequence catching up with its tokens.
+        # A prompt, a chunk of one, a decoded token, the rest after a hit, resuming: all are a sequence catching up.
         if self._resumed:
-            self._resumed = [seq for seq in self._resumed if seq.computed <= seq.reached]
+            self._resumed.look()
         self._blocks.caches.pass_time()
         self._advance_running(step)
-        if self._resumed and self._is_stuck(step):
-            self._resumed = []
+        if (
+            self._resumed
+            and self._running
+            and not (step.rows or step.ahead or step.preempted or self._fetches)
+        ):
+            self._resumed.clear()  # shares of tenants and drafts may take what was kept
             self._advance_running(step)
         if not step.preempted:
             self._admit_waiting(step)
@@ -400,15 +398,11 @@ class Scheduler:
         """The position, at most `end`, up to which a running sequence can go from `start` with the available blocks.
 
         Prefers a shorter chunk to a preemption; if there is room for no token at all, others are preempted, last in
-        rank first. If `seq` itself is the last, it is preempted and `start` is returned.
-
-        If there are blocks but they are the share of other tenants, the last of its own tenant is preempted. If that is
-        `seq` itself, it stays and `start` is returned, unless it is first of all.
-
-        Those that resumed are passed over, and keep what they need to get further than before: `start` is returned
-        where nothing else can give way.
+        rank first. If `seq` itself is the last, it is preempted and `start` is returned. If there are blocks but they
+        are the share of other tenants, the last of its own tenant is preempted. If that is `seq` itself, it stays and
+        `start` is returned, unless it is first of all. Those that resumed are passed over; see core.resumed.
         """
-        blocks, kept = self._blocks, self._kept_for_resumed(seq)
+        blocks, kept = self._blocks, self._resumed.kept(seq)
         while blocks.missing(seq, end) > (room := blocks.room(seq) - kept):
             reach = blocks.reachable_end(seq, room)
             if reach > start:
@@ -418,9 +412,10 @@ class Scheduler:
             if any(half in step.ahead for half in pair) or (self._fetches and self._running[-1] in pair):
                 return start
             bounded = blocks.reachable_end(seq, blocks.caches.available - kept) > start
-            victim = self._last_to_give(seq, seq.state.tenant if bounded else None)
+            last_to_give = partial(self._resumed.last_to_give, self._running, seq)
+            victim = last_to_give(seq.state.tenant if bounded else None)
             if bounded and victim in pair:
-                victim = self._last_to_give(seq) if self._running[0] in pair else None
+                victim = last_to_give() if self._running[0] in pair else None
             first = victim is self._running[0] and len(self._running) > 1
             if victim is None or first or (seq.partner is not None and victim in pair):
                 return start  # until one that resumed has got further; a pair waits for those ahead of it
@@ -428,41 +423,6 @@ class Scheduler:
             if seq.status is not Status.RUNNING:
                 return start
         return end
-
-    def _is_stuck(self, step: StepPlan) -> bool:
-        """Whether nothing runs although something could: shares of tenants and drafts may take what was kept."""
-        return bool(self._running) and not (step.rows or step.ahead or step.preempted or self._fetches)
-
-    def _kept_for_resumed(self, seq: Sequence) -> int:
-        """Blocks that sequences which resumed still need to get further, but for `seq` and the other of its pair."""
-        return sum(
-            self._blocks.outstanding(other, other.computed)
-            for other in self._resumed
-            if other is not seq and other is not seq.partner
-        )
-
-    def _last_to_give(self, seq: Sequence, tenant: str | None = None) -> Sequence | None:
-        """The last in rank that may be preempted for a running sequence, perhaps itself; None if it has to wait."""
-        for victim in reversed(self._running):
-            guarded = self._is_guarded(victim)
-            if victim is seq or victim is seq.partner:
-                return None if guarded else victim
-            if not guarded and (tenant is None or victim.state.tenant == tenant):
-                return victim
-        return None
-
-    def _is_guarded(self, seq: Sequence) -> bool:
-        """Whether it, or the other of its pair, resumed and has not got further than before."""
-        return bool(self._resumed) and any(half in self._resumed for half in halves(seq, Status.RUNNING))
-
-    def _first_to_yield(self, seq: Sequence) -> Sequence | None:
-        """The running sequence that gives way first to a waiting one of a more urgent level; None if none does."""
-        for victim in reversed(self._running):
-            if not displaces(seq, victim):
-                return None
-            if not self._is_guarded(victim):
-                return victim
-        return None
 
     def _admit_waiting(self, step: StepPlan) -> None:
         # Strictly in rank: if the first one does not fit, all wait for it, so none is overtaken for ever.
@@ -483,7 +443,9 @@ class Scheduler:
             hit = self._blocks.find(seq)
             if first_end(self.config, seq, hit, step.budget) == hit.length:
                 return
-            needs = sum(self._needs(half, hit if half is seq else self._blocks.find(half)) for half in pair)
+            needs = sum(
+                self._blocks.needs(half, hit if half is seq else self._blocks.find(half)) for half in pair
+            )
             if len(pair) > 1:
                 needs += self._blocks.num_groups  # that much is kept for the first when the second starts
             if needs <= room and self._num_placed + len(pair) <= self._slots:
@@ -495,31 +457,24 @@ class Scheduler:
                 fetches = None if seq.partner is not None else self._fetches
                 if fetches is None or not fetches.begin(seq, hit, room):
                     self._start(seq, hit, step)
-            elif self._can_displace(seq, needs - room) and (victim := self._first_to_yield(seq)):
+            elif self._can_displace(seq, needs - room) and (
+                victim := self._resumed.first_to_yield(self._running, seq)
+            ):
                 # Look again: the blocks found may have been evicted.
                 self._preempt(victim, step)
             elif not self._part(step):
                 self._blocked = Blocked(seq, needs, self._step + LOOK_AGAIN_STEPS)
                 return
 
-    def _needs(self, seq: Sequence, hit: Hit) -> int:
-        """Blocks that a waiting sequence takes for its known tokens."""
-        return self._blocks.outstanding(seq, hit.length, hit) + self._blocks.unheld(hit)
-
     def _part(self, step: StepPlan) -> bool:
         """Preempt leaders whose followers wait, as what waits ahead of these cannot start; whether there was one.
 
         They could not go on, and hold what it waits for.
         """
-        if not self._requests.num_guided:
-            return False
-        new = {new.seq_id for new in step.new}  # the worker does not know them yet
-        halved = [
-            seq for seq in self._running if len(halves(seq, Status.WAITING)) > 1 and seq.seq_id not in new
-        ]
-        for seq in halved:
+        parted = halved(self._running, step) if self._requests.num_guided else []
+        for seq in parted:
             self._preempt(seq, step)
-        return bool(halved)
+        return bool(parted)
 
     @property
     def _slots(self) -> int:
@@ -535,7 +490,7 @@ class Scheduler:
         """Whether there may be room for `count` sequences more, of which this is the first."""
         if self._num_placed + count <= self._slots:
             return True
-        return self._first_to_yield(seq) is not None
+        return self._resumed.first_to_yield(self._running, seq) is not None
 
     def _room(self, seq: Sequence, step: StepPlan) -> int:
         """Blocks for all known tokens of a newly admitted sequence.
@@ -547,38 +502,20 @@ class Scheduler:
         running = len(self._running)
         if running == len(halves(seq, Status.RUNNING)) - 1 and not self._fetches:
             return NEVER
-        growth = self._blocks.num_groups
-        if seq.preemptions:
-            # Computed again over many steps: the others take more blocks meanwhile.
-            growth *= 1 + len(seq.tokens) // (self.config.max_num_batched_tokens * self.config.block_size)
-        return self._blocks.room(seq) - step.owed - running * growth
+        return self._blocks.room(seq) - step.owed - running * self._blocks.growth(seq)
 
     def _can_displace(self, seq: Sequence, short: int) -> bool:
-        """Whether a slot and `short` more blocks would be available if less urgent running sequences were preempted.
-
-        Blocks shared by several of them are counted more than once: rarely, a preemption is in vain.
-        """
-        running, stay = self._num_placed, 0
-        for victim in reversed(self._running):
-            if not displaces(seq, victim):
-                return False
-            if self._is_guarded(victim):
-                stay += 1
-                continue
-            running -= 1
-            short -= len(victim.table.live()) + self._blocks.num_groups
-            if short <= 0 and running + len(halves(seq, Status.WAITING)) <= self._slots:
-                return True
-        return not self._fetches and not stay
+        """Whether a slot and `short` more blocks would be available if less urgent running sequences were preempted."""
+        places = self._num_placed + len(halves(seq, Status.WAITING)) - self._slots
+        alone, found = self._resumed.would_free(self._running, seq, short, places)
+        return found or (alone and not self._fetches)
 
     def _start(self, seq: Sequence, hit: Hit, step: StepPlan) -> None:
         blocks, state = self._blocks, seq.state
         end = first_end(self.config, seq, hit, step.budget)
         blocks.start(seq, hit)
-        source, part = blocks.part(seq)
         end = min(end, blocks.reachable_end(seq, blocks.room(seq)))
-        if part >= end - hit.length:
-            part = 0
+        source, part = blocks.part(seq, end)
         found = hit.length + part
         if not state.started:
             state.started = True
@@ -592,8 +529,7 @@ class Scheduler:
             account.served += max(0, seq.prompt_len - found) * seq.price / OUTPUT_PRICE
         seq.status = Status.RUNNING
         insort(self._running, seq, key=_by_rank)
-        if seq.preemptions:
-            self._resumed.append(seq)
+        self._resumed.started(seq)
         step.new.append(new_seq(seq))
         new_blocks = blocks.grow(seq, end)
         if part:
@@ -618,18 +554,10 @@ class Scheduler:
 
     def _preempt_one(self, seq: Sequence, step: StepPlan) -> None:
         self._running.remove(seq)
-        seq.reached = max(seq.reached, seq.computed)
-        if seq in self._resumed:
-            self._resumed.remove(seq)
-        if seq in step.seqs:
-            index = step.seqs.index(seq)
-            row = step.rows.pop(index)
-            del step.seqs[index]
-            end = row.start + len(row.token_ids)
-            step.budget += len(row.token_ids)
-            step.context -= end
-            step.decode -= row.start >= seq.prompt_len and end == row.start + 1
-            step.owed -= self._blocks.outstanding(seq, end) if not row.sample else 0
+        self._resumed.preempted(seq)
+        row = step.take_out(seq)
+        if row is not None and not row.sample:
+            step.owed -= self._blocks.outstanding(seq, row.start + len(row.token_ids))
         self._blocks.give_back(seq)
         self._gone.append(seq.seq_id)
         self._waiting.push(seq)
@@ -671,5 +599,4 @@ class Scheduler:
     def _sweep(self) -> None:
         running = Status.RUNNING
         self._running = [seq for seq in self._running if seq.status is running]
-        if self._resumed:
-            self._resumed = [seq for seq in self._resumed if seq.status is running]
+        self._resumed.look()

@@ -61,9 +61,19 @@ class SequenceBlocks:
         seq.published = hit.length // self._size
         self._set_wake(seq)
 
-    def part(self, seq: Sequence) -> tuple[list[int], int]:
-        """Blocks that begin with the tokens after the hit of a sequence that just started, and how many tokens of them
-        it may use; none where copying gains too little."""
+    def needs(self, seq: Sequence, hit: Hit) -> int:
+        """Blocks that a waiting sequence takes for its known tokens."""
+        return self.outstanding(seq, hit.length, hit) + self.unheld(hit)
+
+    def growth(self, seq: Sequence) -> int:
+        """Blocks that each running sequence may take before a waiting one has got further than it was: one preempted is
+        computed again over many steps."""
+        steps = len(seq.tokens) // self._budget if seq.preemptions else 0
+        return self.num_groups * (1 + steps // self._size)
+
+    def part(self, seq: Sequence, end: int) -> tuple[list[int], int]:
+        """Blocks that begin with the tokens after the hit of a sequence that just started and runs up to `end`, and how
+        many tokens of them it may use; none where copying gains too little."""
         if not self._partial or seq.node is None or seq.state.marks or seq.partner is not None:
             return [], 0
         start = seq.computed
@@ -71,7 +81,7 @@ class SequenceBlocks:
             seq.node, seq.key(start, min(start + self._size, len(seq.tokens)))
         )
         count = min(count, seq.usable_prefix() - start)
-        return (list(blocks), count) if count >= LEAST_COPIED else ([], 0)
+        return (list(blocks), count) if LEAST_COPIED <= count < end - start else ([], 0)
 
     def copy_part(self, seq: Sequence, blocks: list[int], count: int) -> None:
         """Have the first `count` tokens after the hit copied into the sequence's own block, which it must have."""

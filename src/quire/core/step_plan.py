@@ -49,6 +49,19 @@ class StepPlan:
     decode: int = 0
     preempted: int = 0
 
+    def take_out(self, seq: Sequence) -> ScheduledSeq | None:
+        """Remove the row of a sequence that is preempted, and return it."""
+        if seq not in self.seqs:
+            return None
+        index = self.seqs.index(seq)
+        row = self.rows.pop(index)
+        del self.seqs[index]
+        end = row.start + len(row.token_ids)
+        self.budget += len(row.token_ids)
+        self.context -= end
+        self.decode -= row.start >= seq.prompt_len and end == row.start + 1
+        return row
+
     def counts(self, max_num_batched_tokens: int) -> StepCounts:
         """The counts of the step before drafts are added."""
         tokens = max_num_batched_tokens - self.budget

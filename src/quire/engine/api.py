@@ -137,6 +137,12 @@ class GenerateAsk:
     progress: bool = False
     predicted: Callable[[float], None] | None = None
 
+    def check_deadlines(self, now: float) -> None:
+        """Raise DeadlineError for one that has passed."""
+        for limit, name in ((self.deadline, "deadline"), (self.queue_deadline, "queue deadline")):
+            if limit is not None and limit <= now:
+                raise DeadlineError(f"the {name} of the request passed before it started")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:

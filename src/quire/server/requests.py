@@ -245,7 +245,7 @@ ScaledAdapters = Annotated[
 ]
 
 
-class CacheControl(msgspec.Struct):
+class PrefixRetention(msgspec.Struct):
     """How long a prefix is to be kept, as Anthropic's API and OpenRouter say it."""
 
     type: Literal["ephemeral"]
@@ -364,7 +364,7 @@ class GenerationRequest(_Sampling, kw_only=True):
         Literal["in_memory", "in-memory", "24h"] | None, Meta(description="24h: keep the prefix for a day")
     ] = None
     cache_control: Annotated[
-        CacheControl | None, Meta(description="keep the prefix for 5 minutes, or for its ttl: 5m or 1h")
+        PrefixRetention | None, Meta(description="keep the prefix for 5 minutes, or for its ttl: 5m or 1h")
     ] = None
     timings: Annotated[
         bool | None, Meta(description="report where the time went; also x-quire-timings: 1")

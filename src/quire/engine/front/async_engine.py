@@ -18,7 +18,6 @@ import msgspec
 from quire.config.lora_modules import adapter_paths
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.core.degrading import Degrading
 from quire.engine.api import (
     AdapterVersion,
     CompiledStructure,
@@ -29,9 +28,7 @@ from quire.engine.api import (
     GenerateAsk,
     InputAsk,
     ModelCard,
-    OverloadedError,
     RequestCancelledError,
-    ShedError,
     Stream,
     require_ready,
 )
@@ -43,6 +40,8 @@ from quire.engine.front.card import model_card
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.pool_inputs import PoolInputs
+from quire.engine.front.saturation import Saturation
+from quire.engine.front.slow_readers import SlowReaders
 from quire.engine.front.stream import LiveRequest, LiveStream, SinkPath
 from quire.engine.front.suspects import SuspectLane
 from quire.engine.front.text_service import TextService
@@ -58,7 +57,6 @@ from quire.engine.host.messages import (
     ClearCache,
     Command,
     Finish,
-    LimitDrafts,
     Load,
     Note,
     Ready,
@@ -68,7 +66,7 @@ from quire.engine.host.messages import (
     unpack_handles,
 )
 from quire.engine.host.spawn import Spawned
-from quire.objectives import DegradeStep, parse_classes, parse_degrade
+from quire.objectives import DegradeStep
 from quire.outputs import RequestOutput
 from quire.parameters import Structure, TextTokens
 from quire.text.chat_renderer import ChatAsk, read_template
@@ -139,12 +137,8 @@ class AsyncEngine:
         self._lane = SuspectLane()
         self._adapters = AdapterNames(self._send)
         self._grammars = GrammarService()
-        options = self._config.scheduler
-        self._degrading = Degrading(
-            parse_degrade(options.degrade), parse_classes(options.slo), options.degrade_after_ms / 1e3
-        )
-
-    # -- state --------------------------------------------------------------------------------------------
+        self._saturation = Saturation(self._config.scheduler, self._send)
+        self._readers = SlowReaders(self.serving, self._end)
 
     @property
     def state(self) -> EngineState:
@@ -179,16 +173,12 @@ class AsyncEngine:
         waiting = self._admission.waiting_tokens if self._admission else 0
         calls = self._text.calls if self._text else {}
         found = self._client.stats(waiting_tokens=waiting, wasted_tokens=self._wasted, calls=calls)
-        found = replace(
-            found,
-            degrade_steps={str(step): int(step in self.degraded) for step in self._degrading.steps},
-            degraded=self._degrading.counts,
-        )
+        found = self._saturation.add_to(found)
         return self._admission.outlook.add_to(found) if self._admission else found
 
     @property
     def degraded(self) -> Sequence[DegradeStep]:
-        return self._degrading.active
+        return self._saturation.degrading.active
 
     @property
     def startup(self) -> list[dict[str, Any]]:
@@ -309,8 +299,6 @@ class AsyncEngine:
             raise EngineUnavailableError("the engine is loading")
         return await self._client.memory(self._grammars.pid)
 
-    # -- adapters -----------------------------------------------------------------------------------------
-
     @property
     def adapters(self) -> Mapping[str, AdapterVersion]:
         return self._adapters.named
@@ -342,8 +330,6 @@ class AsyncEngine:
 
     def adapter_opened(self, report: AdapterOpened) -> None:
         self._adapters.opened(report)
-
-    # -- text ---------------------------------------------------------------------------------------------
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -417,10 +403,10 @@ class AsyncEngine:
         return [(live.request, live.output) for live in self._live.values()]
 
     def cancel(self, request_id: str) -> bool:
-        live = next((live for live in self._live.values() if live.request_id == request_id), None)
-        if live is not None:
+        found = [live for live in self._live.values() if live.request_id == request_id]
+        for live in found:
             self._end(live, RequestCancelledError("the request was cancelled"))
-        return live is not None
+        return bool(found)
 
     def generate(self, ask: GenerateAsk) -> Stream:
         now = time.monotonic()
@@ -428,14 +414,8 @@ class AsyncEngine:
         if client is None or admission is None or self._loop is None:
             raise EngineUnavailableError("the engine is loading")
         require_ready(self.state)
-        for limit, name in ((ask.deadline, "deadline"), (ask.queue_deadline, "queue deadline")):
-            if limit is not None and limit <= now:
-                raise DeadlineError(f"the {name} of the request passed before it started")
-        degrading = self._degrading
-        if degrading.level and degrading.sheds(ask.request):
-            raise ShedError("this server is saturated: for now it takes no requests of the lowest class", 1.0)
-        if degrading.level and (shorter := degrading.degraded(ask.request)) is not ask.request:
-            ask = replace(ask, request=shorter)
+        ask.check_deadlines(now)
+        ask = self._saturation.served(ask)
         request = ask.request
         if request.request_id in self._names:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
@@ -448,11 +428,8 @@ class AsyncEngine:
         following = OutputBuilder(
             request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output, reading=ask.reading
         )
-        try:
+        with self._saturation.admitting(now):
             admission.admit(handle, ask, now, self._live.values(), client.reported)
-        except OverloadedError:
-            degrading.refused(now)
-            raise
         live = LiveRequest(handle, request, following, digest, progress=ask.progress)
         live.place = admission.outlook.place(request)
         if not self._live:
@@ -479,8 +456,8 @@ class AsyncEngine:
         if live.handle not in self._live or self._client is None:
             return
         self._client.send(Abort(live.handle))
-        if isinstance(error, DeadlineError) and self._admission is not None:
-            self._admission.outlook.left(live.request_id, late=True)
+        if self._admission is not None:
+            self._admission.outlook.left(live.request_id, late=isinstance(error, DeadlineError))
         self._forget(live)
         live.following.abort(time.monotonic())
         self._wasted += live.unread
@@ -498,7 +475,6 @@ class AsyncEngine:
             self._launch(waiting)
         if self._admission is not None:
             self._admission.remove(live.handle)
-            self._admission.outlook.left(live.request_id, late=False)
         if not self._live and self._drained is not None and self.state in _REFUSING:
             self._drained.set()
 
@@ -536,8 +512,7 @@ class AsyncEngine:
             live = lives.get(handle)
             if live is not None:
                 live.computed(computed, cached, now)
-        if self._degrading.is_due(now):
-            self._degrade(now)
+        self._saturation.look(now, lives.values())
         rows, news = step.unpack()
         if step.tokens:
             self._startup.mark("first token")
@@ -584,8 +559,7 @@ class AsyncEngine:
     def engine_ready(self, facts: Ready) -> None:
         bounds = self.serving.max_num_queued_reqs, self.serving.max_num_queued_tokens
         self._admission = Admission(facts, *bounds, self._config.scheduler)
-        if (drafts := self._degrading.value("speculation")) is not None:
-            self._send(LimitDrafts(int(drafts)))
+        self._saturation.restarted()
         self._adapters.started()
         self._grammars.planned = facts.memory_parts["compiler"]
         self._send_vocabulary()
@@ -604,36 +578,9 @@ class AsyncEngine:
         return deaths
 
     def tick(self, now: float) -> None:
-        """End the requests of slow readers. Readers that were woken are served first: after this process was suspended
-        there may be some.
-        """
         assert self._loop is not None
-        if self._degrading.is_due(now):
-            self._degrade(now)
-        late = [live for live in self._live.values() if self._unread(live, now)]
-        if late:
-            self._loop.call_soon(self._end_unread, late, now)
-
-    def _degrade(self, now: float) -> None:
-        """Enter or leave a step by how long requests have waited."""
-        degrading, before = self._degrading, self._degrading.value("speculation")
-        waiting = (live.request for live in self._live.values() if not live.output.timings.scheduled)
-        if not degrading.look(now, waiting):
-            return
-        logger.warning(
-            "degraded: %s",
-            ", ".join(map(str, degrading.active)) or "not any more: all requests get all again",
-        )
-        if (drafts := degrading.value("speculation")) != before and self._client is not None:
-            self._client.send(LimitDrafts(2**30 if drafts is None else int(drafts)))
-
-    def _end_unread(self, late: list[LiveRequest], now: float) -> None:
-        for live in late:
-            if error := self._unread(live, now):
-                self._end(live, error)
-
-    def _unread(self, live: LiveRequest, now: float) -> QuireError | None:
-        return live.left_unread(now, self.serving.reader_timeout, self.serving.reader_tokens)
+        self._saturation.look(now, self._live.values())
+        self._readers.look(self._live.values(), now, self._loop)
 
     # -- start-up -----------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from quire.config.schema import SchedulerOptions
 from quire.core.admission_rules import LATE_DEADLINES, Broken, Caution, Promises, check_wishes
 from quire.core.cost_model import FEATURES, StepCostModel
-from quire.core.forecast import Demand, Forecast, Live, outlook
+from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.service_estimates import ServiceEstimates
 from quire.engine.api import EngineStats, GenerateAsk, WouldBeLateError
@@ -40,6 +40,7 @@ class Outlook:
         self._lengths = ServiceEstimates()
         self._stats = EngineStats()
         self._costs: tuple[float, ...] = ()
+        self._pace = 0.0  # seconds of recent steps
         self._cautions = [Caution() for _ in range(max(1, len(self.classes)))]
         self._end_caution, self._promises = Caution(LATE_DEADLINES), Promises()
         self._tokens = facts.num_blocks * facts.block_size // len(facts.groups)
@@ -57,6 +58,12 @@ class Outlook:
         ):
             self._costs = stats.step_costs
             self._lengths.costs = StepCostModel(stats.step_costs)
+        steps = stats.steps - self._stats.steps
+        if steps > 0:
+            recent = (stats.step_seconds - self._stats.step_seconds) / steps
+            self._pace += (recent - self._pace) * (1 - (1 - PACE_MEMORY) ** steps if self._pace else 1.0)
+        elif steps < 0:  # another engine process
+            self._pace = 0.0
         self._stats = stats
 
     def place(self, request: Request) -> tuple[float, float, float]:
@@ -132,6 +139,7 @@ class Outlook:
 
     def ended(self, request: Request, output: RequestOutput) -> None:
         """A request has ended by itself: count whether its class kept its level, by the rule of `quire bench`."""
+        self.left(request.request_id, late=False)
         tokens, times = output.usage.completion_tokens, output.timings
         self._lengths.ended(request, tokens // max(1, len(output.outputs)))
         service = self._class_of(request)
@@ -180,6 +188,7 @@ class Outlook:
             slots=stats.step_slots or self._facts.max_num_seqs,
             tokens=self._tokens,
             most=_MOST_SECONDS,
+            pace=self._pace,
         )
 
     def _live(self, live: LiveRequest) -> Live:

@@ -53,7 +53,7 @@ class StepTotals:
             blocks=scheduler.config.num_blocks,
             blocks_used=scheduler.blocks_used,
             blocks_cached=scheduler.blocks_cached,
-            blocks_pinned=scheduler.blocks_pinned,
+            blocks_pinned=scheduler.prefix_stats.pinned_blocks,
             block_size=scheduler.config.block_size,
             kv_waste_tokens=scheduler.kv_waste_tokens,
             prefix_queried_tokens=scheduler.prefix_stats.queried_tokens,

@@ -36,8 +36,7 @@ from quire.server.dialects.asking import Renames, reasons, renamed, thinking_fie
 from quire.server.dialects.blocks import BlockAnswer
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange
-from quire.server.requests import CacheControl as KeepPrefix
-from quire.server.requests import ChatCompletionRequest, JsonSchemaFormat, NamedSchema
+from quire.server.requests import ChatCompletionRequest, JsonSchemaFormat, NamedSchema, PrefixRetention
 from quire.server.routes import Post
 from quire.text.tools import read_tools
 from quire.types import RequestError
@@ -106,11 +105,13 @@ def _marks(body: CountRequest) -> list[CacheControl]:
     return [mark for one in marked if (mark := getattr(one, "cache_control", None)) is not None]
 
 
-def _keeping(body: CountRequest) -> KeepPrefix | None:
+def _keeping(body: CountRequest) -> PrefixRetention | None:
     """How long the prompt is to be kept: the longest time that is asked for, for all of it."""
     marks = _marks(body)
     return (
-        KeepPrefix("ephemeral", "1h" if any(mark.ttl == "1h" for mark in marks) else "5m") if marks else None
+        PrefixRetention("ephemeral", "1h" if any(mark.ttl == "1h" for mark in marks) else "5m")
+        if marks
+        else None
     )
 
 
