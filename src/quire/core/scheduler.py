@@ -467,10 +467,8 @@ class Scheduler:
                 return
 
     def _part(self, step: StepPlan) -> bool:
-        """Preempt leaders whose followers wait, as what waits ahead of these cannot start; whether there was one.
-
-        They could not go on, and hold what it waits for.
-        """
+        """Preempt leaders whose followers wait, as what waits ahead cannot start: they could not go on, and hold what it
+        waits for. Whether there was one."""
         parted = halved(self._running, step) if self._requests.num_guided else []
         for seq in parted:
             self._preempt(seq, step)
