@@ -61,6 +61,8 @@ def phases(
     yield Figure("whole request", (prefill + (output - 1) * step) * 1000, "ms")
     yield Figure("compute in prefill", 100 * prompt * flops / compute / prefill, "%")
     yield Figure("compute in decode", 100 * flops / compute / step, "%")
+    yield Figure("bandwidth in prefill", 100 * read / prefill, "%")
+    yield Figure("bandwidth in decode", 100 * active / params_b * read / step, "%")
     yield Figure("tokens of a prompt at the crossing", at_least(read * compute / flops), "tokens")
 
 
