@@ -9,6 +9,7 @@ import pytest
 from quire.cli.main import main
 from quire.learn import calculated
 from quire.learn.catalog import _MODELS, size
+from quire.learn.quiz import questions
 from quire.learn.scene import Scene
 from quire.learn.simulations import simulation
 from quire.planner import time_sums
@@ -159,3 +160,23 @@ def test_the_command_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["figures"][1]["shown"] == "40 GiB"
     assert main(["learn", "memory", "--precision", "INT3"]) == 2
     assert "precision: 'INT3' must be one of" in capsys.readouterr().err
+
+
+def test_answers_of_the_quiz_are_computed(capsys: pytest.CaptureFixture[str]) -> None:
+    by_chapter = {one.chapter: one for one in questions()}
+    assert [*by_chapter] == [*range(11)]
+    assert [by_chapter[n].right for n in (3, 4, 7, 8)] == [
+        "295.2 FLOP/byte", "40.82 ms", "3.689 tokens", "6.5 GB",
+    ]  # fmt: skip
+    for one in by_chapter.values():
+        assert len(set(one.choices)) == 4
+        assert one.right in one.choices
+        simulation(one.simulation)
+        place = one.choices.index(one.right) + 1
+        assert main(["learn", "quiz", str(one.chapter), "--answer", str(place)]) == 0
+        assert main(["learn", "quiz", str(one.chapter), "--answer", str(place % 4 + 1)]) == 1
+    assert main(["learn", "quiz"]) == 0
+    assert "14 tokens a second" in capsys.readouterr().out
+    assert main(["learn", "quiz", "11"]) == 2
+    assert main(["learn", "quiz", "--answer", "1"]) == 2
+    assert main(["learn", "quiz", "0", "--answer", "5"]) == 2

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 import pytest
 
 from helpers.server import LiveServer
+from quire.learn.quiz import questions
 from quire.learn.simulations import SIMULATIONS
 from quire.planner import memory_sums
 from quire.planner.figure import Figure
@@ -42,3 +43,9 @@ def test_errors_over_http_name_the_control(server: LiveServer) -> None:
     reply = server.get("/learn/api/sim/memory?" + urlencode({"precision": "INT3"}))
     assert (reply.status, reply.json["error"]["param"]) == (400, "precision")
     assert server.get("/learn/api/sim/memori").status == 404
+
+
+def test_questions_come_with_their_answers(server: LiveServer) -> None:
+    found = server.get("/learn/api/quiz").json["data"]
+    assert [one["right"] for one in found] == [one.right for one in questions()]
+    assert all(one["right"] in one["choices"] for one in found)

@@ -89,6 +89,7 @@ def test_a_browser_can_use_the_page(sources: Path, live: LiveServer, tmp_path: P
     titles = [one.title for one in SIMULATIONS.values()]
     for name in ("lesson", "lesson dark", "lesson phone"):
         assert views[name] == titles
+        assert views[f"{name} quiz"].startswith("Right.")
         assert not views[f"{name} overflow"]
     pictures = {path.name for path in tmp_path.iterdir()}
     assert {"welcome.png", "chances.png", "dark.png", "phone.png", "lesson phone block-table.png"} <= pictures

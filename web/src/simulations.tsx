@@ -1,6 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { ApiFailure, read, setKey } from "./api";
 import { Cells, type CellsData, Chart, type ChartData } from "./pictures";
+import { Quiz } from "./quiz";
 
 interface Control {
   name: string;
@@ -58,7 +59,8 @@ export function Lesson() {
     addEventListener("hashchange", move);
     return () => removeEventListener("hashchange", move);
   }, []);
-  const shown = all.find((one) => one.name === name) ?? all[0];
+  const quiz = name === "quiz";
+  const shown = quiz ? undefined : (all.find((one) => one.name === name) ?? all[0]);
   return (
     <div class="page">
       <nav aria-label="Simulations">
@@ -74,11 +76,16 @@ export function Lesson() {
               </a>
             </li>
           ))}
+          <li>
+            <a href="#quiz" aria-current={quiz ? "page" : undefined}>
+              Quiz
+            </a>
+          </li>
         </ul>
       </nav>
       <main class="lesson">
         {problem && <Problem problem={problem} onKey={connect} />}
-        {shown && <Stage key={shown.name} simulation={shown} />}
+        {quiz ? <Quiz /> : shown && <Stage key={shown.name} simulation={shown} />}
       </main>
     </div>
   );

@@ -110,7 +110,7 @@ for (const [name, options] of Object.entries({
   const other = await open({ ...options }, "/learn");
   await other.waitForSelector("dl dd");
   seen.views[name] = [];
-  for (const link of await other.locator("nav li a").all()) {
+  for (const link of await other.locator('nav li a:not([href="#quiz"])').all()) {
     await link.click();
     await other.waitForFunction(
       (title) => document.querySelector("h2")?.textContent === title,
@@ -122,6 +122,10 @@ for (const [name, options] of Object.entries({
     await other.screenshot({ path: `${folder}/${name} ${await link.getAttribute("href")}.png`.replace("#", "") });
     seen.views[`${name} overflow`] ||= await other.evaluate(() => document.documentElement.scrollWidth > innerWidth);
   }
+  await other.locator('nav a[href="#quiz"]').click();
+  await other.getByLabel("6.5 GB").check();
+  seen.views[`${name} quiz`] = await other.locator("fieldset", { hasText: "13B" }).getByRole("status").innerText();
+  await axe(other, `${name}: quiz`);
   if (name === "lesson") {
     await other.locator('nav a[href="#prefix-cache"]').click();
     await other.getByLabel("In the cache").uncheck();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -56,6 +57,29 @@ async def _list(_: ServerContext, __: Exchange) -> SimulationList:
     )
 
 
+class QuestionInfo(msgspec.Struct):
+    """A question with its choices, the right one, why, and the simulation that shows it."""
+
+    chapter: int
+    text: str
+    choices: list[str]
+    right: str
+    why: str
+    simulation: str
+
+
+class QuestionList(msgspec.Struct):
+    """The questions by chapter."""
+
+    data: list[QuestionInfo]
+
+
+async def _quiz(_: ServerContext, __: Exchange) -> QuestionList:
+    from quire.learn.quiz import questions
+
+    return QuestionList([msgspec.convert(asdict(one), QuestionInfo) for one in questions()])
+
+
 async def _show(_: ServerContext, exchange: Exchange) -> Shown:
     from quire.learn.simulations import simulation
 
@@ -76,6 +100,10 @@ ROUTES: tuple[HttpRoute, ...] = (
     Get(
         path="/learn/api/sims", summary="Simulations of the lesson, with their controls", tag="pages", api="",
         handler=_list, response=SimulationList,
+    ),
+    Get(
+        path="/learn/api/quiz", summary="Questions of the lesson, with their answers", tag="pages", api="",
+        handler=_quiz, response=QuestionList,
     ),
     Act(
         verb="GET", path=_PREFIX + "{}", rest="name", summary="What a simulation shows for values of its controls",
