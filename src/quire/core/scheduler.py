@@ -467,8 +467,8 @@ class Scheduler:
                 return
 
     def _part(self, step: StepPlan) -> bool:
-        """Preempt leaders whose followers wait, as what waits ahead cannot start: they could not go on, and hold what it
-        waits for. Whether there was one."""
+        """Preempt leaders whose followers wait, as what waits ahead cannot start: they hold what it waits for, and
+        could not go on. Whether there was one."""
         parted = halved(self._running, step) if self._requests.num_guided else []
         for seq in parted:
             self._preempt(seq, step)
