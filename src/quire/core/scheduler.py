@@ -17,10 +17,13 @@ from __future__ import annotations
 import random
 from bisect import insort
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from operator import attrgetter
 
 from quire.core.block_pool import AuditError
+from quire.core.capacity import peak_blocks
 from quire.core.cost_model import StepFeatures
 from quire.core.fetching import Fetches
 from quire.core.guided_pairs import follow, halves, hold_back
@@ -105,6 +108,7 @@ class Scheduler:
         # Shared by every row that needs no block: readers never change a row.
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
         self._none_ahead: dict[Sequence, ScheduledSeq] = {}
+        self._next_floors: dict[str, int] | None = None  # that wait for a request to end
         self._drafts_wait = False  # of some sequence, or in rows in flight
 
     @property
@@ -314,6 +318,31 @@ class Scheduler:
         for i, surprise in result.surprises.items():
             seqs[i].surprise = surprise
         return seqs
+
+    def set_floors(self, floors: Mapping[str, int]) -> None:
+        """Blocks by tenant that no other takes from it, from now on; while an admitted request could not run to its end
+        beside them, as soon as that has ended. Raises ValueError if they are more than the pool has.
+        """
+        if sum(floors.values()) > self.config.num_blocks:
+            raise ValueError(
+                f"cache_share: {sum(floors.values())} blocks are more than {self.config.num_blocks}"
+            )
+        self._next_floors = dict(floors)
+        self._raise_floors()
+
+    def _raise_floors(self) -> None:
+        floors = self._next_floors
+        if floors is None:
+            return
+        left = self.config.num_blocks - sum(floors.values())
+        groups, size = self.config.groups, self.config.block_size
+        for seq in self._requests.sequences():
+            needs = sum(peak_blocks(groups, each.limit - 1, 1, size) for each in (seq, seq.partner) if each)
+            if needs > left + floors.get(seq.state.tenant, 0):
+                return
+        self._next_floors, self._blocked = None, None
+        self.config = replace(self.config, floors=floors)
+        self._blocks.caches.set_floors(floors)
 
     def clear_prefix_cache(self) -> None:
         """Remove every cached block that no running sequence holds."""
@@ -598,3 +627,5 @@ class Scheduler:
 
     def _sweep(self) -> None:
         self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
+        if self._next_floors is not None:
+            self._raise_floors()
