@@ -44,6 +44,10 @@ class Requests:
         """A live request, or None."""
         return self._states.get(request_id)
 
+    def use(self, queue: Queue, policy: Policy) -> None:
+        """From now on sequences wait in another queue; those that wait are the caller's to move."""
+        self.waiting, self._policy = queue, policy
+
     def sequences(self) -> Iterator[Sequence]:
         """All that have not ended."""
         for state in self._states.values():

@@ -84,7 +84,8 @@ class CacheWatch(Protocol):
         """A block, with none below it, is not known any more."""
 
 
-def _nothing() -> Iterable[CacheWatch]:
+def no_watches() -> Iterable[CacheWatch]:
+    """Nobody hears of blocks."""
     return ()
 
 
@@ -405,7 +406,7 @@ class PrefixCaches:
     ) -> None:
         self.pool, self.tier = pool, tier
         self.moves: list[Move] = []  # for the next step
-        self.watches: Callable[[], Iterable[CacheWatch]] = _nothing
+        self.watches: Callable[[], Iterable[CacheWatch]] = no_watches
         self.stats = PrefixCacheStats()
         self.num_running = 0
         self.active: set[PrefixCache] = set()

@@ -6,10 +6,14 @@ import enum
 import sys
 from array import array
 from collections import deque
+from typing import TYPE_CHECKING
 
 from quire.core.prefix_cache import BlockNode, PrefixCache
 from quire.core.soft_tokens import NO_MARKS, Marks
 from quire.types import FinishReason, Request
+
+if TYPE_CHECKING:
+    from quire.core.usage_books import UsageLine
 
 Rank = tuple[float, ...]
 NEVER = sys.maxsize
@@ -54,6 +58,7 @@ class RequestState:
     __slots__ = (
         "cached_tokens",
         "held_back",
+        "line",
         "live",
         "marks",
         "namespace",
@@ -75,6 +80,7 @@ class RequestState:
         self.live = 0  # sequences not yet ended
         self.cached_tokens = 0  # prompt tokens found in the cache when first scheduled
         self.started = False
+        self.line: UsageLine | None = None  # what it uses is counted there, once it has started
 
 
 class Sequence:
