@@ -39,11 +39,15 @@ def changed(seed: int, rounds: int) -> None:
             prompt = [rng.randint(0, 2) for _ in range(rng.randint(1, 20))]
             negative = [1, 2] if rng.random() < 0.2 else ()
             driver.add(
-                prompt, tenant=rng.choice("ab"), negative=negative, n=rng.choice([1, 1, 3]), max_tokens=rng.randint(1, 8)
+                prompt,
+                tenant=rng.choice("ab"),
+                negative=negative,
+                n=rng.choice([1, 1, 3]),
+                max_tokens=rng.randint(1, 8),
             )
         kind = rng.randrange(3)
         if kind == 0:
-            name = rng.choice([p for p in POLICIES])
+            name = rng.choice(list(POLICIES))
             scheduler.set_policy(Policy.parse(name, rng.choice([1.0, 30.0])))
             assert scheduler.config.policy == scheduler.policy.text
         elif kind == 1:

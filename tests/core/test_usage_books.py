@@ -69,7 +69,9 @@ def lived(seed: int, *, accounts: str, sharing: bool) -> tuple[UsageBooks, dict[
 def test_the_lines_add_up_to_the_machine(seed: int, accounts: str, sharing: bool) -> None:
     books, seen, _ = lived(seed, accounts=accounts, sharing=sharing)
     for name, total in seen.items():
-        assert sum(getattr(line, name) for line in books.lines.values()) == pytest.approx(total, rel=1e-9), name
+        assert sum(getattr(line, name) for line in books.lines.values()) == pytest.approx(total, rel=1e-9), (
+            name
+        )
     assert {line.account for line in books.lines.values()} - {""} == set(accounts)
 
 

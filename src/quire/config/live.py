@@ -29,7 +29,7 @@ class LiveEngineConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveConfig:
     """All of it, as it is in force. Field names are options; `max_draft_tokens` are the drafts of speculation that a
-    step runs, 0 for none; `cache_shares` are shares of the KV cache by tenant."""
+    step runs, 0 for none; `cache_shares` are parts of the KV cache by cache domain."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -52,10 +52,10 @@ class LiveConfig:
             values[name] = _CHECKS[name](name, value)
         return replace(self, **values)
 
-    def engine(self, shares: Mapping[str, float]) -> LiveEngineConfig:
-        """The engine's part, with the shares of the cache by cache domain."""
-        own = {f.name: getattr(self, f.name) for f in fields(LiveEngineConfig) if f.name != "cache_shares"}
-        return LiveEngineConfig(**own, cache_shares=dict(shares))
+    @property
+    def engine(self) -> LiveEngineConfig:
+        """The engine's part."""
+        return LiveEngineConfig(**{f.name: getattr(self, f.name) for f in fields(LiveEngineConfig)})
 
 
 def _count(name: str, value: Any, least: int = 1) -> int:

@@ -39,7 +39,7 @@ _SHARED = "shared:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What a tenant pays: for a million tokens of each kind, an hour of computing, and a GiB of KV cache for an hour."""
+    """What a tenant pays: for a million tokens of each kind, an hour of computing, a GiB of KV cache for an hour."""
 
     currency: str = ""
     prompt: float = 0.0

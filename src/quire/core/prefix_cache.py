@@ -29,8 +29,8 @@ time that a prompt takes. Which tenant loses a block depends on how many each ha
 Idle shares are available to any tenant, and are the first to be returned.
 
 Floors. A tenant may have a floor of blocks: below it, it loses none to another, not even to a sequence that runs alone.
-What no floor covers is shared as above. Floors reserve nothing: a free block is anybody's, and one that was lent is taken
-back from what its holder has cached, or when a sequence of his ends.
+What no floor covers is shared as above. Floors reserve nothing: a free block is anybody's, and one that was lent is
+taken back from what its holder has cached, or when a sequence of its holder ends.
 """
 
 from __future__ import annotations

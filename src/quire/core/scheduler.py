@@ -344,9 +344,13 @@ class Scheduler:
             ("max_draft_tokens", caps.drafts, 0, config.max_draft_tokens),
         ):
             if not least <= value <= most:
-                raise ValueError(f"{name}: {value} is not in [{least}, {most}], which the engine was started with")
+                raise ValueError(
+                    f"{name}: {value} is not in [{least}, {most}], which the engine was started with"
+                )
         if not config.enable_chunked_prefill and caps.tokens < config.max_num_batched_tokens:
-            raise ValueError("max_num_batched_tokens: cannot be lowered without chunked prefill: prompts run whole")
+            raise ValueError(
+                "max_num_batched_tokens: cannot be lowered without chunked prefill: prompts run whole"
+            )
         self.caps, self.limits = caps, replace(caps)
 
     def set_policy(self, policy: Policy) -> None:

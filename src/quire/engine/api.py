@@ -31,6 +31,9 @@ from quire.types import (
 )
 
 if TYPE_CHECKING:
+    from quire.config.live import LiveConfig
+    from quire.engine.front.usage_ledger import UsageLedger
+
     # imports the template engine, which the engine process does without
     from quire.text.chat_renderer import ChatAsk
     from quire.text.infill import InfillAsk, InfillPrompt
@@ -320,6 +323,19 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 
 
 @dataclass(frozen=True, slots=True)
+class UsageTotals:
+    """What an account has used under a tag; see core.usage_books. `seconds` are of steps."""
+
+    account: str
+    tag: str
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+    seconds: float = 0.0
+    block_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges and counters of an engine; times are seconds. The engine process reports most of them; the last five are
     known in the API process alone.
@@ -376,6 +392,9 @@ class EngineStats:
     level_missed: Mapping[str, int] = field(default_factory=dict)
     goodput: Mapping[str, float] = field(default_factory=dict)  # requests a second, of the last minute
     length_error: float = 0.0  # mean of |predicted / real - 1| of recent output lengths
+    usage: tuple[UsageTotals, ...] = ()  # since the engine's start
+    tenant_blocks: Mapping[str, int] = field(default_factory=dict)  # held and cached, by cache domain
+    floors: Mapping[str, int] = field(default_factory=dict)  # blocks by cache domain
     waiting_tokens: int = 0
     wasted_tokens: int = 0  # of requests cancelled before their client received them
     restarts: int = 0  # starts of the engine after its first
@@ -528,6 +547,24 @@ class Engine(Protocol):
 
     def adapter_name(self, digest: str) -> str:
         """A name that a version has, or had when its requests that run were made; "" for an unknown digest."""
+
+    @property
+    def live(self) -> LiveConfig:
+        """The part of the configuration that can be changed, as it is in force. Raises EngineUnavailableError."""
+
+    async def configure(self, live: LiveConfig) -> None:
+        """Another configuration from the next step on, as a whole. Raises ValueError naming the field, and changes
+        nothing, if some of it is wrong, and EngineUnavailableError if the engine does not answer.
+        """
+
+    def predict(self, live: LiveConfig, prompt: int) -> Mapping[str, float] | None:
+        """What a configuration would do to the requests that run and wait now: seconds of the largest step, and to the
+        first token of a prompt of so many tokens that came now. None before steps have been seen.
+        """
+
+    @property
+    def ledger(self) -> UsageLedger:
+        """What accounts have used since the server began, by hour."""
 
     async def ping(self, timeout: float) -> bool:
         """Whether the engine process answers in time."""
