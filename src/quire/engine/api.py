@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.answers import AnswerPart, PromptProgress
 from quire.beams import Beams
+from quire.engine.usage_ledger import UsageLedger, UsageTotals
 from quire.logprobs import LogprobTable
 from quire.objectives import ServiceClass
 from quire.outputs import RequestOutput
@@ -32,7 +33,6 @@ from quire.types import (
 
 if TYPE_CHECKING:
     from quire.config.live import LiveConfig
-    from quire.engine.front.usage_ledger import UsageLedger
 
     # imports the template engine, which the engine process does without
     from quire.text.chat_renderer import ChatAsk
@@ -323,19 +323,6 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 
 
 @dataclass(frozen=True, slots=True)
-class UsageTotals:
-    """What an account has used under a tag; see core.usage_books. `seconds` are of steps."""
-
-    account: str
-    tag: str
-    prompt: int = 0
-    cached: int = 0
-    generated: int = 0
-    seconds: float = 0.0
-    block_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges and counters of an engine; times are seconds. The engine process reports most of them; the last five are
     known in the API process alone.
@@ -551,6 +538,13 @@ class Engine(Protocol):
     @property
     def live(self) -> LiveConfig:
         """The part of the configuration that can be changed, as it is in force. Raises EngineUnavailableError."""
+
+    @property
+    def first_live(self) -> LiveConfig:
+        """As it was at the start: what it bounds cannot grow beyond it. Raises EngineUnavailableError."""
+
+    def share_cache(self, shares: Mapping[str, float]) -> None:
+        """Parts of the KV cache by cache domain, from the next step on, or from the start of the engine."""
 
     async def configure(self, live: LiveConfig) -> None:
         """Another configuration from the next step on, as a whole. Raises ValueError naming the field, and changes

@@ -43,7 +43,6 @@ from quire.engine.front.pool_inputs import PoolInputs
 from quire.engine.front.stream import LiveRequest, LiveStream, SinkPath
 from quire.engine.front.suspects import SuspectLane
 from quire.engine.front.text_service import TextService
-from quire.engine.front.usage_ledger import UsageLedger
 from quire.engine.host.client import EngineClient
 from quire.engine.host.held import memory_beside, tokenizer_beside
 from quire.engine.host.hosts import host_factory
@@ -66,6 +65,7 @@ from quire.engine.host.messages import (
     unpack_handles,
 )
 from quire.engine.host.spawn import Spawned
+from quire.engine.usage_ledger import UsageLedger
 from quire.objectives import parse_classes
 from quire.outputs import RequestOutput
 from quire.parameters import Structure, TextTokens
@@ -139,6 +139,7 @@ class AsyncEngine:
         self._grammars = GrammarService()
         self.ledger = UsageLedger()
         self._live_config: LiveConfig | None = None  # since the first start
+        self._first_live: LiveConfig | None = None
         self._shares: Mapping[str, float] = {}  # of the cache, before it
 
     # -- state --------------------------------------------------------------------------------------------
@@ -298,9 +299,17 @@ class AsyncEngine:
         await self._client.configure(live.engine)
         self._use(live)
 
-    def begin_with(self, shares: Mapping[str, float]) -> None:
-        """Shares of the cache by cache domain, before the start."""
+    @property
+    def first_live(self) -> LiveConfig:
+        if self._first_live is None:
+            raise EngineUnavailableError("the engine is loading")
+        return self._first_live
+
+    def share_cache(self, shares: Mapping[str, float]) -> None:
         self._shares = shares
+        if self._live_config is not None:
+            self._use(replace(self._live_config, cache_shares=dict(shares)))
+            self._send(Configure(0, self._live_config.engine))
 
     def _use(self, live: LiveConfig) -> None:
         """Take over what the engine has taken."""
@@ -585,9 +594,9 @@ class AsyncEngine:
         bounds = self.serving.max_num_queued_reqs, self.serving.max_num_queued_tokens
         self._admission = Admission(facts, *bounds, self._config.scheduler)
         self.ledger.engine_started(facts.memory_parts.get("kv", 0) // facts.scheduler.num_blocks)
-        live = self._live_config or first_live_config(
-            facts.scheduler, self._config.scheduler, self.serving, self._shares
-        )
+        first = first_live_config(facts.scheduler, self._config.scheduler, self.serving, self._shares)
+        self._first_live = first
+        live = self._live_config or first
         self._use(live)
         self._send(Configure(0, live.engine))  # one that was restarted goes on as it was changed
         self._adapters.started()

@@ -5,12 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from quire.engine.api import UsageTotals
 from quire.records import dataclass
 
 HOUR = 3600
 HOURS_KEPT = 24 * 62
 Key = tuple[str, str]  # account and tag
+
+
+@dataclass(frozen=True, slots=True)
+class UsageTotals:
+    """What an account has used under a tag; see core.usage_books. `seconds` are of steps."""
+
+    account: str
+    tag: str
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+    seconds: float = 0.0
+    block_seconds: float = 0.0
 
 
 @dataclass(slots=True)
