@@ -6,7 +6,16 @@ import random
 
 import pytest
 
-from quire.server.rate_limits import DAY, MINUTE, NANO, Refusal, SlidingWindow, TenantLimits, TokenCharge, duration
+from quire.server.rate_limits import (
+    DAY,
+    MINUTE,
+    NANO,
+    Refusal,
+    SlidingWindow,
+    TenantLimits,
+    TokenCharge,
+    duration,
+)
 
 
 def test_requests_are_exact_to_the_nanosecond() -> None:
@@ -59,7 +68,9 @@ def test_tokens_are_corrected_when_a_request_has_ended() -> None:
     never = limits.charge(101, 10 * MINUTE)
     assert isinstance(never, Refusal)
     assert never.wait is None
-    assert never.message == "prompt and max_tokens are 101 tokens, over the 100 that this tenant has in a minute"
+    assert (
+        never.message == "prompt and max_tokens are 101 tokens, over the 100 that this tenant has in a minute"
+    )
 
 
 def test_a_quota_begins_anew_at_the_end_of_its_day() -> None:
@@ -110,5 +121,12 @@ def test_headers_are_those_of_openai() -> None:
         b"x-ratelimit-reset-tokens": b"59.5s",
     }
     assert TenantLimits().headers(0) == []
-    times = {0: b"0ms", 20_000_000: b"20ms", 1: b"1ms", NANO: b"1s", 6 * MINUTE: b"6m0s", 61_500_000_000: b"1m1.5s"}
+    times = {
+        0: b"0ms",
+        20_000_000: b"20ms",
+        1: b"1ms",
+        NANO: b"1s",
+        6 * MINUTE: b"6m0s",
+        61_500_000_000: b"1m1.5s",
+    }
     assert {at: duration(at) for at in times} == times

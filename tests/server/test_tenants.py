@@ -44,7 +44,12 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path, file: Path) -> Iterator[LiveServer]:
     options = {"slo": SLO, "scheduling_policy": "fair"}
     with serving(
-        folder, ENDLESS | options, tenants=str(file), api_key=("plain-key",), served_model_name=("tiny",), **PATIENT
+        folder,
+        ENDLESS | options,
+        tenants=str(file),
+        api_key=("plain-key",),
+        served_model_name=("tiny",),
+        **PATIENT,
     ) as live:
         live.headers = auth("plain-key")
         yield live
@@ -54,7 +59,9 @@ def auth(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {KEYS.get(name, name)}"}
 
 
-def ask(server: LiveServer, name: str, tokens: int = 2, headers: dict[str, str] | None = None, **more: object) -> Reply:
+def ask(
+    server: LiveServer, name: str, tokens: int = 2, headers: dict[str, str] | None = None, **more: object
+) -> Reply:
     body = {"prompt": [5] * 4, "max_tokens": tokens, "ignore_eos": True} | more
     return server.post("/v1/completions", body, auth(name) | (headers or {}))
 
@@ -79,7 +86,9 @@ def test_limits_of_a_tenant_and_their_headers(server: LiveServer) -> None:
     over = ask(server, "small")
     assert over.error(429, "rate_limit_exceeded").startswith("requests_per_minute: 3 requests in a minute")
     assert over.headers["x-ratelimit-remaining-requests"] == "0"
-    assert server.metric("quire_rate_limited_requests_total", tenant="small", limit="requests_per_minute") == 1
+    assert (
+        server.metric("quire_rate_limited_requests_total", tenant="small", limit="requests_per_minute") == 1
+    )
     assert "x-ratelimit-limit-requests" not in ask(server, "large").headers
     assert "x-ratelimit-limit-requests" not in ask(server, "plain-key").headers
 
@@ -101,15 +110,19 @@ def test_requests_at_once_end_with_their_answers(server: LiveServer, file: Path)
     file.write_text(text(large="concurrent_requests = 1"))
     reload(server)
     with server.busy(1, f"authorization: Bearer {KEYS['large']}\r\n"):
-        assert ask(server, "large").error(429).startswith("concurrent_requests: 1 requests of this tenant run")
+        assert (
+            ask(server, "large").error(429).startswith("concurrent_requests: 1 requests of this tenant run")
+        )
     server.wait(lambda: ask(server, "large").status == 200)
     file.write_text(text())
     reload(server)
 
 
-def test_a_file_with_errors_changes_nothing(server: LiveServer, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_with_errors_changes_nothing(
+    server: LiveServer, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for wrong, named in (
-        (text(large="weight = 'heavy'"), "line 11: tenants.large.weight: must be a number"),
+        (text(large="weight = 'heavy'"), "line 13: tenants.large.weight: must be a number"),
         (text(large="keys = ['secret-in-clear']\n"), "Cannot overwrite a value"),
         ("[tenants.a]\nkeys = ['secret-in-clear']", "line 2: tenants.a.keys: entry 1 is not sha256:"),
         ("[tenants.a", "is not TOML"),
@@ -167,7 +180,9 @@ def test_usage_adds_up_to_what_the_engine_did(server: LiveServer) -> None:
         assert ask(server, "large", 7, {"x-quire-tag": tag} if tag else {}).status == 200
     ask(server, "large", 1, {"x-quire-tag": "not a tag"}).error(400, None, "x-quire-tag")
     server.wait(server.idle)
-    server.wait(lambda: server.metric("quire_tenant_generation_tokens_total", tenant="large", tag="blue") == 7)
+    server.wait(
+        lambda: server.metric("quire_tenant_generation_tokens_total", tenant="large", tag="blue") == 7
+    )
     report = server.get("/admin/usage?period=day", auth("boss")).json
     rows = {(row["tenant"], row["tag"]): row for row in report["rows"]}
     assert rows["large", "red"]["prompt_tokens"] == 4
@@ -181,8 +196,12 @@ def test_usage_adds_up_to_what_the_engine_did(server: LiveServer) -> None:
     assert sum(row["cached_tokens"] for row in rows.values()) == stats.prefix_hit_tokens
     assert all(row["kv_byte_seconds"] >= 0 for row in rows.values())
     assert sum(row["kv_byte_seconds"] for row in rows.values()) > 0
-    table = list(csv.DictReader(io.StringIO(server.get("/admin/usage?format=csv&period=hour", auth("boss")).text)))
-    assert sum(int(row["generation_tokens"]) for row in table) == sum(row["generation_tokens"] for row in rows.values())
+    table = list(
+        csv.DictReader(io.StringIO(server.get("/admin/usage?format=csv&period=hour", auth("boss")).text))
+    )
+    assert sum(int(row["generation_tokens"]) for row in table) == sum(
+        row["generation_tokens"] for row in rows.values()
+    )
     assert server.get("/admin/usage?to=2001-01-01", auth("boss")).json["rows"] == []
     for wrong in ("period=week", "format=xml", "from=soon", "x=1"):
         assert server.get(f"/admin/usage?{wrong}", auth("boss")).status == 400
@@ -220,7 +239,10 @@ def test_days_begin_at_midnight_and_clocks_that_are_set_change_nothing(file: Pat
         ("[tenants.a]\n\nquota = 1", "line 3: tenants.a.quota: unknown; there are keys, weight"),
         ("[tenants.a]\nrequests_per_minute = 1.5", "must be an integer above 0; leave it out for no limit"),
         ("[tenants.'a:b']", "line 1: tenants.a:b: a name has up to 48 letters"),
-        ("[tenants.a]\ncache_share = 0.6\n[tenants.b]\ncache_share = 0.6", "line 4: tenants.b.cache_share: with those"),
+        (
+            "[tenants.a]\ncache_share = 0.6\n[tenants.b]\ncache_share = 0.6",
+            "line 4: tenants.b.cache_share: with those",
+        ),
         ("[tenants.a]\nmodels = 'x'", "line 2: tenants.a.models: must be a list of texts"),
         ("[tenants.a.prices]\nprompt = -1", "line 2: tenants.a.prices.prompt: -1 is not in"),
         ("[prices]\ncurrency = 5\n[tenants.a]", "line 2: prices.currency: must be up to 8 letters, like EUR"),
@@ -236,7 +258,9 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(wrong: str, message: str
 def test_what_contradicts_the_options_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
     path.write_text(text())
-    with pytest.raises(TenantsFileError, match="cache_share and cache_domain need --prefix-cache-sharing key"):
+    with pytest.raises(
+        TenantsFileError, match="cache_share and cache_domain need --prefix-cache-sharing key"
+    ):
         TenantDirectory(ServingConfig(tenants=str(path), prefix_cache_sharing="all"))
     with pytest.raises(TenantsFileError, match="small.keys: one of them is also a key of the options"):
         TenantDirectory(ServingConfig(tenants=str(path)), [KEYS["small"].encode()])

@@ -279,7 +279,8 @@ def _line_of(text: str, place: tuple[str, ...]) -> int:
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[([^\[\]]+)\]\s*(#.*)?$", line):
             section = tuple(part.strip().strip("\"'") for part in _split(header[1]))
-            depth = len(section) if section == place[: len(section)] else 0
+            depth = min(len(section), len(place))
+            depth = depth if section[:depth] == place[:depth] else 0
         elif section == place[:-1] and parts and re.match(parts[-1].pattern + "[=.]", line):
             depth = len(place)
         else:
