@@ -107,9 +107,12 @@ def test_a_streamed_answer_is_settled_with_what_it_used(server: LiveServer, file
 
 
 def test_requests_at_once_end_with_their_answers(server: LiveServer, file: Path) -> None:
-    file.write_text(text(large="concurrent_requests = 1"))
+    file.write_text(text(large="concurrent_requests = 1\nweight = 4"))
     reload(server)
     with server.busy(1, f"authorization: Bearer {KEYS['large']}\r\n"):
+        server.wait(lambda: server.engine.stats.running == 1)
+        ((request, _),) = server.engine.requests()
+        assert (request.terms.account, request.terms.weight, request.tenant) == ("large", 4.0, "large")
         assert (
             ask(server, "large").error(429).startswith("concurrent_requests: 1 requests of this tenant run")
         )
@@ -262,12 +265,12 @@ def test_what_contradicts_the_options_is_refused(tmp_path: Path) -> None:
         TenantsFileError, match="cache_share and cache_domain need --prefix-cache-sharing key"
     ):
         TenantDirectory(ServingConfig(tenants=str(path), prefix_cache_sharing="all"))
-    with pytest.raises(TenantsFileError, match="small.keys: one of them is also a key of the options"):
+    with pytest.raises(TenantsFileError, match=r"small\.keys: one of them is also a key of the options"):
         TenantDirectory(ServingConfig(tenants=str(path)), [KEYS["small"].encode()])
     with pytest.raises(TenantsFileError, match="cannot be read"):
         read_tenants(tmp_path / "none")
-    shared = "[tenants.a]\ncache_domain = 'team'\ncache_share = 0.2\n[tenants.b]\ncache_domain = 'team'\ncache_share = 0.1"
-    path.write_text(shared)
+    team = "cache_domain = 'team'\ncache_share ="
+    path.write_text(f"[tenants.a]\n{team} 0.2\n[tenants.b]\n{team} 0.1\n")
     directory = TenantDirectory(ServingConfig(tenants=str(path)))
     assert directory.domain("a") == directory.domain("b") == "shared:team"
     assert directory.floors() == {"shared:team": pytest.approx(0.3)}

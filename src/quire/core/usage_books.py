@@ -3,7 +3,7 @@
 The time of a step is split by what the cost model says of its rows, so the lines add up to all time of steps whatever
 the model's error. A block counts from when it is taken until it is free again: while it is held, for the sequences of
 its cache in proportion to their tables, so a shared block is counted once; while it is cached, for the tenant of its
-cache. Between two steps nothing changes but what was recorded: the lines add up to all blocks that were in use.
+cache. Blocks are taken stock of when a step begins, and before a report: so also when the last step has ended.
 """
 
 from __future__ import annotations

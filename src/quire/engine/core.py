@@ -222,7 +222,7 @@ class EngineCore:
         if (flight := self.scheduler.newest) is not None and out.scheduled:
             each = self.costs.weights if len(self.scheduler.usage.lines) > 1 else ()
             self.scheduler.usage.weigh(flight.rows, flight.seqs, each)
-            self._hold_blocks()
+            self.scheduler.usage.hold(self.scheduler.caches, self.scheduler.running, time.monotonic())
         scheduled = time.perf_counter()
         self.started = [new.request_id for new in out.new if new.leader is None]
         if self._beams is not None:
@@ -240,7 +240,6 @@ class EngineCore:
                 self._resume = time.monotonic() + MOVES_SECONDS
             return events
         self.scheduler.usage.ran(updated - start)
-        self._hold_blocks()
         self.last_phases = result.seconds
         predicted = self.costs.seconds(features)
         self.costs.observe(features, updated - start)
@@ -268,10 +267,6 @@ class EngineCore:
             )
         )
         return events
-
-    def _hold_blocks(self) -> None:
-        scheduler = self.scheduler
-        scheduler.usage.hold(scheduler.caches, scheduler.running, time.monotonic())
 
     def configure(self, live: LiveEngineConfig) -> None:
         """Another configuration from the next step on, as a whole. Raises ValueError naming the field, and changes
