@@ -17,6 +17,8 @@ from quire.objectives import ServiceTerms
 from quire.records import dataclass
 from quire.types import ScheduledSeq
 
+MAX_LINES = 4096  # then new tags are counted without the tag: every report has all lines
+
 
 @dataclass(slots=True, eq=False)
 class UsageLine:
@@ -47,6 +49,8 @@ class UsageBooks:
 
     def _line(self, account: str, tag: str) -> UsageLine:
         found = self.lines.get((account, tag))
+        if found is None and tag and len(self.lines) >= MAX_LINES:
+            return self._line(account, "")
         if found is None:
             found = self.lines[account, tag] = UsageLine(account, tag)
         return found
