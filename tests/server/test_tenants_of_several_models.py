@@ -1,4 +1,4 @@
-"""Tenants of a server with several models, in processes of their own: limits are counted once, in front of the models."""
+"""Tenants of a server with several models: limits are counted once, in front of the models."""
 
 from __future__ import annotations
 

@@ -6,14 +6,11 @@ import enum
 import sys
 from array import array
 from collections import deque
-from typing import TYPE_CHECKING
 
 from quire.core.prefix_cache import BlockNode, PrefixCache
 from quire.core.soft_tokens import NO_MARKS, Marks
+from quire.core.usage_line import UsageLine
 from quire.types import FinishReason, Request
-
-if TYPE_CHECKING:
-    from quire.core.usage_books import UsageLine
 
 Rank = tuple[float, ...]
 NEVER = sys.maxsize

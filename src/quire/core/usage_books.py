@@ -13,25 +13,11 @@ from collections.abc import Sequence as Seq
 
 from quire.core.prefix_cache import PrefixCache, PrefixCaches
 from quire.core.sequence import Sequence
+from quire.core.usage_line import UsageLine
 from quire.objectives import ServiceTerms
-from quire.records import dataclass
 from quire.types import ScheduledSeq
 
 MAX_LINES = 4096  # then new tags are counted without the tag: every report has all lines
-
-
-@dataclass(slots=True, eq=False)
-class UsageLine:
-    """Totals of one account and tag. `prompt` has the tokens of all requests that started, `cached` those of them that
-    were found in the cache; `seconds` are of steps, `block_seconds` blocks times seconds."""
-
-    account: str
-    tag: str
-    prompt: int = 0
-    cached: int = 0
-    generated: int = 0
-    seconds: float = 0.0
-    block_seconds: float = 0.0
 
 
 class UsageBooks:

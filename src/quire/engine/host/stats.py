@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 
 from quire.core.scheduler import Scheduler
-from quire.core.usage_books import UsageLine
+from quire.core.usage_line import UsageLine
 from quire.engine.api import STEP_TOKEN_BOUNDS, EngineStats
 from quire.engine.core import EngineCore
 from quire.engine.usage_ledger import UsageTotals
