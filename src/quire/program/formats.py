@@ -10,7 +10,9 @@ from quire import _native
 from quire.cache_kinds import KVType
 from quire.records import dataclass
 
-DType = Literal["f32", "bf16", "f16", "i8", "i4", "i32"]  # i32: indices of experts and rows, in buffers only
+DType = Literal["f32", "bf16", "f16", "i8", "i4", "i3", "i2", "i32"]  # i32: indices of experts and rows, in buffers only
+CODE_BITS: dict[DType, int] = {"i8": 8, "i4": 4, "i3": 3, "i2": 2}  # of the codes of weights in groups
+CODES: dict[int, DType] = {bits: dtype for dtype, bits in CODE_BITS.items()}
 # Per number of a buffer, table or panel of floats.
 DTYPE_BYTES = {dtype.name: _native.dtype_bytes(dtype) for dtype in _native.DType}
 
@@ -26,7 +28,7 @@ SUPER_GROUPS = _native.SUPER_GROUPS  # groups that share a float16 factor in the
 class Groups:
     """Storage of a weight in groups: unsigned codes, and per group of `size` input features of an output
 
-        w = scale · (code - middle)        offsets "none": symmetric, middle = 8 for 4 bits, 128 for 8
+        w = scale · (code - middle)        offsets "none": symmetric, middle = 2^(bits - 1)
         w = scale · (code - zero)          offsets "u8": an integer zero point of one byte
         w = scale · code + offset          offsets of a float kind
 
@@ -82,7 +84,7 @@ class WeightFormat:
 
     f32, bf16: floats; the input has the same format.
     f16: floats; the input is float32, so products are those of the same numbers in f32.
-    i8, i4: integers in groups, see Groups; the input is rounded to int8 with one scale per token, halved for each group
+    i8, i4, i3, i2: integers of so many bits in groups, see Groups; the input is rounded to int8 with one scale per token, halved for each group
     as often as the group allows.
     """
 
@@ -92,6 +94,8 @@ class WeightFormat:
     def __post_init__(self) -> None:
         if self.quantized != (self.groups is not None):
             raise ValueError(f"a {self.dtype} weight {'needs' if self.quantized else 'has no'} groups")
+        if self.dtype == "i3" and self.groups is not None and self.groups.size == GROUP_SIZES[0]:
+            raise ValueError(f"groups of i3 have more than {GROUP_SIZES[0]} features")
 
     def fitted(self, cols: int) -> WeightFormat:
         """This format for weights of `cols` input features; see Groups.fitted."""
@@ -99,7 +103,7 @@ class WeightFormat:
 
     @property
     def quantized(self) -> bool:
-        return self.dtype in {"i8", "i4"}
+        return self.dtype in CODE_BITS
 
     @property
     def inputs(self) -> DType:

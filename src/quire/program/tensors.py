@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from quire.cache_kinds import KVType
-from quire.program.formats import DType, Groups, WeightFormat
+from quire.program.formats import CODE_BITS, DType, Groups, WeightFormat
 from quire.records import dataclass
 
 RowKind = Literal["tokens", "logits"]
@@ -97,7 +97,7 @@ class Param:
     @property
     def code_bits(self) -> int:
         """Bits of a code of a weight in groups."""
-        return 4 if self.dtype == "i4" else 8
+        return CODE_BITS[self.dtype]
 
     @property
     def rows(self) -> int:
