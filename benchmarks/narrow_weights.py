@@ -45,7 +45,7 @@ class Timed:
         self.bytes = unit_cost(program, unit, [Row(1, 0)], 1).weight_bytes
         self.copies = args.copies
         self._copied = with_copies(program, unit, args.copies)
-        self._executor = NativeExecutor(self._copied.program, threads=args.threads)
+        self._executor = NativeExecutor(self._copied.program, threads=args.threads, isa=args.isa)
         made: dict[tuple[int, int], GroupCodes] = {}
         for param in self._copied.program.params:
             self._put(param, made)
@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=16, help="together they should exceed the caches")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--isa", default="", help="instruction set; default: the best of this machine")
     args = parser.parse_args()
     timed = {name: Timed(FORMATS[name], args) for name in args.formats}
     for rows in args.rows:
