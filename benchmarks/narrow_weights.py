@@ -2,25 +2,23 @@
 
     python -m benchmarks.narrow_weights [--rows 1 4 16 256] [--rounds 25] [--threads 1] [--inputs 2048] [--outputs 8192]
 
-Weights are random, in groups of 128 with float16 scales and whole zero points as GPTQ's are. Formats take turns in every
-round, so that what else the machine does meets all of them; the figure is the best
-single run.
+Weights are random, in groups of 128 with float16 scales and whole zero points as GPTQ's are. Formats take turns in
+every round, so that what else the machine does meets all of them; the figure is the best single run.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
 
 import numpy as np
 
+from quire.bench.kernel_programs import Unit, unit_cost, with_copies
 from quire.executor.base import Limits, StepArrays
 from quire.executor.native import NativeExecutor
 from quire.program.cost import Row
 from quire.program.formats import CODE_BITS, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.bench.kernel_programs import Unit, unit_cost, with_copies
 from quire.program.ops.linear import Linear
 from quire.program.tensors import Param
 from quire.quant import GroupCodes
@@ -35,7 +33,9 @@ class Timed:
 
     def __init__(self, form: WeightFormat | None, args: argparse.Namespace) -> None:
         attention = Attention(4, 2, 16, Rope(1e4, 16), 0.25)
-        spec = ModelSpec(64, args.inputs, (Layer(attention, MLP(args.outputs // 2)),), norm=NormSpec(), max_positions=64)
+        spec = ModelSpec(
+            64, args.inputs, (Layer(attention, MLP(args.outputs // 2)),), norm=NormSpec(), max_positions=64
+        )
         program = lower(spec, NumberFormats("bf16", "bf16", form))
         at, op = next(
             (i, op) for i, op in enumerate(program.ops) if isinstance(op, Linear) and "gate_up" in op.weight
@@ -92,7 +92,9 @@ class Timed:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 16, 256])
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
     parser.add_argument("--inputs", type=int, default=2048)

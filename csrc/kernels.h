@@ -195,6 +195,14 @@ struct HeadNorm {
   size_t step;
 };
 
+// kvquant3: what codes of keys stand for before they are rotated, and how they are.
+struct KeyCodes {
+  const float* books = nullptr;                // [kv heads][kv_codebook(d16)]
+  const float *cos = nullptr, *sin = nullptr;  // [positions, rotary_dim/2]
+  int positions = 0, rotary_dim = 0;
+  bool interleaved = false;
+};
+
 // Some tokens of one row of the step, and one layer's cache of the row.
 struct CacheRow {
   const int32_t* positions;    // of the step's tokens
@@ -203,6 +211,7 @@ struct CacheRow {
   KVLayout kv;
   const float *k_scales, *v_scales;  // [kv heads] e4m3, e5m2: what a stored 1 stands for
   int token_begin, token_end;
+  KeyCodes codes;
 };
 
 // Where the first `count` tokens of a task are written too: to a line of the block tables, whose row of the step goes up

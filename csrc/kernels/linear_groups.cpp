@@ -364,9 +364,8 @@ template <int kBits, int kMore, int... kPair>
 QUIRE_INLINE void unit_to_nibbles(const uint8_t* from, uint8_t* to, std::integer_sequence<int, kPair...>) {
   const I16 more = iset(kMore * 0x01010101);
   for (int c = 0; c < kPanel; c += 16, from += 64, to += 64)
-    (istore(to + kPair * 256,
-            either(iadd(codes_of_four<kBits, 2 * kPair>(from), more),
-                   fields<-4, 0xf0>(iadd(codes_of_four<kBits, 2 * kPair + 1>(from), more)))),
+    (istore(to + kPair * 256, either(iadd(codes_of_four<kBits, 2 * kPair>(from), more),
+                                     fields<-4, 0xf0>(iadd(codes_of_four<kBits, 2 * kPair + 1>(from), more)))),
      ...);
 }
 template <int kBits, bool kSymmetric>

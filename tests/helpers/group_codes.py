@@ -18,7 +18,7 @@ def codes_of(param: Param, seed: int) -> GroupCodes:
         if kind == "none":
             return None
         if kind in {"u8", "f16*u8"}:
-            return random.integers(0, 64 if kind != "u8" or param.dtype == "i8" else (1 << param.code_bits), shape, np.uint8)
+            return random.integers(0, min(64, 1 << param.code_bits) if kind == "u8" else 64, shape, np.uint8)
         values = (random.standard_normal(shape) * 0.05).astype(np.float32)
         if kind == "bf16":
             return (values.view(np.uint32) >> 16).astype(np.uint16)

@@ -137,7 +137,9 @@ def test_codes_come_back_as_their_values(name: str, isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize("name", ["q4_0", "bf16", "gptq", "gptq2", "sym2", "sym3", "q8_0", "q6_k", "int8", "int8-64", "int8-32"])
+@pytest.mark.parametrize(
+    "name", ["q4_0", "bf16", "gptq", "gptq2", "sym2", "sym3", "q8_0", "q6_k", "int8", "int8-64", "int8-32"]
+)
 def test_rounding_equals_its_definition(name: str, dtype: str, isa: str) -> None:
     """Floats rounded natively give the very codes and scales of quant.groups.quantize: outliers, zeros, tiny groups."""
     form = FORMATS[name]

@@ -54,9 +54,7 @@ def test_the_packed_format_gives_the_same_bits(kind) -> None:
     expected = dequantize(blocks, kind)
     rows, cols = expected.shape
     check_codes(Param("w", "linear", (Part("w", rows, cols),), form.dtype, form.groups), 0, given)
-    np.testing.assert_array_equal(
-        groups.dequantize(form.groups, CODE_BITS[form.dtype], given), expected
-    )
+    np.testing.assert_array_equal(groups.dequantize(form.groups, CODE_BITS[form.dtype], given), expected)
 
 
 def f16(data: np.ndarray, at: int) -> np.float32:

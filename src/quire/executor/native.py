@@ -36,7 +36,9 @@ from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
     ArenaPlan,
     adapter_bytes,
+    codebook_bytes,
     kv_block_bytes,
+    kv_head_elems,
     kv_token_bytes,
     max_rows,
     numbers_offset,
@@ -81,7 +83,7 @@ class NativeKind:
             "weights": weight_bytes(program),
             "kv": limits.blocks * kv_block_bytes(program, limits.block_size),
             "activations": arena.total + _scratch_bytes(program, self.threads, limits),
-            "tables": rope_table_bytes(program, limits.max_len),
+            "tables": rope_table_bytes(program, limits.max_len) + codebook_bytes(program),
             "adapters": limits.max_loras * adapter_bytes(program),
         }
 
@@ -232,6 +234,8 @@ class NativeExecutor:
                 offset,
                 _native.KVType[layer.type],
                 *map(list, layer.scales()),
+                [] if layer.codes is None else layer.codes.book(kv_head_elems(layer.head_dim)),
+                -1 if layer.rope is None else layer.rope,
             )
         for each in program.adapted:
             self._core.add_adapted(each.name, each.cols, each.rank, list(each.rows), each.shared)

@@ -18,8 +18,8 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 
-# Shares of the widest scale that rounding to 4 bits or fewer tries: clipping the largest value of a group slightly costs less
-# than a coarser step for all others (5 % of the error for normally distributed weights).
+# Shares of the widest scale that rounding to 4 bits or fewer tries: clipping the largest value of a group slightly
+# costs less than a coarser step for all others (5 % of the error for normally distributed weights).
 SHARES = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.79)
 TINY = np.float32(2.0**-100)  # a smaller scale is 0: its inverse would overflow
 _STORED = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32, "u8": np.uint8, "f16*u8": np.uint8}
