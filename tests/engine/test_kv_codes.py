@@ -17,11 +17,12 @@ from quire.program.formats import HeadCodes
 from quire.program.ops.attention import HeadShape
 from quire.spec import Rope
 from quire.spec.rope import cos_sin
-from quire.types import CheckpointError
+from quire.types import CheckpointError, UnsupportedModelError
 
 SHORT = {"progress": False, "max_model_len": 64, "threads": 1, "num_kv_blocks": 16}
 ASK = SamplingParams(max_tokens=12, temperature=0.0, logprobs=3, ignore_eos=True)
-CODES = {0: HeadCodes.even(2, 16), 3: HeadCodes.even(2, 16)}
+LEVELS = ((-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0),) * 2
+CODES = dict.fromkeys((0, 3), replace(HeadCodes.even(2, 16), key_levels=LEVELS, value_levels=LEVELS))
 HEADS = {0: (2, 16), 3: (2, 16)}
 
 
@@ -120,5 +121,5 @@ def test_calibrated_levels_are_used(
 
 
 def test_latents_have_no_such_cache(checkpoint: Folder) -> None:
-    with pytest.raises(ValueError, match="kvquant3 is not supported with latent attention"):
-        answer(checkpoint("deepseek_v2"), kv_cache_dtype="kvquant3")
+    with pytest.raises(UnsupportedModelError, match="kvquant3 is not supported with latent attention"):
+        answer(checkpoint("deepseek3"), kv_cache_dtype="kvquant3")
