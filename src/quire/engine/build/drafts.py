@@ -149,6 +149,7 @@ def draft_options(asked: EngineConfig, chosen: SpeculativeConfig) -> EngineConfi
         kv_cache_dtype="auto"
         if KV_DTYPES.get(formats.kv_cache_dtype) in (*LATE_KV, *NUQ_KV)
         else formats.kv_cache_dtype,
+        kv_cache_scales=None,
         max_model_len=None,
         enable_lora=False,
     )
