@@ -24,8 +24,8 @@ _EXACT = ("auto", "float32", "bfloat16", "float16")
 MAX_KL = 0.1  # as offline.gate has it
 TOKENS = 512  # of each text: formats that keep the latest tokens exact show what they cost only behind them
 # Options that change the numbers, or that measuring needs.
-_TAKEN = ("dtype", "kv_cache_dtype", "kv_cache_scales", "quantization", "quantization_group_size", "quantize_head", "fp32_lm_head",
-          "memory", "threads", "executor", "device", "attention_backend", "block_size", "weight_cache",
+_TAKEN = ("dtype", "kv_cache_dtype", "kv_cache_scales", "quantization", "quantization_group_size", "quantize_head",
+          "fp32_lm_head", "memory", "threads", "executor", "device", "attention_backend", "block_size", "weight_cache",
           "weight_cache_dir")  # fmt: skip
 
 

@@ -227,13 +227,15 @@ class NativeExecutor:
             )
         for layer in program.kv_layers:
             offset = layer.index_in_group * kv_token_bytes(layer) * limits.block_size
+            k_scales, v_scales = layer.scales()
             self._core.add_kv_layer(
                 layer.group,
                 layer.kv_heads,
                 layer.head_dim,
                 offset,
                 _native.KVType[layer.type],
-                *map(list, layer.scales()),
+                list(k_scales),
+                list(v_scales),
                 [] if layer.codes is None else layer.codes.book(kv_head_elems(layer.head_dim)),
                 -1 if layer.rope is None else layer.rope,
             )

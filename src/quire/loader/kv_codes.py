@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.loader.safetensors import SafetensorsFile
 from quire.loader.safetensors_writer import write_safetensors
@@ -13,6 +14,7 @@ from quire.loader.source import Source, TensorInfo
 from quire.program.formats import KV_LEVELS, HeadCodes
 from quire.types import CheckpointError
 
+F32 = npt.NDArray[np.float32]
 _PARTS = ("key_levels", "value_levels", "key_middles", "key_scales")  # as the fields of HeadCodes
 
 
@@ -61,7 +63,7 @@ def _read(source: Source, path: Path, layer: int, heads: int, dim: int) -> HeadC
             raise CheckpointError(
                 f"{path}: tensor {name}: {info.dtype} {list(info.shape)}, but this model needs F32 {list(shape)}"
             )
-        numbers = source.read(name)
+        numbers: F32 = source.read(name).astype(np.float32, copy=False)
         if not np.isfinite(numbers).all():
             raise CheckpointError(f"{path}: tensor {name}: contains NaN or infinity")
         if "levels" in part and (np.diff(numbers, axis=1) < 0).any():

@@ -101,9 +101,14 @@ def reference_predictions(
 
 def _alternatives(model: Model, asked: EngineConfig, plain: EngineConfig) -> list[EngineConfig]:
     latent = any(isinstance(layer.mixer, LatentAttention) for layer in model.facts.spec.layers)
-    weights = {"quantization": asked.formats.quantization, "quantize_head": asked.formats.quantize_head}
     formats = asked.formats
-    kv = {"kv_cache_dtype": formats.kv_cache_dtype, "kv_cache_scales": formats.kv_cache_scales}
+    weights: dict[str, str | None] = {
+        "quantization": formats.quantization, "quantize_head": formats.quantize_head,
+    }  # fmt: skip
+    kv: dict[str, str | None] = {
+        "kv_cache_dtype": formats.kv_cache_dtype,
+        "kv_cache_scales": formats.kv_cache_scales,
+    }
     quantized = asked.formats.quantization in {"int8", "int4"}
     changes: list[dict[str, str | None]] = []
     if quantized:

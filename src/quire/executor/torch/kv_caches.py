@@ -266,7 +266,8 @@ class NuqCache(LayerCache):
 
     def _largest(self, size: Tensor) -> Tensor:
         """Places [..., n] of the largest numbers, the first of equal ones."""
-        return size.nan_to_num(0.0).sort(dim=-1, descending=True, stable=True)[1][..., : self.places[0].shape[-1]]
+        order = size.nan_to_num(0.0).sort(dim=-1, descending=True, stable=True)[1]
+        return order[..., : self.places[0].shape[-1]]
 
     def _put(self, which: int, where: Location, x: Tensor, size: Tensor, y: Tensor) -> None:
         """Codes of y [T, G, D], and the outliers of x, which are those of the largest `size`."""
