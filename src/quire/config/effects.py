@@ -7,7 +7,10 @@ Prometheus adds to counters; an option that shows in no metric has none.
 from __future__ import annotations
 
 # Options that PATCH /admin/config changes while the server runs; all others are read at its start.
-LIVE: frozenset[str] = frozenset()
+LIVE = frozenset((
+    "admission", "log_level", "max_num_batched_tokens", "max_num_queued_reqs", "max_num_queued_tokens", "max_num_seqs",
+    "overtake_ms", "scheduling_policy", "slo",
+))  # fmt: skip
 
 _STEP, _PHASES = "quire_step_seconds", "quire_step_phase_seconds"
 _TTFT, _ITL = "quire_time_to_first_token_seconds", "quire_inter_token_latency_seconds"
@@ -82,6 +85,9 @@ MOVES: dict[str, tuple[str, ...]] = {
     "api_key_file": (_HTTP,),
     "admin_api_key": (_HTTP,),
     "admin_api_key_file": (_HTTP,),
+    "admin_host": (_HTTP,),
+    "admin_port": (_HTTP,),
+    "tenants": (_HTTP, _QUEUE, _HITS),
     "prefix_cache_sharing": (_HITS,),
     "served_model_name": (),
     "lora_modules": ("quire_adapter_loads",),

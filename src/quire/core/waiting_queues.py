@@ -165,6 +165,12 @@ class Counters:
             found = self._accounts[name] = Account(self.floor)
         return found
 
+    def open(self, seq: Sequence, *, shares: bool) -> None:
+        """Charge a sequence to its account from now on, or to none."""
+        terms = seq.state.request.terms
+        seq.account = self.account(terms.account) if shares else None
+        seq.price = OUTPUT_PRICE / terms.weight
+
     def of(self, name: str) -> float:
         found = self._accounts.get(name)
         return self.floor if found is None else found.served
@@ -196,8 +202,7 @@ class FairQueue:
 
     def push(self, seq: Sequence) -> None:
         account = seq.state.request.terms.account
-        seq.account = self._counters.account(account)
-        seq.price = OUTPUT_PRICE / seq.state.request.terms.weight
+        self._counters.open(seq, shares=True)
         seq.rank = self._policy.rank(seq, self._estimates)
         if not self._queues.get(account) and not seq.preemptions:
             first = self._first()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import replace
 
+from quire.config.live import LiveConfig
 from quire.config.schema import SchedulerOptions
 from quire.core.beam_search import check_beams
 from quire.core.policy import BACKGROUND
@@ -12,6 +14,7 @@ from quire.engine.api import EngineStats, GenerateAsk, OverloadedError, check_pr
 from quire.engine.front.outlook import Outlook
 from quire.engine.front.stream import LiveRequest
 from quire.engine.host.messages import Ready
+from quire.engine.policies import named_policies
 from quire.types import Request, RequestError
 
 _WINDOW_SECONDS = 30.0
@@ -39,7 +42,8 @@ class Admission:
     ) -> None:
         self.outlook = Outlook(facts.scheduler, scheduling or SchedulerOptions())
         self.waiting_tokens = 0
-        self._facts, self._policies = facts, facts.scheduler.policies()
+        self._facts, self._scheduler = facts, facts.scheduler
+        self._policies = self._scheduler.policies()
         self._max_requests, self._max_tokens = max_requests, max_tokens
         self._waiting: dict[int, tuple[int, str]] = {}  # by handle, in order: prompt tokens, tenant
         self._requests: Counter[str] = Counter()  # tenant -> number of its requests among these
@@ -52,6 +56,22 @@ class Admission:
         self._engine_waits = False
         self._starts: deque[tuple[float, int]] = deque()  # time and prompt tokens of recent starts
 
+    def configure(self, live: LiveConfig) -> None:
+        """Go by another configuration from now on; what was admitted stays."""
+        facts = self._facts.scheduler
+        blocks = {name: int(share * facts.num_blocks) for name, share in live.cache_shares.items()}
+        policies = self._policies = named_policies(live.scheduling_policy, live.slo, live.overtake_ms)
+        by_class = tuple(policy.text for policy in policies.by_class)
+        self._scheduler = replace(
+            facts,
+            policy=policies.usual.text,
+            class_policies=by_class,
+            overtake=live.overtake_ms / 1e3,
+            floors=blocks,
+        )
+        self._max_requests, self._max_tokens = live.max_num_queued_reqs, live.max_num_queued_tokens
+        self.outlook.configure(self._scheduler, live)
+
     @property
     def waiting(self) -> int:
         """Number of requests that no step has started yet."""
@@ -60,7 +80,7 @@ class Admission:
     def check(self, request: Request) -> None:
         """Raise RequestError, naming field and limit, for a request that this engine could never run."""
         facts = self._facts
-        facts.scheduler.length_limit(request)
+        self._scheduler.length_limit(request)
         if request.priority not in {0, BACKGROUND} and not self._policies.of(request).levels:
             raise RequestError(
                 "priority",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
+from quire.config.live import LiveEngineConfig
 from quire.core.streams import partial_prompts
 from quire.engine.core import EngineCore
 from quire.engine.host.channel import Channel
@@ -16,6 +17,8 @@ from quire.engine.host.messages import (
     AskRecords,
     ClearCache,
     Command,
+    Configure,
+    Configured,
     Finish,
     ForgetAdapter,
     GivePages,
@@ -104,10 +107,7 @@ class EngineLoop:
                     self._forget(request_id)
                     self._dirty = True
             case Finish(handle, index):
-                request_id = self._ids.get(handle)
-                if request_id is not None and self._core.finish(request_id, index) is not None:
-                    self._end_sample(request_id)
-                    self._dirty = True
+                self._finish(handle, index)
             case Ping() | AskRecords():
                 self._channel.send(self._answer(command))
             case Vocabulary(tokens):
@@ -121,6 +121,8 @@ class EngineLoop:
                 self._dirty = True
             case LimitDrafts(most):
                 self._core.limit_drafts(most)
+            case Configure(number, live):
+                self._configure(number, live)
             case OpenAdapter() | ForgetAdapter():
                 self._adapters.obey(command)
             case _:
@@ -130,6 +132,21 @@ class EngineLoop:
         if isinstance(command, Ping):
             return Pong(command.number)
         return Records(list(self._core.records)[-command.count :])
+
+    def _finish(self, handle: int, index: int) -> None:
+        request_id = self._ids.get(handle)
+        if request_id is not None and self._core.finish(request_id, index) is not None:
+            self._end_sample(request_id)
+            self._dirty = True
+
+    def _configure(self, number: int, live: LiveEngineConfig) -> None:
+        error = ""
+        try:
+            self._core.configure(live)
+        except ValueError as wrong:
+            error = str(wrong)
+        self._dirty = True
+        self._channel.send(Configured(number, error))
 
     def _add(self, command: AddRequest) -> None:
         self._seen = max(self._seen, command.handle)

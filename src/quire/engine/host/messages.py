@@ -17,6 +17,7 @@ import msgspec
 
 from quire.answers import RowDrafts
 from quire.cache_kinds import CacheGroup, FullGroup, SlidingGroup, StateGroup
+from quire.config.live import LiveEngineConfig
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import EngineStats, StepRecord
@@ -131,6 +132,13 @@ class LimitDrafts(_Message, frozen=True, tag=21):
     most: int
 
 
+class Configure(_Message, frozen=True, tag=13):
+    """Another configuration from the next step on, answered with Configured."""
+
+    number: int
+    live: LiveEngineConfig
+
+
 _Queued = AddRequest | Abort | Finish
 Command = (
     Load
@@ -144,6 +152,7 @@ Command = (
     | ForgetAdapter
     | GivePages
     | LimitDrafts
+    | Configure
 )
 
 
@@ -294,7 +303,16 @@ class AdapterOpened(_Message, frozen=True, tag=9):
     error: str = ""
 
 
-Report = LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened
+class Configured(_Message, frozen=True, tag=10):
+    """The answer to a Configure: nothing, or why all is as before."""
+
+    number: int
+    error: str = ""
+
+
+Report = (
+    LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened | Configured
+)
 
 
 # -- frames -------------------------------------------------------------------------------------------------
