@@ -185,7 +185,9 @@ class PrefixCache:
     def pin(self, node: BlockNode, seconds: float) -> None:
         """Keep the prefix that ends at `node` for so long, within what the tenant may pin."""
         most = int(self._caches.rules.pin_share * self._pool.num_blocks) // len(self._groups)
+        before = self.num_pinned
         self._tree.pin(node, self._caches.now + seconds, most)
+        self._caches.stats.pinned_blocks += self.num_pinned - before
 
     def pass_time(self) -> None:
         """End pins, and forget what was not used for too long, as of `caches.now`."""
