@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 
-from quire.core.block_pool import AuditError
+from quire.core.block_pool import AuditError, BlockPool
 from quire.core.cost_model import StepFeatures
 from quire.core.fetching import Fetches
 from quire.core.guided_pairs import follow, halves, hold_back
@@ -120,6 +120,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences not running: queued, preempted, or waiting for a sibling's prompt or for blocks."""
         return self._requests.num_waiting + self._num_fetching
+
+    @property
+    def pool(self) -> BlockPool:
+        """The accounts of the blocks: to look at, to set `reach` and to forget the top."""
+        return self._blocks.pool
 
     @property
     def blocks_used(self) -> int:

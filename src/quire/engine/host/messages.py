@@ -44,14 +44,16 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Load(_Message, frozen=True, tag=1):
-    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `turns`
-    the file over which several engines take turns (step_turns), "" for one that is alone.
+    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `cores`
+    the file by which several engines share the cores (core_shares), "" for one that is alone; `lent` the most bytes
+    that it may borrow from them, None where nothing is lent.
     """
 
     folder: str
     config: EngineConfig
     beside: dict[str, int] = {}
-    turns: str = ""
+    cores: str = ""
+    lent: int | None = None
 
 
 class AddRequest(_Message, frozen=True, tag=2):
@@ -104,6 +106,16 @@ class GivePages(_Message, frozen=True, tag=12):
     """Forget all cached prefixes, and give back the pages that can be had again; see engine/host/given_pages."""
 
 
+class GrantRoom(_Message, frozen=True, tag=13):
+    """How many bytes keys and values may take now: in blocks of the engine's own, and in those borrowed from other
+    models. Borrowed ones that are more are given back at once. The answer is UsesRoom.
+    """
+
+    number: int
+    own: int
+    borrowed: int
+
+
 class OpenAdapter(_Message, frozen=True, tag=10):
     """Read an adapter, and answer with AdapterOpened: a path, or with `root` a name in that folder; or the sum of
     versions that are known, with their weights.
@@ -137,6 +149,7 @@ Command = (
     | OpenAdapter
     | ForgetAdapter
     | GivePages
+    | GrantRoom
 )
 
 
@@ -287,7 +300,20 @@ class AdapterOpened(_Message, frozen=True, tag=9):
     error: str = ""
 
 
-Report = LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened
+class UsesRoom(_Message, frozen=True, tag=10):
+    """How many bytes an engine wants for keys and values, in blocks of its own and in borrowed ones, and how many of
+    the latter it has at most now. `seen`: the last GrantRoom.
+    """
+
+    seen: int
+    own: int
+    borrowed: int
+    held: int
+
+
+Report = (
+    LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened | UsesRoom
+)
 
 
 # -- frames -------------------------------------------------------------------------------------------------

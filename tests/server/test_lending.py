@@ -1,0 +1,99 @@
+"""Memory that one model does not use keeps cached blocks of another, and comes back when it is claimed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.process import Process, running, until
+
+ADMIN = {"authorization": "Bearer for-administrators"}
+MEMORY = ["--memory", "1500MiB", "--admin-api-key", "for-administrators"]
+BLOCKS = 64  # of the pool of each model: 1,024 tokens
+
+
+@pytest.fixture
+def server(folder: Path, tmp_path: Path) -> Iterator[Process]:
+    """Two models whose own caches are small; most of their shares is nobody's."""
+    file = tmp_path / "models.toml"
+    section = f'path = "{folder}"\nmemory = "700MiB"\nnum-kv-blocks = {BLOCKS}\nmax-model-len = 512\n'
+    file.write_text(f"[a]\n{section}\n[b]\n{section}")
+    with running(None, *MEMORY, "--models", str(file), "--max-num-seqs", "4") as process:
+        yield process
+
+
+def ask(server: Process, model: str, number: int) -> Any:
+    """The answer to one of many prompts of 400 tokens, all different, and how many of them were cached."""
+    prompt = [(7 * number + at * (number + 3)) % 200 + 10 for at in range(400)]
+    body = {"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0, "logprobs": 1, "seed": 1}
+    reply = server.request("POST", "/v1/completions", body)
+    assert reply.status == 200, reply.text
+    usage = reply.json["usage"].get("prompt_tokens_details") or {}
+    return reply.json["choices"], usage.get("cached_tokens", 0)
+
+
+def models(server: Process) -> dict[str, Any]:
+    return {each["id"]: each for each in server.request("GET", "/v1/models").json["data"]}
+
+
+def metric(server: Process, name: str, model: str) -> float:
+    lines = server.request("GET", "/metrics").text.splitlines()
+    found = [line for line in lines if line.startswith(f"{name}{{") and f'model_name="{model}"' in line]
+    return float(found[0].rpartition(" ")[2])
+
+
+def memory(server: Process) -> Any:
+    found = server.request("GET", "/debug/memory").json
+    assert found["at_most"] <= found["bound"]
+    resident = sum(each["resident"] for each in found["models"].values())
+    assert resident <= found["bound"]
+    return found
+
+
+def test_unused_memory_is_lent_and_comes_back(server: Process) -> None:
+    first = [ask(server, "a", number)[0] for number in range(12)]  # several times what its own blocks hold
+    until(lambda: models(server)["a"]["borrowed"] > 0)
+    memory(server)
+    for number in range(12):
+        ask(server, "a", number)
+    again = [ask(server, "a", number) for number in range(12)]
+    assert [answer for answer, _ in again] == first
+    assert sum(cached for _, cached in again) > 12 * 200
+    assert metric(server, "quire_swapped_in_blocks_total", "a") > 0
+    assert metric(server, "quire_borrowed_bytes", "a") == models(server)["a"]["borrowed"]
+    assert models(server)["b"]["lent"] > 0
+    lent = server.request("GET", "/admin/models", headers=ADMIN).json["versions"]["b@1"]["lent"]
+    assert lent > 0
+    # the other one loads: its share is its own again
+    assert ask(server, "b", 0)[0][0]["text"] == first[0][0]["text"]
+    memory(server)
+    assert [ask(server, "a", number)[0] for number in range(12)] == first
+    # a sleeping model has nothing of others
+    assert server.request("POST", "/sleep?level=1&model=a", headers=ADMIN).status == 200
+    until(lambda: models(server)["a"]["borrowed"] == 0)
+    assert server.request("POST", "/wake_up?model=a", headers=ADMIN).status == 200
+    assert ask(server, "a", 3)[0] == first[3]
+
+
+@pytest.mark.parametrize("killed", ["a", "b"])
+def test_the_death_of_a_borrower_or_a_lender_gives_the_memory_back(server: Process, killed: str) -> None:
+    expected = [ask(server, "b", number)[0] for number in range(2)]
+    for number in range(12):
+        ask(server, "a", number)
+    until(lambda: models(server)["a"]["borrowed"] > 0)
+    pid = memory(server)["models"][f"{killed}@1"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    if killed == "a":
+        until(lambda: models(server)["a"]["borrowed"] == 0)
+    until(lambda: models(server)[killed]["state"] == "ready")
+    memory(server)
+    assert [ask(server, "b", number)[0] for number in range(2)] == expected
+    for number in range(12):
+        ask(server, "a", number)
+    until(lambda: models(server)["a"]["borrowed"] > 0)
+    memory(server)
