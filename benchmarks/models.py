@@ -129,12 +129,12 @@ async def measure_turns(model: str, memory: int, loads: list[int], rounds: int, 
                 for name in ("with", "without")
             ]
             ratio = statistics.median(a / b for a, b in zip(sums["with"], sums["without"], strict=True))
-            cpu = ", ".join(
+            costs = ", ".join(
                 f"{name} {statistics.median(used[name]) * 1e6:.0f} µs"
                 for name in ("alone", "with", "without")
             )
             print(
-                f"| {load} | {statistics.median(alone):.0f} | {' | '.join(shown)} | {ratio:.2f} × | {cpu} |",
+                f"| {load} | {statistics.median(alone):.0f} | {' | '.join(shown)} | {ratio:.2f} × | {costs} |",
                 flush=True,
             )
 
