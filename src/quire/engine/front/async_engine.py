@@ -192,11 +192,8 @@ class AsyncEngine:
             beside = tokenizer_beside(folder, files)
         else:
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
-        lent = None if self._memory is None else self._memory.most_borrowed
-        client = self._client = EngineClient(
-            Load(str(folder), self._config, beside, self._cores, lent),
-            self.serving, self._new_host, self, self._memory,
-        )  # fmt: skip
+        load = Load(str(folder), self._config, beside, self._cores)
+        client = self._client = EngineClient(load, self.serving, self._new_host, self, self._memory)
         loading = asyncio.create_task(client.start(self._progress))
         try:
             # this process reads the tokenizer while the engine reads the weights

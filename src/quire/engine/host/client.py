@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from quire.config.serving import ServingConfig
 from quire.engine.api import REQUESTS, EngineState, EngineStats, EngineUnavailableError
 from quire.engine.host.held import memory_held
@@ -68,6 +70,8 @@ class EngineClient:
         listener: EngineListener,
         memory: LedgerEntry | None = None,
     ) -> None:
+        if memory is not None:
+            load = structs.replace(load, lent=memory.most_borrowed)
         self.facts: Ready | None = None  # of the latest start
         self._listener = listener
         self._supervisor = Supervisor(
