@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers.process import Process, gone, running, until
+from helpers.process import Process, children, gone, resident, running, until
 
 ADMIN = {"authorization": "Bearer for-administrators"}
 MEMORY = ["--memory", "1500MiB", "--admin-api-key", "for-administrators"]
@@ -101,3 +102,38 @@ def test_the_death_of_a_borrower_or_a_lender_gives_the_memory_back(server: Proce
         ask(server, "a", number)
     until(lambda: models(server)["a"]["borrowed"] > 0)
     memory(server)
+
+
+@pytest.mark.memory
+def test_the_sum_of_all_processes_stays_under_the_bound(folder: Path, tmp_path: Path) -> None:
+    """Three models that are loaded, lend, borrow, sleep and are killed while requests come."""
+    file = tmp_path / "models.toml"
+    section = f'path = "{folder}"\nmemory = "400MiB"\nmax-model-len = 512\n'
+    file.write_text(f"[a]\n{section}num-kv-blocks = 64\n[b]\n{section}num-kv-blocks = 64\n[c]\n{section}")
+    bound, most, ended = 1500 * 2**20, [0], threading.Event()
+
+    def watch(pid: int) -> None:
+        while not ended.wait(0.01):
+            most[0] = max(most[0], sum(map(resident, [pid, *children(pid, "*")])))
+
+    with running(None, *MEMORY, "--models", str(file), "--max-num-seqs", "4") as server:
+        watcher = threading.Thread(target=watch, args=(server.process.pid,))
+        watcher.start()
+        try:
+            expected = {number: ask(server, "a", number)[0] for number in range(40)}
+            for turn in range(6):
+                for model in "abc"[: 1 + turn % 3]:
+                    for number in range(40):
+                        if model == "a" or turn < 3:
+                            assert ask(server, model, number)[0] == expected[number] or model != "a"
+                found = memory(server)
+                if turn == 3:
+                    os.kill(found["models"]["b@1"]["pid"], signal.SIGKILL)
+                    until(lambda: status(server, "b") == 200)
+                if turn == 4:
+                    reply = server.request("POST", "/sleep?level=2&hold=false&model=c", headers=ADMIN)
+                    assert reply.status == 200
+        finally:
+            ended.set()
+            watcher.join()
+    assert 100 * 2**20 < most[0] <= bound
