@@ -6,11 +6,16 @@ import asyncio
 import random
 from collections import deque
 from dataclasses import field
+from typing import Any
 
 import numpy as np
 import pytest
 
+from quire.core.block_pool import AuditError, BlockPool
+from quire.engine.host.borrowing import RoomInUse
+from quire.engine.host.channel import ChannelClosedError
 from quire.engine.host.memory_ledger import LedgerEntry, MemoryLedger
+from quire.engine.host.messages import GrantRoom, Ping, Stop, UsesRoom
 from quire.records import dataclass
 from quire.worker.swap_space import SwapSpace, place_bytes
 
@@ -198,3 +203,77 @@ def test_places_of_a_swap_space_are_given_back() -> None:
     space.clear()
     space.resize(1)
     assert (len(space), space.backed) == (0, 1)
+
+
+@dataclass(slots=True)
+class Socket:
+    """The engine's end of a channel: what comes, in batches, and what was said."""
+
+    batches: deque[list[Any]] = field(default_factory=deque)
+    said: list[UsesRoom] = field(default_factory=list)
+    returned: list[Any] = field(default_factory=list)
+
+    def receive(self, *, wait: bool) -> list[Any]:
+        assert wait
+        return self.batches.popleft()
+
+    def send(self, report: UsesRoom) -> None:
+        self.said.append(report)
+
+    def put_back(self, commands: list[Any]) -> None:
+        self.returned += commands
+
+
+@dataclass(slots=True)
+class Cache:
+    """An executor whose pages are warmed up to a block."""
+
+    warm: int = 0
+
+    def warm_blocks(self, count: int) -> int:
+        self.warm = count
+        return 4
+
+
+def test_an_engine_takes_no_block_before_it_is_granted() -> None:
+    pool, socket, cache, swap = BlockPool(160), Socket(), Cache(), SwapSpace(0, MIB, 40)
+    room = RoomInUse(socket, pool, 160 * MIB, [cache], swap)  # type: ignore[arg-type, list-item]
+    room.begin()
+    assert (socket.said[-1].own, cache.warm) == (18 * MIB, 16)
+    taken = pool.take(6)
+    assert len(socket.said) == 1
+    taken += pool.take(4)  # half of it is in use: more is asked for, and nobody waits
+    assert (socket.said[-1].own, pool.top) == (28 * MIB, 10)
+    socket.batches += [[Ping(1), GrantRoom(1, 28 * MIB, 0)], [GrantRoom(2, 46 * MIB, 0)]]
+    taken += pool.take(18)
+    assert (pool.top, cache.warm, socket.returned, len(socket.batches)) == (28, 44, [Ping(1)], 0)
+    assert socket.said[-1] == UsesRoom(2, 46 * MIB, 0, 0)
+    pool.audit([taken])
+    # a block leaves the pool, and there is no place for it: the engine wishes for some
+    assert not swap.withdrawn(b"a", 0, offered=True)
+    room.stepped()
+    assert socket.said[-1] == UsesRoom(2, 46 * MIB, 16 * MIB, 0)
+    room.obey(GrantRoom(3, 46 * MIB, 16 * MIB))
+    assert swap.withdrawn(b"a", 0, offered=True)
+    room.obey(GrantRoom(4, 46 * MIB, 0))
+    assert (len(swap), swap.backed, socket.said[-1]) == (0, 0, UsesRoom(4, 46 * MIB, 0, 0))
+    socket.batches += [[Stop()]]
+    with pytest.raises(ChannelClosedError):
+        pool.take(40)
+    assert pool.num_held == 28
+    pool.release(taken)
+    room.give()
+    assert (pool.top, socket.said[-1].own) == (0, 0)
+    pool.audit([])
+    socket.batches += [[GrantRoom(5, 20 * MIB, 0)]]
+    assert pool.take(1) == [0]
+    pool.top = 0
+    with pytest.raises(AuditError, match="a block from 0 on is in use"):
+        pool.audit([[0]])
+
+
+def test_memory_for_something_else_is_there_or_not() -> None:
+    ledger = MemoryLedger(100 * MIB)
+    with ledger.spare(60 * MIB) as first, ledger.spare(60 * MIB) as second:
+        assert (first, second, ledger.used) == (True, False, 60 * MIB)
+    assert ledger.used == 0

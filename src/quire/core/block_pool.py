@@ -129,6 +129,8 @@ class BlockPool:
         `published` are the blocks that a prefix cache can find; the flags must match them.
         """
         free = set(self._free)
+        if self.reach is not None and any(block not in free for block in range(self.top, self.num_blocks)):
+            raise AuditError(f"a block from {self.top} on is in use, where none was taken yet")
         if len(free) != len(self._free):
             raise AuditError(f"blocks {_repeated(self._free)} are on the free list twice")
         cached = 0

@@ -12,6 +12,8 @@ had until they have said that it is done. So the sum never exceeds the bound, an
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 _LEAST = 2**20  # no less is lent at a time
@@ -45,6 +47,19 @@ class MemoryLedger:
     def entry(self, share: int) -> LedgerEntry:
         """The account of an engine with this share, which has nothing yet."""
         return LedgerEntry(self, min(share, self.bound))
+
+    @contextmanager
+    def spare(self, size: int) -> Iterator[bool]:
+        """Whether so many bytes are free for something else, which has them for the time of the context."""
+        there = self.used + size <= self.bound
+        entry = self.entry(size)
+        if there:
+            entry.fixed = entry.share
+            self.settle(entry)
+        try:
+            yield there
+        finally:
+            entry.leave()
 
     def lent_by(self, entry: LedgerEntry) -> int:
         """Bytes of an engine's share that others have: it lends as all do, in proportion to what is unused."""

@@ -219,6 +219,8 @@ class Fleet:
 
 async def check_shares(models: Sequence[ServedModel]) -> None:
     """Raise MemoryBudgetError naming the first model that does not fit its share."""
+    if not models:
+        return
     found = await planned(await asyncio.to_thread(lambda: [_load_of(each) for each in models]))
     for served, plan in zip(models, found, strict=True):
         if isinstance(plan, MemoryBudgetError):
