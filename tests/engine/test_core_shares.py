@@ -79,8 +79,8 @@ def test_an_engine_that_was_killed_in_a_step_has_no_part(
 
 
 def test_any_number_of_threads_gives_the_same_bits(checkpoint: Folder) -> None:
-    llm = LLM(checkpoint("qwen3"), max_model_len=256, threads=4, enable_prefix_caching=False, progress=False)
-    params = SamplingParams(temperature=0, max_tokens=6, logprobs=2)
+    llm = LLM(checkpoint("qwen3"), max_model_len=256, threads=3, enable_prefix_caching=False, progress=False)
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
     prompts = [list(range(1, 40 + 30 * at)) for at in range(3)]
 
     def answers() -> list[object]:
@@ -89,7 +89,7 @@ def test_any_number_of_threads_gives_the_same_bits(checkpoint: Folder) -> None:
 
     expected = answers()
     executor = llm._built.executor
-    for count in (1, 3, 2, 4, 9, 0, 4, 1, 2):  # up and down, and out of range
+    for count in (1, 3, 2, 9, 0, 4):  # up and down, and out of range
         executor.use_threads(count)
         assert answers() == expected, count
     llm.close()

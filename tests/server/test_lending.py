@@ -19,10 +19,10 @@ MEMORY = ["--memory", "1500MiB", "--admin-api-key", "for-administrators"]
 BLOCKS = 64  # of the pool of each model: 1,024 tokens
 
 
-@pytest.fixture
-def server(folder: Path, tmp_path: Path) -> Iterator[Process]:
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """Two models whose own caches are small; most of their shares is nobody's."""
-    file = tmp_path / "models.toml"
+    file = tmp_path_factory.mktemp("models") / "models.toml"
     section = f'path = "{folder}"\nmemory = "600MiB"\nnum-kv-blocks = {BLOCKS}\nmax-model-len = 512\n'
     file.write_text(f"[a]\n{section}\n[b]\n{section}")
     with running(None, *MEMORY, "--models", str(file), "--max-num-seqs", "4") as process:
