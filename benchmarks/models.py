@@ -1,7 +1,7 @@
 """Two models in one server: what sharing the cores costs and gives, and versions that are swapped under load.
 
     python -m benchmarks.models turns [--rounds 5] [--seconds 3] [--streams 1,8] [--model DIR --memory 3GiB]
-    python -m benchmarks.models swaps [--swaps 100] [--streams 16]
+    python -m benchmarks.models swaps [--swaps 100] [--streams 16] [--model DIR --other DIR --memory 3GiB]
 
 `turns`: the engines of two models in one process, as a server has them, once sharing the cores and once each with
 threads on all of them, and streams on both at once. The share of an engine is its rate of tokens beside the other,
@@ -243,16 +243,17 @@ async def measure_swaps(port: int, models: list[str], streams: int, swaps: int, 
 def serve_and_swap(model: str, asked: argparse.Namespace) -> None:
     """Start the server with a model, make the other version, and measure."""
     with tempfile.TemporaryDirectory() as place:
-        other, file = Path(place) / "other", Path(place) / "models.toml"
+        other, file = Path(asked.other or Path(place) / "other"), Path(place) / "models.toml"
         quire = [sys.executable, "-m", "quire"]
         merged = ["convert", model, str(other), "--merge-adapter", asked.adapter, "--quiet"]
-        subprocess.run([*quire, *merged], check=True)
-        file.write_text(f'[chat]\npath = "{model}"\nmemory = {MEMORY}\n')
+        if not asked.other:
+            subprocess.run([*quire, *merged], check=True)
+        file.write_text(f'[chat]\npath = "{model}"\nmemory = {asked.memory}\n')
         options = [
             "--models",
             str(file),
             "--memory",
-            str(4 * MEMORY),
+            str(2 * asked.memory + 2**30),
             "--port",
             "0",
             "--admin-api-key",
@@ -287,6 +288,8 @@ def main() -> None:
     swaps.add_argument("--streams", type=int, default=16)
     swaps.add_argument("--seconds", type=float, default=10.0)
     swaps.add_argument("--adapter", default="quire-mini:pirate")
+    swaps.add_argument("--other", default="", help="another version, in place of an adapter")
+    swaps.add_argument("--memory", type=parse_size, default=MEMORY)
     for each in (turns, swaps):
         each.add_argument("--model", default="quire-mini")
     asked = parser.parse_args()
