@@ -196,7 +196,12 @@ void bind_running(nb::class_<Executor>& c) {
       .def_prop_ro("table_bytes", &Executor::table_bytes)
       .def("arenas", &Executor::arenas)
       .def_prop_ro("isa", &Executor::isa)
-      .def_prop_ro("threads", &Executor::threads);
+      .def_prop_ro("threads", &Executor::threads)
+      .def(
+          "use_threads", [](Executor& self, int count) { self.pool().use(count); }, "count"_a,
+          "Steps from now on run on so many of the threads.")
+      .def("warm_blocks", &Executor::warm_blocks, "count"_a,
+           "Pages of blocks from this one on are not brought into memory ahead of use.");
 }
 
 }  // namespace

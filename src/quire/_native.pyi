@@ -323,6 +323,13 @@ class Executor:
     def isa(self) -> str: ...
     @property
     def threads(self) -> int: ...
+    def use_threads(self, count: int) -> None:
+        """Steps from now on run on so many of the threads."""
+
+    def warm_blocks(self, count: int) -> None:
+        """
+        Pages of blocks from this one on are not brought into memory ahead of use.
+        """
 
 class BandwidthProbe:
     def __init__(self, executor: Executor, size: int) -> None: ...

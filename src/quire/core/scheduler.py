@@ -96,6 +96,7 @@ class Scheduler:
         self.wasted_rows = 0  # rows whose sequence ended or was preempted while they ran
         self._rng = rng or random.Random()
         self._blocks = SequenceBlocks(config, tier)
+        self.pool = self._blocks.pool  # to look at, and for what watches its top
         caches = self._blocks.caches
         self.policy = Policy.parse(config.policy, config.overtake)
         self.estimates, self.counters = ServiceEstimates(costs), Counters()
@@ -157,10 +158,9 @@ class Scheduler:
         Raises RequestError naming the field and the limit when a sample could never complete, or when the id is in
         use. Samples after the first wait until it has computed the prompt, then share its blocks.
         """
-        limit = self.config.length_limit(request)
         seed = request.params.seed
         seed = self._rng.getrandbits(64) if seed is None else seed % 2**64
-        self._requests.add(request, limit=limit, seed=seed)
+        self._requests.add(request, limit=self.config.length_limit(request), seed=seed)
 
     def abort(self, request_id: str) -> list[SeqEvent]:
         """End every live sample of a request; returns their final events (none if the request is unknown)."""

@@ -373,6 +373,8 @@ class EngineStats:
     swap_blocks: int = 0  # kept in the swap space
     swapped_out: int = 0  # blocks copied there
     swapped_in: int = 0  # and back
+    borrowed_bytes: int = 0  # of other models' shares of the memory, for swapped blocks
+    lent_bytes: int = 0  # of its own share
     step_budget: int = 0  # tokens that a step may have now
     step_slots: int = 0  # sequences that may run now
     level_kept: Mapping[str, int] = field(default_factory=dict)  # requests by class of service

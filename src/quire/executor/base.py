@@ -390,6 +390,14 @@ class Runnable(Protocol):
         """Copy the content of each block to another, those of branches included. No block is named twice among targets,
         or in both. Raises ValueError for a block that does not exist."""
 
+    def use_threads(self, count: int) -> None:
+        """Run steps from now on with so many of its threads, if it has its own. Changes no bit of a result."""
+
+    def warm_blocks(self, count: int) -> int | None:
+        """Bring no pages of blocks from this one on into memory before they are written. Returns the first block of
+        whose pages none is there, None if all are.
+        """
+
     def close(self) -> None:
         """Free everything."""
 

@@ -432,6 +432,18 @@ class NativeExecutor:
         """Copy blocks inside the cache; see Runnable.copy_blocks."""
         self._core.copy_blocks(blocks, targets)
 
+    def use_threads(self, count: int) -> None:
+        """Run steps with so many of the threads; see Runnable.use_threads."""
+        self._core.use_threads(count)
+
+    def warm_blocks(self, count: int) -> int | None:
+        """Bring in no pages of blocks from this one on; see Runnable.warm_blocks."""
+        if self._limits is None:
+            raise RuntimeError("blocks are there after bind")
+        self._core.warm_blocks(count)
+        chunk = 2 * 2**21  # one may be on its way, and pages may be huge
+        return -(-(self._core.kv_warmed + chunk) // kv_block_bytes(self.program, self._limits.block_size))
+
     def _cache(self, blocks: Sequence[int], content: U8) -> U8:
         """The KV cache, one row a block."""
         if self._limits is None:

@@ -73,7 +73,7 @@ from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
 from quire.util.startup_spans import Startup
-from quire.worker.swap_space import ENTRY_BYTES, SwapSpace
+from quire.worker.swap_space import SwapSpace, place_bytes
 from quire.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -359,10 +359,12 @@ def build(
     *,
     beside: Mapping[str, int] | None = None,
     startup: Startup | None = None,
+    lent: int = 0,
 ) -> Built:
     """Load the weights and bind an engine. `progress(done, total)` is called with bytes of weights.
 
-    `beside` is what the other process of a server holds under the same memory bound, in bytes by part.
+    `beside` is what the other process of a server holds under the same memory bound, in bytes by part; `lent` the
+    most bytes that the engine may borrow for cached blocks from other models.
 
     Raises MemoryBudgetError before anything large is allocated when the bound is too small.
     """
@@ -382,7 +384,7 @@ def build(
         startup.mark(weights.source)
     with startup.span("bind"):
         adapters = _adapters(executor, model, config)
-        swap = _swap_space(program, config, draft)
+        swap = _swap_space(model, program, config, draft, lent)
         worker = _worker(model, executor, plan.limits, config, adapters, swap)
         costs = load_costs(model.folder, config)
         scheduler = _scheduler(program, config, plan, model.facts.spec, costs, swap)
@@ -440,15 +442,24 @@ def _adapters(executor: Executor, model: Model, config: ResolvedConfig) -> Adapt
     )
 
 
-def _swap_space(program: Program, config: ResolvedConfig, draft: Draft | None) -> SwapSpace | None:
+def _swap_space(
+    model: Model, program: Program, config: ResolvedConfig, draft: Draft | None, lent: int
+) -> SwapSpace | None:
     """Raises ValueError where blocks cannot be taken back alone, or none fits."""
-    size = config.asked.cache.swap_space
-    if size is None:
+    asked, spec = config.asked.cache, model.facts.spec
+    if not asked.enable_prefix_caching or draft is not None or spec.whole or spec.pooling is not None:
+        lent = 0
+    size = asked.swap_space
+    if size is None and not lent:
         return None
     if draft is not None:
         raise ValueError("swap_space: not with a draft model, whose keys and values would be missing")
-    block = kv_block_bytes(program, config.asked.cache.block_size)
-    return SwapSpace(size // (block + ENTRY_BYTES), block)
+    block = kv_block_bytes(program, asked.block_size)
+    place = place_bytes(block)
+    own = 0 if size is None else size // place
+    if size is not None and not own:
+        raise ValueError(f"swap_space: has no room for a block of {block} bytes")
+    return SwapSpace(own, block, own + lent // place) if own + lent // place else None
 
 
 def _worker(

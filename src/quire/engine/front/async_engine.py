@@ -46,6 +46,7 @@ from quire.engine.front.text_service import TextService
 from quire.engine.host.client import EngineClient
 from quire.engine.host.held import memory_beside, tokenizer_beside
 from quire.engine.host.hosts import host_factory
+from quire.engine.host.memory_ledger import LedgerEntry
 from quire.engine.host.messages import (
     SAMPLE_BITS,
     SAMPLE_MASK,
@@ -97,8 +98,9 @@ class AsyncEngine:
             print(delta.text, end="")
         await engine.stop(drain_seconds=10)
 
-    Belongs to the event loop that starts it. `spawned` is an engine process started earlier. `turns`: the file over
-    which the engines of one server take turns; the memory of the server itself is then not in the bound of each.
+    Belongs to the event loop that starts it. `spawned` is an engine process started earlier. `cores`: the file by
+    which the engines of one server share the cores; the memory of the server itself is then not in the bound of each.
+    `memory`: its account with these, by which unused memory is lent.
     """
 
     def __init__(
@@ -110,7 +112,8 @@ class AsyncEngine:
         in_process: bool = False,
         progress: Progress | None = None,
         spawned: Spawned | None = None,
-        turns: str = "",
+        cores: str = "",
+        memory: LedgerEntry | None = None,
     ) -> None:
         self.serving = serving or ServingConfig()
         self._name, self._config = str(model), config or EngineConfig()
@@ -119,7 +122,7 @@ class AsyncEngine:
         self._progress = progress
         self._startup = Startup()
         self._new_host = host_factory(in_process=in_process, spawned=spawned)
-        self._in_process, self._turns = in_process, turns
+        self._in_process, self._cores, self._memory = in_process, cores, memory
         self._client: EngineClient | None = None
         self._text: TextService | None = None
         self._admission: Admission | None = None
@@ -193,13 +196,12 @@ class AsyncEngine:
         files = await loop.run_in_executor(None, gguf_files, folder)
         if self._config.execution.enable_prompt_embeds:
             importlib.import_module("numpy")  # what it takes is then in the plan
-        if self._turns:
+        if self._cores:
             beside = tokenizer_beside(folder, files)
         else:
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
-        client = self._client = EngineClient(
-            Load(str(folder), self._config, beside, self._turns), self.serving, self._new_host, self
-        )
+        load = Load(str(folder), self._config, beside, self._cores)
+        client = self._client = EngineClient(load, self.serving, self._new_host, self, self._memory)
         loading = asyncio.create_task(client.start(self._progress))
         try:
             # this process reads the tokenizer while the engine reads the weights

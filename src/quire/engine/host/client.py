@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from quire.config.live import LiveEngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import REQUESTS, EngineState, EngineStats, EngineUnavailableError
 from quire.engine.host.held import memory_held
 from quire.engine.host.hosts import Host
+from quire.engine.host.memory_ledger import LedgerEntry
 from quire.engine.host.messages import (
     AdapterOpened,
     AskRecords,
@@ -68,8 +71,15 @@ class EngineClient:
     """Starts an engine, sends commands, and passes its reports to a listener. Belongs to one event loop."""
 
     def __init__(
-        self, load: Load, serving: ServingConfig, new_host: Callable[[], Host], listener: EngineListener
+        self,
+        load: Load,
+        serving: ServingConfig,
+        new_host: Callable[[], Host],
+        listener: EngineListener,
+        memory: LedgerEntry | None = None,
     ) -> None:
+        if memory is not None:
+            load = structs.replace(load, lent=memory.most_borrowed)
         self.facts: Ready | None = None  # of the latest start
         self._listener = listener
         self._supervisor = Supervisor(
@@ -77,7 +87,9 @@ class EngineClient:
             serving,
             new_host,
             Hooks(self._receive, listener.engine_lost, self._ready, listener.working, listener.tick),
+            memory,
         )
+        self._memory = memory
         self._stats = EngineStats()  # as of the last report
         self._running = self._waiting = 0  # sequences, as of the last step
         self._records: list[asyncio.Future[list[Any]]] = []
@@ -157,6 +169,8 @@ class EngineClient:
             restarts=self._supervisor.restarts,
             memory_parts=self.facts.memory_parts if self.facts else {},
             calls=calls,
+            borrowed_bytes=self._memory.borrowed if self._memory else 0,
+            lent_bytes=self._memory.lent if self._memory else 0,
         )
 
     async def records(self) -> list[Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 
 from quire.config.live import LiveEngineConfig
 from quire.core.streams import partial_prompts
 from quire.engine.core import EngineCore
+from quire.engine.host.borrowing import RoomInUse
 from quire.engine.host.channel import Channel
+from quire.engine.host.core_shares import CoreShares
 from quire.engine.host.messages import (
     SAMPLE_BITS,
     Abort,
@@ -22,6 +23,7 @@ from quire.engine.host.messages import (
     Finish,
     ForgetAdapter,
     GivePages,
+    GrantRoom,
     Note,
     OpenAdapter,
     Ping,
@@ -38,7 +40,6 @@ from quire.engine.host.messages import (
 )
 from quire.engine.host.opening_adapters import OpeningAdapters
 from quire.engine.host.stats import StepTotals
-from quire.engine.host.step_turns import StepTurns
 from quire.types import RequestError, SeqEvent
 
 STATS_SECONDS = 0.25
@@ -65,11 +66,13 @@ class EngineLoop:
         self,
         core: EngineCore,
         channel: Channel,
-        turns: StepTurns | None = None,
+        cores: CoreShares | None = None,
         give_pages: Callable[[], object] = lambda: None,
+        room: RoomInUse | None = None,
     ) -> None:
         self._core, self._channel = core, channel
-        self._turns, self._give_pages = turns, give_pages
+        self._cores, self._give_pages = cores, give_pages
+        self._room = room
         self._totals = StepTotals(core)
         self._adapters = OpeningAdapters(core.adapters, channel)
         self._live: dict[str, _Live] = {}
@@ -86,8 +89,6 @@ class EngineLoop:
                 self._refuse()
             idle = due != 0.0
             self._send_stats(now=idle)
-            if idle and self._turns is not None:
-                self._turns.rest()
             for command in self._channel.receive(wait=idle, seconds=due):
                 if isinstance(command, Stop):
                     return
@@ -113,15 +114,10 @@ class EngineLoop:
                 self._channel.send(Records(list(self._core.records)[-count:]))
             case Vocabulary(tokens):
                 self._core.vocabulary = tokens
-            case ClearCache():
-                self._core.scheduler.clear_prefix_cache()
-                self._dirty = True
-            case GivePages():
-                self._core.scheduler.clear_prefix_cache()
-                self._give_pages()
-                self._dirty = True
             case Configure(number, live):
                 self._configure(number, live)
+            case ClearCache() | GivePages() | GrantRoom():
+                self._obey_memory(command)
             case OpenAdapter() | ForgetAdapter():
                 self._adapters.obey(command)
             case _:
@@ -141,6 +137,20 @@ class EngineLoop:
             error = str(wrong)
         self._dirty = True
         self._channel.send(Configured(number, error))
+
+    def _obey_memory(self, command: ClearCache | GivePages | GrantRoom) -> None:
+        if isinstance(command, GrantRoom):
+            if self._room is not None:
+                self._room.obey(command)
+            return
+        self._core.scheduler.clear_prefix_cache()
+        if self._core.swap is not None:
+            self._core.swap.clear()
+        if isinstance(command, GivePages):
+            if self._room is not None:
+                self._room.give()
+            self._give_pages()
+        self._dirty = True
 
     def _add(self, command: AddRequest) -> None:
         self._seen = max(self._seen, command.handle)
@@ -164,11 +174,14 @@ class EngineLoop:
 
     def _step(self) -> None:
         start = time.monotonic()
-        with self._turns or nullcontext():
+        if self._cores is None:
             events = self._core.step()
+        else:
+            with self._cores.step():
+                events = self._core.step()
         end = time.monotonic()
-        if self._turns is not None and not self._core.scheduler.has_work():
-            self._turns.rest()  # before others can know that it has ended
+        if self._room is not None:
+            self._room.stepped()
         if not self._core.rows:
             return  # moves go on, and no sequence can run before they end
         self._totals.add_step()

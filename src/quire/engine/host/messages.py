@@ -45,14 +45,16 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Load(_Message, frozen=True, tag=1):
-    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `turns`
-    the file over which several engines take turns (step_turns), "" for one that is alone.
+    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `cores`
+    the file by which several engines share the cores (core_shares), "" for one that is alone; `lent` the most bytes
+    that it may borrow from them, None where nothing is lent.
     """
 
     folder: str
     config: EngineConfig
     beside: dict[str, int] = {}
-    turns: str = ""
+    cores: str = ""
+    lent: int | None = None
 
 
 class AddRequest(_Message, frozen=True, tag=2):
@@ -105,6 +107,16 @@ class GivePages(_Message, frozen=True, tag=12):
     """Forget all cached prefixes, and give back the pages that can be had again; see engine/host/given_pages."""
 
 
+class GrantRoom(_Message, frozen=True, tag=13):
+    """How many bytes keys and values may take now: in blocks of the engine's own, and in those borrowed from other
+    models. Borrowed ones that are more are given back at once. The answer is UsesRoom.
+    """
+
+    number: int
+    own: int
+    borrowed: int
+
+
 class OpenAdapter(_Message, frozen=True, tag=10):
     """Read an adapter, and answer with AdapterOpened: a path, or with `root` a name in that folder; or the sum of
     versions that are known, with their weights.
@@ -126,7 +138,7 @@ class ForgetAdapter(_Message, frozen=True, tag=11):
     digest: str
 
 
-class Configure(_Message, frozen=True, tag=13):
+class Configure(_Message, frozen=True, tag=14):
     """Another configuration from the next step on, answered with Configured."""
 
     number: int
@@ -146,6 +158,7 @@ Command = (
     | ForgetAdapter
     | GivePages
     | Configure
+    | GrantRoom
 )
 
 
@@ -303,8 +316,19 @@ class Configured(_Message, frozen=True, tag=10):
     error: str = ""
 
 
+class UsesRoom(_Message, frozen=True, tag=11):
+    """How many bytes an engine wants for keys and values, in blocks of its own and in borrowed ones, and how many of
+    the latter it has at most now. `seen`: the last GrantRoom.
+    """
+
+    seen: int
+    own: int
+    borrowed: int
+    held: int
+
+
 Report = (
-    LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened | Configured
+    LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened | Configured | UsesRoom
 )
 
 

@@ -165,6 +165,13 @@ class TorchExecutor:
         memory = self._bound()[0].memory
         memory[list(targets)] = memory[list(blocks)]
 
+    def use_threads(self, count: int) -> None:  # the protocol names it
+        """Nothing changes: torch has threads of its own."""
+
+    def warm_blocks(self, count: int) -> int | None:  # noqa: ARG002  the protocol names it
+        """All pages are there."""
+        return None
+
     def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> None:
         self._bound()[0].adapters.put(slot, name, part, a, b, gain)
 
