@@ -276,6 +276,11 @@ class TextSink(Protocol):
     def take_delta(self, delta: StreamDelta, now: float, /) -> bool:
         """Accept a delta, as `take`."""
 
+    def take_token(self, text: str, token_id: int, logprob: float | None, now: float, /) -> bool:
+        """Accept a delta of one token that has a log-probability or none, as `take`; or return false to get it by
+        `take_delta`.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:

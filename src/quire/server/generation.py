@@ -26,6 +26,8 @@ Deltas = Sequence[tuple[int, StreamDelta]]
 EventsOf = Callable[[int, Sequence[AnswerPart]], bytes | None]
 # The events of a delta of a choice.
 ChunkOf = Callable[[int, StreamDelta], bytes]
+# The event of a token of a choice, with its text and log-probability, in three pieces; None if `ChunkOf` must make it.
+TokenOf = Callable[[int, str, int, float | None], tuple[bytes, bytes, bytes] | None]
 
 _LOGPROB_BYTES = 64
 _encode = msgspec.json.Encoder().encode
@@ -151,14 +153,17 @@ class HttpGeneration:
         around: Callable[[int], tuple[bytes, bytes]] | None = None,
         events_of: EventsOf | None = None,
         chunk_of: ChunkOf | None = None,
+        token_of: TokenOf | None = None,
     ) -> None:
         """From now on write the text of the only prompt's samples the moment it arrives, whenever `writer` accepts it.
 
         `around` returns the JSON before and after the text of a choice in an event, `events_of` the events of parts;
-        without `around`, a text is a part. With `chunk_of`, it makes the events of all deltas.
+        without `around`, a text is a part. With `chunk_of`, it makes the events of all deltas, and `token_of` those of
+        most tokens.
         """
         for choice, track in enumerate(self._tracks):
             track.parted, track.chunk_of, track.whole = around is None, chunk_of, chunk_of is not None
+            track.token_of = token_of
             if around is not None:
                 track.opening, track.closing = around(choice)
             track.choice, track.events_of, track.writer = choice, events_of, writer
@@ -304,8 +309,8 @@ class ChoiceStream:
     """One choice of a stream, and all that turns its tokens into events: kept together, as caches are cold."""
 
     __slots__ = (
-        "choice", "chunk_of", "closing", "events_of", "last", "observe", "opening", "parted", "whole", "writer",
-        "written",
+        "choice", "chunk_of", "closing", "events_of", "last", "observe", "opening", "parted", "token_of",
+        "whole", "writer", "written",
     )  # fmt: skip
 
     def __init__(self, observe: Callable[[float], None]) -> None:
@@ -318,6 +323,7 @@ class ChoiceStream:
         self.events_of: EventsOf | None = None  # for an answer that is read in parts
         self.parted = False  # text is an event of `events_of`
         self.chunk_of: ChunkOf | None = None
+        self.token_of: TokenOf | None = None
         self.whole = False  # everything is an event of `chunk_of`
 
     def take(self, text: str, now: float) -> bool:
@@ -357,6 +363,18 @@ class ChoiceStream:
             return False
         if events := self.chunk_of(self.choice, delta):
             self.written += self.writer.write_chunk(b"", events, b"")
+        self.observe(now - self.last)
+        self.last = now
+        return True
+
+    def take_token(self, text: str, token_id: int, logprob: float | None, now: float) -> bool:
+        """Write a token as an event; false, without writing, when `take_delta` has to."""
+        if self.token_of is None or self.writer is None or self.writer.paused:
+            return False
+        event = self.token_of(self.choice, text, token_id, logprob)
+        if event is None:
+            return False
+        self.written += self.writer.write_chunk(*event)
         self.observe(now - self.last)
         self.last = now
         return True
