@@ -28,6 +28,8 @@ EventsOf = Callable[[int, Sequence[AnswerPart]], bytes | None]
 ChunkOf = Callable[[int, StreamDelta], bytes]
 # The event of a token of a choice, with its text and log-probability, in three pieces; None if `ChunkOf` must make it.
 TokenOf = Callable[[int, str, int, float | None], tuple[bytes, bytes, bytes] | None]
+# The event of a text of an answer that is read in parts, likewise; None if `EventsOf` must make it.
+TextOf = Callable[[str], tuple[bytes, bytes, bytes] | None]
 
 _LOGPROB_BYTES = 64
 _encode = msgspec.json.Encoder().encode
@@ -154,16 +156,17 @@ class HttpGeneration:
         events_of: EventsOf | None = None,
         chunk_of: ChunkOf | None = None,
         token_of: TokenOf | None = None,
+        text_of: TextOf | None = None,
     ) -> None:
         """From now on write the text of the only prompt's samples the moment it arrives, whenever `writer` accepts it.
 
         `around` returns the JSON before and after the text of a choice in an event, `events_of` the events of parts;
         without `around`, a text is a part. With `chunk_of`, it makes the events of all deltas, and `token_of` those of
-        most tokens.
+        most tokens. `text_of` makes the event of a text that continues the text of the only choice.
         """
         for choice, track in enumerate(self._tracks):
             track.parted, track.chunk_of, track.whole = around is None, chunk_of, chunk_of is not None
-            track.token_of = token_of
+            track.token_of, track.text_of = token_of, text_of
             if around is not None:
                 track.opening, track.closing = around(choice)
             track.choice, track.events_of, track.writer = choice, events_of, writer
@@ -309,8 +312,8 @@ class ChoiceStream:
     """One choice of a stream, and all that turns its tokens into events: kept together, as caches are cold."""
 
     __slots__ = (
-        "choice", "chunk_of", "closing", "events_of", "last", "observe", "opening", "parted", "token_of",
-        "whole", "writer", "written",
+        "choice", "chunk_of", "closing", "events_of", "last", "observe", "opening", "parted", "text_of",
+        "token_of", "whole", "writer", "written",
     )  # fmt: skip
 
     def __init__(self, observe: Callable[[float], None]) -> None:
@@ -324,11 +327,14 @@ class ChoiceStream:
         self.parted = False  # text is an event of `events_of`
         self.chunk_of: ChunkOf | None = None
         self.token_of: TokenOf | None = None
+        self.text_of: TextOf | None = None
         self.whole = False  # everything is an event of `chunk_of`
 
     def take(self, text: str, now: float) -> bool:
         """Write text as an event; false, without writing, when the text has to wait for the client."""
         if self.parted:
+            if text and self._take_text(text, now):
+                return True
             return self.take_parts([AnswerPart(PartKind.TEXT, text)] if text else (), now)
         if text:
             size = (
@@ -345,6 +351,8 @@ class ChoiceStream:
 
     def take_parts(self, parts: Sequence[AnswerPart], now: float) -> bool:
         """Write parts as events; false, without writing, when they have to wait for the client."""
+        if len(parts) == 1 and parts[0].kind is PartKind.TEXT and self._take_text(parts[0].text, now):
+            return True
         if parts:
             if self.writer is None or self.events_of is None or self.writer.paused:
                 return False  # before the events are made: they are numbered
@@ -353,6 +361,18 @@ class ChoiceStream:
                 return False
             if events:
                 self.written += self.writer.write_chunk(b"", events, b"")
+        self.observe(now - self.last)
+        self.last = now
+        return True
+
+    def _take_text(self, text: str, now: float) -> bool:
+        """Write a text that continues the text of the answer; false, without writing, if it does not."""
+        if self.text_of is None or self.writer is None or self.writer.paused:
+            return False
+        event = self.text_of(text)
+        if event is None:
+            return False
+        self.written += self.writer.write_chunk(*event)
         self.observe(now - self.last)
         self.last = now
         return True

@@ -118,7 +118,7 @@ async def _stream(context: ServerContext, exchange: Exchange, found: _Prepared) 
         return events.finished(finish(found.body, turns.items, turns.cut, turns.usage))
 
     form = StreamForm(
-        events.chunk_of, last, opening=events.begun, direct=events.direct, kept=True,
+        events.chunk_of, last, opening=events.begun, direct=events.direct, text_of=events.text_of, kept=True,
         ended=lambda: _keep(context, found), turn=None if turns is None else turn,
     )  # fmt: skip
     await AnswerStream(context, exchange, form).write([found.ask] if found.ask else ())

@@ -13,7 +13,6 @@ from quire.server.realtime.conversation import Item, RealtimeConversation
 RealtimeEvent = dict[str, Any]
 
 _encode = msgspec.json.Encoder().encode
-_NUMBER_BYTES = 20  # of an event, in digits
 
 _ENDED = {"response.completed": "completed", "response.incomplete": "incomplete"}
 # Events that are passed on with the id of the response, less what only the other API has.
@@ -40,7 +39,7 @@ class RealtimeAnswer:
         self._output: list[Item] = []
         self._open: Item | None = None
         self._text = bytearray()  # of the open item so far, as JSON
-        # of an event that continues the open text: its beginning, what is behind its number, and both in the other form
+        # of an event that continues the open text: what is before and behind its number, and both in the other form
         self._around: tuple[bytes, bytes, bytes] | None = None
 
     def feed(self, data: bytes) -> Iterator[RealtimeEvent]:
@@ -51,20 +50,17 @@ class RealtimeAnswer:
                 if line.startswith(b"data: "):
                     yield from self._take(msgspec.json.decode(line[6:]))
 
-    def continued(self, data: bytes) -> bytes | None:
-        """The Realtime event, but for its beginning, of bytes that hold one event which continues the open text; None
-        for others, and then nothing has changed.
+    def continued(self, before: bytes, text: bytes) -> bytes | None:
+        """What is between its own number and `text`, the JSON of a text, in the Realtime event of one that has `before`
+        in front of the text; None if it does not continue the open text, and then nothing has changed.
         """
         if self._around is None or self._buffer:
             return None
         opening, place, fields = self._around
-        begin = len(opening)
-        at = data.find(place, begin, begin + len(place) + _NUMBER_BYTES)
-        if at < 0 or not data.startswith(opening) or data.find(b"\n\n") != len(data) - 2:
+        if not before.endswith(place) or not before.startswith(opening):
             return None
-        text = data[at + len(place) : -2]  # with the brace behind it
-        self._text += text[1:-2]
-        return fields + text
+        self._text += text[1:-1]
+        return fields
 
     def cancelled(self) -> Iterator[RealtimeEvent]:
         """The events after the last one of a response that the client ends."""

@@ -98,7 +98,7 @@ class RealtimeSession:
         self._context, self._exchange, self._application = context, exchange, application
         self._send_message, self._receive = send, receive
         self._connection: WebSocketConnection | None = exchange.scope.get("quire.writer")
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)  # of messages to the client
         self._conversation = RealtimeConversation(context.memory, exchange.held)
         self._running: dict[str, asyncio.Task[None]] = {}  # responses, by id
         self._main = ""  # the one in the conversation
@@ -292,11 +292,7 @@ class RealtimeSession:
 
     def encoded(self, event: RealtimeEvent) -> bytes:
         """The next message to the client."""
-        return _encode({"event_id": self.number(), **event})
-
-    def number(self) -> str:
-        """The id of the next message to the client."""
-        return f"event_{next(self._numbers)}"
+        return _encode({"event_id": f"event_{next(self.numbers)}", **event})
 
 
 class _ResponseWriter:
@@ -315,17 +311,18 @@ class _ResponseWriter:
 
     def write_chunk(self, before: bytes, text: bytes, after: bytes) -> int:
         """See ChunkWriter."""
-        data = before + text + after
-        rest = self._answer.continued(data)
-        if rest is not None:
-            self._connection.write_text(b'{"event_id":"%b",%b' % (self._session.number().encode(), rest))
-            return len(data)
+        fields = self._answer.continued(before, text) if before else None
+        size = len(before) + len(text) + len(after)
+        if fields is not None:
+            number = next(self._session.numbers)
+            self._connection.write_text(b'{"event_id":"event_%d",%b%b}' % (number, fields, text))
+            return size
         try:
-            for event in self._answer.feed(data):
+            for event in self._answer.feed(before + text + after):
                 self._connection.write_text(self._session.encoded(event))
         except ApiError as error:  # no memory
             self.failure = error
-        return len(data)
+        return size
 
 
 def _set_fields(given: SessionConfig) -> dict[str, Any]:
