@@ -271,7 +271,9 @@ def detokenizing(model: str, tokens: int) -> float:
     return best / tokens
 
 
-async def one_round(ports: tuple[int, int], api: str, args: argparse.Namespace, *, health: bool) -> tuple[float, str]:
+async def one_round(
+    ports: tuple[int, int], api: str, args: argparse.Namespace, *, health: bool
+) -> tuple[float, str]:
     """All streams once: microseconds of CPU a token, and all that it cost as a line."""
     spawn = multiprocessing.get_context("spawn")
     done, told, ending = spawn.Queue(), spawn.Queue(), spawn.Event()

@@ -59,7 +59,8 @@ def ask(through: str, url: str, proxy: subprocess.Popen[bytes]) -> None:
             assert {model.id for model in client.models.list()} == {"served", "text"}
             break
         except openai.APIConnectionError:
-            assert proxy.poll() is None and time.monotonic() < end, "the proxy did not start"
+            assert proxy.poll() is None, "the proxy did not start"
+            assert time.monotonic() < end, "the proxy does not listen"
             time.sleep(1)
     assert client.chat.completions.create(**ASKED).choices[0].message.content == expected
     stream = client.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True})

@@ -160,11 +160,14 @@ def test_an_input_is_counted_as_a_response_counts_it(server: LiveServer) -> None
     long.error(400, "context_length_exceeded", "input")
     for body, param in (
         ({}, "input"), ({"input": 1}, "input"), ({"input": "a", "model": "x"}, "model"),
-        ({"input": "a", "truncation": "auto"}, "truncation"), ({"input": "a", "personality": "friendly"}, "personality"),
+        ({"input": "a", "truncation": "auto"}, "truncation"),
+        ({"input": "a", "personality": "friendly"}, "personality"),
         ({"input": "a", "conversation": "c"}, "conversation"),
     ):  # fmt: skip
         reply = server.post("/v1/responses/input_tokens", body, KEY)
-        assert (reply.status, reply.json["error"]["param"]) == (404 if param == "model" else 400, param), reply.text
+        assert (reply.status, reply.json["error"]["param"]) == (404 if param == "model" else 400, param), (
+            reply.text
+        )
     foreign = {"input": "a", "previous_response_id": first["id"]}
     server.post("/v1/responses/input_tokens", foreign, OTHER).error(404, None, "previous_response_id")
     server.post("/v1/responses/compact", {"model": "tiny", "input": "a"}, KEY).error(400, "unsupported_route")

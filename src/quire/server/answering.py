@@ -190,12 +190,12 @@ class StreamForm:
     bytes of a delta of a choice, `last` the end.
 
     While the client keeps up, text is written past the reader: `around` returns the JSON before and after a text, and
-    `direct` the events of parts, `text_of` that of most texts (see HttpGeneration.deliver). Without `around`, text is a part too. Of `whole` answers
-    each chunk has more than text: `chunk_of` makes them all, and `token_of` those of most tokens. `kept` answers are held until their end, where they are
-    repeated. `ended` is awaited before the end is sent. `begun` is told of the run before its first delta. `turn` is
-    awaited with None and then with each generation: it says what is asked next, nothing at the end, and may send bytes
-    meanwhile. `progress` makes what says how far the prompt of a choice is; `ping` keeps the connection open while
-    there is nothing to say.
+    `direct` the events of parts, `text_of` that of most texts (see HttpGeneration.deliver). Without `around`, text is a
+    part too. Of `whole` answers each chunk has more than text: `chunk_of` makes them all, and `token_of` those of most
+    tokens. `kept` answers are held until their end, where they are repeated. `ended` is awaited before the end is sent.
+    `begun` is told of the run before its first delta. `turn` is awaited with None and then with each generation: it
+    says what is asked next, nothing at the end, and may send bytes meanwhile. `progress` makes what says how far the
+    prompt of a choice is; `ping` keeps the connection open while there is nothing to say.
     """
 
     chunk_of: ChunkOf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from asyncio import Transport
+from asyncio import AbstractEventLoop, Transport
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ class QueuedWrites:
     Fields that every token touches are kept together: caches are cold when the tokens of a step arrive.
     """
 
+    loop: AbstractEventLoop
     __slots__ = ("_chunks", "_file", "_line", "_wire", "paused")
 
     def __init__(self, line: Connections) -> None:

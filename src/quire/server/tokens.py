@@ -137,7 +137,7 @@ async def detokenize(
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True, rename={"maximum": "model_max_length"}):
-    """Answer to GET /tokenizer_info: what clients need to make prompts themselves, by the names of tokenizer_config.json."""
+    """Answer to GET /tokenizer_info: what clients need to make prompts, by the names of tokenizer_config.json."""
 
     chat_template: str | None
     maximum: int
@@ -151,9 +151,14 @@ class TokenizerInfo(msgspec.Struct, kw_only=True, rename={"maximum": "model_max_
 async def tokenizer_info(context: ServerContext, _: Exchange) -> TokenizerInfo:
     """The special tokens and the chat template of the model."""
     card = context.card()
-    texts = {role: card.special_tokens.get(role) for role in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    texts = {
+        role: card.special_tokens.get(role) for role in ("bos_token", "eos_token", "pad_token", "unk_token")
+    }
     return TokenizerInfo(
-        chat_template=card.chat_template or None, maximum=card.max_model_len, vocab_size=card.vocab_size, **texts
+        chat_template=card.chat_template or None,
+        maximum=card.max_model_len,
+        vocab_size=card.vocab_size,
+        **texts,
     )
 
 

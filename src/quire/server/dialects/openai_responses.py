@@ -243,7 +243,9 @@ def _response_format(body: ResponsesRequest) -> JsonSchemaFormat | JsonObjectFor
             return None
 
 
-async def items_before(context: ServerContext, exchange: Exchange, previous: str | None) -> list[dict[str, Any]]:
+async def items_before(
+    context: ServerContext, exchange: Exchange, previous: str | None
+) -> list[dict[str, Any]]:
     """The items of the responses before. Raises ApiError for one that is not there, or not finished."""
     if previous is None:
         return []

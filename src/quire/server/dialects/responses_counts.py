@@ -14,7 +14,6 @@ from quire.server.dialects.asking import renamed
 from quire.server.dialects.openai_responses import NAMES, chat_request, items_before
 from quire.server.dialects.responses_input import chat_messages, input_items
 from quire.server.dialects.responses_types import (
-    MAX_TOOLS,
     REFUSED,
     RESPONSES_ERRORS,
     FunctionOffer,
@@ -26,6 +25,7 @@ from quire.server.dialects.responses_types import (
 from quire.server.errors import ApiError, bad_request
 from quire.server.exchange import Body, Exchange, off_loop
 from quire.server.routes import Act, HttpRoute, Post
+from quire.text.tools import MAX_TOOLS
 
 
 class InputCountRequest(msgspec.Struct, kw_only=True):
@@ -71,8 +71,8 @@ async def count(context: ServerContext, exchange: Exchange, read: Body[InputCoun
 async def compact(_: ServerContext, exchange: Exchange) -> NoReturn:
     """Refuse to compact a conversation. Raises ApiError."""
     message = (
-        f"{exchange.path}: not done by this server: a compaction is a summary that only its maker can read; prompts are "
-        "never shortened here, and input_tokens counts one before it is sent"
+        f"{exchange.path}: not done by this server: a compaction is a summary that only its maker can read; prompts "
+        "are never shortened here, and input_tokens counts one before it is sent"
     )
     raise ApiError(400, message, code="unsupported_route")
 
@@ -81,7 +81,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     Post(
         path="/v1/responses/input_tokens", summary="Tokens of the prompt of a response", tag="responses",
         handler=count, request=InputCountRequest, response=InputCount,
-        refused=REFUSED | {"personality": ()}, errors=RESPONSES_ERRORS,
+        refused={**REFUSED, "personality": ()}, errors=RESPONSES_ERRORS,
     ),
     Act(
         verb="POST", path="/v1/responses/compact", summary="Refused: conversations are not shortened",

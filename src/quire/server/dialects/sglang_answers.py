@@ -14,6 +14,7 @@ from quire.records import dataclass
 from quire.server import pieces
 from quire.server.chunks import DONE
 from quire.server.dialects.sglang_types import SglangLogprob, SglangReason
+from quire.server.exchange import Piece
 from quire.server.generation import HttpGeneration
 from quire.server.logprob_bodies import TokenTexts, finite
 from quire.types import FinishReason, TokenIds
@@ -122,8 +123,8 @@ def _triple(head: SglangHead, token: TokenLogprob) -> SglangLogprob:
 
 
 class _Choice:
-    """What the next event of a choice repeats: its beginning with the text so far, the ids so far, and what stands around
-    the number of its tokens.
+    """What the next event of a choice repeats: its beginning with the text so far, the ids so far, and what stands
+    around the number of its tokens.
     """
 
     __slots__ = ("around", "count", "ids", "text")
@@ -162,7 +163,7 @@ class SglangStream:
 
     def token_of(
         self, number: int, text: str, token_id: int, _: float | None
-    ) -> tuple[bytes, bytes, bytes] | None:
+    ) -> tuple[Piece, Piece, bytes] | None:
         """The event of a token behind others, in three pieces."""
         choice = self._choices[number]
         before, behind = choice.around

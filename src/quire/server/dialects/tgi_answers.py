@@ -66,7 +66,7 @@ class TokenWriter:
         return TgiToken(token_id, text, None if logprob is None else finite(logprob), special)
 
     def plain(self, token_id: int) -> str | None:
-        """The text of the next token; None, and nothing has changed, if it is special or its characters are not whole."""
+        """The text of the next token; None, and nothing has changed, if it is special or its characters not whole."""
         if self._held or token_id in self._special:
             return None
         raw = self._texts(token_id)[1]
@@ -198,7 +198,9 @@ class TgiStream:
         self, _: int, text: str, token_id: int, logprob: float | None
     ) -> tuple[bytes, bytes, bytes] | None:
         """The event of a token, as `chunk_of` makes it, in three pieces; None unless it is plain."""
-        plain = None if self._top or self._hidden or logprob is None else self._writer.plain(token_id)
+        if self._top or self._hidden or logprob is None:
+            return None
+        plain = self._writer.plain(token_id)
         if plain is None:
             return None
         self._text += text.encode()

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from quire.server.exchange import Piece
 from quire.server.realtime.conversation import Item, RealtimeConversation
 
 RealtimeEvent = dict[str, Any]
@@ -50,7 +51,7 @@ class RealtimeAnswer:
                 if line.startswith(b"data: "):
                     yield from self._take(msgspec.json.decode(line[6:]))
 
-    def continued(self, before: bytes, text: bytes) -> bytes | None:
+    def continued(self, before: Piece, text: Piece) -> bytes | None:
         """What is between its own number and `text`, the JSON of a text, in the Realtime event of one that has `before`
         in front of the text; None if it does not continue the open text, and then nothing has changed.
         """
@@ -120,7 +121,9 @@ class RealtimeAnswer:
             return
         kind = b"response.output_text.delta"
         opening = b'event: %b\ndata: {"type":"%b","sequence_number":' % (kind, kind)
-        same = {name: value for name, value in event.items() if name not in {"type", "sequence_number", "delta"}}
+        same = {
+            name: value for name, value in event.items() if name not in {"type", "sequence_number", "delta"}
+        }
         place = b",%b," % _encode(same)[1:-1]
         fields = _encode({name: value for name, value in made.items() if name != "delta"})[1:-1]
         self._around = opening, place + b'"delta":', fields + b',"delta":'

@@ -18,7 +18,7 @@ from quire.server.access import AccessControl
 from quire.server.context import ServerContext
 from quire.server.dialects.asking import renamed
 from quire.server.errors import ApiError, api_error, bad_request
-from quire.server.exchange import Exchange, Receive, Scope, Send, off_loop
+from quire.server.exchange import Exchange, Piece, Receive, Scope, Send, off_loop
 from quire.server.fields import Unsupported
 from quire.server.inner_request import Application, stream_inner
 from quire.server.logs import log_access
@@ -309,16 +309,16 @@ class _ResponseWriter:
         """Whether the client does not read."""
         return self._connection.paused or self.failure is not None
 
-    def write_chunk(self, before: bytes, text: bytes, after: bytes) -> int:
+    def write_chunk(self, before: Piece, text: Piece, after: Piece) -> int:
         """See ChunkWriter."""
         fields = self._answer.continued(before, text) if before else None
         size = len(before) + len(text) + len(after)
         if fields is not None:
             number = next(self._session.numbers)
-            self._connection.write_text(b'{"event_id":"event_%d",%b%b}' % (number, fields, text))
+            self._connection.write_text(b'{"event_id":"event_%d",%b%b}' % (number, fields, text))  # type: ignore[str-format]
             return size
         try:
-            for event in self._answer.feed(before + text + after):
+            for event in self._answer.feed(b"".join((before, text, after))):
                 self._connection.write_text(self._session.encoded(event))
         except ApiError as error:  # no memory
             self.failure = error

@@ -26,9 +26,9 @@ class WebSocketConnection(QueuedWrites, WebSocketsSansIOProtocol):
 
     def __init__(self, before: LimitedProtocol, config: Config) -> None:
         """Continue the connection of `before`."""
-        QueuedWrites.__init__(self, before._line)  # noqa: SLF001 (its heir)
+        QueuedWrites.__init__(self, before._line)
         WebSocketsSansIOProtocol.__init__(self, config, before.server_state, before.app_state)
-        self._wire, self._file = before._wire, before._file  # noqa: SLF001
+        self._wire, self._file = before._wire, before._file
         self._unread, self._unread_seconds = 0, 0.0
 
     def write_text(self, text: bytes) -> None:
