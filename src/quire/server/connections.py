@@ -31,7 +31,7 @@ class TooFewDescriptorsError(QuireError):
     """The process may not open enough files to serve connections."""
 
 
-class Sender(Protocol):
+class QueuedSender(Protocol):
     """A connection with chunks to send."""
 
     loop: asyncio.AbstractEventLoop
@@ -40,7 +40,7 @@ class Sender(Protocol):
         """Send the chunks that were queued."""
 
 
-class Connection(Sender, Protocol):
+class Connection(QueuedSender, Protocol):
     """What the table of connections needs from each connection; implemented by server/protocol."""
 
     buffered: int  # bytes
@@ -73,9 +73,9 @@ class Connections:
     buffered: int = 0
     idle: dict[Connection, None] = field(default_factory=dict)
     beyond: dict[Connection, None] = field(default_factory=dict)
-    unsent: list[Sender] = field(default_factory=list)
+    unsent: list[QueuedSender] = field(default_factory=list)
 
-    def send_soon(self, connection: Sender) -> None:
+    def send_soon(self, connection: QueuedSender) -> None:
         """Send a connection's chunks when the current callback is over, after those of the others before it.
 
         A step of the engine brings a token to every stream. Making all events first and then sending all of them
