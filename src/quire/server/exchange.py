@@ -56,7 +56,7 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
     return work() if size <= json_input.INLINE_BYTES else await asyncio.to_thread(alone)
 
 
-Piece = bytes | bytearray  # of a part: copied before anything else runs
+ChunkPiece = bytes | bytearray  # of a part: copied before anything else runs
 
 
 class ChunkWriter(Protocol):
@@ -65,7 +65,7 @@ class ChunkWriter(Protocol):
     @property
     def paused(self) -> bool: ...
 
-    def write_chunk(self, before: Piece, text: Piece, after: Piece, /) -> int:
+    def write_chunk(self, before: ChunkPiece, text: ChunkPiece, after: ChunkPiece, /) -> int:
         """Queue a part given in three pieces; returns its bytes. While the client does not read: 0, and not queued."""
 
 

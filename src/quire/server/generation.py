@@ -16,7 +16,7 @@ from quire.outputs import RequestOutput
 from quire.records import dataclass
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
-from quire.server.exchange import ChunkWriter, Exchange, Piece
+from quire.server.exchange import ChunkPiece, ChunkWriter, Exchange
 from quire.server.pieces import is_portion
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
 from quire.types import FinishReason
@@ -27,9 +27,9 @@ EventsOf = Callable[[int, Sequence[AnswerPart]], bytes | None]
 # The events of a delta of a choice.
 ChunkOf = Callable[[int, StreamDelta], bytes]
 # The event of a token of a choice, with its text and log-probability, in three pieces; None if `ChunkOf` must make it.
-TokenOf = Callable[[int, str, int, float | None], tuple[Piece, Piece, Piece] | None]
+TokenOf = Callable[[int, str, int, float | None], tuple[ChunkPiece, ChunkPiece, ChunkPiece] | None]
 # The event of a text of an answer that is read in parts, likewise; None if `EventsOf` must make it.
-TextOf = Callable[[str], tuple[Piece, Piece, Piece] | None]
+TextOf = Callable[[str], tuple[ChunkPiece, ChunkPiece, ChunkPiece] | None]
 
 _LOGPROB_BYTES = 64
 _encode = msgspec.json.Encoder().encode

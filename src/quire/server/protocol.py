@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from quire.server.connections import Connections
 from quire.server.errors import OPENAI_ERRORS, ApiError
-from quire.server.exchange import GRACE_SECONDS, Piece
+from quire.server.exchange import GRACE_SECONDS, ChunkPiece
 from quire.server.logs import log_refusal
 from quire.server.queued_writes import QueuedWrites
 from quire.server.request_memory import HEADER, Held, RequestMemory
@@ -295,7 +295,7 @@ class LimitedProtocol(QueuedWrites, HttpToolsProtocol):
         self.paused = False
         self._unread = 0  # the reader makes progress
 
-    def write_chunk(self, before: Piece, text: Piece, after: Piece) -> int:
+    def write_chunk(self, before: ChunkPiece, text: ChunkPiece, after: ChunkPiece) -> int:
         """Queue the three pieces as one chunk (RFC 9112, section 7.1); returns their size, or 0 while the client does
         not read.
         """

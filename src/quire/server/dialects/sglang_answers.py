@@ -14,7 +14,7 @@ from quire.records import dataclass
 from quire.server import pieces
 from quire.server.chunks import DONE
 from quire.server.dialects.sglang_types import SglangLogprob, SglangReason
-from quire.server.exchange import Piece
+from quire.server.exchange import ChunkPiece
 from quire.server.generation import HttpGeneration
 from quire.server.logprob_bodies import TokenTexts, finite
 from quire.types import FinishReason, TokenIds
@@ -163,7 +163,7 @@ class SglangStream:
 
     def token_of(
         self, number: int, text: str, token_id: int, _: float | None
-    ) -> tuple[Piece, Piece, bytes] | None:
+    ) -> tuple[ChunkPiece, ChunkPiece, bytes] | None:
         """The event of a token behind others, in three pieces."""
         choice = self._choices[number]
         before, behind = choice.around

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from quire.server.exchange import Piece
+from quire.server.exchange import ChunkPiece
 from quire.server.realtime.conversation import Item, RealtimeConversation
 
 RealtimeEvent = dict[str, Any]
@@ -51,7 +51,7 @@ class RealtimeAnswer:
                 if line.startswith(b"data: "):
                     yield from self._take(msgspec.json.decode(line[6:]))
 
-    def continued(self, before: Piece, text: Piece) -> bytes | None:
+    def continued(self, before: ChunkPiece, text: ChunkPiece) -> bytes | None:
         """What is between its own number and `text`, the JSON of a text, in the Realtime event of one that has `before`
         in front of the text; None if it does not continue the open text, and then nothing has changed.
         """

@@ -18,7 +18,7 @@ from quire.server.access import AccessControl
 from quire.server.context import ServerContext
 from quire.server.dialects.asking import renamed
 from quire.server.errors import ApiError, api_error, bad_request
-from quire.server.exchange import Exchange, Piece, Receive, Scope, Send, off_loop
+from quire.server.exchange import ChunkPiece, Exchange, Receive, Scope, Send, off_loop
 from quire.server.fields import Unsupported
 from quire.server.inner_request import Application, stream_inner
 from quire.server.logs import log_access
@@ -309,7 +309,7 @@ class _ResponseWriter:
         """Whether the client does not read."""
         return self._connection.paused or self.failure is not None
 
-    def write_chunk(self, before: Piece, text: Piece, after: Piece) -> int:
+    def write_chunk(self, before: ChunkPiece, text: ChunkPiece, after: ChunkPiece) -> int:
         """See ChunkWriter."""
         fields = self._answer.continued(before, text) if before else None
         size = len(before) + len(text) + len(after)
