@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -431,3 +432,14 @@ def test_expect_continue(server: LiveServer) -> None:
 
         answer = read_all(sock)
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["count"] == 3
+
+
+def test_tokenizer_info(server: LiveServer) -> None:
+    """What vLLM's route says; clients such as lm-eval make prompts with it."""
+    found = server.get("/tokenizer_info").json
+    (card,) = server.get("/v1/models").json["data"][:1]
+    assert found["model_max_length"] == card["max_model_len"]
+    assert found["vocab_size"] > 0
+    assert hashlib.sha256(found["chat_template"].encode()).hexdigest() == card["template_sha256"]
+    ids = server.post("/tokenize", {"prompt": found["eos_token"], "add_special_tokens": False}).json["tokens"]
+    assert len(ids) == 1

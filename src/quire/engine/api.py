@@ -279,6 +279,11 @@ class TextSink(Protocol):
     def take_delta(self, delta: StreamDelta, now: float, /) -> bool:
         """Accept a delta, as `take`."""
 
+    def take_token(self, text: str, token_id: int, logprob: float | None, now: float, /) -> bool:
+        """Accept a delta of one token that has a log-probability or none, as `take`; or return false to get it by
+        `take_delta`.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -301,6 +306,9 @@ class ModelCard:
     template_variables: frozenset[str] = frozenset()  # that a request may set with chat_template_kwargs
     pooling: PoolingFacts | None = None  # of a model that gives vectors or scores
     chat_template: str = ""
+    special_tokens: Mapping[str, str] = field(
+        default_factory=dict
+    )  # text by role, as templates name it: eos_token, …
     max_num_seqs: int = 0  # sequences that run at once
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
     service_classes: tuple[ServiceClass, ...] = ()

@@ -56,12 +56,16 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
     return work() if size <= json_input.INLINE_BYTES else await asyncio.to_thread(alone)
 
 
+ChunkPiece = bytes | bytearray  # of a part: copied before anything else runs
+
+
 class ChunkWriter(Protocol):
     """Sends parts of a response. `paused`: the client does not read, and nothing is queued."""
 
-    paused: bool
+    @property
+    def paused(self) -> bool: ...
 
-    def write_chunk(self, before: bytes, text: bytes, after: bytes, /) -> int:
+    def write_chunk(self, before: ChunkPiece, text: ChunkPiece, after: ChunkPiece, /) -> int:
         """Queue a part given in three pieces; returns its bytes. While the client does not read: 0, and not queued."""
 
 

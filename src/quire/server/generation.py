@@ -16,7 +16,7 @@ from quire.outputs import RequestOutput
 from quire.records import dataclass
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
-from quire.server.exchange import ChunkWriter, Exchange
+from quire.server.exchange import ChunkPiece, ChunkWriter, Exchange
 from quire.server.pieces import is_portion
 from quire.server.rate_limits import TokenCharge
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
@@ -27,6 +27,10 @@ Deltas = Sequence[tuple[int, StreamDelta]]
 EventsOf = Callable[[int, Sequence[AnswerPart]], bytes | None]
 # The events of a delta of a choice.
 ChunkOf = Callable[[int, StreamDelta], bytes]
+# The event of a token of a choice, with its text and log-probability, in three pieces; None if `ChunkOf` must make it.
+TokenOf = Callable[[int, str, int, float | None], tuple[ChunkPiece, ChunkPiece, ChunkPiece] | None]
+# The event of a text of an answer that is read in parts, likewise; None if `EventsOf` must make it.
+TextOf = Callable[[str], tuple[ChunkPiece, ChunkPiece, ChunkPiece] | None]
 
 _LOGPROB_BYTES = 64
 _encode = msgspec.json.Encoder().encode
@@ -157,14 +161,18 @@ class HttpGeneration:
         around: Callable[[int], tuple[bytes, bytes]] | None = None,
         events_of: EventsOf | None = None,
         chunk_of: ChunkOf | None = None,
+        token_of: TokenOf | None = None,
+        text_of: TextOf | None = None,
     ) -> None:
         """From now on write the text of the only prompt's samples the moment it arrives, whenever `writer` accepts it.
 
         `around` returns the JSON before and after the text of a choice in an event, `events_of` the events of parts;
-        without `around`, a text is a part. With `chunk_of`, it makes the events of all deltas.
+        without `around`, a text is a part. With `chunk_of`, it makes the events of all deltas, and `token_of` those of
+        most tokens. `text_of` makes the event of a text that continues the text of the only choice.
         """
         for choice, track in enumerate(self._tracks):
             track.parted, track.chunk_of, track.whole = around is None, chunk_of, chunk_of is not None
+            track.token_of, track.text_of = token_of, text_of
             if around is not None:
                 track.opening, track.closing = around(choice)
             track.choice, track.events_of, track.writer = choice, events_of, writer
@@ -310,8 +318,8 @@ class ChoiceStream:
     """One choice of a stream, and all that turns its tokens into events: kept together, as caches are cold."""
 
     __slots__ = (
-        "choice", "chunk_of", "closing", "events_of", "last", "observe", "opening", "parted", "whole", "writer",
-        "written",
+        "choice", "chunk_of", "closing", "events_of", "last", "observe", "opening", "parted", "text_of",
+        "token_of", "whole", "writer", "written",
     )  # fmt: skip
 
     def __init__(self, observe: Callable[[float], None]) -> None:
@@ -324,11 +332,15 @@ class ChoiceStream:
         self.events_of: EventsOf | None = None  # for an answer that is read in parts
         self.parted = False  # text is an event of `events_of`
         self.chunk_of: ChunkOf | None = None
+        self.token_of: TokenOf | None = None
+        self.text_of: TextOf | None = None
         self.whole = False  # everything is an event of `chunk_of`
 
     def take(self, text: str, now: float) -> bool:
         """Write text as an event; false, without writing, when the text has to wait for the client."""
         if self.parted:
+            if text and self._take_text(text, now):
+                return True
             return self.take_parts([AnswerPart(PartKind.TEXT, text)] if text else (), now)
         if text:
             size = (
@@ -345,6 +357,8 @@ class ChoiceStream:
 
     def take_parts(self, parts: Sequence[AnswerPart], now: float) -> bool:
         """Write parts as events; false, without writing, when they have to wait for the client."""
+        if len(parts) == 1 and parts[0].kind is PartKind.TEXT and self._take_text(parts[0].text, now):
+            return True
         if parts:
             if self.writer is None or self.events_of is None or self.writer.paused:
                 return False  # before the events are made: they are numbered
@@ -357,12 +371,36 @@ class ChoiceStream:
         self.last = now
         return True
 
+    def _take_text(self, text: str, now: float) -> bool:
+        """Write a text that continues the text of the answer; false, without writing, if it does not."""
+        if self.text_of is None or self.writer is None or self.writer.paused:
+            return False
+        event = self.text_of(text)
+        if event is None:
+            return False
+        self.written += self.writer.write_chunk(*event)
+        self.observe(now - self.last)
+        self.last = now
+        return True
+
     def take_delta(self, delta: StreamDelta, now: float) -> bool:
         """Write a delta as events; false, without writing, when it has to wait for the client."""
         if self.writer is None or self.chunk_of is None or self.writer.paused or not is_portion(delta):
             return False
         if events := self.chunk_of(self.choice, delta):
             self.written += self.writer.write_chunk(b"", events, b"")
+        self.observe(now - self.last)
+        self.last = now
+        return True
+
+    def take_token(self, text: str, token_id: int, logprob: float | None, now: float) -> bool:
+        """Write a token as an event; false, without writing, when `take_delta` has to."""
+        if self.token_of is None or self.writer is None or self.writer.paused:
+            return False
+        event = self.token_of(self.choice, text, token_id, logprob)
+        if event is None:
+            return False
+        self.written += self.writer.write_chunk(*event)
         self.observe(now - self.last)
         self.last = now
         return True

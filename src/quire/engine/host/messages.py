@@ -7,6 +7,7 @@ on one machine, so numbers are in native byte order. Decoding creates only these
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -218,8 +219,13 @@ class Note(_Message, frozen=True):
     @property
     def only_logprobs(self) -> bool:
         """Whether this says nothing but the log-probabilities of the row's tokens."""
-        rest = self.cached_tokens, self.finish_reason, self.stop_token_id, self.prompt_logprobs
-        return not self.pooled and rest == (None, None, None, None)
+        return (
+            self.finish_reason is None
+            and self.cached_tokens is None
+            and self.stop_token_id is None
+            and self.prompt_logprobs is None
+            and not self.pooled
+        )
 
 
 class StepReport(_Message, frozen=True, tag=4):
@@ -434,6 +440,14 @@ def pack_logprobs(table: LogprobTable | None) -> Logprobs | None:
     if table is None:
         return None
     return Logprobs(table.ids.tobytes(), table.values.tobytes(), table.ranks.tobytes(), table.ends.tobytes())
+
+
+_DOUBLE = struct.Struct("d")
+
+
+def only_logprob(packed: Logprobs) -> float | None:
+    """The log-probability of a token, if there is one position with that alone."""
+    return _DOUBLE.unpack(packed.logprobs)[0] if len(packed.logprobs) == _DOUBLE.size else None
 
 
 def unpack_logprobs(packed: Logprobs | None) -> LogprobTable | None:
