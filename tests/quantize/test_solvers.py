@@ -96,7 +96,9 @@ def test_layouts_give_the_values_back(kind: GridKind) -> None:
         name: Stored({"int32": "I32", "float16": "F16"}[a.dtype.name], a.shape) for name, a in arrays.items()
     }
     assert bits_of(infos, "m") == kind.bits
-    read = gptq(infos, "m", bits=kind.bits, zero_offset=int(kind.symmetric), ordered=False, symmetric=kind.symmetric)
+    read = gptq(
+        infos, "m", bits=kind.bits, zero_offset=int(kind.symmetric), ordered=False, symmetric=kind.symmetric
+    )
     np.testing.assert_array_equal(read.dequantize(arrays, 0, 32), rounded.values())
     if kind.bits == 4 and not kind.symmetric:
         arrays = arrays_of("awq", rounded)

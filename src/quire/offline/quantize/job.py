@@ -152,5 +152,7 @@ def _layer_bytes(job: QuantizeJob, layer: LayerForward) -> int:
         GramMatrix.nbytes(site.cols) * max(len({module.expert for module in site.modules}), 1)
         for site in layer.sites
     )
-    factor = max(28 * site.cols**2 for site in layer.sites)  # in float64, its transpose and copies
-    return layer.nbytes + grams + rounded + max(factor + solving, 2**24)
+    widest = max(site.cols for site in layer.sites) ** 2
+    factor = 28 * widest  # in float64, its transpose and copies
+    products = 4 * widest * job.config.threads
+    return layer.nbytes + grams + max(products, rounded + max(factor + solving, 2**24))

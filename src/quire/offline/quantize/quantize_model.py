@@ -161,6 +161,7 @@ def _observe(
         if keep:
             residuals.write(after)
         steps.one()
+    list(pool.map(lambda gram: gram.h, grams.values()))  # of rows that wait
     return grams
 
 
