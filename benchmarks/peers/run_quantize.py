@@ -1,6 +1,6 @@
 """A 4-bit checkpoint of a model by another program, from the same windows of calibration tokens, for `quire eval kl`.
 
-    python quantize_others.py gptqmodel|auto-round MODEL OUT WINDOWS.json GROUP_SIZE
+    python run_quantize.py gptqmodel|auto-round MODEL OUT WINDOWS.json GROUP_SIZE
 
 Runs in that program's environment: `pip install torch==2.13.0 transformers==5.23.0 gptqmodel` or `auto-round`. WINDOWS is
 a list of lists of token ids. Symmetric grids; prints the CPU seconds.
@@ -17,7 +17,10 @@ from typing import Any
 
 def gptqmodel(model: str, out: str, windows: list[list[int]], group: int) -> None:
     """GPTQModel's GPTQ with its defaults."""
+    import gptqmodel as package
     from gptqmodel import GPTQModel, QuantizeConfig
+
+    package._default_cpu_workers = lambda: 2  # on two cores its pools do not fit into each other
 
     loaded = GPTQModel.load(model, QuantizeConfig(bits=4, group_size=group, sym=True), device="cpu")
     loaded.quantize([{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in windows], batch_size=1)
