@@ -9,6 +9,7 @@ calibration text, by their position. Quality does not depend on what else runs.
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def main() -> None:
     plain.load(None)
     bfloat16 = sequence_bytes(Scorer(model, asked.replace(kv_cache_dtype="bfloat16"), context), context)
     texts = {"text": [Passage(tuple(tokens))]}
-    heads = [f"{begin:,} to {end:,}" for begin, end in zip(edges, edges[1:], strict=False)]
+    heads = [f"{begin:,} to {end:,}" for begin, end in pairwise(edges)]
     print(f"| cache | {' | '.join(heads)} | bytes a token | users for each of bfloat16 |")
     print(f"|---|{'--:|' * (len(heads) + 2)}")
     for kind in args.kinds:

@@ -2,8 +2,8 @@
 
     python run_quantize.py gptqmodel|auto-round MODEL OUT WINDOWS.json GROUP_SIZE
 
-Runs in that program's environment: `pip install torch==2.13.0 transformers==5.23.0 gptqmodel` or `auto-round`. WINDOWS is
-a list of lists of token ids. Symmetric grids; prints the CPU seconds.
+Runs in that program's environment: `pip install torch==2.13.0 transformers==5.23.0 gptqmodel` or `auto-round`. WINDOWS
+is a list of lists of token ids. Symmetric grids; prints the CPU seconds.
 """
 
 from __future__ import annotations
