@@ -16,6 +16,7 @@ import numpy as np
 from quire.config.schema import EngineConfig
 from quire.core.capacity import peak_blocks
 from quire.engine.build.opening import open_model
+from quire.executor.base import F32
 from quire.offline.divergence import Predictions, compare
 from quire.offline.eval_text import tokenizer_of
 from quire.offline.quantize.calibration import BUILTIN, read_text
@@ -54,7 +55,8 @@ def main() -> None:
     print(f"| cache | {' | '.join(heads)} | bytes a token | users for each of bfloat16 |")
     print(f"|---|{'--:|' * (len(heads) + 2)}")
     for kind in args.kinds:
-        other, each = Scorer(model, asked.replace(kv_cache_dtype=kind), context, beside=plain), {}
+        other = Scorer(model, asked.replace(kv_cache_dtype=kind), context, beside=plain)
+        each: dict[str, F32] = {}
         other.load(None)
         compare(Predictions(plain, texts), other, each=each)
         # prediction i is that of token i + 1

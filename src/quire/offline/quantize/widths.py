@@ -145,9 +145,9 @@ def _patterns(names: Iterable[str]) -> list[str]:
         parent, _, own = name.rpartition(".")
         parents.setdefault(parent, []).append(own)
     patterns = []
-    for parent, own in parents.items():
-        fused = _FUSED.get(tuple(own))
-        every = [*own, *([fused] if fused else [])]
-        end = every[0] if len(every) == 1 else f"(?:{'|'.join(map(re.escape, every))})"
+    for parent, names_of in parents.items():
+        fused = _FUSED.get(tuple(names_of))
+        every = [re.escape(name) for name in (*names_of, *([fused] if fused else []))]
+        end = every[0] if len(every) == 1 else f"(?:{'|'.join(every)})"
         patterns.append(f"{re.escape(parent)}\\.{end}$")
     return patterns
