@@ -93,7 +93,9 @@ class Scheduler:
         caches = self.caches = self._blocks.caches
         self.policy = Policy.parse(config.policy, config.overtake)
         self.estimates, self.counters = ServiceEstimates(costs), Counters()
-        self._fetches = self.fetches = None if tier is None else Fetches(caches, config, tier, self.estimates.costs)
+        self._fetches = self.fetches = (
+            None if tier is None else Fetches(caches, config, tier, self.estimates.costs)
+        )
         queue = make_queue(self.policy, self.estimates, self.counters, caches, config.block_size)
         self._requests = Requests(config, queue, self.policy, self.estimates)
         self._running: list[Sequence] = []  # by rank, so the last one is preempted first

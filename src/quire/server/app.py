@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncio
 
 from quire.config.serving import ServingConfig
-from quire.server import adapter_routes, chat, completions, control, embeddings, scoring, status, tokens
+from quire.server import (
+    adapter_routes,
+    chat,
+    completions,
+    control,
+    embeddings,
+    explaining,
+    scoring,
+    status,
+    tokens,
+)
 from quire.server.access import AccessControl
 from quire.server.admin import AdminAccess, closed_routes
 from quire.server.batches import batch_routes
@@ -14,6 +24,7 @@ from quire.server.dialects import DIALECTS
 from quire.server.dialects.generate_route import shared
 from quire.server.errors import ApiError, ClientGoneError, api_error
 from quire.server.exchange import Exchange, Receive, Scope, Send
+from quire.server.log_marks import tell_marks
 from quire.server.logs import log, log_access
 from quire.server.pages import page_routes
 from quire.server.realtime.websocket import PATH as REALTIME_PATH
@@ -41,6 +52,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     *tokens.ROUTES,
     *status.ROUTES,
     *control.ROUTES,
+    *explaining.ROUTES,
     *adapter_routes.ROUTES,
     *DIALECTS,
     *page_routes.ROUTES,
@@ -88,6 +100,8 @@ class App:
         except Exception as error:
             await self.fail(exchange, error)
         finally:
+            if exchange.asked:
+                tell_marks(self.context.engine, exchange)
             exchange.held.close()
             self.context.metrics.count_http(exchange)
             if self.context.tracer is not None:

@@ -61,9 +61,15 @@ class HttpGeneration:
 
     async def __aenter__(self) -> HttpGeneration:
         """Admit every prompt, or none. Raises what Engine.generate and RequestMemory.take_answer raise."""
+        exchange = self._exchange
+        exchange.compiled = time.monotonic()
         try:
             self._exchange.held.give(self._context.memory.work)  # no longer needed: the prompts are token ids
             await self._context.memory.take_answer(self._exchange.held, self._asks, self._costs)
+            exchange.admitted = time.monotonic()
+            for ask in self._asks:
+                exchange.asked.append(ask.request.request_id)
+                self._context.owners.add(exchange, ask.request.request_id)
             hooks = self._context.hooks
             for ask in self._asks:
                 stream = self._context.engine.generate(ask)

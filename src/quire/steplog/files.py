@@ -1,7 +1,7 @@
 """Log files: a header, then frames. Each frame is checked, so that what is read is what was written.
 
-    header  "QUIRELOG", version (2 bytes), 0 (2 bytes)
-    frame   bytes of the row (4), the row, CRC-32 of both (4); numbers are little endian
+header  "QUIRELOG", version (2 bytes), 0 (2 bytes)
+frame   bytes of the row (4), the row, CRC-32 of both (4); numbers are little endian
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ import time
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from hashlib import blake2b
 from typing import Any
 
+from quire.cache_kinds import CacheGroup
 from quire.core.cache_misses import Miss
 from quire.core.scheduler_config import SchedulerConfig
 from quire.records import dataclass
@@ -22,9 +23,10 @@ from quire.steplog.files import HEADER, LogFile, framed
 from quire.steplog.rows import SAMPLE_BITS, Chain, Row, encode
 from quire.types import PARAMETERS, FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput
 
-RING_BYTES = 2**21
-_SHARED = 2**16  # digests of blocks that are remembered to say what prompts share
-MEMORY_BYTES = 2 * RING_BYTES + 256 * _SHARED // 4 + 2**20  # rows, digests, remembered misses
+RING_BYTES = 2**20
+_SHARED = 2**15  # digests of blocks that are remembered to say what prompts share
+# The rows, a copy and a frame of them when they are asked for, remembered misses; with a file the digests, too.
+MEMORY_BYTES, FILE_MEMORY_BYTES = 4 * RING_BYTES, 240 * _SHARED
 _COSTS_EVERY = 256  # steps
 _STOLEN_SECONDS = 0.1
 _REASONS = {
@@ -186,10 +188,12 @@ class Recorder:
         facts: Mapping[str, Any],
     ) -> None:
         """A step has ended. `facts` are the fields of rows.Step that the engine knows."""
-        flat, notes, planned = [], self._notes(out, result, events), self._scheduled
+        flat: list[int] = []
+        notes, planned = self._notes(out, result, events), self._scheduled
         for index, tokens in enumerate(result.token_ids):
             flat += (*planned[3 * index : 3 * index + 3], len(tokens))
-        started, gone = [], [self._keys.pop(seq_id, -1) for seq_id in out.gone]
+        started: list[int] = []
+        gone = [self._keys.pop(seq_id, -1) for seq_id in out.gone]
         for new in out.new:
             known = max((len(blocks) for blocks in new.blocks), default=0) * self._config.block_size
             started += (self._keys[new.seq_id], known, new.seed)
@@ -241,7 +245,7 @@ class Recorder:
 
     def _opened(self) -> rows.Opened:
         options = asdict(self._config)
-        options["groups"] = [[type(group).__name__, asdict(group)] for group in self._config.groups]
+        options["groups"] = [[type(group).__name__, _fields(group)] for group in self._config.groups]
         return rows.Opened(
             time.monotonic_ns(), time.time(), options, self.costs, self._classes, self._prompts, self._model,
             len(self._live),
@@ -281,9 +285,7 @@ class Recorder:
             return
         self._alive.discard(live.number << SAMPLE_BITS | sample)
         chain = self._chain(live, [*live.prompt, *tokens], (live.number, sample), tokens)
-        self._put(
-            rows.Ended(at or time.monotonic_ns(), live.number, sample, str(reason), len(tokens), chain)
-        )
+        self._put(rows.Ended(at or time.monotonic_ns(), live.number, sample, str(reason), len(tokens), chain))
         if not live.samples:
             del self._live[request_id]
 
@@ -292,6 +294,8 @@ class Recorder:
     ) -> Chain:
         """What tokens share with earlier ones. `own`: those to record, if not all."""
         size, known = self._config.block_size, self._known
+        if self._file is None:
+            return Chain((-1, -1), 0, b"")
         digest, like, shared = live.seed, (-1, -1), 0
         data = array("i", tokens)
         for block in range(len(data) // size):
@@ -310,7 +314,11 @@ class Recorder:
 
     def _name(self, text: str) -> str:
         """A keyed digest in place of a name."""
-        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6, key=self._key).hexdigest() if text else ""
+        return (
+            blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6, key=self._key).hexdigest()
+            if text
+            else ""
+        )
 
     def _notes(self, out: SchedulerOutput, result: StepOutput, events: Iterable[SeqEvent]) -> list[int]:
         notes: list[int] = []
@@ -336,6 +344,10 @@ class Recorder:
                 if (kept := stopped.get(self._scheduled[3 * index])) is not None:
                     notes += (index, rows.STOPPED, kept)
         return notes
+
+
+def _fields(group: CacheGroup) -> dict[str, Any]:
+    return {field.name: getattr(group, field.name) for field in fields(group)}
 
 
 def _traits(request: Request) -> tuple[str, ...]:
@@ -375,5 +387,3 @@ class _StolenTime:
             return int(words[8])
         except (OSError, ValueError, IndexError):
             return 0
-
-

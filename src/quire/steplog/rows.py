@@ -146,14 +146,15 @@ class Missed(Row, frozen=True, tag=8):
 
 
 class Marks(Row, frozen=True, tag=9):
-    """Times of a request in the server, in seconds: first byte read, body complete, body parsed, admitted, last token as
-    text, last byte written; and how long the client did not read after the last token.
+    """Times of a request in the server, in seconds: first byte read, body complete, body parsed, grammar compiled,
+    memory there, last token as text, last byte written; and how long the client did not read after the last token.
     """
 
     request_id: str
     begun: float
     received: float
     parsed: float
+    compiled: float
     admitted: float
     finished: float
     written: float

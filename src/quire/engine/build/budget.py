@@ -1,7 +1,7 @@
 """The memory promise: every byte of the process belongs to a named part, and the sum is known before it is spent.
 
     bound = process + steps + server + weights + tables + activations + adapters + step + branches + sampler + drafts
-            + vocabulary + grammars + compiler + requests + per block · blocks
+            + records + vocabulary + grammars + compiler + requests + per block · blocks
 
 `process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
 loaded; `steps` is what running steps adds to the first, and the server's part includes what serving adds to the second.
@@ -20,6 +20,7 @@ from quire.config.schema import AdapterOptions, ResolvedConfig
 from quire.core.capacity import least_blocks
 from quire.engine.api import REQUESTS
 from quire.engine.build.drafts import Draft
+from quire.engine.build.log_file import recorder_bytes
 from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.loader.load import ROW_QUANTUM
 from quire.lora import BLOCK_BYTES
@@ -36,8 +37,8 @@ from quire.util.sizes import format_size
 # An eighth of the rest, within these bounds.
 REQUEST_SHARE, MIN_REQUESTS, MAX_REQUESTS = 8, 8 * 2**20, 2**30
 # Bookkeeping of a block: a node of the prefix cache with its slot in dictionaries and heaps, and per token four
-# bytes of key and its share of the tables. Measured: 740 bytes with 16 tokens, 930 with 64.
-BLOCK_OVERHEAD, TOKEN_OVERHEAD = 768, 5
+# bytes of key and its share of the tables. Measured: 740 bytes with 16 tokens, 930 with 64, and 49 of the digest.
+BLOCK_OVERHEAD, TOKEN_OVERHEAD = 824, 5
 DRAFT_OVERHEAD = 160  # of a block: the text that a draft model has computed in it
 # What steps add to the engine process: code pages that run for the first time (0.5 MiB measured), records of the latest
 # steps.
@@ -152,6 +153,7 @@ def _plan(
         "drafts": proposer_bytes(config, length, program.vocab)
         + (draft.kept_bytes(limits, program.vocab) if draft else 0),
         "swap": asked.cache.swap_space or 0,
+        "records": recorder_bytes(asked),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
         "grammars": 0,
         "compiler": 0,

@@ -59,6 +59,7 @@ from quire.engine.host.messages import (
     Ready,
     Refused,
     StepReport,
+    Tell,
     Vocabulary,
     unpack_handles,
 )
@@ -283,6 +284,14 @@ class AsyncEngine:
         """The latest step records, to explain latency."""
         records = await self._client.records() if self._client else []
         return {"steps": msgspec.to_builtins(records)}
+
+    async def log(self) -> bytes:
+        """The latest rows of the engine's log, as a log; see quire.steplog."""
+        return await self._client.log() if self._client else b""
+
+    def tell(self, row: bytes) -> None:
+        """Add a row to the log of the engine."""
+        self._send(Tell(row))
 
     async def memory(self) -> Mapping[str, Any]:
         """What each process holds, by part, and the plan; see docs/memory.md."""

@@ -13,12 +13,14 @@ from quire.engine.host.messages import (
     SAMPLE_BITS,
     Abort,
     AddRequest,
+    AskLog,
     AskRecords,
     ClearCache,
     Command,
     Finish,
     ForgetAdapter,
     GivePages,
+    LogRows,
     Note,
     OpenAdapter,
     Ping,
@@ -28,6 +30,7 @@ from quire.engine.host.messages import (
     Stats,
     StepReport,
     Stop,
+    Tell,
     Vocabulary,
     pack_handles,
     pack_ids,
@@ -111,6 +114,11 @@ class EngineLoop:
                 self._channel.send(Pong(number))
             case AskRecords(count):
                 self._channel.send(Records(list(self._core.records)[-count:]))
+            case AskLog():
+                self._channel.send(LogRows(self._core.recorder.ring() if self._core.recorder else b""))
+            case Tell(row):
+                if self._core.recorder is not None:
+                    self._core.recorder.told(row)
             case Vocabulary(tokens):
                 self._core.vocabulary = tokens
             case ClearCache():

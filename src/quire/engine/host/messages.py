@@ -125,6 +125,16 @@ class ForgetAdapter(_Message, frozen=True, tag=11):
     digest: str
 
 
+class AskLog(_Message, frozen=True, tag=20):
+    """Asks for the latest rows of the log."""
+
+
+class Tell(_Message, frozen=True, tag=21):
+    """A row for the log: what only the server knows of a request."""
+
+    row: bytes
+
+
 _Queued = AddRequest | Abort | Finish
 Command = (
     Load
@@ -137,6 +147,8 @@ Command = (
     | OpenAdapter
     | ForgetAdapter
     | GivePages
+    | AskLog
+    | Tell
 )
 
 
@@ -287,7 +299,15 @@ class AdapterOpened(_Message, frozen=True, tag=9):
     error: str = ""
 
 
-Report = LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened
+class LogRows(_Message, frozen=True, tag=20):
+    """The latest rows of the log, as a log."""
+
+    data: bytes
+
+
+Report = (
+    LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened | LogRows
+)
 
 
 # -- frames -------------------------------------------------------------------------------------------------
