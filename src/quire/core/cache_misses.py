@@ -69,30 +69,26 @@ class MissWatch(CacheWatch):
         cache = self._caches.find(tenant)
         if lost <= 0:
             return None
-        if cache is None:
+        path = [] if cache is None else cache.path(array("i", tokens[:hit]).tobytes(), namespace, NO_MARKS)
+        if cache is None or len(path) != hit // size:  # or a prompt with soft tokens: its keys have marks
             return Miss(UNSEEN, hit, lost)
-        path = cache.path(array("i", tokens[:hit]).tobytes(), namespace, NO_MARKS)
-        if len(path) != hit // size:
-            return Miss(UNSEEN, hit, lost)  # a prompt with soft tokens: its keys have marks
         roots = cache.namespaces(_SPACES)
         node = path[-1] if path else roots.get(namespace)
         block = array("i", tokens[hit : hit + size])
         near = None if node is None else _nearest(node, block)
-        if near is not None and near[1]:
-            other = _around(near[0], hit, near[1])
-            at = hit + near[1]
-            return Miss(DIFFERS, hit, lost, at, tuple(tokens[max(0, at - AROUND) : at + AROUND]), other)
         digest = self._root(tenant, namespace) if node is None or not path else node.digest
+        if near is not None and (near[1] or hit) and chain(digest, block.tobytes()) not in self._evicted:
+            at = hit + near[1]
+            ours = tuple(tokens[max(0, at - AROUND) : at + AROUND])
+            return Miss(DIFFERS, hit, lost, at, ours, _around(near[0], hit, near[1]))
+        kind = UNSEEN
         if chain(digest, block.tobytes()) in self._evicted:
-            return Miss(GONE, hit, lost)
-        if not hit:
-            key = block.tobytes()
-            if any(key in root.children for name, root in roots.items() if name != namespace):
-                return Miss(ELSEWHERE, hit, lost)
-        if near is not None and hit:
-            other = _around(near[0], hit, 0)
-            return Miss(DIFFERS, hit, lost, hit, tuple(tokens[max(0, hit - AROUND) : hit + AROUND]), other)
-        return Miss(UNSEEN, hit, lost)
+            kind = GONE
+        elif not hit and any(
+            block.tobytes() in root.children for name, root in roots.items() if name != namespace
+        ):
+            kind = ELSEWHERE
+        return Miss(kind, hit, lost)
 
     def _digest(self, tenant: str, node: BlockNode) -> bytes:
         root = node.parent is None or node.parent.parent is None

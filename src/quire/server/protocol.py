@@ -52,7 +52,8 @@ class LimitedProtocol(HttpToolsProtocol):
     An error that comes before the application knows of a request is answered here, with a JSON error. An error within a
     body reaches the reader of the body as scope["quire.refused"], an ApiError.
 
-    Adds scope["quire.begun"], when the first byte was read; scope["quire.abort"], which drops the connection and discards unsent output;
+    Adds scope["quire.begun"], when the first byte was read;
+    scope["quire.abort"], which drops the connection and discards unsent output;
     scope["quire.blocked"], whether sending has to wait for the client or the client is gone; and
     scope["quire.writer"], whose write_chunk sends a chunk of a started response at the end of the current callback.
     Data sent by a task that wakes up after such a chunk was queued follows that chunk.

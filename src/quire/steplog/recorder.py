@@ -9,7 +9,7 @@ import secrets
 import time
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from hashlib import blake2b
 from typing import Any
@@ -35,6 +35,7 @@ _REASONS = {
     FinishReason.GRAMMAR_DEAD_END: rows.DEAD_END,
     FinishReason.GRAMMAR_LIMIT: rows.GRAMMAR_LIMIT,
 }
+_BY_THE_HOST = {"stop", "stop_token_ids"}  # what they decide is in the log
 _NUMBERS = {name: parameter for name, parameter in PARAMETERS.items() if parameter.kind in {int, float}}
 
 
@@ -70,12 +71,17 @@ class Recorder:
         ring_bytes: int = RING_BYTES,
         classes: str = "",
         model: str = "",
+        batching: str = "continuous",
+        swap: bool = False,
         costs: tuple[float, ...] = (),
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._config, self._file, self._prompts = config, file, prompts
         self._classes, self._model, self.costs = classes, model, costs
         self._ring: deque[bytes] = deque()
         self._ring_bytes, self._ring_size = ring_bytes, 0
+        self._clock = clock
+        self._batching, self._swap, self._part = batching, swap, 0
         self._key = secrets.token_bytes(16)
         self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self._live: dict[str, _Live] = {}
@@ -101,7 +107,7 @@ class Recorder:
         terms, params = request.terms, request.params
         self._put(
             rows.Arrived(
-                at=time.monotonic_ns(),
+                at=self._clock(),
                 number=live.number,
                 request_id=request.request_id,
                 arrival=request.arrival,
@@ -121,6 +127,10 @@ class Recorder:
                 due=terms.due,
                 traits=_traits(request),
                 negative_tokens=len(request.negative_prompt or ()),
+                stops=tuple(params.stop_token_ids)
+                + (() if params.ignore_eos else tuple(request.eos_token_ids))
+                if self._prompts
+                else (),
             )
         )
 
@@ -135,25 +145,25 @@ class Recorder:
     def queued(self, request_id: str) -> None:
         """The scheduler has the request."""
         if live := self._live.get(request_id):
-            self._put(rows.Queued(time.monotonic_ns(), live.number))
+            self._put(rows.Queued(self._clock(), live.number))
 
     def aborted(self, request_id: str) -> None:
         """A request is ended from outside."""
         if live := self._live.pop(request_id, None):
             self._alive.difference_update(live.number << SAMPLE_BITS | sample for sample in live.samples)
-            self._put(rows.Aborted(time.monotonic_ns(), live.number))
+            self._put(rows.Aborted(self._clock(), live.number))
 
     def finished(self, request_id: str, sample: int) -> None:
         """A sample is ended for its text."""
         if live := self._live.get(request_id):
-            self._put(rows.Finished(time.monotonic_ns(), live.number, sample))
+            self._put(rows.Finished(self._clock(), live.number, sample))
             self._end(request_id, live, sample, FinishReason.STOP)
 
     def missed(self, request_id: str, miss: Miss) -> None:
         """Some of a prompt was not found in the cache."""
         if live := self._live.get(request_id):
             row = rows.Missed(
-                time.monotonic_ns(), live.number, miss.kind, miss.hit, miss.lost, miss.differs_at,
+                self._clock(), live.number, miss.kind, miss.hit, miss.lost, miss.differs_at,
                 miss.ours, miss.theirs,
             )  # fmt: skip
             hidden = rows.Missed(row.at, row.number, row.kind, row.hit, row.lost, row.differs_at)
@@ -161,7 +171,7 @@ class Recorder:
 
     def changed(self, name: str, values: tuple[float, ...]) -> None:
         """A limit was changed, or the cost model has learned."""
-        self._put(rows.Changed(time.monotonic_ns(), name, values))
+        self._put(rows.Changed(self._clock(), name, values))
 
     def told(self, row: bytes) -> None:
         """A row that the server has made: rows.Marks or rows.Turned."""
@@ -234,7 +244,7 @@ class Recorder:
 
     def close(self) -> None:
         """The engine ends in order."""
-        self._put(rows.Closed(time.monotonic_ns()))
+        self._put(rows.Closed(self._clock()))
         if self._file is not None:
             self._file.close()
 
@@ -247,7 +257,8 @@ class Recorder:
         options = asdict(self._config)
         options["groups"] = [[type(group).__name__, _fields(group)] for group in self._config.groups]
         return rows.Opened(
-            time.monotonic_ns(), time.time(), options, self.costs, self._classes, self._prompts, self._model,
+            self._clock(), time.time(), options, self.costs, self._classes, self._prompts, self._model,
+            self._batching, self._swap, self._part,
             len(self._live),
         )  # fmt: skip
 
@@ -264,7 +275,7 @@ class Recorder:
             frame = in_file or frame
             if self._file.is_full(len(frame)):
                 self._file.turn()
-                self._known.clear()  # a row refers only to rows of its own file
+                self._part += 1
                 self._file.write(framed(encode(self._opened())))
             self._file.write(frame)
 
@@ -285,7 +296,7 @@ class Recorder:
             return
         self._alive.discard(live.number << SAMPLE_BITS | sample)
         chain = self._chain(live, [*live.prompt, *tokens], (live.number, sample), tokens)
-        self._put(rows.Ended(at or time.monotonic_ns(), live.number, sample, str(reason), len(tokens), chain))
+        self._put(rows.Ended(at or self._clock(), live.number, sample, str(reason), len(tokens), chain))
         if not live.samples:
             del self._live[request_id]
 
@@ -334,6 +345,8 @@ class Recorder:
             notes += (index, rows.POOLED, 0)
         for index, drafts in result.drafts.items():
             notes += (index, rows.PROPOSED, len(drafts))
+        for index, depth in result.depths.items():
+            notes += (index, rows.TREE, depth)
         stopped = {
             self.key(event.request_id, event.sample_index): len(event.new_token_ids)
             for event in events
@@ -360,7 +373,11 @@ def _traits(request: Request) -> tuple[str, ...]:
         "pooling": request.pooling,
         "negative": request.negative_prompt is not None,
         "soft": bool(request.soft_tokens),
-        "no speculation": not request.speculate,
+        "other parameters": any(
+            getattr(request.params, name) != parameter.default
+            for name, parameter in PARAMETERS.items()
+            if parameter.kind in {dict, list} and name not in _BY_THE_HOST
+        ),
     }
     return tuple(name for name, there in found.items() if there)
 

@@ -15,7 +15,7 @@ import msgspec
 
 SAMPLE_BITS = 7
 # What became of a row of a step, in Step.notes. ACCEPTED has the number of tokens when it is not one.
-DRAFTS, PROPOSED, STOPPED, FAILED, NO_TOKEN, LATE, COMPLETE, POOLED, DEAD_END, GRAMMAR_LIMIT = range(10)
+DRAFTS, PROPOSED, STOPPED, FAILED, NO_TOKEN, LATE, COMPLETE, POOLED, DEAD_END, GRAMMAR_LIMIT, TREE = range(11)
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -34,6 +34,9 @@ class Opened(Row, frozen=True, tag=1):
     classes: str
     prompts: bool
     model: str = ""
+    batching: str = "continuous"
+    swap: bool = False
+    part: int = 0  # how many files of this engine came before
     live: int = 0
 
 
@@ -67,8 +70,11 @@ class Arrived(Row, frozen=True, tag=2):
     weight: float = 1.0
     expected_tokens: int | None = None
     due: float | None = None
-    traits: tuple[str, ...] = ()  # grammar, adapter, stepwise, beams, pooling, negative, soft, no speculation
+    traits: tuple[
+        str, ...
+    ] = ()  # grammar, adapter, stepwise, beams, pooling, negative, soft, other parameters
     negative_tokens: int = 0
+    stops: tuple[int, ...] = ()  # tokens that end it, with recorded prompts
 
 
 class Queued(Row, frozen=True, tag=3):

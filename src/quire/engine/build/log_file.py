@@ -23,6 +23,8 @@ def make_recorder(
         prompts=options.record_prompts,
         classes=" ".join(asked.scheduler.slo),
         model=model,
+        batching=asked.scheduler.batching,
+        swap=asked.cache.swap_space is not None,
         costs=costs.weights,
     )
 
