@@ -90,7 +90,7 @@ def mark(core: EngineCore, clock: Clock, name: str, **ms: float) -> None:
     """What a server would say of a request: milliseconds before and after the engine had it."""
     log = log_of(core)
     arrived = next(r for r in log if isinstance(r, rows.Arrived) and r.request_id == name)
-    ended = max((r.at for r in log if isinstance(r, rows.Ended | rows.Aborted) and r.number == arrived.number))
+    ended = max(r.at for r in log if isinstance(r, rows.Ended | rows.Aborted) and r.number == arrived.number)
     at = arrived.arrival - ms.get("tokenize", 0.1) / 1e3
     parsed, received = at, at - ms.get("parse", 0.1) / 1e3
     begun = received - ms.get("receive", 0.1) / 1e3
@@ -142,7 +142,9 @@ def marked(**ms: float) -> Callable[[], Explanation]:
 
 
 def behind_prompts() -> Explanation:
-    core, worker, clock = engine(1, num_blocks=400, max_num_batched_tokens=16, max_model_len=400, max_num_seqs=9)
+    core, worker, clock = engine(
+        1, num_blocks=400, max_num_batched_tokens=16, max_model_len=400, max_num_seqs=9
+    )
     worker.token_ms = 1.0
     for i in range(3):
         request(core, f"big{i}", [i + 50, *range(200)], clock, max_tokens=2, ignore_eos=True)
@@ -180,7 +182,9 @@ def preempted() -> Explanation:
 
 
 def other_prompts() -> Explanation:
-    core, worker, clock = engine(1, num_blocks=900, max_num_batched_tokens=64, max_model_len=900, max_num_seqs=9)
+    core, worker, clock = engine(
+        1, num_blocks=900, max_num_batched_tokens=64, max_model_len=900, max_num_seqs=9
+    )
     worker.token_ms = 0.5
     request(core, "a", [*range(10)], clock, max_tokens=20, ignore_eos=True)
     core.step()
@@ -299,5 +303,3 @@ def test_a_request_that_runs_is_explained_so_far() -> None:
     found = told(core, "a")
     assert not found.finished
     assert "so far" in text_of(found)
-
-

@@ -28,7 +28,9 @@ def test_a_log_cut_anywhere_is_read_up_to_the_cut(log: bytes) -> None:
     whole = read_rows(log).rows
     assert len(whole) > 60
     rng = random.Random(0)
-    for cut in sorted({*range(len(HEADER), 400), *(rng.randrange(len(HEADER), len(log)) for _ in range(300))}):
+    for cut in sorted(
+        {*range(len(HEADER), 400), *(rng.randrange(len(HEADER), len(log)) for _ in range(300))}
+    ):
         found = read_rows(log[:cut], "a.qlog")
         assert found.rows == whole[: len(found.rows)]
         assert bool(found.damage) == (cut != end_of(log, len(found.rows)))
@@ -135,7 +137,9 @@ def test_a_log_has_no_tokens_unless_they_are_asked_for(tmp_path: Path) -> None:
         request(core, "c", [*secret[:6], 5, *secret], clock, max_tokens=2)
         core.step()
         data = path.read_bytes()
-        forms = [form for token in set(secret) for form in (token.to_bytes(4, "little"), token.to_bytes(4, "big"))]
+        forms = [
+            form for token in set(secret) for form in (token.to_bytes(4, "little"), token.to_bytes(4, "big"))
+        ]
         assert any(form in data for form in forms) is prompts
 
 
