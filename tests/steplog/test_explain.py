@@ -223,7 +223,7 @@ def slow_drafts() -> Explanation:
 
 
 def stolen() -> Explanation:
-    core, clock = alone()
+    core, _ = alone()
     log = [
         rows.Step(**{n: getattr(r, n) for n in r.__struct_fields__} | {"stolen": 1500})
         if isinstance(r, rows.Step)
@@ -239,7 +239,7 @@ def between_queue(trait: str) -> Callable[[], Explanation]:
     """A request that the engine keeps until its grammar or adapter is there."""
 
     def make() -> Explanation:
-        core, clock = alone()
+        core, _ = alone()
         log = log_of(core)
         at = next(i for i, r in enumerate(log) if isinstance(r, rows.Arrived))
         row = log[at]

@@ -70,7 +70,9 @@ def load_of_log(log: Log, rate: float = 1.0) -> RecordedLoad:
     if not isinstance(opened, rows.Opened):
         raise SimulationError("the log does not begin with its options")
     config, costs = config_of(opened), StepCostModel(opened.costs)
-    ids, prompts, asked = _fresh(), {}, {}
+    ids = _fresh()
+    prompts: dict[tuple[int, int], list[int]] = {}
+    asked: dict[int, rows.Arrived] = {}
     lengths: dict[int, int] = {}
     size = config.block_size
     for row in log.rows:

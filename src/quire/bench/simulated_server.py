@@ -56,8 +56,9 @@ class SimulatedRun:
 
 
 class SimulatedServer:
-    """One run. `costs` are the true seconds by cost_model.FEATURES, or a function of these; `noise` is the standard deviation of a step's time,
-    relative. Without `admits` everything is queued, without `controls` all steps have the limits of the config.
+    """One run. `costs` are the true seconds by cost_model.FEATURES, or a function of these; `noise` is the standard
+    deviation of a step's time, relative. Without `admits` everything is queued, without `controls` all steps have the
+    limits of the config.
     """
 
     def __init__(

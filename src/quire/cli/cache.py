@@ -27,11 +27,8 @@ def run(args: argparse.Namespace) -> int:
         if args.id is None:
             raise ValueError("id: `quire cache explain` needs the id of an answer")
         found = ask_as_client(args, f"/v1/requests/{quote(args.id, safe='')}/explain")["cache"]
-        lines = (
-            ["nothing was missed: all whole blocks of the prompt were cached"]
-            if found is None
-            else miss_lines(found)
-        )
+        nothing = "nothing was missed: all whole blocks of the prompt were cached"
+        lines = miss_lines(found) if found else [nothing]
         if found and found["changes"]:
             lines.append(f"  try     {ADVICE.get(found['changes'], '')}")
     else:

@@ -41,8 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rate", type=float, default=1.0, metavar="X", help="arrivals X times as fast (default: 1)"
     )
-    parser.add_argument("--spread", type=float, metavar="S",
-                        help="relative deviation of step times (default: as the log's model knows them, or 0.03)")  # fmt: skip
+    parser.add_argument(
+        "--spread",
+        type=float,
+        metavar="S",
+        help="relative deviation of step times (default: 0.03, a bound has none)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the spread, and of ServeGen")
     for name in _LIMITS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help="as of quire serve")
@@ -143,9 +147,9 @@ def _lines(summary: Summary, served: SimulatedRun, facts: dict[str, Any]) -> lis
     lines = [
         f"{facts['requests']} requests in {summary.seconds:.1f} simulated seconds, {facts['steps']} steps "
         f"(step times: {facts['step_times']}; spread {facts['spread']:g})",
-        f"  {summary.completed / summary.seconds:.2f} requests/s, {rates['output_token_rate'].value:.1f} output tokens/s, "
-        f"concurrency {summary.concurrency:.1f}, {served.preemptions} preemptions, "
-        f"{served.hit_share:.0%} of prompt tokens from the cache",
+        f"  {summary.completed / summary.seconds:.2f} requests/s, "
+        f"{rates['output_token_rate'].value:.1f} output tokens/s, concurrency {summary.concurrency:.1f}, "
+        f"{served.preemptions} preemptions, {served.hit_share:.0%} of prompt tokens from the cache",
     ]
     if summary.goodput is not None:
         lines.append(f"  goodput {summary.goodput.rate:.2f} requests/s ({summary.goodput.share:.0%}), "

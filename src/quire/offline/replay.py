@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.cache_kinds import CacheGroup, FullGroup, SlidingGroup, StateGroup
 from quire.core.controller import StepController
@@ -44,6 +44,9 @@ from quire.types import (
     StepOutput,
     TokenIds,
 )
+
+if TYPE_CHECKING:
+    from quire.worker.worker import Masks
 
 _END = 2**31 - 1  # made-up token that ends a sample
 _FAILURES = {
@@ -146,7 +149,7 @@ class _Tap(Recorder):
         """That of the next request."""
         self._next = number
 
-    def _put(self, row: Row, in_file: Row | None = None) -> None:
+    def _put(self, row: Row, _in_file: Row | None = None) -> None:
         if isinstance(row, rows.Step):
             self.last = row
 
@@ -186,9 +189,10 @@ class _ScriptedWorker:
     def forward(self, out: SchedulerOutput) -> None:
         """Nothing is computed."""
 
-    def sample(self, masks: Any = None) -> StepOutput:
+    def sample(self, _masks: Masks | None = None) -> StepOutput:
         """The result by the log."""
-        assert self._step is not None and self._out is not None
+        assert self._step is not None
+        assert self._out is not None
         out, flat = self._out, self._step.rows
         count = len(out.scheduled)
         stops, made = dict(self._notes(rows.STOPPED)), self._made
@@ -216,7 +220,8 @@ class _ScriptedWorker:
         """Tokens that a grammar adds are in the log."""
 
     def _notes(self, what: int) -> Iterator[tuple[int, int]]:
-        assert self._step is not None and self._out is not None
+        assert self._step is not None
+        assert self._out is not None
         notes = self._step.notes
         for i in range(0, len(notes), 3):
             if notes[i + 1] == what and notes[i] < len(self._out.scheduled):
@@ -404,8 +409,8 @@ class _Run:
         self.found.compared_tokens += len(then)
         if then[: len(now)] != now[: len(then)]:
             at = next(i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b)
-            name = self._asked[row.number].request_id
-            self.found.difference = f"request {name}, sample {row.sample}: token {at} of its output was {then[at]}, and is {now[at]} now"
+            who = f"request {self._asked[row.number].request_id}, sample {row.sample}"
+            self.found.difference = f"{who}: token {at} of its output was {then[at]}, and is {now[at]} now"
 
     def _request(self, row: rows.Arrived) -> Request:
         real = self._worker is None

@@ -14,7 +14,6 @@ from dataclasses import asdict, fields
 from hashlib import blake2b
 from typing import Any
 
-from quire.cache_kinds import CacheGroup
 from quire.core.cache_misses import Miss
 from quire.core.scheduler_config import SchedulerConfig
 from quire.records import dataclass
@@ -359,7 +358,7 @@ class Recorder:
         return notes
 
 
-def _fields(group: CacheGroup) -> dict[str, Any]:
+def _fields(group: Any) -> dict[str, Any]:
     return {field.name: getattr(group, field.name) for field in fields(group)}
 
 
@@ -374,7 +373,8 @@ def _traits(request: Request) -> tuple[str, ...]:
         "negative": request.negative_prompt is not None,
         "soft": bool(request.soft_tokens),
         "other parameters": any(
-            getattr(request.params, name) != parameter.default
+            (value := getattr(request.params, name)) != parameter.default
+            and [*value] != [*(parameter.default or ())]
             for name, parameter in PARAMETERS.items()
             if parameter.kind in {dict, list} and name not in _BY_THE_HOST
         ),

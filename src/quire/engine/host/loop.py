@@ -112,13 +112,8 @@ class EngineLoop:
                     self._dirty = True
             case Ping(number):
                 self._channel.send(Pong(number))
-            case AskRecords(count):
-                self._channel.send(Records(list(self._core.records)[-count:]))
-            case AskLog():
-                self._channel.send(LogRows(self._core.recorder.ring() if self._core.recorder else b""))
-            case Tell(row):
-                if self._core.recorder is not None:
-                    self._core.recorder.told(row)
+            case AskRecords() | AskLog() | Tell():
+                self._tell(command)
             case Vocabulary(tokens):
                 self._core.vocabulary = tokens
             case ClearCache():
@@ -132,6 +127,16 @@ class EngineLoop:
                 self._adapters.obey(command)
             case _:
                 raise TypeError(f"{type(command).__name__} is not valid for a running engine")
+
+    def _tell(self, command: AskRecords | AskLog | Tell) -> None:
+        """Show or add to what was recorded."""
+        recorder = self._core.recorder
+        if isinstance(command, AskRecords):
+            self._channel.send(Records(list(self._core.records)[-command.count :]))
+        elif isinstance(command, AskLog):
+            self._channel.send(LogRows(b"" if recorder is None else recorder.ring()))
+        elif recorder is not None:
+            recorder.told(command.row)
 
     def _add(self, command: AddRequest) -> None:
         self._seen = max(self._seen, command.handle)
