@@ -12,7 +12,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.core import EngineCore
 from quire.objectives import ServiceTerms, parse_classes
-from quire.steplog.files import LogFile
+from quire.steplog.log_files import LogFile
 from quire.steplog.recorder import Recorder
 from quire.types import FinishReason, Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
 
@@ -21,12 +21,13 @@ MS = 1_000_000
 
 @dataclass
 class Clock:
-    """Nanoseconds; every reading costs a microsecond."""
+    """Nanoseconds; every reading costs some."""
 
     now: int = 10**12
+    cost: int = 1000
 
     def __call__(self) -> int:
-        self.now += 1000
+        self.now += self.cost
         return self.now
 
 
@@ -112,12 +113,13 @@ def engine(
 
 def request(core: EngineCore, name: str, prompt: list[int], clock: Clock, **params: Any) -> Request:
     terms = ServiceTerms(service_class=params.pop("service_class", 0), account=params.pop("account", ""))
+    arrival = params.pop("arrival", None)
     facts = {key: params.pop(key) for key in ("tenant", "namespace", "priority") if key in params}
     made = Request(
         request_id=name,
         prompt_token_ids=TokenIds(prompt),
         params=SamplingParams(**params),
-        arrival=clock() / 1e9,
+        arrival=clock() / 1e9 if arrival is None else arrival,
         eos_token_ids=(3,),
         terms=terms,
         **facts,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from quire.engine.core import EngineCore
-from quire.steplog import rows
+from quire.steplog import log_rows as rows
 from quire.steplog.explain import PARTS, Explanation, explain, text_of
-from quire.steplog.files import read_rows
-from quire.steplog.rows import encode
+from quire.steplog.log_files import read_rows
+from quire.steplog.log_rows import encode
 
 from .storm import MS, Clock, engine, request, storm
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.steplog import rows
-from quire.steplog.files import HEADER, LogError, LogFile, framed, read_log, read_rows
-from quire.steplog.rows import SAMPLE_BITS, encode
+from quire.steplog import log_rows as rows
+from quire.steplog.log_files import HEADER, LogError, LogFile, framed, read_log, read_rows
+from quire.steplog.log_rows import SAMPLE_BITS, encode
 
 from .storm import engine, request, storm
 

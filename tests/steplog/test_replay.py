@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from quire.offline.replay import ReplayError, replay, schedule_digest
-from quire.steplog import rows
-from quire.steplog.files import Log, LogFile, read_log
+from quire.offline.replay_log import ReplayError, replay, schedule_digest
+from quire.steplog import log_rows as rows
+from quire.steplog.log_files import Log, LogFile, read_log
 
 from .storm import storm
 

@@ -8,10 +8,10 @@ from quire.bench.simulated_server import Arrival
 from quire.bench.traces import TraceRow
 from quire.core.cost_model import StepCostModel
 from quire.core.scheduler_config import SchedulerConfig
-from quire.offline.replay import config_of
+from quire.offline.replay_log import config_of
 from quire.records import dataclass
-from quire.steplog import rows
-from quire.steplog.files import Log
+from quire.steplog import log_rows as rows
+from quire.steplog.log_files import Log
 from quire.types import QuireError
 
 _IDS = 2**31 - 1

@@ -15,7 +15,7 @@ from quire.util.printable import printable
 
 if TYPE_CHECKING:
     from quire.steplog.explain import Explanation
-    from quire.steplog.rows import AnyRow
+    from quire.steplog.log_rows import AnyRow
 
 _SLOWEST = 20
 
@@ -73,8 +73,8 @@ _Steps = list[tuple[int, float, Sequence[Sequence[int]]]]
 
 def _from_log(args: argparse.Namespace) -> tuple[Any, str, _Steps]:
     from quire.steplog.explain import explain, text_of
-    from quire.steplog.files import read_log
-    from quire.steplog.rows import Arrived
+    from quire.steplog.log_files import read_log
+    from quire.steplog.log_rows import Arrived
 
     log = read_log(Path(args.log))
     names = {row.number: row.request_id for row in log.rows if isinstance(row, Arrived)}
@@ -104,7 +104,7 @@ def _from_log(args: argparse.Namespace) -> tuple[Any, str, _Steps]:
 
 def _all(log: Sequence[AnyRow]) -> list[Explanation]:
     from quire.steplog.explain import explain
-    from quire.steplog.rows import Arrived
+    from quire.steplog.log_rows import Arrived
 
     ids = [row.request_id for row in log if isinstance(row, Arrived)][-500:]
     return [one for one in (explain(log, name) for name in ids) if one is not None and one.finished]

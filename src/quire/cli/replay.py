@@ -15,7 +15,7 @@ from quire.types import QuireError
 
 if TYPE_CHECKING:
     from quire.engine.core import EngineCore
-    from quire.steplog.files import Log
+    from quire.steplog.log_files import Log
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit status 1 when something differs."""
-    from quire.offline.replay import replay
-    from quire.steplog.files import Log, read_log
+    from quire.offline.replay_log import replay
+    from quire.steplog.log_files import Log, read_log
 
     if not 0 <= args.speed <= 1e6:
         raise ValueError(f"speed: {args.speed:g} must be from 0 to 1e6")
@@ -65,25 +65,16 @@ class _Engine:
 
     def __init__(self, args: argparse.Namespace, log: Log) -> None:
         from quire.engine.build.assemble import build
+        from quire.engine.build.budget import options_of
         from quire.engine.build.opening import find_model, open_model
-        from quire.offline.replay import ReplayError, config_of
-        from quire.steplog.rows import Opened
+        from quire.offline.replay_log import ReplayError, config_of
+        from quire.steplog.log_rows import Opened
 
         opened = log.rows[0] if log.rows else None
         if not isinstance(opened, Opened):
             raise ReplayError("the log does not begin with its options")
         limits = config_of(opened)
-        given = engine_config(args).replace(
-            num_kv_blocks=limits.num_blocks,
-            block_size=limits.block_size,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
-            enable_prefix_caching=limits.enable_prefix_caching,
-            enable_chunked_prefill=limits.enable_chunked_prefill,
-            scheduling_policy=limits.policy,
-            overtake_ms=limits.overtake * 1e3,
-        )
+        given = engine_config(args).replace(**options_of(limits))
         self._built = build(open_model(find_model(args.model), tokenizer=False), given)
         if self._built.core.scheduler.config != limits:
             self._built.close()

@@ -14,15 +14,9 @@ if TYPE_CHECKING:
     from quire.bench.request_metrics import Summary
     from quire.bench.simulated_server import Arrival, SimulatedRun, StepTime
     from quire.core.scheduler_config import SchedulerConfig
-    from quire.steplog.files import Log
+    from quire.steplog.log_files import Log
 
-_LIMITS = {
-    "num_kv_blocks": "num_blocks",
-    "block_size": "block_size",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "max_model_len": "max_model_len",
-}
+_LIMITS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.bench.simulated_arrivals import SimulationError
     from quire.bench.simulated_server import SimulatedServer
     from quire.objectives import parse_classes
-    from quire.steplog.files import read_log
+    from quire.steplog.log_files import read_log
 
     for name, least in (("limit", 1), ("rate", 1e-6), ("overhead_ms", 0)):
         if getattr(args, name) < least:
@@ -102,9 +96,8 @@ def _load(args: argparse.Namespace, log: Log | None) -> tuple[list[Arrival], Sch
 
     recorded = None if log is None else load_of_log(log, args.rate)
     config = SchedulerConfig(num_blocks=4096, max_model_len=32768) if recorded is None else recorded.config
-    changes: dict[str, Any] = {
-        field: getattr(args, name) for name, field in _LIMITS.items() if getattr(args, name) is not None
-    }
+    given = {name: getattr(args, name) for name in _LIMITS}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if args.scheduling_policy is not None:
         changes["policy"] = args.scheduling_policy
     if args.no_prefix_caching:

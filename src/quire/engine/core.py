@@ -16,7 +16,7 @@ from quire.engine.api import StepRecord
 from quire.engine.beam_sequences import BeamSequences
 from quire.engine.whole_batches import BatchGate
 from quire.speculate.speculation import NO_DRAFTS, Speculation
-from quire.steplog.recorder import Recorder, Times
+from quire.steplog.recorder import Recorder, StepTimes
 from quire.text.token_bytes import TokenBytes
 from quire.types import (
     FinishReason,
@@ -268,8 +268,7 @@ class EngineCore:
         self.costs.observe(features, seconds)
         if self._controller is not None:
             self._controller.ran(seconds)
-        drafts = self.speculation.last if self.speculation else NO_DRAFTS
-        scheduler = self.scheduler
+        drafts, scheduler = self.speculation.last if self.speculation else NO_DRAFTS, self.scheduler
         self.records.append(
             StepRecord(
                 step=out.step,
@@ -291,7 +290,7 @@ class EngineCore:
             )
         )
         if self.recorder is not None:
-            self._record(out, result, events, Times(begun, scheduled, executed, updated, self._drafting))
+            self._record(out, result, events, StepTimes(begun, scheduled, executed, updated, self._drafting))
         return events
 
     def _look(self, out: SchedulerOutput) -> None:
@@ -309,7 +308,9 @@ class EngineCore:
             if miss is not None:
                 recorder.missed(new.request_id, miss)
 
-    def _record(self, out: SchedulerOutput, result: StepOutput, events: list[SeqEvent], times: Times) -> None:
+    def _record(
+        self, out: SchedulerOutput, result: StepOutput, events: list[SeqEvent], times: StepTimes
+    ) -> None:
         recorder, scheduler, record = self.recorder, self.scheduler, self.records[-1]
         assert recorder is not None
         recorder.costs = self.costs.weights

@@ -14,9 +14,9 @@ from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
 from quire.server.query import query_of
 from quire.server.routes import Act, Get, HttpRoute
-from quire.steplog import rows
+from quire.steplog import log_rows as rows
 from quire.steplog.explain import PARTS, explain, sentence, text_of
-from quire.steplog.files import read_rows
+from quire.steplog.log_files import read_rows
 from quire.steplog.misses import MissText, Template, templates
 
 _BEHIND = 8  # requests that are named

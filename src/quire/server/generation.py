@@ -17,9 +17,10 @@ from quire.records import dataclass
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import ChunkWriter, Exchange
+from quire.server.log_marks import tell_refused
 from quire.server.pieces import is_portion
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
-from quire.types import FinishReason
+from quire.types import FinishReason, QuireError
 
 Deltas = Sequence[tuple[int, StreamDelta]]
 # The events of parts of a choice; None for those that only a reader can deliver.
@@ -74,9 +75,11 @@ class HttpGeneration:
             for ask in self._asks:
                 stream = self._context.engine.generate(ask)
                 self.streams.append(stream if hooks is None else hooks.wrap(stream))
-        except BaseException:
+        except BaseException as error:
             for stream in self.streams:
                 stream.cancel()
+            if isinstance(error, QuireError):
+                tell_refused(self._context.engine, self._asks, error)
             raise
         return self
 

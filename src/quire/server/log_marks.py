@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 
-from quire.engine.api import Engine
+from quire.engine.api import Engine, GenerateAsk
 from quire.server.exchange import Exchange
-from quire.steplog.rows import Marks, encode
+from quire.steplog.log_rows import Marks, Turned, encode
 
 _REMEMBERED = 4096  # latest requests
 
@@ -30,6 +31,12 @@ class Owners:
         """The engine's name of a request of a tenant; None for an unknown one and for that of another."""
         owner, request_id = self._found.get(name, (None, ""))
         return request_id if owner == tenant else None
+
+
+def tell_refused(engine: Engine, asks: Sequence[GenerateAsk], error: Exception) -> None:
+    """Requests were not admitted, all of an exchange together. Messages have no text of requests."""
+    for ask in asks:
+        engine.tell(encode(Turned(time.monotonic_ns(), ask.request.request_id, type(error).__name__)))
 
 
 def tell_marks(engine: Engine, exchange: Exchange) -> None:

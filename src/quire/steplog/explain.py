@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from quire.records import dataclass
-from quire.steplog import rows
-from quire.steplog.rows import SAMPLE_BITS, AnyRow
+from quire.steplog import log_rows as rows
+from quire.steplog.log_rows import SAMPLE_BITS, AnyRow
 
 NS = 1_000_000_000
 # name of a part -> what it says, and whether something else than the request itself is the reason
@@ -45,7 +45,7 @@ PARTS: dict[str, tuple[str, bool]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LifeSpan:
     """Nanoseconds, and the reason; `detail` is a number or a name for the reader."""
 
     start: int
@@ -60,7 +60,7 @@ class Explanation:
 
     request_id: str
     number: int
-    spans: list[Span] = field(default_factory=list)
+    spans: list[LifeSpan] = field(default_factory=list)
     behind: Counter[tuple[int, str]] = field(default_factory=Counter)
     batches: Counter[int] = field(default_factory=Counter)  # decode time by rows of the step
     why_queued: Counter[str] = field(default_factory=Counter)
@@ -173,7 +173,7 @@ class _Walk:
         spans = self._found.spans
         if spans and spans[-1].part == part and spans[-1].detail == detail:
             start = spans.pop().start
-        spans.append(Span(start, end, part, detail))
+        spans.append(LifeSpan(start, end, part, detail))
         passed, self._cursor = end - self._cursor, end
         return passed
 
@@ -364,9 +364,9 @@ def sentence(found: Explanation, name_of: Mapping[int, str]) -> str:
     return text + "."
 
 
-def _timeline(spans: Iterable[Span], most: int = 40) -> list[str]:
+def _timeline(spans: Iterable[LifeSpan], most: int = 40) -> list[str]:
     """Spans with their times; many short ones are drawn together."""
-    found: list[Span] = list(spans)
+    found: list[LifeSpan] = list(spans)
     if not found:
         return []
     first = found[0].start
@@ -375,7 +375,7 @@ def _timeline(spans: Iterable[Span], most: int = 40) -> list[str]:
         at = min(range(1, len(found)), key=lambda i: found[i].end - found[i - 1].start)
         a, b = found[at - 1], found[at]
         longer = a if a.end - a.start >= b.end - b.start else b
-        found[at - 1 : at + 1] = [Span(a.start, b.end, longer.part, "and others")]
+        found[at - 1 : at + 1] = [LifeSpan(a.start, b.end, longer.part, "and others")]
     return [
         f"  {(span.start - first) / 1e6:>10.1f} ms  {(span.end - span.start) / 1e6:>9.1f} ms  {span.part}"
         f"{f' ({span.detail})' if span.detail else ''}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from quire.core.cache_misses import AROUND
 from quire.records import dataclass
-from quire.steplog.rows import Missed
+from quire.steplog.log_rows import Missed
 
 _TIME = re.compile(
     r"\d{1,4}[-:/.T]\d{1,2}"

@@ -17,9 +17,9 @@ from typing import Any
 from quire.core.cache_misses import Miss
 from quire.core.scheduler_config import SchedulerConfig
 from quire.records import dataclass
-from quire.steplog import rows
-from quire.steplog.files import HEADER, LogFile, framed
-from quire.steplog.rows import SAMPLE_BITS, Chain, Row, encode
+from quire.steplog import log_rows as rows
+from quire.steplog.log_files import HEADER, LogFile, framed
+from quire.steplog.log_rows import SAMPLE_BITS, LogRow, TokenChain, encode
 from quire.types import PARAMETERS, FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput
 
 RING_BYTES = 2**20
@@ -48,7 +48,7 @@ class _Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class StepTimes:
     """Readings of the clock in a step, in nanoseconds: when it began, and after that."""
 
     at: int
@@ -193,7 +193,7 @@ class Recorder:
         out: SchedulerOutput,
         result: StepOutput,
         events: Sequence[SeqEvent],
-        times: Times,
+        times: StepTimes,
         facts: Mapping[str, Any],
     ) -> None:
         """A step has ended. `facts` are the fields of rows.Step that the engine knows."""
@@ -261,7 +261,7 @@ class Recorder:
             len(self._live),
         )  # fmt: skip
 
-    def _put(self, row: Row, in_file: Row | None = None) -> None:
+    def _put(self, row: LogRow, in_file: LogRow | None = None) -> None:
         frame = framed(encode(row))
         self._put_frame(frame, None if in_file is None else framed(encode(in_file)))
 
@@ -301,11 +301,11 @@ class Recorder:
 
     def _chain(
         self, live: _Live, tokens: Sequence[int], name: tuple[int, int], own: Sequence[int] | None = None
-    ) -> Chain:
+    ) -> TokenChain:
         """What tokens share with earlier ones. `own`: those to record, if not all."""
         size, known = self._config.block_size, self._known
         if self._file is None:
-            return Chain((-1, -1), 0, b"")
+            return TokenChain((-1, -1), 0, b"")
         digest, like, shared = live.seed, (-1, -1), 0
         data = array("i", tokens)
         for block in range(len(data) // size):
@@ -320,7 +320,7 @@ class Recorder:
                 like, shared = found, block + 1
                 known.move_to_end(digest)
         written = array("i", tokens if own is None else own).tobytes() if self._prompts else b""
-        return Chain(like, shared, digest if len(data) >= size else b"", written)
+        return TokenChain(like, shared, digest if len(data) >= size else b"", written)
 
     def _name(self, text: str) -> str:
         """A keyed digest in place of a name."""

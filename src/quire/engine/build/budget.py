@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from quire.cache_kinds import FLOAT_KV
 from quire.config.schema import AdapterOptions, ResolvedConfig
 from quire.core.capacity import least_blocks
+from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import REQUESTS
 from quire.engine.build.drafts import Draft
 from quire.engine.build.log_file import recorder_bytes
@@ -155,8 +157,7 @@ def _plan(
         "swap": asked.cache.swap_space or 0,
         "records": recorder_bytes(asked),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
-        "grammars": 0,
-        "compiler": 0,
+        **dict.fromkeys(("grammars", "compiler"), 0),
     }
     overhead = BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.cache.block_size + (DRAFT_OVERHEAD if draft else 0)
     block_bytes = kv_bytes + overhead
@@ -238,6 +239,21 @@ def _grammar_parts(
     if asked is None and first + grammars + PLANNED_BYTES > rest // GRAMMAR_MOST:
         return 0, 0, 0  # a small bound is for requests without grammars, unless it is asked otherwise
     return first + grammars, PLANNED_BYTES, grammars
+
+
+def options_of(limits: SchedulerConfig) -> dict[str, Any]:
+    """The options of an engine whose scheduler has these limits."""
+    return {
+        "num_kv_blocks": limits.num_blocks,
+        "block_size": limits.block_size,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "max_model_len": limits.max_model_len,
+        "enable_prefix_caching": limits.enable_prefix_caching,
+        "enable_chunked_prefill": limits.enable_chunked_prefill,
+        "scheduling_policy": limits.policy,
+        "overtake_ms": limits.overtake * 1e3,
+    }
 
 
 def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from quire.config.schema import EngineConfig
 from quire.core.cost_model import StepCostModel
 from quire.core.scheduler_config import SchedulerConfig
-from quire.steplog.files import LogFile
+from quire.steplog.log_files import LogFile
 from quire.steplog.recorder import FILE_MEMORY_BYTES, MEMORY_BYTES, Recorder
 
 

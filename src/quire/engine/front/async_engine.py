@@ -145,7 +145,6 @@ class AsyncEngine:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine process; None for a thread, or while there is none."""
         return self._client.pid if self._client else None
 
     @property
@@ -250,7 +249,6 @@ class AsyncEngine:
         await self._client.give_back(level)
 
     async def wake(self) -> None:
-        """The end of a sleep; nothing for an engine that does not sleep. Raises the errors of loading."""
         if self._client is not None and self.state is EngineState.SLEEPING:
             await self._client.wake()
 
@@ -281,20 +279,16 @@ class AsyncEngine:
         return await self.ping(timeout)  # commands are obeyed in order
 
     async def debug(self) -> Mapping[str, Any]:
-        """The latest step records, to explain latency."""
         records = await self._client.records() if self._client else []
         return {"steps": msgspec.to_builtins(records)}
 
     async def log(self) -> bytes:
-        """The latest rows of the engine's log, as a log; see quire.steplog."""
         return await self._client.log() if self._client else b""
 
     def tell(self, row: bytes) -> None:
-        """Add a row to the log of the engine."""
         self._send(Tell(row))
 
     async def memory(self) -> Mapping[str, Any]:
-        """What each process holds, by part, and the plan; see docs/memory.md."""
         if self._client is None:
             raise EngineUnavailableError("the engine is loading")
         return await self._client.memory(self._grammars.pid)

@@ -18,11 +18,11 @@ SAMPLE_BITS = 7
 DRAFTS, PROPOSED, STOPPED, FAILED, NO_TOKEN, LATE, COMPLETE, POOLED, DEAD_END, GRAMMAR_LIMIT, TREE = range(11)
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class LogRow(msgspec.Struct, frozen=True, array_like=True):
     """Base of all rows."""
 
 
-class Opened(Row, frozen=True, tag=1):
+class Opened(LogRow, frozen=True, tag=1):
     """The first row of a file. `options` are those of the scheduler, `costs` the weights of the cost model, `classes`
     those of service as an option writes them; `live` are requests that were running when an earlier file was full.
     """
@@ -40,7 +40,7 @@ class Opened(Row, frozen=True, tag=1):
     live: int = 0
 
 
-class Chain(Row, frozen=True):
+class TokenChain(LogRow, frozen=True):
     """Tokens by what they share: the first `shared` blocks are those of `like`, the key of a sample, or the number of a
     request and -1 for its prompt. `digest` is the keyed hash of all whole blocks. `tokens`: the ids, if recorded.
     """
@@ -51,7 +51,7 @@ class Chain(Row, frozen=True):
     tokens: bytes = b""
 
 
-class Arrived(Row, frozen=True, tag=2):
+class Arrived(LogRow, frozen=True, tag=2):
     """A request reached the engine process. `arrival` is when it was tokenized, in seconds. `params` are the numbers
     that differ from their defaults; `domain` names tenant, namespace and adapter by keyed digests.
     """
@@ -61,7 +61,7 @@ class Arrived(Row, frozen=True, tag=2):
     request_id: str
     arrival: float
     prompt_tokens: int
-    chain: Chain
+    chain: TokenChain
     params: dict[str, float]
     domain: tuple[str, str, str]
     priority: int = 0
@@ -77,14 +77,14 @@ class Arrived(Row, frozen=True, tag=2):
     stops: tuple[int, ...] = ()  # tokens that end it, with recorded prompts
 
 
-class Queued(Row, frozen=True, tag=3):
+class Queued(LogRow, frozen=True, tag=3):
     """A request was given to the scheduler: its grammar was compiled and its adapter was there."""
 
     at: int
     number: int
 
 
-class Step(Row, frozen=True, tag=4):
+class Step(LogRow, frozen=True, tag=4):
     """A step. `scheduled`, `executed`, `updated` are nanoseconds after `at`; `forward`, `sample`, `draft`, `stolen` and
     `predicted` microseconds. `rows` has four numbers a row: key, first position, tokens, accepted tokens. `notes` has
     three for each special fact of a row: the row, the fact, its value. `started` has three for each sample that starts
@@ -112,7 +112,7 @@ class Step(Row, frozen=True, tag=4):
     fetching: list[int] = []
 
 
-class Ended(Row, frozen=True, tag=5):
+class Ended(LogRow, frozen=True, tag=5):
     """A sample ended, with `tokens` of output; its chain is that of prompt and output."""
 
     at: int
@@ -120,17 +120,17 @@ class Ended(Row, frozen=True, tag=5):
     sample: int
     reason: str
     tokens: int
-    chain: Chain
+    chain: TokenChain
 
 
-class Aborted(Row, frozen=True, tag=6):
+class Aborted(LogRow, frozen=True, tag=6):
     """A request was ended from outside."""
 
     at: int
     number: int
 
 
-class Finished(Row, frozen=True, tag=7):
+class Finished(LogRow, frozen=True, tag=7):
     """A sample was ended for its text."""
 
     at: int
@@ -138,7 +138,7 @@ class Finished(Row, frozen=True, tag=7):
     sample: int
 
 
-class Missed(Row, frozen=True, tag=8):
+class Missed(LogRow, frozen=True, tag=8):
     """Why a prompt was not found in the cache as a whole; see core.cache_misses."""
 
     at: int
@@ -151,7 +151,7 @@ class Missed(Row, frozen=True, tag=8):
     theirs: tuple[int, ...] = ()
 
 
-class Marks(Row, frozen=True, tag=9):
+class Marks(LogRow, frozen=True, tag=9):
     """Times of a request in the server, in seconds: first byte read, body complete, body parsed, grammar compiled,
     memory there, last token as text, last byte written; and how long the client did not read after the last token.
     """
@@ -167,7 +167,7 @@ class Marks(Row, frozen=True, tag=9):
     unread: float
 
 
-class Changed(Row, frozen=True, tag=10):
+class Changed(LogRow, frozen=True, tag=10):
     """A limit of the scheduler was changed while it ran, or the cost model's weights as of now."""
 
     at: int
@@ -175,13 +175,13 @@ class Changed(Row, frozen=True, tag=10):
     values: tuple[float, ...]
 
 
-class Closed(Row, frozen=True, tag=11):
+class Closed(LogRow, frozen=True, tag=11):
     """The last row of an engine that ended in order."""
 
     at: int
 
 
-class Turned(Row, frozen=True, tag=12):
+class Turned(LogRow, frozen=True, tag=12):
     """A server refused a request at admission: why."""
 
     at: int

@@ -29,10 +29,10 @@ from quire.executor.plans import PlanCounts
 from quire.logprobs import LogprobTable
 from quire.objectives import ServiceTerms, parse_classes
 from quire.records import dataclass
-from quire.steplog import rows
-from quire.steplog.files import Log
+from quire.steplog import log_rows as rows
+from quire.steplog.log_files import Log
+from quire.steplog.log_rows import SAMPLE_BITS, AnyRow, LogRow
 from quire.steplog.recorder import Recorder
-from quire.steplog.rows import SAMPLE_BITS, AnyRow, Row
 from quire.types import (
     PARAMETERS,
     FinishReason,
@@ -132,7 +132,7 @@ class _Lines:
         self._fresh += 1
         return self._fresh
 
-    def _line(self, chain: rows.Chain, size: int, length: int, prompt: list[int]) -> list[int]:
+    def _line(self, chain: rows.TokenChain, size: int, length: int, prompt: list[int]) -> list[int]:
         if chain.tokens:
             return [*prompt, *array("i", chain.tokens)]
         found = self._found.get((chain.like[0], chain.like[1]), [])[: chain.shared * size]
@@ -149,7 +149,7 @@ class _Tap(Recorder):
         """That of the next request."""
         self._next = number
 
-    def _put(self, row: Row, _in_file: Row | None = None) -> None:
+    def _put(self, row: LogRow, _in_file: LogRow | None = None) -> None:
         if isinstance(row, rows.Step):
             self.last = row
 

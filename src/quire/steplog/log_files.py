@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from quire.records import dataclass
-from quire.steplog.rows import AnyRow, Closed, encode
+from quire.steplog.log_rows import AnyRow, Closed, encode
 from quire.types import QuireError
 
 MAGIC, VERSION = b"QUIRELOG", 1
