@@ -19,6 +19,7 @@ from quire.steplog.explain import PARTS, explain, sentence, text_of
 from quire.steplog.log_files import read_rows
 from quire.steplog.misses import MissText, Template, templates
 
+_ROW_MEMORY = 8  # bytes of rows for one of the log, the steps of a long life among them
 _BEHIND = 8  # requests that are named
 _TEMPLATES = 10
 
@@ -107,10 +108,30 @@ def _unknown(name: str) -> ApiError:
     return ApiError(404, f"{name!r} is not a request of yours, or it was too long ago", code="not_found")
 
 
-async def _log(context: ServerContext) -> list[rows.AnyRow]:
+async def _log(context: ServerContext, exchange: Exchange, request_id: str = "") -> list[rows.AnyRow]:
+    """The rows about requests, and the steps in the life of one. They count as a body that is being read."""
     context.card()
     data = await context.engine.log()
-    return (await asyncio.to_thread(read_rows, data)).rows if data else []
+    pool = context.memory.work
+    await exchange.held.take(pool, min(pool.limit, _ROW_MEMORY * len(data)))
+    return await asyncio.to_thread(_rows_of, data, request_id) if data else []
+
+
+def _rows_of(data: bytes, request_id: str) -> list[rows.AnyRow]:
+    found = read_rows(data, keep=lambda row: not isinstance(row, rows.Step)).rows
+    arrived = [row for row in found if isinstance(row, rows.Arrived) and row.request_id == request_id]
+    if not arrived:
+        return found
+    start, number = arrived[-1].at, arrived[-1].number
+    ends = [row.at for row in found if isinstance(row, rows.Ended | rows.Aborted) and row.number == number]
+    end = max(ends) if len(ends) >= arrived[-1].params.get("n", 1) else None
+    return read_rows(
+        data,
+        keep=lambda row: (
+            not isinstance(row, rows.Step)
+            or (row.at + row.updated >= start and (end is None or row.at <= end))
+        ),
+    ).rows
 
 
 async def explain_request(context: ServerContext, exchange: Exchange) -> ExplainBody:
@@ -120,7 +141,7 @@ async def explain_request(context: ServerContext, exchange: Exchange) -> Explain
     request_id = context.owners.find(name, exchange.tenant)
     if request_id is None:
         raise _unknown(name)
-    log = await _log(context)
+    log = await _log(context, exchange, request_id)
     found = await asyncio.to_thread(explain, log, request_id)
     if found is None:
         raise _unknown(name)
@@ -176,7 +197,7 @@ def _text(context: ServerContext, miss: rows.Missed, *, own: bool) -> MissText:
 
 async def cache_misses(context: ServerContext, exchange: Exchange) -> MissesBody:
     """What the latest prompts of the client lost in the cache."""
-    log, own = await _log(context), _own_domain(context, exchange)
+    log, own = await _log(context, exchange), _own_domain(context, exchange)
     numbers = {
         row.number
         for row in log

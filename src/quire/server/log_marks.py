@@ -10,7 +10,7 @@ from quire.engine.api import Engine, GenerateAsk
 from quire.server.exchange import Exchange
 from quire.steplog.log_rows import Marks, Turned, encode
 
-_REMEMBERED = 4096  # latest requests
+_REMEMBERED = 2048  # latest requests
 
 
 class Owners:

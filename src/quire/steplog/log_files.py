@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -49,8 +50,10 @@ class Log:
 _decode = msgspec.msgpack.Decoder(AnyRow).decode
 
 
-def read_rows(data: bytes | memoryview, name: str = "log") -> Log:
-    """The rows of a log. Raises LogError for anything that does not begin as a log of this version."""
+def read_rows(
+    data: bytes | memoryview, name: str = "log", keep: Callable[[AnyRow], bool] = lambda _: True
+) -> Log:
+    """The rows of a log that are to be kept. Raises LogError for what does not begin as a log of this version."""
     head = bytes(data[: len(HEADER)])
     if head[: len(MAGIC)] != MAGIC or len(head) < len(HEADER):
         raise LogError(f"{name}: not a log of Quire: it does not begin with {MAGIC.decode()}")
@@ -58,6 +61,7 @@ def read_rows(data: bytes | memoryview, name: str = "log") -> Log:
         found = int.from_bytes(head[len(MAGIC) : len(MAGIC) + 2], "little")
         raise LogError(f"{name}: version {found} of the log, and this program reads version {VERSION}")
     rows: list[AnyRow] = []
+    count = 0
     at, view = len(HEADER), memoryview(data)
     while at < len(view):
         damage = ""
@@ -71,11 +75,14 @@ def read_rows(data: bytes | memoryview, name: str = "log") -> Log:
             damage = "its checksum is wrong"
         else:
             try:
-                rows.append(_decode(view[at + 4 : end - 4]))
+                row = _decode(view[at + 4 : end - 4])
+                count += 1
+                if keep(row):
+                    rows.append(row)
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
                 damage = f"unknown contents ({error})"
         if damage:
-            return Log(rows, f"{name}: damaged at byte {at}, after {len(rows)} rows: {damage}")
+            return Log(rows, f"{name}: damaged at byte {at}, after {count} rows: {damage}")
         at = end
     return Log(rows)
 
