@@ -70,14 +70,14 @@ def test_the_first_difference_is_shown_with_its_text(server: LiveServer) -> None
     name, _ = asked(server, rules.format("31"))
     cache = server.get(f"/v1/requests/{name}/explain", headers=A).json["cache"]
     assert cache["kind"] == "differs"
-    assert cache["changes"] == "a date or time"
+    assert cache["changes"] == "a date or time", cache
     assert cache["lost_tokens"] >= 16
     before, ours = cache["ours"].split("><")
     assert before.endswith("2026-11-")
     assert ours.startswith("31")
     assert cache["theirs"].split("><")[1].startswith("20")
     found = server.get("/v1/cache/misses", headers=A).json
-    assert found["templates"][0]["changes"] == "a date or time"
+    assert "a date or time" in [one["changes"] for one in found["templates"]]
     # what another key has cached is neither found nor shown
     other, _ = asked(server, rules.format("31"), B)
     missed = server.get(f"/v1/requests/{other}/explain", headers=B).json["cache"]

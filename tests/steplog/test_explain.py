@@ -65,7 +65,7 @@ def test_marks_of_the_server_are_parts_too() -> None:
     found = told(core, "a")
     parts = found.parts()
     assert [round(parts[name] / MS) for name in ("detokenize", "write", "slow reader")] == [7, 8, 9]
-    whole = next(r for r in log_of(core) if isinstance(r, rows.Marks))
+    whole = next(r for r in log_of(core) if isinstance(r, rows.ServerMarks))
     assert abs(found.total - (whole.written - whole.begun) * 1e9) < MS
 
 
@@ -101,7 +101,7 @@ def mark(core: EngineCore, clock: Clock, name: str, **ms: float) -> None:
     assert core.recorder is not None
     core.recorder.told(
         encode(
-            rows.Marks(
+            rows.ServerMarks(
                 name, begun, received, parsed, compiled, compiled + ms.get("admitted", 0) / 1e3, finished, written,
                 unread,
             )
@@ -124,7 +124,7 @@ def marked(**ms: float) -> Callable[[], Explanation]:
         mark_at = log.index(row)
         assert made.request_id == "a"
         log[mark_at] = rows.Arrived(**fields)
-        marks = rows.Marks(
+        marks = rows.ServerMarks(
             "a", arrival - sum(ms.get(n, 0.1) for n in ("tokenize", "parse", "receive")) / 1e3,
             arrival - sum(ms.get(n, 0.1) for n in ("tokenize", "parse")) / 1e3,
             arrival - ms.get("tokenize", 0.1) / 1e3,

@@ -485,7 +485,7 @@ class RecordOptions:
     record: str | None = option(
         None,
         "write a log of all steps, requests and decisions, for quire explain and quire replay; no texts and no tokens "
-        "are in it",
+        "are in it (default: none)",
         metavar="FILE",
     )
     record_size: int = option(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from quire.engine.api import Engine, GenerateAsk
 from quire.server.exchange import Exchange
-from quire.steplog.log_rows import Marks, Turned, encode
+from quire.steplog.log_rows import ServerMarks, Turned, encode
 
 _REMEMBERED = 2048  # latest requests
 
@@ -46,7 +46,7 @@ def tell_marks(engine: Engine, exchange: Exchange) -> None:
     for request_id in exchange.asked:
         engine.tell(
             encode(
-                Marks(
+                ServerMarks(
                     request_id, exchange.begun, exchange.received or exchange.begun, exchange.parsed,
                     exchange.compiled, exchange.admitted or exchange.compiled, finished, now, exchange.unread,
                 )

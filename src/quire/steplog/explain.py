@@ -128,7 +128,12 @@ class _Walk:
         self._log, self._arrived = log, arrived
         self._found = Explanation(arrived.request_id, arrived.number, prompt=arrived.prompt_tokens)
         self._marks = next(
-            (row for row in log if isinstance(row, rows.Marks) and row.request_id == arrived.request_id), None
+            (
+                row
+                for row in log
+                if isinstance(row, rows.ServerMarks) and row.request_id == arrived.request_id
+            ),
+            None,
         )
         self._cursor = 0
         self._state = "handover"
@@ -159,7 +164,7 @@ class _Walk:
             self._finish(marks)
         return found
 
-    def _finish(self, marks: rows.Marks) -> None:
+    def _finish(self, marks: rows.ServerMarks) -> None:
         self._to(int(marks.finished * NS), "detokenize")
         end, unread = int(marks.written * NS), int(marks.unread * NS)
         self._to(end - unread, "write")

@@ -151,7 +151,7 @@ class Missed(LogRow, frozen=True, tag=8):
     theirs: tuple[int, ...] = ()
 
 
-class Marks(LogRow, frozen=True, tag=9):
+class ServerMarks(LogRow, frozen=True, tag=9):
     """Times of a request in the server, in seconds: first byte read, body complete, body parsed, grammar compiled,
     memory there, last token as text, last byte written; and how long the client did not read after the last token.
     """
@@ -190,6 +190,17 @@ class Turned(LogRow, frozen=True, tag=12):
 
 
 AnyRow = (
-    Opened | Arrived | Queued | Step | Ended | Aborted | Finished | Missed | Marks | Changed | Closed | Turned
+    Opened
+    | Arrived
+    | Queued
+    | Step
+    | Ended
+    | Aborted
+    | Finished
+    | Missed
+    | ServerMarks
+    | Changed
+    | Closed
+    | Turned
 )
 encode = msgspec.msgpack.Encoder().encode

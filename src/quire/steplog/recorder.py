@@ -173,7 +173,7 @@ class Recorder:
         self._put(rows.Changed(self._clock(), name, values))
 
     def told(self, row: bytes) -> None:
-        """A row that the server has made: rows.Marks or rows.Turned."""
+        """A row that the server has made: rows.ServerMarks or rows.Turned."""
         self._put_frame(framed(row))
 
     def planned(self, out: SchedulerOutput) -> None:
