@@ -313,7 +313,8 @@ class EngineCore:
     ) -> None:
         recorder, scheduler, record = self.recorder, self.scheduler, self.records[-1]
         assert recorder is not None
-        recorder.costs = self.costs.weights
+        if recorder.wants_costs:
+            recorder.costs = self.costs.weights
         fetching = [fetch.seq for fetch in scheduler.fetches or ()]
         facts = {
             "predicted": round(1e6 * record.predicted_seconds),

@@ -251,10 +251,24 @@ class HttpGeneration:
         parts = [after - before for before, after in itertools.pairwise(marks)]
         tokenize, queue, prefill, decode, deliver = parts
         made = TimingsBody(tokenize, queue, prefill, decode, deliver, sum(parts))
+        made.parts = self._parts(times, now)
         if drafted := sum(output.usage.draft_tokens for output in self.outputs):
             made.draft_n = drafted
             made.draft_n_accepted = sum(output.usage.accepted_draft_tokens for output in self.outputs)
         return made
+
+    def _parts(self, times: Timings, now: float) -> dict[str, float]:
+        """The same by the names of an explanation, from the first byte read."""
+        exchange = self._exchange
+        marks = {
+            "receive": exchange.received, "parse": exchange.parsed, "tokenize": times.arrival,
+            "grammar": exchange.compiled, "memory": exchange.admitted, "queue": times.scheduled,
+            "prefill": times.first_token, "decode": times.finished, "write": now,
+        }  # fmt: skip
+        last, parts = exchange.begun, {}
+        for name, mark in marks.items():
+            parts[name], last = max(0.0, mark - last), max(mark, last)
+        return parts
 
     def _latest(self) -> Timings:
         return max((output.timings for output in self.outputs), key=lambda t: t.finished)

@@ -133,6 +133,11 @@ class Recorder:
             )
         )
 
+    @property
+    def wants_costs(self) -> bool:
+        """Whether the next step is followed by the weights of the cost model, which are to be in `costs`."""
+        return (self._steps + 1) % _COSTS_EVERY == 0
+
     def starts(self, request_id: str, sample: int) -> bool:
         """Whether the first sample of a request starts for the first time; asked once."""
         live = self._live.get(request_id)
