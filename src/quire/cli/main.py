@@ -50,6 +50,7 @@ COMMANDS = {
     "replay": ("quire.cli.replay", "run a log again, and compare every step"),
     "sim": ("quire.cli.sim", "simulate a server: the real scheduler on a virtual clock"),
     "reference": ("quire.cli.reference", "show an algorithm of inference in plain numpy"),
+    "learn": ("quire.cli.learn", "run the simulations of a lesson about inference"),
     "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),
     "completions": ("quire.cli.completions", "print a completion script for a shell"),
 }

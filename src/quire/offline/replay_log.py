@@ -346,6 +346,7 @@ class _Run:
             for i in range(0, len(step.started) if isinstance(step, rows.Step) else 0, 3):
                 key, _, seed = step.started[i : i + 3]  # type: ignore[union-attr]
                 self._seeds.setdefault(key >> SAMPLE_BITS, seed)
+        self._accounts = _accounts(log)
         self._output: dict[tuple[str, int], list[int]] = {}
 
     def take(self, row: AnyRow, seen: list[rows.Step]) -> None:
@@ -433,6 +434,7 @@ class _Run:
         if self._worker is not None:
             self._worker.scored[row.number] = made.scored_tokens(len(prompt))
         tenant, namespace, adapter = row.domain
+        account = self._accounts.get(row.account, row.account)
         return Request(
             request_id=str(row.number),
             prompt_token_ids=prompt,
@@ -449,8 +451,17 @@ class _Run:
             negative_prompt=TokenIds([self._lines.fresh() for _ in range(row.negative_tokens)])
             if row.negative_tokens
             else None,
-            terms=ServiceTerms(row.account, row.weight, row.service_class, row.due, row.expected_tokens),
+            terms=ServiceTerms(account, row.weight, row.service_class, row.due, row.expected_tokens),
         )
+
+
+def _accounts(log: list[AnyRow]) -> dict[str, str]:
+    """Names for accounts that have the order of the real ones."""
+    order: list[str] = []
+    for row in log:
+        if isinstance(row, rows.Arrived) and 0 <= row.place <= len(order):
+            order.insert(row.place, row.account)
+    return {account: f"{place:08}" for place, account in enumerate(order)}
 
 
 def _told(value: object) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -26,6 +27,7 @@ RING_BYTES = 2**20
 _SHARED = 2**15  # digests of blocks that are remembered to say what prompts share
 # The rows, a copy and a frame of them when they are asked for, remembered misses; with a file the digests, too.
 MEMORY_BYTES, FILE_MEMORY_BYTES = 4 * RING_BYTES, 240 * _SHARED
+_ACCOUNTS = 4096  # whose order is known
 _COSTS_EVERY = 256  # steps
 _STOLEN_SECONDS = 0.1
 _REASONS = {
@@ -84,6 +86,7 @@ class Recorder:
         self._key = secrets.token_bytes(16)
         self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self._live: dict[str, _Live] = {}
+        self._accounts: list[str] = []  # in order
         self._alive: set[int] = set()  # keys of samples that have not ended
         self._keys: dict[int, int] = {}  # sequences at the worker
         self._next = 0
@@ -126,6 +129,7 @@ class Recorder:
                 due=terms.due,
                 traits=_traits(request),
                 negative_tokens=len(request.negative_prompt or ()),
+                place=self._place(terms.account),
                 stops=tuple(params.stop_token_ids)
                 + (() if params.ignore_eos else tuple(request.eos_token_ids))
                 if self._prompts
@@ -326,6 +330,15 @@ class Recorder:
                 known.move_to_end(digest)
         written = array("i", tokens if own is None else own).tobytes() if self._prompts else b""
         return TokenChain(like, shared, digest if len(data) >= size else b"", written)
+
+    def _place(self, account: str) -> int:
+        """Where a new account stands among those seen, by name; -1 for one that is known."""
+        names = self._accounts
+        at = bisect_left(names, account)
+        if (at < len(names) and names[at] == account) or len(names) >= _ACCOUNTS:
+            return -1
+        names.insert(at, account)
+        return at
 
     def _name(self, text: str) -> str:
         """A keyed digest in place of a name."""
