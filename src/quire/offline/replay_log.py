@@ -301,6 +301,8 @@ def _check(log: Log, *, real: bool) -> rows.Opened:
     for row in log.rows:
         if isinstance(row, rows.Step) and rows.TREE in row.notes[1::3]:
             raise ReplayError(f"step {row.number}: drafts in trees are not replayed")
+        if isinstance(row, rows.Changed) and row.name == "configuration":
+            raise ReplayError("the configuration was changed while it ran: that is not replayed")
         if isinstance(row, rows.Arrived):
             refused = {"beams", "soft"} | (
                 {"grammar", "adapter", "negative", "other parameters"} if real else set()
@@ -451,7 +453,13 @@ class _Run:
             negative_prompt=TokenIds([self._lines.fresh() for _ in range(row.negative_tokens)])
             if row.negative_tokens
             else None,
-            terms=ServiceTerms(account, row.weight, row.service_class, row.due, row.expected_tokens),
+            terms=ServiceTerms(
+                account=account,
+                weight=row.weight,
+                service_class=row.service_class,
+                due=row.due,
+                expected_tokens=row.expected_tokens,
+            ),
         )
 
 

@@ -12,6 +12,7 @@ from quire.server import (
     control,
     embeddings,
     explaining,
+    live_control,
     scoring,
     status,
     tokens,
@@ -54,6 +55,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     *status.ROUTES,
     *control.ROUTES,
     *explaining.ROUTES,
+    *live_control.ROUTES,
     *adapter_routes.ROUTES,
     *DIALECTS,
     *PAGES,
@@ -79,8 +81,8 @@ class App:
 
     def __init__(self, context: ServerContext) -> None:
         self.context = context
-        self._access = AccessControl(context.config)
-        self._admin = AdminAccess(context.config)
+        self._access = AccessControl(context.config, context.tenants)
+        self._admin = AdminAccess(context.config, context.tenants)
         context.has_keys = self._access.has_keys
         self._routes = RouteTable(open_routes(context.config))
         self._closed = RouteTable(closed_routes(ROUTES, context.config))
@@ -145,6 +147,8 @@ class App:
             message = f"{exchange.method} is not allowed on this path; use {allow[1].decode()}"
             raise ApiError(405, message, code="method_not_allowed", headers=[allow])
         self._admin.check_route(self._access, exchange, route)
+        if isinstance(route, Post) and not (route.admin or route.open):
+            self.context.tenants.enter(exchange)
         if isinstance(route, Post) and exchange.header(b"idempotency-key"):
             await self._answer_once(route, exchange)
         else:

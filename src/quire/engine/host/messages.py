@@ -17,6 +17,7 @@ import msgspec
 
 from quire.answers import RowDrafts
 from quire.cache_kinds import CacheGroup, FullGroup, SlidingGroup, StateGroup
+from quire.config.live import LiveEngineConfig
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import EngineStats, StepRecord
@@ -135,6 +136,13 @@ class Tell(_Message, frozen=True, tag=21):
     row: bytes
 
 
+class Configure(_Message, frozen=True, tag=13):
+    """Another configuration from the next step on, answered with Configured."""
+
+    number: int
+    live: LiveEngineConfig
+
+
 _Queued = AddRequest | Abort | Finish
 Command = (
     Load
@@ -149,6 +157,7 @@ Command = (
     | GivePages
     | AskLog
     | Tell
+    | Configure
 )
 
 
@@ -305,8 +314,25 @@ class LogRows(_Message, frozen=True, tag=20):
     data: bytes
 
 
+class Configured(_Message, frozen=True, tag=10):
+    """The answer to a Configure: nothing, or why all is as before."""
+
+    number: int
+    error: str = ""
+
+
 Report = (
-    LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened | LogRows
+    LoadProgress
+    | Ready
+    | Fatal
+    | StepReport
+    | Refused
+    | Pong
+    | Stats
+    | Records
+    | AdapterOpened
+    | Configured
+    | LogRows
 )
 
 
