@@ -371,7 +371,10 @@ def test_timings_sum_to_the_whole(server: LiveServer, stream: bool) -> None:
         body = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream, **GREEDY, **field}
         reply = server.post("/v1/chat/completions", body, headers)
         timings = (reply.events[-2] if stream else reply.json)["timings"]
-        total = timings.pop("total_seconds")
+        total, parts = timings.pop("total_seconds"), timings.pop("parts")
+        assert sum(parts.values()) >= total - 1e-9  # from the first byte, not from the end of the headers
+        assert sum(parts.values()) == pytest.approx(total, abs=0.5)
+        assert parts["decode"] == pytest.approx(timings["decode_seconds"])
         assert sum(timings.values()) == pytest.approx(total)
         assert set(timings) == {
             f"{part}_seconds" for part in ("tokenize", "queue", "prefill", "decode", "deliver")

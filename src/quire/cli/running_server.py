@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from quire.config.env import option_variables
 from quire.types import QuireError
 
-_VARIABLE = "QUIRE_ADMIN_API_KEY"
+_VARIABLE, _CLIENT_VARIABLE = "QUIRE_ADMIN_API_KEY", "QUIRE_API_KEY"
 _SHOWN = 500  # characters of an answer that is not JSON
 
 
@@ -33,15 +33,37 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    """--url and --api-key-file."""
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--api-key-file", metavar="FILE",
+        help=f"file with an API key in its first line; else {_CLIENT_VARIABLE} may have it",
+    )  # fmt: skip
+
+
+def ask_as_client(args: argparse.Namespace, path: str) -> Any:
+    """The JSON of what a client may read. Raises as `ask_server`."""
+    given = option_variables().get(_CLIENT_VARIABLE, "").partition(",")[0].strip()
+    key = given if args.api_key_file is None else _first_line("api_key_file", args.api_key_file)
+    return _ask(args.url, "GET", path, None, key)
+
+
 def ask_server(args: argparse.Namespace, verb: str, path: str, body: Any = None) -> Any:
     """The JSON of an answer; None for an empty one. Raises ServerRefusedError, with what the server says, and
     ValueError for options that are wrong.
     """
-    if urlsplit(args.url).scheme not in {"http", "https"}:
-        raise ValueError(f"url: {args.url!r} is not an address like http://host:port")
+    return _ask(args.url, verb, path, body, _key(args))
+
+
+def _ask(url: str, verb: str, path: str, body: Any, key: str) -> Any:
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise ValueError(f"url: {url!r} is not an address like http://host:port")
     data = None if body is None else json.dumps(body).encode()
-    headers = {"content-type": "application/json", "authorization": f"Bearer {_key(args)}"}
-    request = urllib.request.Request(args.url.rstrip("/") + path, data, headers, method=verb)
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(url.rstrip("/") + path, data, headers, method=verb)
     try:
         with urllib.request.urlopen(request) as response:  # loading takes as long as it takes
             text = response.read()
@@ -49,21 +71,25 @@ def ask_server(args: argparse.Namespace, verb: str, path: str, body: Any = None)
     except urllib.error.HTTPError as error:
         raise ServerRefusedError(f"{error.code}: {_message(error.read())}") from None
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-        raise ServerRefusedError(f"{args.url}: {getattr(error, 'reason', error)}") from None
+        raise ServerRefusedError(f"{url}: {getattr(error, 'reason', error)}") from None
 
 
 def _key(args: argparse.Namespace) -> str:
     if args.admin_api_key_file is None:
         key = option_variables().get(_VARIABLE, "").partition(",")[0]
     else:
-        try:
-            key = Path(args.admin_api_key_file).read_text("utf-8").partition("\n")[0]
-        except (OSError, ValueError) as error:
-            raise ValueError(f"admin_api_key_file: {error}") from None
+        key = _first_line("admin_api_key_file", args.admin_api_key_file)
     key = key.strip()
     if not key or not key.isascii() or not key.isprintable():
         raise ValueError(f"admin_api_key_file: no key; set {_VARIABLE}, or name a file that has one")
     return key
+
+
+def _first_line(option: str, path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8").partition("\n")[0].strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{option}: {error}") from None
 
 
 def _message(text: bytes) -> str:

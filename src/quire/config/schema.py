@@ -478,6 +478,33 @@ class SpeculationOptions:
         return "same" if chosen is None else chosen.acceptance
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """The log of steps and requests."""
+
+    record: str | None = option(
+        None,
+        "write a log of all steps, requests and decisions, for quire explain and quire replay; no texts and no tokens "
+        "are in it (default: none)",
+        metavar="FILE",
+    )
+    record_size: int = option(
+        256 * 2**20,
+        "most bytes of the log and of the file before it, FILE.1",
+        metavar="SIZE",
+        count=True,
+        size=True,
+    )
+    record_prompts: bool = option(False, "the log has the token ids of prompts and answers, too")
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if self.record_prompts and self.record is None:
+            raise ValueError("record_prompts: needs record, the file that they are written to")
+        if self.record_size < 2**16:
+            raise ValueError(f"record_size: {self.record_size} bytes are below the minimum of {2**16}")
+
+
 def _group(title: str, kind: type[Any]) -> Any:
     """A group of options under a title."""
     return field(default_factory=kind, metadata={"title": title, "kind": kind})
@@ -499,6 +526,7 @@ class EngineConfig:
     execution: ExecutionOptions = _group("execution", ExecutionOptions)
     speculation: SpeculationOptions = _group("speculation", SpeculationOptions)
     adapters: AdapterOptions = _group("adapters", AdapterOptions)
+    recording: RecordOptions = _group("recording", RecordOptions)
 
     def __init__(self, **options: Any) -> None:
         unknown = options.keys() - OPTIONS.keys()

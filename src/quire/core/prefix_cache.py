@@ -244,6 +244,10 @@ class PrefixCache:
         """The nodes of the longest known prefix of `key`, shortest first; some may lack blocks."""
         return self._tree.match(key, namespace, marks)
 
+    def namespaces(self, most: int) -> dict[str, BlockNode]:
+        """The roots of at most so many namespaces, which hold no blocks, by name."""
+        return self._tree.roots(most)
+
     def audit(self, tables: Iterable[Iterable[int]], tips: Iterable[BlockNode]) -> set[int]:
         """Check tree and counts against the pool. `tables` are the live blocks of the tenant's running sequences,
         `tips` the nodes that they lock. Returns the blocks that can be found. Raises AuditError. O(blocks).
@@ -433,6 +437,10 @@ class PrefixCaches:
             cache = self._caches[tenant] = PrefixCache(self, tenant, self._groups, self._block_size)
             cache.floor = self.floors.get(tenant, 0)
         return cache
+
+    def find(self, tenant: str) -> PrefixCache | None:
+        """The cache of a tenant, if it has one."""
+        return self._caches.get(tenant)
 
     def path(self, tenant: str, key: bytes, namespace: str, marks: Marks) -> list[BlockNode]:
         """The nodes of the longest known prefix of `key` of a tenant, shortest first; some may lack blocks."""

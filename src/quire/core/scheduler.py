@@ -94,13 +94,13 @@ class Scheduler:
         self.step_features: StepFeatures = ()  # of the last step, for the cost model
         self.num_preemptions = 0
         self.wasted_rows = 0  # rows whose sequence ended or was preempted while they ran
-        self._rng = rng or random.Random()
-        self._blocks = SequenceBlocks(config, tier)
+        self._rng, self._blocks = rng or random.Random(), SequenceBlocks(config, tier)
         self.pool = self._blocks.pool  # to look at, and for what watches its top
         caches = self._blocks.caches
         self.policy = Policy.parse(config.policy, config.overtake)
         self.estimates, self.counters = ServiceEstimates(costs), Counters()
-        self._fetches = None if tier is None else Fetches(caches, config, tier, self.estimates.costs)
+        fetches = None if tier is None else Fetches(caches, config, tier, self.estimates.costs)
+        self._fetches = self.fetches = fetches
         queue = make_queue(self.policy, self.estimates, self.counters, caches, config.block_size)
         self._requests = Requests(config, queue, self.policy, self.estimates)
         self._running: list[Sequence] = []  # by rank, so the last one is preempted first

@@ -578,3 +578,9 @@ class Engine(Protocol):
 
     async def debug(self) -> Mapping[str, Any]:
         """The latest step records, to explain latency."""
+
+    async def log(self) -> bytes:
+        """The latest rows of the engine's log, as a log; see quire.steplog."""
+
+    def tell(self, row: bytes) -> None:
+        """Add a row, what only the server knows of a request, to the log of the engine."""

@@ -17,10 +17,11 @@ from quire.records import dataclass
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import ChunkPiece, ChunkWriter, Exchange
+from quire.server.log_marks import tell_refused
 from quire.server.pieces import is_portion
 from quire.server.rate_limits import TokenCharge
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
-from quire.types import FinishReason
+from quire.types import FinishReason, QuireError
 
 Deltas = Sequence[tuple[int, StreamDelta]]
 # The events of parts of a choice; None for those that only a reader can deliver.
@@ -67,17 +68,25 @@ class HttpGeneration:
 
     async def __aenter__(self) -> HttpGeneration:
         """Admit every prompt, or none. Raises what Engine.generate and RequestMemory.take_answer raise."""
+        exchange = self._exchange
+        exchange.compiled = time.monotonic()
         try:
             self._exchange.held.give(self._context.memory.work)  # no longer needed: the prompts are token ids
             self._charge = self._context.tenants.charge(self._exchange, self._asks)
             await self._context.memory.take_answer(self._exchange.held, self._asks, self._costs)
+            exchange.admitted = time.monotonic()
+            for ask in self._asks:
+                exchange.asked.append(ask.request.request_id)
+                self._context.owners.add(exchange, ask.request.request_id)
             hooks = self._context.hooks
             for ask in self._asks:
                 stream = self._context.engine.generate(ask)
                 self.streams.append(stream if hooks is None else hooks.wrap(stream))
-        except BaseException:
+        except BaseException as error:
             for stream in self.streams:
                 stream.cancel()
+            if isinstance(error, QuireError):
+                tell_refused(self._context.engine, self._asks, error)
             self._context.tenants.settle(self._exchange, self._charge, 0)
             raise
         return self
@@ -256,10 +265,24 @@ class HttpGeneration:
         parts = [after - before for before, after in itertools.pairwise(marks)]
         tokenize, queue, prefill, decode, deliver = parts
         made = TimingsBody(tokenize, queue, prefill, decode, deliver, sum(parts))
+        made.parts = self._parts(times, now)
         if drafted := sum(output.usage.draft_tokens for output in self.outputs):
             made.draft_n = drafted
             made.draft_n_accepted = sum(output.usage.accepted_draft_tokens for output in self.outputs)
         return made
+
+    def _parts(self, times: Timings, now: float) -> dict[str, float]:
+        """The same by the names of an explanation, from the first byte read."""
+        exchange = self._exchange
+        marks = {
+            "receive": exchange.received, "parse": exchange.parsed, "tokenize": times.arrival,
+            "grammar": exchange.compiled, "memory": exchange.admitted, "queue": times.scheduled,
+            "prefill": times.first_token, "decode": times.finished, "write": now,
+        }  # fmt: skip
+        last, parts = exchange.begun, {}
+        for name, mark in marks.items():
+            parts[name], last = max(0.0, mark - last), max(mark, last)
+        return parts
 
     def _latest(self) -> Timings:
         return max((output.timings for output in self.outputs), key=lambda t: t.finished)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import time
 from asyncio import AbstractEventLoop, Protocol, Task, TimerHandle, Transport
 from typing import Any
 
@@ -51,7 +52,8 @@ class LimitedProtocol(QueuedWrites, HttpToolsProtocol):
     An error that comes before the application knows of a request is answered here, with a JSON error. An error within a
     body reaches the reader of the body as scope["quire.refused"], an ApiError.
 
-    Adds scope["quire.abort"], which drops the connection and discards unsent output;
+    Adds scope["quire.begun"], when the first byte was read;
+    scope["quire.abort"], which drops the connection and discards unsent output;
     scope["quire.blocked"], whether sending has to wait for the client or the client is gone; and
     scope["quire.writer"], whose write_chunk sends a chunk of a started response at the end of the current callback.
     Data sent by a task that wakes up after such a chunk was queued follows that chunk.
@@ -280,6 +282,7 @@ class LimitedProtocol(QueuedWrites, HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers, self._header_bytes, self._headers_seen, self._beside = True, 0, 0, 0
+        self.scope["quire.begun"] = time.monotonic()  # type: ignore[typeddict-unknown-key]
         self.scope["quire.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope["quire.admin"] = self.for_admin  # type: ignore[typeddict-unknown-key]
         self.scope["quire.blocked"] = self._blocked  # type: ignore[typeddict-unknown-key]

@@ -40,6 +40,7 @@ from quire.engine.build.drafts import (
 )
 from quire.engine.build.kept_costs import keep_costs, load_costs
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
+from quire.engine.build.log_file import make_recorder
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
 from quire.engine.build.tasks import check_pooling_options, for_task
 from quire.engine.core import EngineCore, Grammars
@@ -100,6 +101,8 @@ class Built:
     def close(self) -> None:
         """Free the memory of the executors, and keep what was learned of their speed."""
         keep_costs(self.core.costs, self.model.folder, self.config)
+        if self.core.recorder is not None:
+            self.core.recorder.close()
         if self.core.adapters is not None:
             self.core.adapters.close()
         if self.draft is not None:
@@ -397,6 +400,7 @@ def build(
         scheduler, worker, _gate(scheduler, config), grammars, speculation, adapters, costs, controller
     )
     core.swap = swap
+    core.record(make_recorder(core.scheduler.config, config.asked, costs, model.folder.name))
     return Built(later.model, config, program, plan, executor, core, weights, made)
 
 

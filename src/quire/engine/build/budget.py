@@ -1,7 +1,7 @@
 """The memory promise: every byte of the process belongs to a named part, and the sum is known before it is spent.
 
     bound = process + steps + server + weights + tables + activations + adapters + step + branches + sampler + drafts
-            + vocabulary + grammars + compiler + requests + per block · blocks
+            + records + vocabulary + grammars + compiler + requests + per block · blocks
 
 `process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
 loaded; `steps` is what running steps adds to the first, and the server's part includes what serving adds to the second.
@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from quire.cache_kinds import FLOAT_KV
 from quire.config.schema import AdapterOptions, ResolvedConfig
 from quire.core.capacity import least_blocks
+from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import REQUESTS
 from quire.engine.build.drafts import Draft
+from quire.engine.build.log_file import recorder_bytes
 from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.loader.load import ROW_QUANTUM
 from quire.lora import BLOCK_BYTES
@@ -36,8 +39,8 @@ from quire.util.sizes import format_size
 # An eighth of the rest, within these bounds.
 REQUEST_SHARE, MIN_REQUESTS, MAX_REQUESTS = 8, 8 * 2**20, 2**30
 # Bookkeeping of a block: a node of the prefix cache with its slot in dictionaries and heaps, and per token four
-# bytes of key and its share of the tables. Measured: 740 bytes with 16 tokens, 930 with 64.
-BLOCK_OVERHEAD, TOKEN_OVERHEAD = 768, 5
+# bytes of key and its share of the tables. Measured: 740 bytes with 16 tokens, 930 with 64, and 49 of the digest.
+BLOCK_OVERHEAD, TOKEN_OVERHEAD = 824, 5
 DRAFT_OVERHEAD = 160  # of a block: the text that a draft model has computed in it
 # What steps add to the engine process: code pages that run for the first time (0.5 MiB measured), records of the latest
 # steps.
@@ -152,9 +155,9 @@ def _plan(
         "drafts": proposer_bytes(config, length, program.vocab)
         + (draft.kept_bytes(limits, program.vocab) if draft else 0),
         "swap": asked.cache.swap_space or 0,
+        "records": recorder_bytes(asked),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
-        "grammars": 0,
-        "compiler": 0,
+        **dict.fromkeys(("grammars", "compiler"), 0),
     }
     overhead = BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.cache.block_size + (DRAFT_OVERHEAD if draft else 0)
     block_bytes = kv_bytes + overhead
@@ -236,6 +239,21 @@ def _grammar_parts(
     if asked is None and first + grammars + PLANNED_BYTES > rest // GRAMMAR_MOST:
         return 0, 0, 0  # a small bound is for requests without grammars, unless it is asked otherwise
     return first + grammars, PLANNED_BYTES, grammars
+
+
+def options_of(limits: SchedulerConfig) -> dict[str, Any]:
+    """The options of an engine whose scheduler has these limits."""
+    return {
+        "num_kv_blocks": limits.num_blocks,
+        "block_size": limits.block_size,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "max_model_len": limits.max_model_len,
+        "enable_prefix_caching": limits.enable_prefix_caching,
+        "enable_chunked_prefill": limits.enable_chunked_prefill,
+        "scheduling_policy": limits.policy,
+        "overtake_ms": limits.overtake * 1e3,
+    }
 
 
 def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig) -> str:

@@ -62,6 +62,7 @@ from quire.engine.host.messages import (
     Ready,
     Refused,
     StepReport,
+    Tell,
     Vocabulary,
     unpack_handles,
 )
@@ -155,7 +156,6 @@ class AsyncEngine:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine process; None for a thread, or while there is none."""
         return self._client.pid if self._client else None
 
     @property
@@ -259,7 +259,6 @@ class AsyncEngine:
         await self._client.give_back(level)
 
     async def wake(self) -> None:
-        """The end of a sleep; nothing for an engine that does not sleep. Raises the errors of loading."""
         if self._client is not None and self.state is EngineState.SLEEPING:
             await self._client.wake()
 
@@ -330,12 +329,16 @@ class AsyncEngine:
         self.ledger.take(stats.usage)
 
     async def debug(self) -> Mapping[str, Any]:
-        """The latest step records, to explain latency."""
         records = await self._client.records() if self._client else []
         return {"steps": msgspec.to_builtins(records)}
 
+    async def log(self) -> bytes:
+        return await self._client.log() if self._client else b""
+
+    def tell(self, row: bytes) -> None:
+        self._send(Tell(row))
+
     async def memory(self) -> Mapping[str, Any]:
-        """What each process holds, by part, and the plan; see docs/memory.md."""
         if self._client is None:
             raise EngineUnavailableError("the engine is loading")
         return await self._client.memory(self._grammars.pid)

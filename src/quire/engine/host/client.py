@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec import structs
 
@@ -19,12 +19,14 @@ from quire.engine.host.hosts import Host
 from quire.engine.host.memory_ledger import LedgerEntry
 from quire.engine.host.messages import (
     AdapterOpened,
+    AskLog,
     AskRecords,
     Command,
     Configure,
     Configured,
     GivePages,
     Load,
+    LogRows,
     Ready,
     Records,
     Refused,
@@ -36,6 +38,7 @@ from quire.engine.host.supervisor import Hooks, Supervisor
 
 logger = logging.getLogger("quire.engine")
 
+T = TypeVar("T")
 _RECORDS = 256
 _DEBUG_SECONDS = 2.0
 _CONFIGURE_SECONDS = 10.0
@@ -93,6 +96,7 @@ class EngineClient:
         self._stats = EngineStats()  # as of the last report
         self._running = self._waiting = 0  # sequences, as of the last step
         self._records: list[asyncio.Future[list[Any]]] = []
+        self._logs: list[asyncio.Future[bytes]] = []
         self._configuring: dict[int, asyncio.Future[str]] = {}
         self._numbers = itertools.count(1)
 
@@ -175,16 +179,23 @@ class EngineClient:
 
     async def records(self) -> list[Any]:
         """The latest step records. Raises EngineUnavailableError when the engine does not answer."""
-        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._records.append(answer)
-        self.send(AskRecords(_RECORDS))
+        return await self._answer(self._records, AskRecords(_RECORDS))
+
+    async def log(self) -> bytes:
+        """The latest rows of the log. Raises EngineUnavailableError when the engine does not answer."""
+        return await self._answer(self._logs, AskLog())
+
+    async def _answer(self, waiting: list[asyncio.Future[T]], command: Command) -> T:
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        waiting.append(answer)
+        self.send(command)
         try:
             async with asyncio.timeout(_DEBUG_SECONDS):
                 return await answer
         except TimeoutError:
             raise EngineUnavailableError(f"the engine did not answer within {_DEBUG_SECONDS:g} s") from None
         finally:
-            self._records.remove(answer)
+            waiting.remove(answer)
 
     async def configure(self, live: LiveEngineConfig) -> None:
         """Raises ValueError if the engine refuses, EngineUnavailableError if it does not answer."""
@@ -242,8 +253,14 @@ class EngineClient:
                 if (waiting := self._configuring.get(number)) is not None and not waiting.done():
                     waiting.set_result(error)
             case Records(records):
-                for answer in self._records:
-                    if not answer.done():
-                        answer.set_result(records)
+                _give(self._records, records)
+            case LogRows(data):
+                _give(self._logs, data)
             case _:
                 logger.warning("the engine sent an unexpected message: %s", type(report).__name__)
+
+
+def _give(waiting: list[asyncio.Future[T]], found: T) -> None:
+    for answer in waiting:
+        if not answer.done():
+            answer.set_result(found)

@@ -15,6 +15,7 @@ from quire.engine.host.messages import (
     SAMPLE_BITS,
     Abort,
     AddRequest,
+    AskLog,
     AskRecords,
     ClearCache,
     Command,
@@ -24,6 +25,7 @@ from quire.engine.host.messages import (
     ForgetAdapter,
     GivePages,
     GrantRoom,
+    LogRows,
     Note,
     OpenAdapter,
     Ping,
@@ -33,6 +35,7 @@ from quire.engine.host.messages import (
     Stats,
     StepReport,
     Stop,
+    Tell,
     Vocabulary,
     pack_handles,
     pack_ids,
@@ -110,8 +113,8 @@ class EngineLoop:
                 self._finish(handle, index)
             case Ping(number):
                 self._channel.send(Pong(number))
-            case AskRecords(count):
-                self._channel.send(Records(list(self._core.records)[-count:]))
+            case AskRecords() | AskLog() | Tell():
+                self._tell(command)
             case Vocabulary(tokens):
                 self._core.vocabulary = tokens
             case Configure(number, live):
@@ -122,6 +125,16 @@ class EngineLoop:
                 self._adapters.obey(command)
             case _:
                 raise TypeError(f"{type(command).__name__} is not valid for a running engine")
+
+    def _tell(self, command: AskRecords | AskLog | Tell) -> None:
+        """Show or add to what was recorded."""
+        recorder = self._core.recorder
+        if isinstance(command, AskRecords):
+            self._channel.send(Records(list(self._core.records)[-command.count :]))
+        elif isinstance(command, AskLog):
+            self._channel.send(LogRows(b"" if recorder is None else recorder.ring()))
+        elif recorder is not None:
+            recorder.told(command.row)
 
     def _finish(self, handle: int, index: int) -> None:
         request_id = self._ids.get(handle)

@@ -139,6 +139,16 @@ class ForgetAdapter(_Message, frozen=True, tag=11):
     digest: str
 
 
+class AskLog(_Message, frozen=True, tag=20):
+    """Asks for the latest rows of the log."""
+
+
+class Tell(_Message, frozen=True, tag=21):
+    """A row for the log: what only the server knows of a request."""
+
+    row: bytes
+
+
 class Configure(_Message, frozen=True, tag=14):
     """Another configuration from the next step on, answered with Configured."""
 
@@ -158,6 +168,8 @@ Command = (
     | OpenAdapter
     | ForgetAdapter
     | GivePages
+    | AskLog
+    | Tell
     | Configure
     | GrantRoom
 )
@@ -315,6 +327,12 @@ class AdapterOpened(_Message, frozen=True, tag=9):
     error: str = ""
 
 
+class LogRows(_Message, frozen=True, tag=20):
+    """The latest rows of the log, as a log."""
+
+    data: bytes
+
+
 class Configured(_Message, frozen=True, tag=10):
     """The answer to a Configure: nothing, or why all is as before."""
 
@@ -334,7 +352,18 @@ class UsesRoom(_Message, frozen=True, tag=11):
 
 
 Report = (
-    LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened | Configured | UsesRoom
+    LoadProgress
+    | Ready
+    | Fatal
+    | StepReport
+    | Refused
+    | Pong
+    | Stats
+    | Records
+    | AdapterOpened
+    | Configured
+    | LogRows
+    | UsesRoom
 )
 
 
