@@ -59,7 +59,7 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   c.attention.allocate(c.threads, limits.max_tokens, limits.max_len);
   c.rounded.allocate(c.threads);
   c.experts.allocate(limits.max_tokens);
-  c.adapters.allocate(limits.max_loras, limits.max_tokens, limits.max_logit_rows);
+  c.adapters.allocate(limits.max_loras, limits.adapter_pages, limits.max_tokens, limits.max_logit_rows);
   c.pieces.reserve(limits.max_tokens);
   c.mirrors.reserve(static_cast<size_t>(limits.branches) * limits.block_size);
   const Op* next = nullptr;

@@ -57,18 +57,25 @@ class Expansion {
   void add_parts(int slot, int first_part, const Rows& r) const {
     const AdapterPool& pool = context_.adapters;
     for (int p = 0; p < parts_; ++p) {
-      const int part = first_part + p, rank = adapted_->ranks[adapted_->at(slot, part)];
-      const int start = adapted_->starts[part] - adapted_->starts[first_part], count = adapted_->rows(part);
-      const int from = std::max(r.col_begin, start), to = std::min(r.col_end, start + count);
-      if (from >= to || !rank) continue;
-      ExpandTask t;
-      t.x = shrunk_->f32() + p * adapted_->rank, t.ldx = static_cast<size_t>(shrunk_->cols);
-      t.tokens = r.rows, t.count = r.count, t.first_token = r.first;
-      t.b = pool.b(*adapted_, slot, part), t.ldb = static_cast<size_t>(adapted_->rank);
-      t.y = r.y + (from - r.col_begin), t.ldy = r.ldy;
-      t.rank = rank, t.col_begin = from - start, t.col_end = to - start;
-      t.gain = pool.gain(*adapted_, slot, part), t.bias = r.bias ? r.bias + start : nullptr;
-      context_.kernels.expand(t);
+      const PartPlace& part = pool.part(*adapted_, slot, first_part + p);
+      const int start = adapted_->starts[first_part + p] - adapted_->starts[first_part];
+      const int end = std::min(r.col_end, start + adapted_->rows(first_part + p));
+      if (!part.rank) continue;
+      const PagedUnits b = pool.b(slot, part);
+      for (int from = std::max(r.col_begin, start); from < end;) {  // a run of columns that are neighbours in memory
+        const int unit = (from - start) / kRankLanes, column = start + unit * kRankLanes;
+        const PagedUnits::Run run = b.from(unit);
+        const int to = std::min(end, column + run.count * kRankLanes);
+        ExpandTask t;
+        t.x = shrunk_->f32() + p * adapted_->rank, t.ldx = static_cast<size_t>(shrunk_->cols);
+        t.tokens = r.rows, t.count = r.count, t.first_token = r.first;
+        t.b = run.data, t.unit = b.unit;
+        t.y = r.y + (from - r.col_begin), t.ldy = r.ldy;
+        t.rank = part.rank, t.col_begin = from - column, t.col_end = to - column;
+        t.gains = part.gains, t.bias = r.bias ? r.bias + column : nullptr;
+        context_.kernels.expand(t);
+        from = to;
+      }
     }
   }
 

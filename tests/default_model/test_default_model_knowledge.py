@@ -49,7 +49,7 @@ def _actions() -> dict[str, list[argparse.Action]]:
 def _metrics() -> set[str]:
     """The names in /metrics, as a scrape shows them."""
     engine = SimpleNamespace(
-        state=EngineState.STARTING, stats=EngineStats(adapter_slots=1), startup=[], adapters={}, requests=list
+        state=EngineState.STARTING, stats=EngineStats(max_loras=1), startup=[], adapters={}, requests=list
     )
     text = Exposition(ServerMetrics(cast(Any, engine))).render().decode()
     return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))

@@ -10,7 +10,7 @@ from quire.executor.base import Runnable
 from quire.lora import BLOCK_BYTES
 from quire.lora.adapter import F32, Adapter, LowRank, MatrixRows
 from quire.program.program import Program
-from quire.program.tensors import Adapted, AdaptedPart
+from quire.program.tensors import Adapted, AdaptedPart, AdapterShape
 from quire.types import CheckpointError
 
 LARGEST = 3.38e38  # a little below bfloat16's largest number
@@ -87,9 +87,22 @@ def _sizes(places: list[tuple[Adapted, int]]) -> tuple[int, int]:
     return cols, rows
 
 
+def shape_of(program: Program, adapter: Adapter) -> AdapterShape:
+    """What an adapter that fits takes room for; it has gains, no magnitudes."""
+    places, parts = _places(program), dict[str, list[tuple[int, bool]]]()
+    for key, part in adapter.parts.items():
+        for adapted, number in places[key]:
+            ranks = parts.setdefault(adapted.name, [(0, False)] * len(adapted.parts))
+            ranks[number] = part.rank, part.gain is not None
+    return AdapterShape(parts, [own.name for own in program.owned if own.module in adapter.modules_to_save])
+
+
 def fill_slot(executor: Runnable, slot: int, adapter: Adapter) -> None:
-    """Fill an empty or unused slot with an adapter that fits; B is multiplied by the scale before it is rounded."""
-    executor.clear_adapter(slot)
+    """Fill an unused slot with an adapter that fits; B is multiplied by the scale before it is rounded.
+
+    Raises RuntimeError, with the slot empty, if too few pages are free.
+    """
+    executor.open_adapter(slot, shape_of(executor.program, adapter))
     places = _places(executor.program)
     for own in executor.program.owned:
         if (whole := adapter.modules_to_save.get(own.module)) is not None:

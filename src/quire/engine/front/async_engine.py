@@ -189,8 +189,9 @@ class AsyncEngine:
             beside = tokenizer_beside(folder, files)
         else:
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
+        first = adapter_paths(self.serving.lora_modules)
         client = self._client = EngineClient(
-            Load(str(folder), self._config, beside, self._turns), self.serving, self._new_host, self
+            Load(str(folder), self._config, beside, self._turns, tuple(first.values())), self.serving, self._new_host, self
         )
         loading = asyncio.create_task(client.start(self._progress))
         try:
@@ -206,7 +207,6 @@ class AsyncEngine:
                 self._text.close()
             raise
         try:
-            first = adapter_paths(self.serving.lora_modules)
             await asyncio.gather(
                 *(self._adapters.load(adapter, path, None) for adapter, path in first.items())
             )

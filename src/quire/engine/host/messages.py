@@ -45,13 +45,15 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 class Load(_Message, frozen=True, tag=1):
     """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `turns`
-    the file over which several engines take turns (step_turns), "" for one that is alone.
+    the file over which several engines take turns (step_turns), "" for one that is alone. `adapters`: paths of those
+    that it begins with, for which there must be room.
     """
 
     folder: str
     config: EngineConfig
     beside: dict[str, int] = {}
     turns: str = ""
+    adapters: tuple[str, ...] = ()
 
 
 class AddRequest(_Message, frozen=True, tag=2):

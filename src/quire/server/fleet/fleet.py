@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from quire.config.lora_modules import adapter_paths
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError
@@ -224,4 +225,5 @@ async def check_shares(models: Sequence[ServedModel]) -> None:
 
 def _load_of(served: ServedModel) -> Load:
     folder = find_model(served.model)
-    return Load(str(folder), served.config, tokenizer_beside(folder, gguf_files(folder)), "turns")
+    adapters = tuple(adapter_paths(served.serving.lora_modules).values())
+    return Load(str(folder), served.config, tokenizer_beside(folder, gguf_files(folder)), "turns", adapters)
