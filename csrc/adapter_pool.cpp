@@ -150,7 +150,8 @@ void AdapterPool::plan_step(int rows, const int32_t* query_start, const int32_t*
   tokens_.slots.clear();
   for (int row = 0; row < rows; ++row) {
     const int slot = adapters[lines[row]];
-    if (slot >= static_cast<int>(pages_.size())) throw std::invalid_argument("adapters: a line names a slot that does not exist");
+    if (slot >= static_cast<int>(pages_.size()))
+      throw std::invalid_argument("adapters: a line names a slot that does not exist");
     tokens_.slots.resize(query_start[row + 1], slot);
   }
   tokens_.plan(static_cast<int>(pages_.size()));

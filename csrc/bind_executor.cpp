@@ -142,7 +142,8 @@ void bind_building(nb::class_<Executor>& c) {
 }
 
 void bind_adapters(nb::class_<Executor>& c) {
-  c.def("set_adapter_layout", [](Executor& e, const quire::AdapterLayout& l) { e.adapters().set_layout(l); }, "layout"_a)
+  c.def(
+       "set_adapter_layout", [](Executor& e, const quire::AdapterLayout& l) { e.adapters().set_layout(l); }, "layout"_a)
       .def(
           "open_adapter",
           [](Executor& e, int slot, const PartRanks& parts, const std::vector<std::string>& own) {
@@ -160,9 +161,11 @@ void bind_adapters(nb::class_<Executor>& c) {
             e.adapters().put_rows(slot, name, first, at<float>(rows), count, cols);
           },
           nogil(), "slot"_a, "name"_a, "first"_a, "rows"_a, "count"_a, "cols"_a)
-      .def("clear_adapter", [](Executor& e, int slot) { e.adapters().clear(slot); }, "slot"_a)
-      .def("adapter_pages", [](const Executor& e, int slot) { return e.adapters().pages_of(slot); }, "slot"_a,
-           "Numbers of the pages that a slot has.")
+      .def(
+          "clear_adapter", [](Executor& e, int slot) { e.adapters().clear(slot); }, "slot"_a)
+      .def(
+          "adapter_pages", [](const Executor& e, int slot) { return e.adapters().pages_of(slot); }, "slot"_a,
+          "Numbers of the pages that a slot has.")
       .def_prop_ro("free_adapter_pages", [](const Executor& e) { return e.adapters().free_pages(); });
 }
 
@@ -189,7 +192,9 @@ void bind_adapter_layout(nb::module_& m) {
           "of its own.")
       .def(
           "pool_bytes",
-          [](const AdapterLayout& l, int slots, int pages) { return l.slab_bytes(pages) + l.table_bytes(slots, pages); },
+          [](const AdapterLayout& l, int slots, int pages) {
+            return l.slab_bytes(pages) + l.table_bytes(slots, pages);
+          },
           "slots"_a, "pages"_a, "Bytes of a pool, its tables included.");
 }
 

@@ -132,7 +132,9 @@ struct ExpandTask {
   size_t ldy;
   int rank, col_begin, col_end;
   bool gains;
-  const float* bias;  // [n], or null
+  const float* bias;           // [n], or null
+  const char* next = nullptr;  // what to prefetch: units that are read after these
+  size_t next_bytes = 0;
 };
 
 struct PackTask {

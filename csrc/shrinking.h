@@ -9,8 +9,8 @@ class Shrinking {
  public:
   // Reads the fields "x", "adapted" and "out". `parts`: of the linear, or of one of its experts; 0 for all.
   Shrinking(Fields& f, const Context& c, int parts)
-      : x(f.buffer("x")), adapted(f.low_rank("adapted")), out(f.buffer("out")),
-        parts(parts ? parts : adapted.parts()), vectors(adapted.rank / kRankLanes), context_(c) {
+      : x(f.buffer("x")), adapted(f.low_rank("adapted")), out(f.buffer("out")), parts(parts ? parts : adapted.parts()),
+        vectors(adapted.rank / kRankLanes), context_(c) {
     f.require(x.dtype == DType::f32 || x.dtype == DType::bf16, "x must be floats");
     f.require(out.dtype == DType::f32 && out.cols == adapted.rank * this->parts,
               "out must be float32 with the ranks of every part");
@@ -21,7 +21,8 @@ class Shrinking {
 
   // Task `column`; the linear's part is that many behind `first_part`. Rows `from` of x, whose first column is `x_column`,
   // become `to` of out.
-  void run(int column, int slot, int first_part, int x_column, const int32_t* from, const int32_t* to, int count) const {
+  void run(int column, int slot, int first_part, int x_column, const int32_t* from, const int32_t* to,
+           int count) const {
     const int part = column / vectors, group = column % vectors;
     const PartPlace& place = context_.adapters.part(adapted, slot, first_part + part);
     if (group * kRankLanes >= place.rank) return;

@@ -13,7 +13,13 @@ namespace QUIRE_ISA {
 namespace {
 
 constexpr int kChains = 4;  // running sums of a row, so that one does not wait for the one before; features of a unit
-constexpr int kRows = 2;    // rows that share a load of weights
+#if QUIRE_AVX512
+constexpr int kRows = 4;     // rows that share a load of weights, at the most
+constexpr int kVectors = 4;  // vectors of columns that are summed together, of so many rows; sums are in registers
+#else
+constexpr int kRows = 2;
+constexpr int kVectors = 2;
+#endif
 
 QUIRE_INLINE V16 input(const float* x) { return set1(*x); }
 QUIRE_INLINE V16 input(const uint16_t* x) { return set1(bf16_to_float(*x)); }
@@ -51,6 +57,8 @@ template <class T>
 void shrink_all(const ShrinkTask& t) {
   int i = 0;
   for (; i + kRows <= t.count; i += kRows) shrink_rows<T, kRows>(t, i);
+  if constexpr (kRows > 2)
+    for (; i + 2 <= t.count; i += 2) shrink_rows<T, 2>(t, i);
   for (; i < t.count; ++i) shrink_rows<T, 1>(t, i);
 }
 
@@ -75,26 +83,41 @@ QUIRE_INLINE void add_columns(const ExpandTask& t, float* y, V16 product, int co
   for (int c = begin; c < end; ++c) y[col + c] = lanes[c];
 }
 
+// C vectors of columns, from `col` on, of R rows.
+template <int R, int C>
+QUIRE_INLINE void expand_vectors(const ExpandTask& t, const float* const* x, float* const* y, int col) {
+  const char* b = t.b + static_cast<size_t>(col / kRankLanes) * t.unit;
+  V16 acc[R][C];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) acc[r][c] = zero();
+  for (int k = 0; k < t.rank; ++k) {
+    V16 w[C];
+    for (int c = 0; c < C; ++c)
+      w[c] = load_bf16(reinterpret_cast<const uint16_t*>(b + c * t.unit) + static_cast<size_t>(k) * kRankLanes);
+    for (int r = 0; r < R; ++r) {
+      const V16 each = set1(x[r][k]);
+      for (int c = 0; c < C; ++c) acc[r][c] = fma(each, w[c], acc[r][c]);
+    }
+  }
+  const size_t behind = static_cast<size_t>(t.rank) * kRankLanes * sizeof(uint16_t);
+  for (int c = 0; c < C; ++c) {
+    const float* gains = t.gains ? reinterpret_cast<const float*>(b + c * t.unit + behind) : nullptr;
+    for (int r = 0; r < R; ++r) add_columns(t, y[r], acc[r][c], col + c * kRankLanes, gains);
+  }
+}
+
 template <int R>
 QUIRE_INLINE void expand_rows(const ExpandTask& t, const int32_t* tokens) {
+  constexpr int C = kVectors * (R < kRows ? 2 : 1);
   const float* x[R];
   float* y[R];
   for (int r = 0; r < R; ++r) {
     x[r] = t.x + static_cast<size_t>(tokens[r]) * t.ldx;
     y[r] = t.y + static_cast<size_t>(tokens[r] - t.first_token) * t.ldy - t.col_begin;
   }
-  for (int col = t.col_begin / kRankLanes * kRankLanes; col < t.col_end; col += kRankLanes) {
-    const uint16_t* b = reinterpret_cast<const uint16_t*>(t.b + static_cast<size_t>(col / kRankLanes) * t.unit);
-    V16 acc[R];
-    for (int r = 0; r < R; ++r) acc[r] = zero();
-    for (int k = 0; k < t.rank; ++k) {
-      const V16 w = load_bf16(b + static_cast<size_t>(k) * kRankLanes);
-      for (int r = 0; r < R; ++r) acc[r] = fma(set1(x[r][k]), w, acc[r]);
-    }
-    const float* gains =
-        t.gains ? reinterpret_cast<const float*>(b + static_cast<size_t>(t.rank) * kRankLanes) : nullptr;
-    for (int r = 0; r < R; ++r) add_columns(t, y[r], acc[r], col, gains);
-  }
+  int col = t.col_begin / kRankLanes * kRankLanes;
+  for (; col + (C - 1) * kRankLanes < t.col_end; col += C * kRankLanes) expand_vectors<R, C>(t, x, y, col);
+  for (; col < t.col_end; col += kRankLanes) expand_vectors<R, 1>(t, x, y, col);
 }
 
 }  // namespace
@@ -102,8 +125,12 @@ QUIRE_INLINE void expand_rows(const ExpandTask& t, const int32_t* tokens) {
 void shrink(const ShrinkTask& t) { t.x_dtype == DType::f32 ? shrink_all<float>(t) : shrink_all<uint16_t>(t); }
 
 void expand(const ExpandTask& t) {
+  // What comes next is fetched meanwhile: many adapters have short pieces each, from anywhere in memory.
+  for (size_t at = 0; at < t.next_bytes; at += kAlignment) prefetch(t.next + at);
   int i = 0;
   for (; i + kRows <= t.count; i += kRows) expand_rows<kRows>(t, t.tokens + i);
+  if constexpr (kRows > 2)
+    for (; i + 2 <= t.count; i += 2) expand_rows<2>(t, t.tokens + i);
   for (; i < t.count; ++i) expand_rows<1>(t, t.tokens + i);
 }
 

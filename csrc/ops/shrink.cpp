@@ -1,13 +1,13 @@
+#include "beside.h"
 #include "shrinking.h"
 
 namespace quire {
 namespace {
 
 // A task is sixteen ranks of one part for some rows of one adapter.
-struct Shrink final : Op {
+struct Shrink final : Op, Beside {
   Shrink(Fields& f, Context& c) : Op(c), each(f, c, 0), apart(f.flag("apart")) {
-    f.require(each.x.cols == each.adapted.cols * (apart ? each.parts : 1),
-              "x must be of the adapted linear's width");
+    f.require(each.x.cols == each.adapted.cols * (apart ? each.parts : 1), "x must be of the adapted linear's width");
     f.require(each.x.logits == each.out.logits && each.x.per == 1 && each.out.per == 1,
               "x and out must have the same rows, one each");
   }
@@ -23,6 +23,8 @@ struct Shrink final : Op {
     const int32_t* tokens = rows.order.data() + piece.begin;
     each.run(column, piece.slot, 0, first, tokens, tokens, piece.end - piece.begin);
   }
+
+  const Buffer& input() const override { return each.x; }
 
   Shrinking each;
   bool apart;  // each part has columns of x of its own

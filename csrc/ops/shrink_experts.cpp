@@ -5,8 +5,7 @@ namespace {
 
 // A task is a chunk of an expert's rows and sixteen ranks of one part.
 struct ShrinkExperts final : Op {
-  ShrinkExperts(Fields& f, Context& c)
-      : Op(c), each(f, c, f.low_rank("adapted").parts() / f.integer("experts")) {
+  ShrinkExperts(Fields& f, Context& c) : Op(c), each(f, c, f.low_rank("adapted").parts() / f.integer("experts")) {
     // The plan of the router says which rows are whose.
     const int k = f.buffer("places").cols;
     f.require(f.buffer("ids").cols == k && each.out.per == k && (each.x.per == k || each.x.per == 1),

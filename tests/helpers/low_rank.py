@@ -106,7 +106,8 @@ def fill_random(executor: Runnable, slot: int, seed: int, rank: int, *, whole: b
     """Fill every part of a slot with random numbers, a part of each with gains; `whole` matrices too."""
     random, program = np.random.default_rng(seed), executor.program
     parts = {
-        each.name: [(rank, n % 2 == 0 and not each.shared) for n in range(len(each.parts))] for each in program.adapted
+        each.name: [(rank, n % 2 == 0 and not each.shared) for n in range(len(each.parts))]
+        for each in program.adapted
     }
     executor.open_adapter(slot, AdapterShape(parts, [own.name for own in program.owned if whole]))
     for adapted in program.adapted:

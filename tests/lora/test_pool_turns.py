@@ -35,7 +35,9 @@ def test_a_large_adapter_takes_the_room_of_several_and_a_small_one_of_none() -> 
     for key in "abcd":
         assert turns.claim(key, 2)
         turns.leave(key)
-    assert turns.claim("large", 5) == (0, [("a", 0), ("b", 1), ("c", 2)]) or turns.slot_of("large") is not None
+    assert (
+        turns.claim("large", 5) == (0, [("a", 0), ("b", 1), ("c", 2)]) or turns.slot_of("large") is not None
+    )
     assert turns.used_pages == 7
     claimed = turns.claim("small", 1)
     assert claimed is not None
@@ -96,6 +98,21 @@ def test_a_slot_that_could_not_be_filled_is_empty() -> None:
     turns.drop("a")
     assert turns.claim("b", 1) == (0, [])
     assert turns.used_pages == 1
+
+
+class Greedy(PoolTurns):
+    """Keeps nothing back: whoever fits comes first, and a large adapter may wait for ever."""
+
+    def _has_room(self, key: str, pages: int) -> bool:
+        return self._suffices({key: pages}, ())
+
+
+def test_what_is_kept_back_is_what_refuses_a_younger_one() -> None:
+    for kind in (PoolTurns, Greedy):
+        turns = kind(4, 8, 4)
+        assert come(turns, "a", 3)
+        assert not come(turns, "large", 4)
+        assert come(turns, "small", 1) is (kind is Greedy)
 
 
 @given(

@@ -205,8 +205,12 @@ def test_what_does_not_fit_is_refused(kind: str) -> None:
         executor.clear_adapter(SLOTS)
     with pytest.raises(ValueError, match="slot"):
         executor.put_adapter(0, "layers.0.qkv", 0, a[:3], b[:, :3])
-    for shape in ({"nothing": none}, {"layers.0.qkv": none * 2}, {"layers.0.qkv": [(RANK + 13, False), *none * 2]}):
-        with pytest.raises(ValueError, match="layers|nothing"):
+    for shape in (
+        {"nothing": none},
+        {"layers.0.qkv": none * 2},
+        {"layers.0.qkv": [(RANK + 13, False), *none * 2]},
+    ):
+        with pytest.raises(ValueError, match=r"layers|nothing"):
             executor.open_adapter(1, AdapterShape(shape, []))
     sequence = stepper.add(texts()[0])
     with pytest.raises(ValueError, match="adapters"):

@@ -391,8 +391,8 @@ class AdapterOptions:
     )  # fmt: skip
     lora_memory: int | None = option(
         None,
-        "memory of the pool that adapters run from, part of --memory; each takes as much as its ranks and modules need, "
-        "and those used least recently make room (default: enough for --max-loras of the largest)",
+        "memory of the pool that adapters run from, part of --memory; each takes what its ranks and modules need, and "
+        "those used least recently make room (default: enough for --max-loras of the largest)",
         metavar="SIZE",
         count=True,
         size=True,
@@ -408,8 +408,8 @@ class AdapterOptions:
     lora_target_modules: tuple[str, ...] = option(
         (),
         "what adapters may change besides linears of attention, feed-forwards and routers: embed_tokens, lm_head, "
-        "experts (of low rank), modules_to_save (whole embeddings and heads), or all (default: what the adapters given at "
-        "start change)",
+        "experts (of low rank), modules_to_save (whole embeddings and heads), or all (default: what the adapters given "
+        "at start change)",
         metavar="NAME",
     )
 
@@ -429,7 +429,6 @@ class AdapterOptions:
     def has_room(self, target: str) -> bool:
         """Whether adapters may change one of LORA_TARGETS."""
         return "all" in self.lora_target_modules or target in self.lora_target_modules
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

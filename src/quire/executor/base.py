@@ -359,16 +359,16 @@ class Runnable(Protocol):
         """The head again for other arrays.logit_rows of the same step (prompt logprobs in slices)."""
 
     def open_adapter(self, slot: int, shape: AdapterShape) -> None:
-        """Give a slot the pages for an adapter, in place of what it has. No step that runs has a row of that slot; steps
-        of other slots may run meanwhile. After bind; one call at a time of this and those below.
+        """Give a slot the pages for an adapter, in place of what it has. No step that runs has a row of that slot;
+        steps of other slots may run meanwhile. After bind; one call at a time of this and those below.
 
         Raises ValueError for a slot that does not exist and for a shape that the program has no room for, and
         RuntimeError if too few pages are free: then the slot is empty.
         """
 
     def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> None:
-        """Fill a part of Program.adapted[name] in a slot that was opened for it, with a [rank, cols] and b [rows, rank],
-        which are rounded to bfloat16, and `gain` [rows]: see Linear.
+        """Fill a part of Program.adapted[name] in a slot that was opened for it, with a [rank, cols] and
+        b [rows, rank], which are rounded to bfloat16, and `gain` [rows]: see Linear.
 
         Raises ValueError for a slot or part that does not exist, and for matrices of other shapes.
         """

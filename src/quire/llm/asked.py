@@ -11,6 +11,7 @@ from quire.types import RequestError
 from quire.util.sizes import parse_size
 
 if TYPE_CHECKING:
+    from quire.lora.adapter import Adapter
     from quire.lora.adapter_service import AdapterService, Open
     from quire.text.tools import ToolUse
 

@@ -28,7 +28,7 @@ def check_fits(program: Program, adapter: Adapter, max_rank: int) -> None:
     for key, whole in adapter.modules_to_save.items():
         if key not in own:
             raise CheckpointError(
-                f"{where}: modules_to_save: {key}: slots have no room for whole weights: use "
+                f"{where}: modules_to_save: {key}: there is no room for whole weights: use "
                 "--lora-target-modules modules_to_save"
             )
         if whole.shape != (own[key].rows, own[key].cols):
@@ -46,7 +46,7 @@ def _why_not(key: str, places: Places) -> str:
     names = {"embed_tokens": "embed_tokens", "lm_head": "lm_head", "experts": "experts"}
     group = next((names[word] for word in names if f".{word}." in f".{key}."), "")
     if group:
-        return f"slots have no room for it: use --lora-target-modules {group}"
+        return f"there is no room for it: use --lora-target-modules {group}"
     return (
         "no linear that adapters may change has this name; those of attention and of dense feed-forwards may be, with "
         f"names such as {min(places, default='none')}"

@@ -1,9 +1,9 @@
 """Which adapters are in the pool: the least recently used make room, and nobody waits for ever.
 
-A request enters its adapter before it is scheduled and leaves it when it has ended; at most so many adapters are in use at
-once, and those that nobody is in give their pages up for others. Where there is no room, pages and a turn are kept back
-for the request: adapters that were entered least recently are drained. Requests for them that arrive later wait behind,
-those in them end, and nobody younger takes what becomes free. Requests for other adapters are not held up.
+A request enters its adapter before it is scheduled and leaves it when it has ended; at most so many adapters are in use
+at once, and those that nobody is in give their pages up for others. Where there is no room, pages and a turn are kept
+back for the request: adapters that were entered least recently are drained. Requests for them that arrive later wait
+behind, those in them end, and nobody younger takes what becomes free. Requests for other adapters are not held up.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class PoolTurns:
         self._residents[key].users -= 1
 
     def claim(self, key: str, pages: int) -> tuple[int, list[tuple[str, int]]] | None:
-        """Give a slot and pages to an adapter that has none, and enter it: the slot, and the adapters that made room with
-        theirs. None if there is no room yet."""
+        """Give a slot and pages to an adapter that has none, and enter it: the slot, and the adapters that made room
+        with theirs. None if there is no room yet."""
         if not self._has_room(key, pages):
             return None
         gone = []
@@ -91,7 +91,7 @@ class PoolTurns:
         return [key for key, each in self._residents.items() if not each.users and key not in self._kept]
 
     def _has_room(self, key: str, pages: int) -> bool:
-        """Whether an adapter that nobody is in may be entered now; if not, room is kept back where there can be some."""
+        """Whether an adapter that nobody is in may be entered now; if not, room is kept back if there can be some."""
         others = {each: kept for each, kept in self._kept.items() if each != key}
         wanted = {**others, key: pages}
         if self._suffices(wanted, ()):

@@ -111,7 +111,10 @@ def room_of(adapters: Iterable[str | Adapter]) -> tuple[int, tuple[str, ...]]:
     rank, targets = 0, set[str]()
     for each in adapters:
         if isinstance(each, Adapter):
-            ranks = [*((key, part.rank) for key, part in each.parts.items()), *((key, 0) for key in each.modules_to_save)]
+            ranks = [
+                *((key, part.rank) for key, part in each.parts.items()),
+                *((key, 0) for key in each.modules_to_save),
+            ]
         else:
             with open_adapter(find_adapter(each)) as file:
                 ranks = [(one.module, one.rank) for one in file.targets()]

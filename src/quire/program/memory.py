@@ -192,9 +192,7 @@ def adapter_layout(program: Program) -> _native.AdapterLayout:
 
 def largest_adapter(program: Program) -> AdapterShape:
     """An adapter that changes all it can at the greatest rank."""
-    parts = {
-        each.name: [(each.rank, not each.shared)] * len(each.parts) for each in program.adapted
-    }
+    parts = {each.name: [(each.rank, not each.shared)] * len(each.parts) for each in program.adapted}
     return AdapterShape(parts, [own.name for own in program.owned])
 
 

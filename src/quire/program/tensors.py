@@ -159,8 +159,8 @@ class Owned:
 class AdapterShape:
     """What an adapter takes room for.
 
-    `parts`: by name of an Adapted, of each of its parts the rank, 0 for none, and whether it has gains; parts that share
-    a matrix have one rank. `own`: names of Owned.
+    `parts`: by name of an Adapted, of each of its parts the rank, 0 for none, and whether it has gains; parts that
+    share a matrix have one rank. `own`: names of Owned.
     """
 
     parts: dict[str, list[tuple[int, bool]]]

@@ -22,9 +22,7 @@ def adapter_families(metrics: ServerMetrics, labels: Mapping[str, str]) -> Itera
         "vllm:lora_requests_info", "adapters of running and of waiting requests, at this time",
         labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
     )  # fmt: skip
-    info.add_metric(
-        [str(stats.max_loras), ",".join(sorted(running)), ",".join(sorted(waiting))], time.time()
-    )
+    info.add_metric([str(stats.max_loras), ",".join(sorted(running)), ",".join(sorted(waiting))], time.time())
     yield info
     for kind, size in zip(("used", "size"), stats.adapter_bytes, strict=True):
         text = "bytes of the pool of adapters" + (", of those that are in it" if kind == "used" else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.config.schema import EngineConfig
@@ -28,11 +27,7 @@ def with_room_for(config: EngineConfig, adapters: Iterable[str | Adapter]) -> En
     from quire.lora.read import room_of
 
     rank, targets = room_of(given)
-    return replace(
-        config,
-        adapters=replace(
-            asked,
-            max_lora_rank=asked.max_lora_rank or max(asked.rank, rank),
-            lora_target_modules=asked.lora_target_modules or targets,
-        ),
+    return config.replace(
+        max_lora_rank=asked.max_lora_rank or max(asked.rank, rank),
+        lora_target_modules=asked.lora_target_modules or targets,
     )

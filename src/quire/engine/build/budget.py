@@ -225,8 +225,8 @@ def _adapter_pool(program: Program, asked: AdapterOptions) -> tuple[int, int]:
         pages = asked.lora_memory // layout.page_bytes
         if pages < each:
             raise MemoryBudgetError(
-                f"lora_memory: {format_size(asked.lora_memory)} holds no adapter of max_lora_rank {asked.rank}, which takes "
-                f"{format_size(each * layout.page_bytes)}"
+                f"lora_memory: {format_size(asked.lora_memory)} holds no adapter of max_lora_rank {asked.rank}, which "
+                f"takes {format_size(each * layout.page_bytes)}"
             )
     return min(pages, SMALL_ADAPTERS * -(-pages // each)), pages
 

@@ -191,7 +191,10 @@ class AsyncEngine:
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
         first = adapter_paths(self.serving.lora_modules)
         client = self._client = EngineClient(
-            Load(str(folder), self._config, beside, self._turns, tuple(first.values())), self.serving, self._new_host, self
+            Load(str(folder), self._config, beside, self._turns, tuple(first.values())),
+            self.serving,
+            self._new_host,
+            self,
         )
         loading = asyncio.create_task(client.start(self._progress))
         try:
