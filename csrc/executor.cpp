@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "beside.h"
 #include "isa.h"
 
 namespace quire {
