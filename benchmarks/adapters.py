@@ -35,10 +35,10 @@ import numpy as np
 
 from quire import LLM, SamplingParams
 from quire.bench.random_checkpoint import write_tokenizer
-from quire.bench.shapes import SHAPES
 from quire.loader.safetensors_writer import write_safetensors
 from quire.loader.source import TensorInfo
 from quire.lora.base_modules import BaseModules
+from quire.planner.shapes import SHAPES
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.program.lowering import LoraRoom

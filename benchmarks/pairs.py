@@ -32,7 +32,7 @@ WORKLOADS = {
 
 # writes the checkpoint, with the Quire of the second build
 WRITE = """import sys; from pathlib import Path; from quire.bench.random_checkpoint import write_checkpoint
-from quire.bench.shapes import SHAPES; write_checkpoint(Path(sys.argv[1]), SHAPES[sys.argv[2]])"""
+from quire.planner.shapes import SHAPES; write_checkpoint(Path(sys.argv[1]), SHAPES[sys.argv[2]])"""
 
 
 def child(folder: str, weights: str, packed: str, threads: int | None) -> None:

@@ -118,7 +118,7 @@ def table(files: list[str]) -> None:
 def speed(args: argparse.Namespace) -> None:
     """Time and peak memory with random weights of a shape."""
     from quire.bench.random_checkpoint import write_checkpoint
-    from quire.bench.shapes import SHAPES
+    from quire.planner.shapes import SHAPES
 
     folder = Path(tempfile.mkdtemp(dir=args.folder))
     try:

@@ -42,9 +42,9 @@ from quire.bench import speculation_bench as bench
 from quire.bench.engine_run import BenchEngine, Prompts
 from quire.bench.environment import Watch
 from quire.bench.known_drafts import KnownDrafts
-from quire.bench.shapes import SHAPES
 from quire.config.schema import EngineConfig
 from quire.executor.base import SampledRows
+from quire.planner.shapes import SHAPES
 from quire.speculate.ngram import NgramProposer
 from quire.speculate.prediction import PredictionProposer
 from quire.speculate.speculation import Speculation

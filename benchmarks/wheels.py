@@ -46,9 +46,9 @@ def timers(isa: str, seconds: float, only: str) -> Iterator[tuple[str, Timer]]:
     """What to time by name, and how: from inside an interpreter that has Quire."""
     from quire.bench.kernel_programs import Bench, copies_for, with_copies
     from quire.bench.kernels import Asked, _limits, cases
-    from quire.bench.shapes import SHAPES
     from quire.engine.build.opening import open_model
     from quire.executor.kinds import native_kind
+    from quire.planner.shapes import SHAPES
 
     formats, caches = ("bf16", "f16", "f32", "int8", "int4"), ("bf16", "f16", "f32", "int8")
     for config, asked in (

@@ -29,7 +29,9 @@ export default defineConfig({
     modulePreload: { polyfill: false },
     assetsInlineLimit: 0,
     rollupOptions: {
+      input: { index: "index.html", learn: "learn.html" },
       output: {
+        manualChunks: { preact: ["preact", "preact/hooks"] },
         entryFileNames: "[name].js",
         chunkFileNames: "[name].js",
         assetFileNames: "[name][extname]",

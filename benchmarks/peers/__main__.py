@@ -26,9 +26,10 @@ from benchmarks.peers.engines import ENGINES, PeerError, Place, measured_command
 from benchmarks.peers.runs import Unit
 from benchmarks.peers.table import markdown
 
-from quire.bench import results, shapes
+from quire.bench import results
 from quire.bench.random_checkpoint import write_checkpoint
 from quire.bench.recording import Recording
+from quire.planner import shapes
 from quire.util.platform import usable_cores
 
 ROOT = Path(__file__).parents[2]

@@ -25,9 +25,9 @@ from benchmarks.peers import engines, runs
 from benchmarks.peers.engines import ENGINES, PeerError, Place
 
 from quire.bench.random_checkpoint import write_checkpoint
-from quire.bench.shapes import SHAPES
 from quire.loader.gguf_writer import OutTensor, write_gguf
 from quire.loader.safetensors import SafetensorsFile
+from quire.planner.shapes import SHAPES
 from quire.quant.floats import to_float32
 from quire.util.platform import usable_cores
 

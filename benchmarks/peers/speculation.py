@@ -23,7 +23,7 @@ from benchmarks.peers import engines, runs
 from benchmarks.peers.draft_pair import write_pair
 from benchmarks.peers.engines import ENGINES, PeerError, Place
 
-from quire.bench.shapes import SHAPES
+from quire.planner.shapes import SHAPES
 from quire.util.platform import usable_cores
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ from quire.bench.engine_run import BenchEngine, Prompts
 from quire.bench.html_report import page
 from quire.bench.known_drafts import KnownDrafts
 from quire.bench.random_checkpoint import write_checkpoint
-from quire.bench.shapes import SHAPES
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
+from quire.planner.shapes import SHAPES
 from quire.speculate.proposer import Room
 from quire.types import NewSeq, SamplingParams
 

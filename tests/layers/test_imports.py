@@ -23,7 +23,7 @@ RANKS = [
     {"planner", "quant", "store"},
     {"loader"},
     {"executor", "reference"},
-    {"lora"},
+    {"learn", "lora"},
     {"worker"},
     {"speculate"},
     {"engine"},

@@ -7,12 +7,12 @@ import shlex
 
 import pytest
 
-from quire.bench.shapes import SHAPES
 from quire.cli.calc import calc_parser, calculate
 from quire.cli.main import main
 from quire.planner.calculators import CALCULATORS, PARAMETERS
 from quire.planner.devices import counted, devices
 from quire.planner.model_size import size_of_config
+from quire.planner.shapes import SHAPES
 from quire.planner.worked import Worked, worked_figures
 
 

@@ -74,9 +74,13 @@ async function checked(response: Response): Promise<Response> {
   throw new ApiFailure(response.status, message);
 }
 
+/** The JSON of a route. Raises ApiFailure. */
+export async function read<T>(path: string, signal: AbortSignal | null = null): Promise<T> {
+  return (await checked(await fetch(path, { headers: headers(), signal }))).json();
+}
+
 export async function models(): Promise<Model[]> {
-  const response = await checked(await fetch("/v1/models", { headers: headers() }));
-  return (await response.json()).data;
+  return (await read<{ data: Model[] }>("/v1/models")).data;
 }
 
 /** The body of a request for the next message. Raises SyntaxError for a schema that is not JSON. */

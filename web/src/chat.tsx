@@ -105,6 +105,7 @@ export function Chat() {
         <h1>
           <img src="/ui/quire.svg" alt="" width="28" height="28" /> Quire
         </h1>
+        <a href="/learn">How inference works</a>
         <button type="button" class="primary" onClick={fresh}>
           New chat
         </button>

@@ -15,7 +15,7 @@ const flags = [
 const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: flags });
 const seen = { errors: [], outside: [], axe: [], views: {} };
 
-async function open(options) {
+async function open(options, path = "/") {
   const context = await browser.newContext({ permissions: ["clipboard-read", "clipboard-write"], ...options });
   const page = await context.newPage();
   page.on("console", (message) => message.type() === "error" && seen.errors.push(message.text()));
@@ -23,7 +23,7 @@ async function open(options) {
   page.on("request", (request) => {
     if (!request.url().startsWith(base) && !/^(data|blob):/.test(request.url())) seen.outside.push(request.url());
   });
-  await page.goto(`${base}/`);
+  await page.goto(base + path);
   return page;
 }
 
@@ -101,6 +101,38 @@ for (const [name, options] of Object.entries({
   await axe(other, name);
   await other.screenshot({ path: `${folder}/${name}.png` });
   seen.views[`${name} overflow`] = await other.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+}
+for (const [name, options] of Object.entries({
+  lesson: { colorScheme: "light", viewport: { width: 1280, height: 900 } },
+  "lesson dark": { colorScheme: "dark", viewport: { width: 1280, height: 900 } },
+  "lesson phone": { colorScheme: "light", viewport: { width: 390, height: 780 }, isMobile: true, hasTouch: true },
+})) {
+  const other = await open({ ...options }, "/learn");
+  await other.waitForSelector("dl dd");
+  seen.views[name] = [];
+  for (const link of await other.locator('nav li a:not([href="#quiz"])').all()) {
+    await link.click();
+    await other.waitForFunction(
+      (title) => document.querySelector("h2")?.textContent === title,
+      (await link.innerText()).replace(/^\d+\. /, ""),
+    );
+    await other.waitForSelector("dl dd");
+    seen.views[name].push(await other.locator("h2").innerText());
+    await axe(other, `${name}: ${await link.innerText()}`);
+    await other.screenshot({ path: `${folder}/${name} ${await link.getAttribute("href")}.png`.replace("#", "") });
+    seen.views[`${name} overflow`] ||= await other.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+  }
+  await other.locator('nav a[href="#quiz"]').click();
+  await other.getByLabel("6.5 GB").check();
+  seen.views[`${name} quiz`] = await other.locator("fieldset", { hasText: "13B" }).getByRole("status").innerText();
+  await axe(other, `${name}: quiz`);
+  if (name === "lesson") {
+    await other.locator('nav a[href="#prefix-cache"]').click();
+    await other.getByLabel("In the cache").uncheck();
+    await other.waitForFunction(() => document.querySelector("dl dd")?.textContent?.includes("1,040"));
+    await other.getByLabel("New tokens").last().fill("0");
+    await other.waitForFunction(() => document.querySelector(".error")?.textContent?.includes("new: '0' must be"));
+  }
 }
 await browser.close();
 console.log(JSON.stringify(seen));

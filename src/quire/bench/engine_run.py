@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from quire.bench import shapes
 from quire.bench.bounds import step_bound
 from quire.bench.limits import LimitsProbe, LimitsSample, mean
 from quire.bench.results import Better, Metric, metric
@@ -31,6 +30,7 @@ from quire.engine.sync_engine import SyncEngine
 from quire.executor.base import Inspectable
 from quire.executor.plans import PlanCounts
 from quire.outputs import RequestOutput
+from quire.planner import shapes
 from quire.program.cost import Row, step_cost
 from quire.program.program import Program
 from quire.records import dataclass

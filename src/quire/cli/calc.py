@@ -88,8 +88,8 @@ def calculate(one: Calculator, options: dict[str, object]) -> list[Figure]:
 
 def named_size(name: str) -> ModelSize:
     """The numbers of a released shape, or of a checkpoint. Raises ValueError or CheckpointError."""
-    from quire.bench.shapes import SHAPES
     from quire.planner.model_size import model_size, size_of_config
+    from quire.planner.shapes import SHAPES
 
     if name in SHAPES:
         return size_of_config(SHAPES[name])

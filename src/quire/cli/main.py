@@ -46,6 +46,7 @@ COMMANDS = {
     "calc": ("quire.cli.calc", "compute a bound, a size or a time from numbers, a model or a device"),
     "doctor": ("quire.cli.doctor", "look for what slows this machine or a running server down"),
     "reference": ("quire.cli.reference", "show an algorithm of inference in plain numpy"),
+    "learn": ("quire.cli.learn", "run the simulations of a lesson about inference"),
     "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),
     "completions": ("quire.cli.completions", "print a completion script for a shell"),
 }

@@ -36,6 +36,8 @@ PARAMETERS = {
     "bandwidth_gb_s": "memory bandwidth of a device, in GB/s",
     "tflops": "dense arithmetic of a device, in TFLOPS",
     "reserve_gb": "memory of each device for activations, kernels and fragmentation, in GB",
+    "ttft_ms": "time to the first token, in ms",
+    "total_ms": "time to the last token (E2EL), in ms",
     "tpot_ms": "longest time of an output token, in ms",
     "alpha": "chance that a draft is right",
     "gamma": "drafts of a round",
@@ -136,7 +138,7 @@ CALCULATORS = {
         for function in (
             time_sums.throughput, memory_sums.weights, memory_sums.kv_cache, memory_sums.memory, memory_sums.context,
             memory_sums.batch_within, time_sums.intensity, time_sums.roofline, time_sums.phases,
-            time_sums.speculation, time_sums.communication, memory_sums.transfer, time_sums.cost,
+            time_sums.latency, time_sums.speculation, time_sums.communication, memory_sums.transfer, time_sums.cost,
             memory_sums.prefix_cache, time_sums.attention_traffic, memory_sums.paging, time_sums.sampling,
         )
     )

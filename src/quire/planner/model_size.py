@@ -12,12 +12,16 @@ from quire.program.program import Program
 from quire.records import dataclass
 from quire.spec.config_reader import ConfigReader
 from quire.spec.facts import facts_of
-from quire.spec.model import ModelSpec
+from quire.spec.model import ModelSpec, MoE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Parameters in billions; `kv_values`: the numbers that one token adds to the cache, over all layers."""
+    """Parameters in billions; `kv_values`: the numbers that one token adds to the cache, over all layers.
+
+    `width` is that of a feed-forward in the last layer, or of one of its `experts` (0: it has none);
+    `expert_b` are the parameters of all experts, in billions.
+    """
 
     params_b: float
     active_b: float
@@ -28,15 +32,24 @@ class ModelSize:
     hidden: int
     kv_values: int
     max_positions: int
+    width: int = 0
+    experts: int = 0
+    expert_b: float = 0.0
 
 
 def model_size(spec: ModelSpec, program: Program) -> ModelSize:
     """The numbers of a lowered model. Heads are those of the first layer that has a cache."""
     first = next((layer.mixer for layer in spec.layers if hasattr(layer.mixer, "heads")), None)
     cached = program.kv_layers[0] if program.kv_layers else None
+    last = spec.layers[-1].mlp
+    whole, active = (
+        sum(p.rows * max(p.cols, 1) for p in program.all_params) / 1e9,
+        active_parameters(program) / 1e9,
+    )
+    router = last.router if isinstance(last, MoE) else None
     return ModelSize(
-        params_b=sum(p.rows * max(p.cols, 1) for p in program.all_params) / 1e9,
-        active_b=active_parameters(program) / 1e9,
+        params_b=whole,
+        active_b=active,
         layers=len(spec.layers),
         heads=getattr(first, "heads", 0),
         kv_heads=getattr(first, "kv_heads", 1) if cached else 0,
@@ -44,6 +57,9 @@ def model_size(spec: ModelSpec, program: Program) -> ModelSize:
         hidden=spec.dim,
         kv_values=sum(layer.vectors * layer.head_dim for layer in program.kv_layers),
         max_positions=spec.max_positions,
+        width=last.width if last else 0,
+        experts=router.experts if router else 0,
+        expert_b=(whole - active) * router.experts / (router.experts - router.top_k) if router else 0.0,
     )
 
 

@@ -61,7 +61,19 @@ def phases(
     yield Figure("whole request", (prefill + (output - 1) * step) * 1000, "ms")
     yield Figure("compute in prefill", 100 * prompt * flops / compute / prefill, "%")
     yield Figure("compute in decode", 100 * flops / compute / step, "%")
+    yield Figure("bandwidth in prefill", 100 * read / prefill, "%")
+    yield Figure("bandwidth in decode", 100 * active / params_b * read / step, "%")
     yield Figure("tokens of a prompt at the crossing", at_least(read * compute / flops), "tokens")
+
+
+def latency(*, ttft_ms: float, total_ms: float, output: int) -> Figures:
+    """Times of one request: TPOT is the time between its first token and its last, for each token after the first."""
+    if total_ms < ttft_ms:
+        raise ValueError(f"total_ms: {total_ms:g} is below ttft_ms {ttft_ms:g}")
+    rest = total_ms - ttft_ms
+    if output > 1:
+        yield Figure("TPOT", rest / (output - 1), "ms", f"{output - 1} tokens in {rest:g} ms")
+    yield Figure("tokens a second", 1000 * output / total_ms, "tokens/s", "of the whole request")
 
 
 def speculation(*, alpha: float, gamma: int, draft_ms: float, target_ms: float) -> Figures:

@@ -15,7 +15,7 @@ from quire.server.dialects.generate_route import shared
 from quire.server.errors import ApiError, ClientGoneError, api_error
 from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.logs import log, log_access
-from quire.server.pages import page_routes
+from quire.server.pages import learn_routes, page_routes
 from quire.server.realtime.websocket import PATH as REALTIME_PATH
 from quire.server.routes import Act, Get, HttpRoute, Post, RouteTable
 from quire.types import QuireError
@@ -32,6 +32,7 @@ async def _realtime(_: ServerContext, __: Exchange) -> None:
     raise ApiError(426, message, code="upgrade_required", headers=[(b"upgrade", b"websocket")])
 
 
+PAGES = (*page_routes.ROUTES, *learn_routes.ROUTES)
 ROUTES: tuple[HttpRoute, ...] = (
     *chat.ROUTES,
     *completions.ROUTES,
@@ -43,7 +44,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     *control.ROUTES,
     *adapter_routes.ROUTES,
     *DIALECTS,
-    *page_routes.ROUTES,
+    *PAGES,
     Act(
         verb="GET", path=REALTIME_PATH.decode(), summary="A conversation over a WebSocket", tag="generation",
         handler=_realtime, response=dict, further={426: "the request does not open a WebSocket"},
@@ -55,7 +56,7 @@ ROUTES: tuple[HttpRoute, ...] = (
 def open_routes(config: ServingConfig) -> tuple[HttpRoute, ...]:
     """The routes of the APIs that a server offers, without those for administrators when it has none."""
     closed = closed_routes(ROUTES, config)
-    without = {*closed, *(() if config.ui else page_routes.ROUTES)}
+    without = {*closed, *(() if config.ui else PAGES)}
     return shared(tuple(route for route in ROUTES if route.belongs(config.api) and route not in without))
 
 

@@ -151,8 +151,8 @@ def _asked(args: argparse.Namespace) -> Asked:
 def _models(args: argparse.Namespace) -> Iterator[tuple[str, Model]]:
     import tempfile
 
-    from quire.bench import shapes
     from quire.engine.build.opening import open_model
+    from quire.planner import shapes
 
     if args.model is not None:
         yield Path(args.model).name, open_model(args.model, tokenizer=False)

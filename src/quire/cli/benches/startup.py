@@ -84,8 +84,8 @@ def _folder(model: str) -> Iterator[str]:
     import tempfile
     from pathlib import Path
 
-    from quire.bench import shapes
     from quire.bench.random_checkpoint import write_checkpoint
+    from quire.planner import shapes
 
     if not model.startswith(shapes.PREFIX):
         yield model

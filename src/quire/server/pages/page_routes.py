@@ -57,6 +57,10 @@ async def _start_page(_: ServerContext, exchange: Exchange) -> None:
     await _send(exchange, "index.html")
 
 
+async def _lesson(_: ServerContext, exchange: Exchange) -> None:
+    await _send(exchange, "learn.html")
+
+
 async def _file(_: ServerContext, exchange: Exchange) -> None:
     await _send(exchange, exchange.path.removeprefix("/ui/"))
 
@@ -79,6 +83,10 @@ ROUTES: tuple[HttpRoute, ...] = (
     Act(
         verb="GET", path="/", summary="The web page: a chat", tag="pages", handler=_start_page, response=str,
         media=_MEDIA[".html"], api="", open=True,
+    ),
+    Act(
+        verb="GET", path="/learn", summary="The web page: simulations of the lesson", tag="pages", handler=_lesson,
+        response=str, media=_MEDIA[".html"], api="", open=True,
     ),
     Act(
         verb="GET", path="/ui/{}", rest="file", summary="A file of the web pages", tag="pages", handler=_file,

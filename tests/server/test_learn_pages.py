@@ -1,0 +1,51 @@
+"""The lesson's simulations over HTTP."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+import pytest
+
+from helpers.server import LiveServer
+from quire.learn.quiz import questions
+from quire.learn.simulations import SIMULATIONS
+from quire.planner import memory_sums
+from quire.planner.figure import Figure
+
+
+@pytest.mark.parametrize("name", [*SIMULATIONS])
+def test_pages_show_what_the_simulation_says(server: LiveServer, name: str) -> None:
+    one, reply = SIMULATIONS[name], server.get(f"/learn/api/sim/{name}")
+    assert reply.status == 200
+    scene = one.scene({}).to_json()
+    same = [figure["label"] for figure in scene["figures"] if figure["label"] != "time here"]
+    got = {figure["label"]: figure["shown"] for figure in reply.json["figures"]}
+    assert {label: got[label] for label in same} == {
+        f["label"]: f["shown"] for f in scene["figures"] if f["label"] in same
+    }
+    assert server.get(f"/learn/api/sim/{one.number}").status == 200
+    listed = next(each for each in server.get("/learn/api/sims").json["data"] if each["name"] == name)
+    assert [each["name"] for each in listed["controls"]] == [each.name for each in one.controls]
+
+
+def test_a_changed_sum_changes_the_page(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers come from the calculators: another one there is another one on the page."""
+    monkeypatch.setattr(
+        memory_sums, "prefix_cache", lambda **_: iter([Figure("without", 7.0), Figure("with", 3.0)])
+    )
+    figures = {
+        one["label"]: one["value"] for one in server.get("/learn/api/sim/prefix-cache").json["figures"]
+    }
+    assert (figures["without"], figures["time to the first token"]) == (7.0, 3.0)
+
+
+def test_errors_over_http_name_the_control(server: LiveServer) -> None:
+    reply = server.get("/learn/api/sim/memory?" + urlencode({"precision": "INT3"}))
+    assert (reply.status, reply.json["error"]["param"]) == (400, "precision")
+    assert server.get("/learn/api/sim/memori").status == 404
+
+
+def test_questions_come_with_their_answers(server: LiveServer) -> None:
+    found = server.get("/learn/api/quiz").json["data"]
+    assert [one["right"] for one in found] == [one.right for one in questions()]
+    assert all(one["right"] in one["choices"] for one in found)
