@@ -131,7 +131,6 @@ def _plan(
     With only those, chunks of a prompt shrink to the blocks that become free behind the windows.
     """
     asked = config.asked
-    slots, pages = _adapter_pool(program, asked.adapters)
     limits = Limits(
         max_tokens=config.max_num_batched_tokens,
         max_rows=config.max_num_seqs,
@@ -139,8 +138,7 @@ def _plan(
         max_len=length,
         num_blocks=0,
         block_size=asked.cache.block_size,
-        max_loras=slots,
-        adapter_pages=pages,
+        **_adapter_pool(program, asked.adapters),
         branches=tree_branches(config),
         # A branch touches no more blocks of a group than it has drafts.
         branch_blocks=tree_branches(config) * len(program.cache_groups),
@@ -214,10 +212,10 @@ def _computing(
     return parts, sum(kv_block_bytes(each, limits.block_size) for each, _, _ in every)
 
 
-def _adapter_pool(program: Program, asked: AdapterOptions) -> tuple[int, int]:
-    """Slots and pages of the pool of adapters. Raises MemoryBudgetError for one that is too small for an adapter."""
+def _adapter_pool(program: Program, asked: AdapterOptions) -> dict[str, int]:
+    """The fields of Limits for the pool of adapters. Raises MemoryBudgetError for one that is too small for an adapter."""
     if not asked.enable_lora:
-        return 0, 0
+        return {}
     layout, largest = adapter_layout(program), largest_adapter(program)
     each = layout.pages(largest.parts, largest.own)
     pages = asked.max_loras * each
@@ -228,7 +226,7 @@ def _adapter_pool(program: Program, asked: AdapterOptions) -> tuple[int, int]:
                 f"lora_memory: {format_size(asked.lora_memory)} holds no adapter of max_lora_rank {asked.rank}, which "
                 f"takes {format_size(each * layout.page_bytes)}"
             )
-    return min(pages, SMALL_ADAPTERS * -(-pages // each)), pages
+    return {"max_loras": min(pages, SMALL_ADAPTERS * -(-pages // each)), "adapter_pages": pages}
 
 
 def _adapters_read(program: Program, asked: AdapterOptions) -> int:
