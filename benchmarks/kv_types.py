@@ -31,7 +31,7 @@ from quire.executor.kinds import native_kind
 from quire.program.cost import Row
 from quire.util.platform import usable_cores
 
-KINDS = ("bfloat16", "int8", "fp8_e4m3", "fp8_e5m2", "int4", "kivi4", "kivi2")
+KINDS = ("bfloat16", "int8", "fp8_e4m3", "fp8_e5m2", "int4", "kivi4", "kivi2", "kvquant3")
 # Attention of Qwen3-0.6B.
 CONFIG = """{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "head_dim": 128,
 "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 28,

@@ -128,11 +128,13 @@ void bind_building(nb::class_<Executor>& c) {
       .def(
           "add_kv_layer",
           [](Executor& e, int group, int kv_heads, int head_dim, size_t offset, quire::KVType type,
-             std::vector<float> k_scales, std::vector<float> v_scales) {
-            e.add_kv_layer({group, kv_heads, head_dim, offset, type, std::move(k_scales), std::move(v_scales)});
+             std::vector<float> k_scales, std::vector<float> v_scales, std::vector<float> books, int rope) {
+            e.add_kv_layer({group, kv_heads, head_dim, offset, type, std::move(k_scales), std::move(v_scales),
+                            std::move(books), rope});
           },
-          "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a, "type"_a, "k_scales"_a, "v_scales"_a,
-          "Scales: what a stored 1 of each head's keys and values stands for; 1 but in an fp8 cache.")
+          "group"_a, "kv_heads"_a, "head_dim"_a, "offset"_a, "type"_a, "k_scales"_a, "v_scales"_a, "books"_a, "rope"_a,
+          "Scales: what a stored 1 of each head's keys and values stands for; 1 but in an fp8 cache. Books and the number "
+          "of the rope, or -1: of a kvquant3 cache; see kv_layout.h.")
       .def("add_op", &Executor::add_op, "kind"_a, "fields"_a,
            "An op by the name of its class in program/ops, with all its fields; those of records as \"shape.heads\".")
       .def("begin_head", &Executor::begin_head)

@@ -33,6 +33,7 @@ void bind_numbers(nb::module_& m) {
   m.attr("CHUNK_BYTES") = quire::kChunkBytes;
   m.attr("GROUP_BITS") = quire::kGroupBits;
   m.attr("GROUP_SIZES") = tuple_of(quire::kGroupSizes);
+  m.attr("KV_LEVELS") = quire::kKVLevels;
   m.attr("LONGEST_MATCH") = quire::NgramIndex::kLongest;
   m.attr("MAXIMA_COLS") = quire::kMaximaCols;
   m.attr("MAX_EXPERTS") = quire::kMaxExperts;
@@ -69,7 +70,8 @@ void bind_formats(nb::module_& m) {
       .value("e5m2", KVType::e5m2)
       .value("i4", KVType::i4)
       .value("kivi4", KVType::kivi4)
-      .value("kivi2", KVType::kivi2);
+      .value("kivi2", KVType::kivi2)
+      .value("kvquant3", KVType::kvquant3);
   nb::enum_<GroupKind>(m, "GroupKind", "Formats of scales and offsets of groups.")
       .value("none", GroupKind::none)
       .value("u8", GroupKind::u8)
@@ -106,6 +108,8 @@ void bind_facts(nb::module_& m) {
   m.def("kv_pair_bytes", &quire::kv_pair_bytes, "elems"_a, "type"_a,
         "Bytes of a key and a value of so many numbers, with their scales.");
   m.def("kv_scale_bytes", &quire::kv_scale_bytes, "elems"_a, "type"_a, "Bytes of the scales among them.");
+  m.def("kv_outliers", &quire::kv_outliers, "elems"_a,
+        "Numbers of a key, and of a value, of so many that kvquant3 keeps beside its codes.");
   m.def("kv_late", &quire::kv_late, "type"_a, "Whether tokens come to the cache when they are no longer recent.");
   m.def("kv_widened", &quire::kv_widened, "type"_a, "Whether attention multiplies these numbers as bfloat16.");
 }

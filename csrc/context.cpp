@@ -39,7 +39,15 @@ CacheRow Context::cache_line(const KVLayer& layer, int line) const {
           layer.k_scales.data(),
           layer.v_scales.data(),
           0,
-          0};
+          0,
+          key_codes(layer)};
+}
+
+KeyCodes Context::key_codes(const KVLayer& layer) const {
+  if (layer.rope < 0) return {layer.books.data(), nullptr, nullptr, 0, 0, false};
+  const Rope& rope = ropes[static_cast<size_t>(layer.rope)];
+  const int positions = static_cast<int>(rope.cos.size()) / rope.half;
+  return {layer.books.data(), rope.cos.data(), rope.sin.data(), positions, rope.half * 2, rope.interleaved};
 }
 
 CacheWrite Context::cache_write(const KVLayer& layer, const TilePiece& piece) const {

@@ -74,12 +74,14 @@ struct Rope {
   bool interleaved = false;
 };
 
-// A layer's cache: which group's block table, and where it starts inside a block (bytes). Scales are those of CacheRow.
+// A layer's cache: which group's block table, and where it starts inside a block (bytes). Scales and books are those of
+// CacheRow; in kvquant3 `rope` rotates keys that are read, -1 for none.
 struct KVLayer {
   int group, kv_heads, head_dim;
   size_t offset;
   KVType type;
-  std::vector<float> k_scales, v_scales;
+  std::vector<float> k_scales, v_scales, books = {};
+  int rope = -1;
 };
 
 // The step's tokens of one row and one tile of the cache.
@@ -137,6 +139,7 @@ struct Context {
  private:
   void plan_mirrors();
   KVLayout layout(const KVLayer& layer) const;
+  KeyCodes key_codes(const KVLayer& layer) const;
   const int32_t* block_table(int group, int row) const { return table_line(group, step.slots[row]); }
   const int32_t* table_line(int group, int line) const {
     return step.block_tables[group] + line * static_cast<size_t>(limits.blocks_per_row());

@@ -46,6 +46,9 @@ void Executor::add_kv_layer(const KVLayer& layer) {
   const auto heads = static_cast<size_t>(layer.kv_heads);
   if (layer.k_scales.size() != heads || layer.v_scales.size() != heads)
     throw std::invalid_argument("a scale of keys and one of values for each head");
+  const size_t book = layer.type == KVType::kvquant3 ? kv_codebook(kv_elems(layer.head_dim)) : 0;
+  if (layer.books.size() != heads * book) throw std::invalid_argument("a codebook for each head of kvquant3");
+  if (layer.rope >= static_cast<int>(context_.ropes.size())) throw std::invalid_argument("no such rope");
   context_.kv_layers.push_back(layer);
 }
 
@@ -105,6 +108,7 @@ size_t Executor::activation_bytes() const {
 size_t Executor::table_bytes() const {
   size_t n = 0;
   for (const Rope& r : context_.ropes) n += (r.cos.size() + r.sin.size()) * sizeof(float);
+  for (const KVLayer& layer : context_.kv_layers) n += layer.books.size() * sizeof(float);
   return n;
 }
 

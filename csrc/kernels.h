@@ -51,12 +51,15 @@ enum class GroupKind : int32_t { none = 0, u8 = 1, f16 = 2, bf16 = 3, f32 = 4, f
 //
 //   before every eighth group, when scales are two-level: float16 factor[64], and one of the offsets
 //   group g:  scale[64] · offset[64] · codes
-//     4 bits: [size/8][64][4] bytes   features 8s+j (low nibble) and 8s+4+j of column c at byte (s*64 + c)*4 + j
 //     8 bits: [size/4][64][4] bytes   feature 4s+j at (s*64 + c)*4 + j
+//     4 bits: [size/8][64][4] bytes   features 8s+j (low nibble) and 8s+4+j of column c at byte (s*64 + c)*4 + j
+//     2 bits: [size/16][64][4] bytes  features 16s+4i+j, i below 4, from bit 2i on of byte (s*64 + c)*4 + j
+//     3 bits: [size/32] times the low two bits of features 32s … as above, [2][64][4], and then their third bits,
+//             [64][4]: that of feature 32s+4i+j, i below 8, is bit i of byte c*4 + j
 constexpr int kGroupSizes[] = {16, 32, 64, 128};
 struct GroupFormat {
-  int bits = 0;  // 4 or 8; 0: not in groups
-  int size = 0;  // one of kGroupSizes
+  int bits = 0;  // 2, 3, 4 or 8; 0: not in groups
+  int size = 0;  // one of kGroupSizes; of 3 bits 32 at least
   GroupKind scales = GroupKind::none, offsets = GroupKind::none;
   bool rotated = false;  // a group's numbers were multiplied by a Hadamard matrix; `size` divides k
 
@@ -198,6 +201,14 @@ struct HeadNorm {
   size_t step;
 };
 
+// kvquant3: what codes of keys stand for before they are rotated, and how they are.
+struct KeyCodes {
+  const float* books = nullptr;                // [kv heads][kv_codebook(d16)]
+  const float *cos = nullptr, *sin = nullptr;  // [positions, rotary_dim/2]
+  int positions = 0, rotary_dim = 0;
+  bool interleaved = false;
+};
+
 // Some tokens of one row of the step, and one layer's cache of the row.
 struct CacheRow {
   const int32_t* positions;    // of the step's tokens
@@ -206,6 +217,7 @@ struct CacheRow {
   KVLayout kv;
   const float *k_scales, *v_scales;  // [kv heads] e4m3, e5m2: what a stored 1 stands for
   int token_begin, token_end;
+  KeyCodes codes;
 };
 
 // Where the first `count` tokens of a task are written too: to a line of the block tables, whose row of the step goes up

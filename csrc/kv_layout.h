@@ -12,7 +12,18 @@ namespace quire {
 constexpr int kTile = 16;
 
 // Formats of a cache; docs/kv_cache.md says what their numbers stand for.
-enum class KVType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, e4m3 = 4, e5m2 = 5, i4 = 6, kivi4 = 7, kivi2 = 8 };
+enum class KVType : int32_t {
+  f32 = 0,
+  bf16 = 1,
+  f16 = 2,
+  i8 = 3,
+  e4m3 = 4,
+  e5m2 = 5,
+  i4 = 6,
+  kivi4 = 7,
+  kivi2 = 8,
+  kvquant3 = 9
+};
 
 // Neighbouring numbers of a key or value that share a scale in formats of four bits and less, and neighbouring tokens
 // whose keys do so in kivi4 and kivi2.
@@ -33,6 +44,7 @@ constexpr int kv_bits(KVType t) {
     case KVType::i4:
     case KVType::kivi4: return 4;
     case KVType::kivi2: return 2;
+    case KVType::kvquant3: return 3;
     default: return 8;
   }
 }
@@ -40,10 +52,17 @@ constexpr int kv_bits(KVType t) {
 constexpr bool kv_widened(KVType t) { return t >= KVType::e4m3; }
 // Keys and values of tokens that are no longer recent, which share scales with their neighbours' keys.
 constexpr bool kv_late(KVType t) { return t == KVType::kivi4 || t == KVType::kivi2; }
+// Numbers of a key, and of a value, that kvquant3 keeps as bf16 beside its codes: one in a hundred, rounded up.
+constexpr int kv_outliers(int elems) { return ceil_div(elems, 100); }
+// What codes of a head stand for in kvquant3: eight levels of keys, eight of values, and of keys the middle and the scale
+// of every dimension, float32.
+constexpr int kKVLevels = 8;
+constexpr size_t kv_codebook(int elems) { return 2 * (kKVLevels + static_cast<size_t>(elems)); }
 // Bytes of the scales of a key and a value of `elems` numbers together.
 constexpr size_t kv_scale_bytes(int elems, KVType t) {
   const size_t groups = static_cast<size_t>(ceil_div(elems, kKVGroup));
   if (kv_late(t)) return static_cast<size_t>(ceil_div(4 * elems, kKVGroup)) + 4 * groups;
+  if (t == KVType::kvquant3) return 4 + 8 * static_cast<size_t>(kv_outliers(elems));
   return t == KVType::i8 ? 4 : t == KVType::i4 ? 4 * groups : 0;
 }
 // Bytes of a key and a value of `elems` numbers, with their scales.
@@ -66,6 +85,9 @@ constexpr size_t kv_pair_bytes(int elems, KVType t) {
 //   kivi4, kivi2   codes of bf16's numbers, of one line or of two in sixteen bytes; two tiles are 32 tokens, of whose keys
 //         the first has a bfloat16 scale for each d, the second what code 0 stands for; then the scales of the values,
 //         [groups][16], and what their codes 0 stand for
+//   kvquant3   keys [d16/8][3][16] bytes: the low two bits of d 0 … 3, of d 4 … 7, the third bits of all; values
+//         [16][d16/16][6]: the low two bits of sixteen d, then their third bits; bfloat16 scales of the 16 values, and their
+//         middles; outliers of keys [n][16], and of values, each d and a bfloat16 number
 //
 // d16 is head_dim rounded up to 16, and K takes 16 * d16 numbers. A line is 32 numbers, 64 bytes of bf16.
 struct KVLayout {

@@ -23,8 +23,9 @@ Param Param::panels(int matrices, int rows, int cols, DType dtype) {
 
 Param Param::grouped(int matrices, int rows, int cols, const GroupFormat& format) {
   const bool known = std::find(std::begin(kGroupSizes), std::end(kGroupSizes), format.size) != std::end(kGroupSizes);
-  if ((format.bits != 4 && format.bits != 8) || !known)
-    throw std::invalid_argument("groups hold 16, 32, 64 or 128 codes of 4 or 8 bits");
+  const bool bits = format.bits == 2 || (format.bits == 3 && format.size > 16) || format.bits == 4 || format.bits == 8;
+  if (!bits || !known)
+    throw std::invalid_argument("groups hold 16, 32, 64 or 128 codes of 2, 4 or 8 bits, or 32, 64 or 128 of 3");
   if (format.rotated && cols % format.size) throw std::invalid_argument("rotated groups are whole");
   return {Layout::panels, padded_rows(matrices, rows), cols, DType::i8, format, matrices, rows};
 }

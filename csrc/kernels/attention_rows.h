@@ -279,10 +279,11 @@ QUIRE_INLINE void value_group(const Scratch<T>& s, int first, int rows, int grou
 }
 
 template <class T>
-QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int first, int rows, int group,
+QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int head, int rows, int group,
                                const Ahead<T>& ahead, Beside& beside) {
+  const int first = (head - t.head_begin) * rows;
   const Tiles<T>& now = ahead.now;
-  const bool widen = T::widened && !now.recent;
+  const bool widen = T::widened && !now.recent, nuq = widen && t.kv.type == KVType::kvquant3;
   const Tiles<T> wide = widen ? now.in(s.wide, s.d16) : now;
   const Ahead<T> found{wide, ahead.next, ahead.d16};
   if (widen && kv_late(t.kv.type)) {
@@ -290,13 +291,19 @@ QUIRE_INLINE void attend_group(const AttendTask& t, const Scratch<T>& s, int fir
       const char* even = c < now.seen.begin ? now.at[c + 1] - t.kv.tile_bytes : now.at[c];
       widen_late_keys(t.kv, even, ahead.next.at[c], s.wide + c * kTile * s.d16);
     }
+  } else if (nuq) {
+    for (int c = now.seen.begin; c < now.seen.end; ++c)
+      widen_kvquant_keys(t.kv, t.codes, head, group + c * kTile, now.at[c], ahead.next.at[c],
+                         s.wide + c * kTile * s.d16);
   } else if (widen) {
     for (int c = now.seen.begin; c < now.seen.end; ++c)
       widen_keys(t.kv, now.at[c], ahead.next.at[c], s.wide + c * kTile * s.d16);
   }
   score_group<T>(t, s, first, rows, group, found, beside);
-  if (widen)
-    for (int c = now.seen.begin; c < now.seen.end; ++c)
+  for (int c = now.seen.begin; widen && c < now.seen.end; ++c)
+    if (nuq)
+      widen_kvquant_values(t.kv, t.codes, head, now.at[c], ahead.next.at[c], s.wide + c * kTile * s.d16);
+    else
       widen_values(t.kv, now.at[c], ahead.next.at[c], s.wide + c * kTile * s.d16);
   value_group<T>(s, first, rows, group, found);
 }
@@ -350,7 +357,7 @@ void attend_rows(const AttendTask& t) {
                             : t.next               ? first_tiles<T>(*t.next)
                                                    : now;
       const Ahead<T> ahead{now, next, t.kv.d16};
-      attend_group<T>(t, s, (head - t.head_begin) * of_head, of_head, group, ahead, beside);
+      attend_group<T>(t, s, head, of_head, group, ahead, beside);
       now = next;
     }
     if ((group + kGroup) % kPartition == 0 || group + kGroup > hi) end_rows<T>(t, &s, rows, group);

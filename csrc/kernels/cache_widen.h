@@ -8,6 +8,7 @@
 #include "simd/functions.h"
 #include "simd/half.h"
 #include "simd/lines.h"
+#include "simd/transpose.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -158,6 +159,113 @@ QUIRE_INLINE void widen_kivi_values(const KVLayout& kv, const char* tile, const 
   widen_lines<kBits>(kv, numbers, numbers + count, reinterpret_cast<const uint8_t*>(tile + kv.key_bytes()),
                      next + kv.key_bytes(), out);
   fetch_bytes(next + kv.scale_offset() + static_cast<size_t>(kv.d16) * 2, count * 4);
+}
+
+// ---- kvquant3 -----------------------------------------------------------------------------------------------------
+
+// Eight levels, twice.
+QUIRE_INLINE V16 both_eights(const float* levels) {
+  float t[16];
+  std::memcpy(t, levels, 32);
+  std::memcpy(t + 8, levels, 32);
+  return load(t);
+}
+
+// cos or sin of sixteen positions from `first` on, [half][16]; of positions beyond the table those of its last.
+QUIRE_INLINE void turn_table(const KeyCodes& codes, const float* table, int first, float* out) {
+  const int half = codes.rotary_dim / 2;
+  int i = 0;
+  if (first + kTile <= codes.positions)
+    for (; i + 4 <= half; i += 4)
+      for (int lane = 0; lane < kTile; lane += 4)
+        transpose4(reinterpret_cast<const uint32_t*>(table) + (first + lane) * static_cast<size_t>(half) + i,
+                   static_cast<size_t>(half), reinterpret_cast<uint32_t*>(out) + i * kTile + lane, kTile);
+  for (int lane = 0; i < half && lane < kTile; ++lane) {
+    const int position = first + lane < codes.positions ? first + lane : codes.positions - 1;
+    for (int j = i; j < half; ++j) out[j * kTile + lane] = table[position * static_cast<size_t>(half) + j];
+  }
+}
+
+// Keys [d16][16] of positions from `first` on, rotated in place.
+QUIRE_INLINE void rotate_tile(const KeyCodes& codes, int first, float* x) {
+  const int half = codes.rotary_dim / 2;
+  alignas(64) float cos[kMaxHeadDim / 2 * kTile], sin[kMaxHeadDim / 2 * kTile];
+  turn_table(codes, codes.cos, first, cos);
+  turn_table(codes, codes.sin, first, sin);
+  for (int i = 0; i < half; ++i) {
+    float* low = x + (codes.interleaved ? 2 * i : i) * kTile;
+    float* high = low + (codes.interleaved ? 1 : half) * kTile;
+    const V16 a = load(low), b = load(high), c = load(cos + i * kTile), s = load(sin + i * kTile);
+    store(low, sub(mul(a, c), mul(b, s)));
+    store(high, add(mul(b, c), mul(a, s)));
+  }
+}
+
+// f(d, lane, number) for outliers [count][16]. Tokens that were never written may have anything.
+template <class F>
+QUIRE_INLINE void each_outlier(const uint32_t* outliers, int count, int d16, F f) {
+  for (int i = 0; i < count * kTile; ++i) {
+    const uint32_t d = outliers[i] & 0xffff;
+    if (d < static_cast<uint32_t>(d16)) f(static_cast<int>(d), i % kTile, static_cast<uint16_t>(outliers[i] >> 16));
+  }
+}
+
+// The keys of a head's tile whose first token has position `first`.
+QUIRE_INLINE void widen_kvquant_keys(const KVLayout& kv, const KeyCodes& codes, int head, int first, const char* tile,
+                                     const char* next, uint16_t* out) {
+  const float* book = codes.books + static_cast<size_t>(head) * kv_codebook(kv.d16);
+  const float *middles = book + 2 * kKVLevels, *scales = middles + kv.d16;
+  const EightLevels levels(both_eights(book));
+  const uint8_t* from = reinterpret_cast<const uint8_t*>(tile);
+  alignas(64) float x[kMaxHeadDim * kTile];
+  for (int d = 0; d < kv.d16; d += 8, from += 3 * kTile) {
+    prefetch(next + d * 6);
+    const I16 low = widen_bytes(from), high = widen_bytes(from + kTile), third = widen_bytes(from + 2 * kTile);
+    const auto put = [&](auto at) __attribute__((always_inline)) {
+      constexpr int kAt = decltype(at)::value;
+      store(x + (d + kAt) * kTile, fma(levels.template of_lane<kAt>(kAt < 4 ? low : high, third), set1(scales[d + kAt]),
+                                       set1(middles[d + kAt])));
+    };
+    put(Number<0>()), put(Number<1>()), put(Number<2>()), put(Number<3>());
+    put(Number<4>()), put(Number<5>()), put(Number<6>()), put(Number<7>());
+  }
+  const int count = kv_outliers(kv.d16);
+  each_outlier(reinterpret_cast<const uint32_t*>(tile + kv.scale_offset() + 4 * kTile), count, kv.d16,
+               [&](int d, int lane, uint16_t number) { x[d * kTile + lane] = bf16_to_float(number); });
+  if (codes.rotary_dim) rotate_tile(codes, first, x);
+  for (int d = 0; d < kv.d16; d += 2) store_keys(out + d * kTile, load(x + d * kTile), load(x + (d + 1) * kTile));
+}
+
+QUIRE_INLINE void widen_kvquant_values(const KVLayout& kv, const KeyCodes& codes, int head, const char* tile,
+                                       const char* next, uint16_t* out) {
+  const float* book = codes.books + static_cast<size_t>(head) * kv_codebook(kv.d16);
+  const V16 eights = both_eights(book + kKVLevels);
+  const size_t row = kv.key_bytes() / kTile;  // bytes of a token
+  const char* numbers = tile + kv.scale_offset();
+  const uint16_t *scales = reinterpret_cast<const uint16_t*>(numbers), *middles = scales + kTile;
+  for (int pair = 0; pair < kTile / 2; ++pair) {
+    const auto levels = [&](int token) {
+      return EightLevels(fma(eights, set1(bf16_to_float(scales[token])), set1(bf16_to_float(middles[token]))));
+    };
+    const EightLevels first = levels(2 * pair), second = levels(2 * pair + 1);
+    const char* from = tile + kv.key_bytes() + 2 * pair * row;
+    prefetch(next + kv.key_bytes() + 2 * pair * row);
+    prefetch(next + kv.key_bytes() + (2 * pair + 1) * row);
+    for (int d = 0; d < kv.d16; d += 16, from += 6) {
+      const auto of = [&](const EightLevels& token, const char* p) __attribute__((always_inline)) {
+        uint32_t low;
+        uint16_t third;
+        std::memcpy(&low, p, 4);
+        std::memcpy(&third, p + 4, 2);
+        return token.of_words(low, third);
+      };
+      store_keys(out + pair * 2 * kv.d16 + d * 2, of(first, from), of(second, from + row));
+    }
+  }
+  const int count = kv_outliers(kv.d16);
+  each_outlier(reinterpret_cast<const uint32_t*>(numbers + 4 * kTile) + count * kTile, count, kv.d16,
+               [&](int d, int lane, uint16_t number) { out[lane / 2 * 2 * kv.d16 + d * 2 + lane % 2] = number; });
+  fetch_bytes(next + kv.scale_offset(), 4 * kTile + 8 * static_cast<size_t>(count) * kTile);
 }
 
 // ---- tiles --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ namespace quire {
 namespace QUIRE_ISA {
 namespace {
 
+constexpr int kMaxOutliers = kv_outliers(kMaxHeadDim);
+
 // x [head_dim] as round(x / scale) in [-127, 127], zeros up to d16; returns the scale as bf16. See RopeWrite in program/ops.
 QUIRE_INLINE uint16_t quantize_head(const float* x, int head_dim, int d16, float* out) {
   V16 top = zero(), bad = zero();
@@ -274,6 +276,125 @@ void write_i4(const Tile& tile, int head) {
     for (int lane = tile.end; lane < kTile; ++lane) v_scales[g * kTile + lane] = 0;
 }
 
+// ---- kvquant3 -----------------------------------------------------------------------------------------------------
+
+// Codes of n numbers, which are `middle` apart from zero and `inverse` wide, and their outliers: those of the greatest
+// magnitudes then, of equal ones the first. All outliers are NaN if a number is not finite. See RopeWrite in program/ops.
+struct Nuq {
+  alignas(64) uint8_t codes[kMaxHeadDim];
+  uint32_t outliers[kMaxOutliers];
+
+  // x [dim] shifted and scaled as y [dim]; the places of outliers in rising order of neither.
+  void find_outliers(const float* x, float* size, int dim, int count) {
+    float bad = 0.0f;
+    for (int d = 0; d < dim; ++d) bad += x[d] * 0.0f;
+    for (int i = 0; i < count; ++i) {
+      int at = 0;
+      for (int d = 1; d < dim; ++d) at = size[d] > size[at] ? d : at;
+      outliers[i] = bad != bad ? 0x7fc00000u
+                               : static_cast<uint32_t>(float_to_bf16(x[at])) << 16 | static_cast<uint32_t>(at);
+      size[at] = -1.0f;
+    }
+    if (bad == bad) return;
+    for (int d = 0; d < dim; ++d) size[d] = -1.0f;
+  }
+
+  // The nearest of eight rising levels for each of y [dim], the lower one of two; 0 beyond.
+  void find_codes(const float* y, int dim, int d16, const float* levels) {
+    for (int d = 0; d < d16; d += 16) {
+      const V16 v = load_n(y + d, dim - d);
+      V16 code = zero();
+      for (int i = 0; i + 1 < kKVLevels; ++i)
+        code = add(code, select_bits(mask_gt(v, set1((levels[i] + levels[i + 1]) * 0.5f)), set1(1.0f), zero()));
+      store_byte(codes + d, code, 0);
+    }
+    for (int d = dim; d < d16; ++d) codes[d] = 0;
+  }
+
+  uint32_t low_bits(int first, int count) const {
+    uint32_t bits = 0;
+    for (int i = 0; i < count; ++i) bits |= static_cast<uint32_t>(codes[first + i] & 3) << 2 * i;
+    return bits;
+  }
+  uint32_t third_bits(int first, int count) const {
+    uint32_t bits = 0;
+    for (int i = 0; i < count; ++i) bits |= static_cast<uint32_t>(codes[first + i] >> 2) << i;
+    return bits;
+  }
+};
+
+QUIRE_INLINE void write_kvquant_key(const float* x, const KVLayout& kv, const float* book, uint8_t* keys,
+                                    uint32_t* outliers) {
+  const float *middles = book + 2 * kKVLevels, *scales = middles + kv.d16;
+  const int dim = kv.head_dim, count = kv_outliers(kv.d16);
+  Nuq nuq;
+  alignas(64) float y[kMaxHeadDim], size[kMaxHeadDim];
+  for (int d = 0; d < dim; ++d) {
+    y[d] = (x[d] - middles[d]) / scales[d];
+    size[d] = std::fabs(y[d]);
+  }
+  nuq.find_outliers(x, size, dim, count);
+  nuq.find_codes(y, dim, kv.d16, book);
+  for (int d = 0; d < kv.d16; d += 8, keys += 3 * kTile) {
+    keys[0] = static_cast<uint8_t>(nuq.low_bits(d, 4));
+    keys[kTile] = static_cast<uint8_t>(nuq.low_bits(d + 4, 4));
+    keys[2 * kTile] = static_cast<uint8_t>(nuq.third_bits(d, 8));
+  }
+  for (int i = 0; i < count; ++i) outliers[i * kTile] = nuq.outliers[i];
+}
+
+// A value's scale and middle are of what is left without outliers.
+QUIRE_INLINE void write_kvquant_value(const float* x, const KVLayout& kv, const float* book, uint8_t* values,
+                                      uint16_t* scale, uint16_t* middle, uint32_t* outliers) {
+  const int dim = kv.head_dim, count = kv_outliers(kv.d16);
+  Nuq nuq;
+  alignas(64) float y[kMaxHeadDim], size[kMaxHeadDim];
+  for (int d = 0; d < dim; ++d) size[d] = std::fabs(x[d]);
+  nuq.find_outliers(x, size, dim, count);
+  float most = -INFINITY, least = INFINITY;
+  for (int d = 0; d < dim; ++d) {
+    if (size[d] < 0.0f) continue;
+    most = x[d] > most ? x[d] : most;
+    least = x[d] < least ? x[d] : least;
+  }
+  *scale = *middle = 0x7fc0;
+  if (most >= least) {
+    *middle = float_to_bf16((most + least) * 0.5f);
+    *scale = float_to_bf16((most - least) * 0.5f);
+  }
+  const float origin = bf16_to_float(*middle), wide = bf16_to_float(*scale),
+              inverse = wide > 1e-30f ? 1.0f / wide : 0.0f;
+  for (int d = 0; d < dim; ++d) y[d] = (x[d] - origin) * inverse;
+  nuq.find_codes(y, dim, kv.d16, book + kKVLevels);
+  for (int d = 0; d < kv.d16; d += 16, values += 6) {
+    const uint32_t low = nuq.low_bits(d, 16), third = nuq.third_bits(d, 16);
+    std::memcpy(values, &low, 4);
+    std::memcpy(values + 4, &third, 2);
+  }
+  for (int i = 0; i < count; ++i) outliers[i * kTile] = nuq.outliers[i];
+}
+
+void write_kvquant(const Tile& tile, int head) {
+  const KVLayout& kv = tile.t.kv;
+  uint8_t *keys = reinterpret_cast<uint8_t*>(tile.at(head)), *values = keys + kv.key_bytes();
+  uint16_t *scales = reinterpret_cast<uint16_t*>(keys + kv.scale_offset()), *middles = scales + kTile;
+  uint32_t* of_keys = reinterpret_cast<uint32_t*>(middles + kTile);
+  const int count = kv_outliers(kv.d16);
+  uint32_t* of_values = of_keys + count * kTile;
+  const float* book = tile.t.codes.books + static_cast<size_t>(head) * kv_codebook(kv.d16);
+  for (int i = 0; i < tile.count; ++i) {
+    const int lane = tile.lane + i;
+    write_kvquant_key(tile.k(i, head), kv, book, keys + lane, of_keys + lane);
+    write_kvquant_value(tile.v(i, head), kv, book, values + lane * (kv.key_bytes() / kTile), scales + lane,
+                        middles + lane, of_values + lane);
+  }
+  if (!tile.clear()) return;
+  for (int lane = tile.end; lane < kTile; ++lane) {
+    scales[lane] = middles[lane] = 0;
+    for (int i = 0; i < count; ++i) of_values[i * kTile + lane] = 0;
+  }
+}
+
 // A few tokens touch a line for every few bytes of a key: all at once they wait for memory once.
 void fetch(const Tile& tile) {
   const KVLayout& kv = tile.t.kv;
@@ -294,6 +415,7 @@ QUIRE_INLINE void (*writer(KVType type))(const Tile&, int) {
     case KVType::e4m3: return write_fp8<3>;
     case KVType::e5m2: return write_fp8<2>;
     case KVType::i4: return write_i4;
+    case KVType::kvquant3: return write_kvquant;
     default: return write_bf16;
   }
 }

@@ -1,4 +1,4 @@
-// Linear layers over weights in groups: 4- or 8-bit codes, a scale and perhaps an offset for each group.
+// Linear layers over weights in groups: codes of 2, 3, 4 or 8 bits, a scale and perhaps an offset for each group.
 //
 // Codes are unsigned and inputs signed, as the dot-product instructions want them. A row's inputs have one scale, and a
 // group of them is that many bits to the left (QuantizeTask). For one output, group after group:
@@ -8,6 +8,8 @@
 //   y = offset · ((sum of x) << bits) + y      with float offsets
 //
 // in this order for any number of rows, and then y · x_scale + bias.
+
+#include <utility>
 
 #include "kernels.h"
 #include "kernels/table.h"
@@ -37,14 +39,6 @@ constexpr int tile_cols(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 constexpr int kTileRows = 2;
 constexpr int tile_cols(int rows) { return rows == 1 ? 4 : 1; }
 #endif
-
-// How a panel's codes become the unsigned operand, and what is then taken off each: 2^middle.
-enum class Codes {
-  nibbles,  // code
-  zeroed,   // nibbles with whole zero points: code - zero point + 16
-  bytes,    // code
-};
-constexpr int middle(Codes c) { return c == Codes::nibbles ? 3 : c == Codes::zeroed ? 4 : 7; }
 
 constexpr int kMaxGroups = kBlockK / 16;
 
@@ -128,14 +122,15 @@ QUIRE_INLINE void settle([[maybe_unused]] I16& sum) {
 #endif
 }
 
-// acc[r][c] += four-bit codes of C vectors at p, with `more` added if they have zero points, · four features of R rows.
-template <Codes kCodes, int R, int C, bool kHigh>
-QUIRE_INLINE void nibbles(I16* acc, const uint8_t* p, const I16* more, const int8_t* x, const int8_t* x3, size_t ldx) {
+// acc[r][c] += codes of four features of C vectors of the unit at p, with `more` added if they have zero points, · those
+// features of R rows.
+template <int kBits, bool kZeroed, int R, int C, int kFour>
+QUIRE_INLINE void four(I16* acc, const uint8_t* p, const I16* more, const int8_t* x, const int8_t* x3, size_t ldx) {
+  x += 4 * kFour, x3 += 4 * kFour;
 #pragma GCC unroll 4
   for (int c = 0; c < C; ++c) {
-    const I16 both = iload(p + c * 64);
-    I16 w = kHigh ? high_nibbles(both) : low_nibbles(both);
-    if (kCodes == Codes::zeroed) w = iadd(w, more[c]);
+    I16 w = codes_of_four<kBits, kFour>(p + c * 64);
+    if (kZeroed) w = iadd(w, more[c]);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r)
       acc[r * C + c] = dot_u5s8(acc[r * C + c], w, iset1(r < 3 ? x + r * ldx : x3 + (r - 3) * ldx));
@@ -156,13 +151,19 @@ QUIRE_INLINE void bytes(I16* acc, const uint8_t* p, const int8_t* x, const int8_
   }
 }
 
+template <int kBits, bool kZeroed, int R, int C, int... kFour>
+QUIRE_INLINE void unit(I16* acc, const uint8_t* p, const I16* more, const int8_t* x, const int8_t* x3, size_t ldx,
+                       std::integer_sequence<int, kFour...>) {
+  (four<kBits, kZeroed, R, C, kFour>(acc, p, more, x, x3, ldx), ...);
+}
+
 // One group's int32 sums, over its codes from column `col` on.
-template <Codes kCodes, int R, int C>
+template <int kBits, bool kZeroed, int R, int C>
 QUIRE_INLINE void products(const Layout& f, I16* acc, const char* group, int col, const int8_t* x, size_t ldx,
                            const int32_t* start, size_t far) {
   const uint8_t* p = reinterpret_cast<const uint8_t*>(group) + f.codes + col * 4;
   I16 more[C];
-  if (kCodes == Codes::zeroed) {
+  if (kZeroed) {
     const uint8_t* zeros = reinterpret_cast<const uint8_t*>(group) + kPanel * f.scale + col;
     for (int c = 0; c < C; ++c) more[c] = isub(iset(0x10101010), four_times(zeros + c * 16));
   }
@@ -174,20 +175,19 @@ QUIRE_INLINE void products(const Layout& f, I16* acc, const char* group, int col
   }
   const int8_t* x3 = x + 3 * ldx;  // two row pointers and one distance reach six rows
   const int8_t* const end = x + f.size;
+  constexpr int kFeatures = kBits == 8 ? 8 : unit_features(kBits), kBytes = kFeatures * kPanel * kBits / 8;
   do {
     if (far)
-      for (int i = 0; i < (kCodes == Codes::bytes ? 8 : 4); ++i) prefetch(p + far + i * 64);
-    if (kCodes == Codes::bytes) {
+      for (int i = 0; i < kBytes; i += 64) prefetch(p + far + i);
+    if constexpr (kBits == 8) {
       bytes<R, C>(acc, p, x, x3, ldx);
-      p += kPanel * 4;
-      bytes<R, C>(acc, p, x + 4, x3 + 4, ldx);
+      bytes<R, C>(acc, p + kPanel * 4, x + 4, x3 + 4, ldx);
     } else {
-      nibbles<kCodes, R, C, false>(acc, p, more, x, x3, ldx);
-      nibbles<kCodes, R, C, true>(acc, p, more, x + 4, x3 + 4, ldx);
+      unit<kBits, kZeroed, R, C>(acc, p, more, x, x3, ldx, std::make_integer_sequence<int, kFeatures / 4>());
     }
-    p += kPanel * 4;
-    x += 8;
-    x3 += 8;
+    p += kBytes;
+    x += kFeatures;
+    x3 += kFeatures;
   } while (x < end);
 }
 
@@ -208,7 +208,7 @@ QUIRE_INLINE void store_sums(const Tile& t, const V16* sum, int col) {
     }
 }
 
-template <Codes kCodes, bool kOffset, int R>
+template <int kBits, bool kZeroed, bool kOffset, int R>
 void tile_rows(const Tile& t) {
   constexpr int C = tile_cols(R);
   const Layout f = t.f;
@@ -232,7 +232,7 @@ void tile_rows(const Tile& t) {
       I16 acc[R * C];
       if (t.far)
         for (int i = 0; i < f.codes; i += 64) prefetch(group + t.far + i);
-      products<kCodes, R, C>(f, acc, group, col, x, t.ldx, &t.in->start[0][g], t.far);
+      products<kBits, kZeroed, R, C>(f, acc, group, col, x, t.ldx, &t.in->start[0][g], t.far);
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
         with_scales(f, group, factors, col + c * 16, [&](V16 scale) {
@@ -255,31 +255,38 @@ void tile_rows(const Tile& t) {
   }
 }
 
-template <Codes kCodes, bool kOffset>
+template <int kBits, bool kZeroed, bool kOffset>
 void tile(int rows, const Tile& t) {
   switch (rows) {
-    case 1: return tile_rows<kCodes, kOffset, 1>(t);
-    case 2: return tile_rows<kCodes, kOffset, 2>(t);
+    case 1: return tile_rows<kBits, kZeroed, kOffset, 1>(t);
+    case 2: return tile_rows<kBits, kZeroed, kOffset, 2>(t);
 #if QUIRE_AVX2
-    case 3: return tile_rows<kCodes, kOffset, 3>(t);
-    case 4: return tile_rows<kCodes, kOffset, 4>(t);
+    case 3: return tile_rows<kBits, kZeroed, kOffset, 3>(t);
+    case 4: return tile_rows<kBits, kZeroed, kOffset, 4>(t);
 #endif
   }
 }
 
+// How a panel's codes become the unsigned operand. With fewer than eight bits and whole zero points it is code - zero
+// point + 16, else the code.
 struct Form {
   void (*tile)(int rows, const Tile&);
-  int middle;
+  int middle;  // 2^middle is taken off each operand
   bool offset, bytes;
 };
-template <Codes kCodes, bool kOffset>
-constexpr Form form() {
-  return {tile<kCodes, kOffset>, middle(kCodes), kOffset, kCodes == Codes::bytes};
+template <int kBits>
+Form form(const GroupFormat& f) {
+  if (kBits != 8 && f.offsets == GroupKind::u8) return {tile<kBits, kBits != 8, false>, 4, false, false};
+  if (f.offset()) return {tile<kBits, false, true>, 0, true, kBits == 8};
+  return {tile<kBits, false, false>, kBits - 1, false, kBits == 8};
 }
 Form pick(const GroupFormat& f) {
-  if (f.bits == 8) return f.offset() ? form<Codes::bytes, true>() : form<Codes::bytes, false>();
-  if (f.offsets == GroupKind::u8) return form<Codes::zeroed, false>();
-  return f.offset() ? form<Codes::nibbles, true>() : form<Codes::nibbles, false>();
+  switch (f.bits) {
+    case 2: return form<2>(f);
+    case 3: return form<3>(f);
+    case 4: return form<4>(f);
+    default: return form<8>(f);
+  }
 }
 
 // Rows [r0, r1) of the block's numbers.
@@ -349,7 +356,31 @@ static_assert(kTilesK / 16 <= kRunGroups);
 struct Scratch {
   PanelNumbers panel;
   alignas(64) float sums[kLinearRows][kPanel];
+  alignas(64) uint8_t nibbles[kTilesK * kPanel / 2];  // of a run whose codes have fewer bits
 };
+
+// Codes of fewer bits as nibbles, for the tiles of four bits. kMore: what makes their middle 8.
+template <int kBits, int kMore, int... kPair>
+QUIRE_INLINE void unit_to_nibbles(const uint8_t* from, uint8_t* to, std::integer_sequence<int, kPair...>) {
+  const I16 more = iset(kMore * 0x01010101);
+  for (int c = 0; c < kPanel; c += 16, from += 64, to += 64)
+    (istore(to + kPair * 256, either(iadd(codes_of_four<kBits, 2 * kPair>(from), more),
+                                     fields<-4, 0xf0>(iadd(codes_of_four<kBits, 2 * kPair + 1>(from), more)))),
+     ...);
+}
+template <int kBits, bool kSymmetric>
+void group_to_nibbles(const uint8_t* from, uint8_t* to, int size) {
+  constexpr int kFeatures = unit_features(kBits), kMore = kSymmetric ? 8 - (1 << (kBits - 1)) : 0;
+  for (int k = 0; k < size; k += kFeatures, from += unit_bytes(kBits), to += kFeatures * kPanel / 2)
+    unit_to_nibbles<kBits, kMore>(from, to, std::make_integer_sequence<int, kFeatures / 8>());
+}
+// The codes of `count` groups, the factors between them left out.
+void to_nibbles(const GroupFormat& f, const char* w, int count, uint8_t* to) {
+  const auto one = f.bits == 2 ? (f.offset() ? group_to_nibbles<2, false> : group_to_nibbles<2, true>)
+                               : (f.offset() ? group_to_nibbles<3, false> : group_to_nibbles<3, true>);
+  for (int g = 0; g < count; ++g, to += f.size * kPanel / 2)
+    one(reinterpret_cast<const uint8_t*>(w) + f.at(g) + f.codes_at(), to, f.size);
+}
 
 template <TileCodes kCodes, bool kOffset>
 void run_tile(int rows, const GroupTile& t) {
@@ -416,8 +447,8 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   const int points = fetches((task.rows + tiles - 1) / tiles);
   const bool whole = task.n - p * kPanel >= kPanel;
   GroupTile t;
-  t.stride = static_cast<size_t>(layout.group);
-  t.factors = static_cast<size_t>(layout.factors);
+  t.stride = static_cast<size_t>(f.bits < 4 ? f.size * kPanel / 2 : layout.group);
+  t.factors = static_cast<size_t>(f.bits < 4 ? 0 : layout.factors);
   t.ldx = task.ldx;
   t.ldn = static_cast<size_t>(groups) * 2 * sizeof(int32_t);
   t.panel = &s->panel;
@@ -426,7 +457,8 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
     const int count = groups - g0 < block ? groups - g0 : block;
     const size_t bytes = f.block_bytes(count);
     if (!own_scales(f)) read_numbers(layout, form, w, count, &s->panel);
-    t.codes = reinterpret_cast<const uint8_t*>(w) + layout.factors + layout.codes;
+    if (f.bits < 4) to_nibbles(f, w, count, s->nibbles);
+    t.codes = f.bits < 4 ? s->nibbles : reinterpret_cast<const uint8_t*>(w) + layout.factors + layout.codes;
     t.count = static_cast<size_t>(count);
     w += bytes;
     t.ahead = w == end && p + 1 == task.panel_end ? static_cast<const char*>(task.next) : w;

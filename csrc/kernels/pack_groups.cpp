@@ -11,7 +11,7 @@ namespace QUIRE_ISA {
 namespace {
 
 constexpr int kMaxVectors = 8;  // of the largest group, 128 features
-// As quant.groups.SHARES: how much of the widest scale rounding to 4 bits tries.
+// As quant.groups.SHARES: how much of the widest scale rounding to 4 bits or fewer tries.
 constexpr float kShares[] = {1.0f, 0.97f, 0.94f, 0.91f, 0.88f, 0.85f, 0.82f, 0.79f};
 constexpr float kTiny = 7.888609052210118e-31f;  // 2^-100
 
@@ -29,12 +29,16 @@ QUIRE_INLINE void put_codes(const GroupFormat& f, char* group, int col, const ui
     for (int k = 0; k < f.size; k += 4) std::memcpy(out + k * kPanel, codes + k, 4);
     return;
   }
-  for (int k = 0; k < f.size; k += 8) {
-    uint32_t low, high;
-    std::memcpy(&low, codes + k, 4);
-    std::memcpy(&high, codes + k + 4, 4);
-    low = (low & 0x0f0f0f0fu) | (high & 0x0f0f0f0fu) << 4;
-    std::memcpy(out + k / 2 * kPanel, &low, 4);
+  const int features = unit_features(f.bits), low = f.bits == 3 ? 2 : f.bits, lines = low * features / 32;
+  for (int k = 0; k < f.size; k += features, out += unit_bytes(f.bits)) {
+    uint32_t words[3] = {0};
+    for (int i = 0; i < features / 4; ++i) {
+      uint32_t four;
+      std::memcpy(&four, codes + k + 4 * i, 4);
+      words[i * low / 8] |= (four & ((1u << low) - 1) * 0x01010101u) << i * low % 8;
+      if (f.bits == 3) words[2] |= (four >> 2 & 0x01010101u) << i;
+    }
+    for (int i = 0; i < lines + (f.bits == 3); ++i) std::memcpy(out + i * 4 * kPanel, &words[i], 4);
   }
 }
 
@@ -44,10 +48,15 @@ QUIRE_INLINE V16 codes_of(const GroupFormat& f, const uint8_t* codes, int v) {
   if (f.bits == 8) {
     for (int i = 0; i < 4; ++i) std::memcpy(&fours[i], codes + (v * 4 + i) * 4 * kPanel, 4);
   } else {
-    for (int i = 0; i < 4; i += 2) {
-      std::memcpy(&fours[i], codes + (v * 2 + i / 2) * 4 * kPanel, 4);
-      fours[i + 1] = fours[i] >> 4 & 0x0f0f0f0fu;
-      fours[i] &= 0x0f0f0f0fu;
+    const int low = f.bits == 3 ? 2 : f.bits, features = unit_features(f.bits);
+    for (int i = 0; i < 4; ++i) {
+      const int feature = v * 16 + i * 4, four = feature % features / 4;
+      const uint8_t* unit = codes + feature / features * unit_bytes(f.bits);
+      std::memcpy(&fours[i], unit + four * low / 8 * 4 * kPanel, 4);
+      fours[i] = fours[i] >> four * low % 8 & ((1u << low) - 1) * 0x01010101u;
+      uint32_t third = 0;
+      if (f.bits == 3) std::memcpy(&third, unit + 2 * 4 * kPanel, 4);
+      fours[i] |= (third >> four & 0x01010101u) << 2;
     }
   }
   return load_u8(reinterpret_cast<const uint8_t*>(fours));
@@ -71,7 +80,7 @@ QUIRE_INLINE float round_group(const GroupFormat& f, const V16* w, uint8_t* code
   for (int v = 1; v < vectors; ++v) top = vmax(top, w[v]), bottom = vmin(bottom, w[v]);
   const float high = reduce_max(top), low = lowest(bottom), widest = high >= -low ? high : low;
   const float half = static_cast<float>(1 << (f.bits - 1));
-  const int shares = f.bits == 4 ? 8 : 1;
+  const int shares = f.bits <= 4 ? 8 : 1;
   float best = INFINITY, best_scale = 0.0f;
   V16 kept[kMaxVectors];
   for (int v = 0; v < vectors; ++v) kept[v] = zero();

@@ -127,6 +127,8 @@ void rope_write(const RopeWriteTask& t) {
   const Tile tile{t, block(t.block_table), in_block / kTile, lane, count, lane + count};
   if (tile.count <= kTile / 4) fetch(tile);
   const int per_kv = t.heads / t.kv_heads;
+  RopeWriteTask keys = t;
+  if (t.kv.type == KVType::kvquant3) keys.rotary_dim = 0;  // they are rotated when they are read
   for (int i = t.token_begin; i < t.token_end; ++i) {
     float* row = t.qkv + static_cast<size_t>(i) * t.pitch;
     const Span q_all = t.q_row ? Span{t.q_row + static_cast<size_t>(i) * t.q_cols, t.q_cols}
@@ -135,7 +137,7 @@ void rope_write(const RopeWriteTask& t) {
     float* k = row + static_cast<size_t>(t.heads) * t.head_dim;
     const Span k_all = t.k_row ? Span{t.k_row + static_cast<size_t>(i) * t.k_cols, t.k_cols}
                                : Span{k, t.kv_heads * t.head_dim};
-    rotate_heads(k, t.head_begin, t.head_end, t.k_norm, t.positions[i], t, k_all);
+    rotate_heads(k, t.head_begin, t.head_end, t.k_norm, t.positions[i], keys, k_all);
     // values are taken head by head, a few lines of each token's row
     fetch(k + static_cast<size_t>(t.kv_heads + t.head_begin) * t.head_dim, (t.head_end - t.head_begin) * t.head_dim);
   }

@@ -6,8 +6,8 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-// load_u8: sixteen bytes as floats. iset: one int32 in all lanes. low/high_nibbles: four bits of each byte.
-// lane_butterflies: see rotate, for d = 1, 2, 4, 8. four_times: each of sixteen bytes four times. dot_u5s8: as dot_u8s8
+// load_u8: sixteen bytes as floats. iset: one int32 in all lanes. fields: of each byte the bits of a mask, after a shift to
+// the right (to the left when below zero). lane_butterflies: see rotate, for d = 1, 2, 4, 8. four_times: each of sixteen bytes four times. dot_u5s8: as dot_u8s8
 // for bytes below 32. to_float_shifted: lanes times 2^n, below 2^31, rounded once. to_int: to nearest, ties to even.
 // store_s8: numbers in [-128, 127]. vmax_bits, max_lane_bits: the maximum of magnitudes by their bits, in which a NaN is
 // above infinity and so is never lost.
@@ -17,8 +17,13 @@ QUIRE_INLINE V16 load_u8(const uint8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 QUIRE_INLINE I16 iset(int32_t x) { return {_mm512_set1_epi32(x)}; }
-QUIRE_INLINE I16 low_nibbles(I16 a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
-QUIRE_INLINE I16 high_nibbles(I16 a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
+template <int kShift, int kMask>
+QUIRE_INLINE I16 fields(I16 a) {
+  const __m512i x = kShift > 0 ? _mm512_srli_epi16(a.v, kShift > 0 ? kShift : 0)
+                               : _mm512_slli_epi16(a.v, kShift < 0 ? -kShift : 0);
+  return {_mm512_and_si512(kShift ? x : a.v, _mm512_set1_epi8(kMask))};
+}
+QUIRE_INLINE I16 either(I16 a, I16 b) { return {_mm512_or_si512(a.v, b.v)}; }
 QUIRE_INLINE I16 four_times(const uint8_t* p) {
   const __m512i each = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return {_mm512_shuffle_epi8(each, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0))};
@@ -56,14 +61,17 @@ QUIRE_INLINE V16 load_u8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(b)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(b, 8)))};
 }
 QUIRE_INLINE I16 iset(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-QUIRE_INLINE I16 low_nibbles(I16 x) {
-  const __m256i m = _mm256_set1_epi8(15);
-  return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+template <int kShift, int kMask>
+QUIRE_INLINE __m256i fields8(__m256i x) {
+  if (kShift > 0) x = _mm256_srli_epi16(x, kShift > 0 ? kShift : 0);
+  if (kShift < 0) x = _mm256_slli_epi16(x, kShift < 0 ? -kShift : 0);
+  return _mm256_and_si256(x, _mm256_set1_epi8(kMask));
 }
-QUIRE_INLINE I16 high_nibbles(I16 x) {
-  const __m256i m = _mm256_set1_epi8(15);
-  return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), m)};
+template <int kShift, int kMask>
+QUIRE_INLINE I16 fields(I16 x) {
+  return {fields8<kShift, kMask>(x.a), fields8<kShift, kMask>(x.b)};
 }
+QUIRE_INLINE I16 either(I16 x, I16 y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 QUIRE_INLINE I16 four_times(const uint8_t* p) {
   const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   const __m256i times = _mm256_set1_epi32(0x01010101);
@@ -137,11 +145,17 @@ QUIRE_INLINE I16 iset(int32_t x) {
   const I4 f = {x, x, x, x};
   return {f, f, f, f};
 }
-QUIRE_INLINE I16 low_nibbles(I16 x) {
-  const int32_t m = 0x0f0f0f0f;
-  return {x.a & m, x.b & m, x.c & m, x.d & m};
+template <int kShift, int kMask>
+QUIRE_INLINE I4 fields4(I4 x) {
+  const U4 u = (U4)x;
+  return (I4)(kShift > 0 ? u >> (kShift > 0 ? kShift : 0) : u << (kShift < 0 ? -kShift : 0)) & (kMask * 0x01010101);
 }
-QUIRE_INLINE I16 high_nibbles(I16 x) { return low_nibbles({x.a >> 4, x.b >> 4, x.c >> 4, x.d >> 4}); }
+template <int kShift, int kMask>
+QUIRE_INLINE I16 fields(I16 x) {
+  return {fields4<kShift, kMask>(x.a), fields4<kShift, kMask>(x.b), fields4<kShift, kMask>(x.c),
+          fields4<kShift, kMask>(x.d)};
+}
+QUIRE_INLINE I16 either(I16 x, I16 y) { return {x.a | y.a, x.b | y.b, x.c | y.c, x.d | y.d}; }
 QUIRE_INLINE I16 four_times(const uint8_t* p) {
   int32_t t[16];
   for (int i = 0; i < 16; ++i) t[i] = p[i] * 0x01010101;
@@ -199,6 +213,17 @@ struct ByteCodes {
 QUIRE_INLINE ByteCodes byte_codes(I16 w) { return {w}; }
 QUIRE_INLINE I16 dot_bytes(I16 acc, const ByteCodes& w, I16 x) { return dot_u8s8(acc, w.code, x); }
 #endif
+
+// Codes of few bits, see GroupFormat: a unit is what a few lines of bytes hold together.
+constexpr int unit_features(int bits) { return bits == 3 ? 32 : 32 / bits; }
+constexpr int unit_bytes(int bits) { return bits == 3 ? 3 * 256 : 256; }  // of a panel
+
+// The codes of features 4 kFour … 4 kFour + 3 of sixteen columns, whose first bytes of the unit are at p.
+template <int kBits, int kFour>
+QUIRE_INLINE I16 codes_of_four(const uint8_t* p) {
+  if constexpr (kBits != 3) return fields<kFour * kBits, (1 << kBits) - 1>(iload(p));
+  return either(fields<kFour % 4 * 2, 3>(iload(p + kFour / 4 * 256)), fields<kFour - 2, 4>(iload(p + 512)));
+}
 
 // A group of `vectors` times sixteen numbers multiplied by the Hadamard matrix of +1 and -1: number i and number i + d
 // become their sum and their difference, for d = 1, 2, 4, ... half the group (quant.groups.rotate).

@@ -85,6 +85,31 @@ QUIRE_INLINE void widen_value_line(uint16_t* p, const uint8_t* bytes, const Leve
   store_levels<kBits>(p, levels, spread_bytes(bytes, order), shift);
 }
 
+// Eight levels of codes of three bits, whose low two bits and third bits come apart.
+struct EightLevels {
+  __m512 of;
+  explicit inline __attribute__((always_inline)) EightLevels(V16 levels) : of(levels.v) {}  // twice the eight
+  // The code of kAt of each lane: its low bits are two from bit 2 (kAt % 4) on, its third is bit kAt.
+  template <int kAt>
+  inline __attribute__((always_inline)) V16 of_lane(I16 low, I16 third) const {
+    const __m512i high = kAt >= 2 ? _mm512_srli_epi32(third.v, kAt >= 2 ? kAt - 2 : 0)
+                                  : _mm512_slli_epi32(third.v, kAt < 2 ? 2 - kAt : 0);
+    return at(_mm512_srli_epi32(low.v, kAt % 4 * 2), high);
+  }
+  // Codes of sixteen numbers, one after the other in either word.
+  inline __attribute__((always_inline)) V16 of_words(uint32_t low, uint32_t third) const {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return at(_mm512_srlv_epi32(_mm512_set1_epi32(static_cast<int>(low)), _mm512_add_epi32(lane, lane)),
+              _mm512_srlv_epi32(_mm512_set1_epi32(static_cast<int>(third << 2)), lane));
+  }
+
+ private:
+  // A permutation looks at four bits: the levels are there twice, so the fourth may be anything.
+  inline __attribute__((always_inline)) V16 at(__m512i low, __m512i high) const {
+    return {_mm512_permutexvar_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32(3), low, high, 0xca), of)};
+  }
+};
+
 // bf16 of bytes by a table of 128 for those without a sign.
 struct ByteTable {
   __m512i of[4];
@@ -160,6 +185,25 @@ QUIRE_INLINE void widen_value_line(uint16_t* p, const uint8_t* bytes, const Leve
     p[16 + 2 * i] = t[16 + i], p[16 + 2 * i + 1] = t[24 + i];
   }
 }
+
+struct EightLevels {
+  float of[16];
+  explicit EightLevels(V16 levels) { store(of, levels); }
+  template <int kAt>
+  inline __attribute__((always_inline)) V16 of_lane(I16 low, I16 third) const {
+    int32_t a[16], b[16];
+    istore(a, low);
+    istore(b, third);
+    float t[16];
+    for (int i = 0; i < 16; ++i) t[i] = of[(a[i] >> kAt % 4 * 2 & 3) | (b[i] >> kAt & 1) << 2];
+    return load(t);
+  }
+  V16 of_words(uint32_t low, uint32_t third) const {
+    float t[16];
+    for (int i = 0; i < 16; ++i) t[i] = of[(low >> 2 * i & 3) | (third >> i & 1) << 2];
+    return load(t);
+  }
+};
 
 struct ByteTable {
   const uint16_t* of;

@@ -20,6 +20,8 @@ GROUP_BITS: int = 8
 
 GROUP_SIZES: tuple[int, ...]
 
+KV_LEVELS: int = 8
+
 LONGEST_MATCH: int = 32
 
 MAXIMA_COLS: int = 64
@@ -78,6 +80,8 @@ class KVType(enum.Enum):
 
     kivi2 = 8
 
+    kvquant3 = 9
+
 class GroupKind(enum.Enum):
     """Formats of scales and offsets of groups."""
 
@@ -125,6 +129,11 @@ def kv_pair_bytes(elems: int, type: KVType) -> int:
 
 def kv_scale_bytes(elems: int, type: KVType) -> int:
     """Bytes of the scales among them."""
+
+def kv_outliers(elems: int) -> int:
+    """
+    Numbers of a key, and of a value, of so many that kvquant3 keeps beside its codes.
+    """
 
 def kv_late(type: KVType) -> bool:
     """Whether tokens come to the cache when they are no longer recent."""
@@ -266,9 +275,11 @@ class Executor:
         type: KVType,
         k_scales: Sequence[float],
         v_scales: Sequence[float],
+        books: Sequence[float],
+        rope: int,
     ) -> None:
         """
-        Scales: what a stored 1 of each head's keys and values stands for; 1 but in an fp8 cache.
+        Scales: what a stored 1 of each head's keys and values stands for; 1 but in an fp8 cache. Books and the number of the rope, or -1: of a kvquant3 cache; see kv_layout.h.
         """
 
     def add_op(self, kind: str, fields: Mapping[str, None | bool | int | float | str]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from quire import records
 
-KVType = Literal["f32", "bf16", "f16", "i8", "e4m3", "e5m2", "i4", "kivi4", "kivi2"]
+KVType = Literal["f32", "bf16", "f16", "i8", "e4m3", "e5m2", "i4", "kivi4", "kivi2", "kvquant3"]
 # Formats of keys and values by their names in options; docs/kv_cache.md says what their numbers stand for.
 KV_DTYPES: dict[str, KVType] = {
     "float32": "f32",
@@ -18,11 +18,13 @@ KV_DTYPES: dict[str, KVType] = {
     "int4": "i4",
     "kivi4": "kivi4",
     "kivi2": "kivi2",
+    "kvquant3": "kvquant3",
 }
 FLOAT_KV: tuple[KVType, ...] = ("f32", "bf16", "f16")
 FP8_KV: tuple[KVType, ...] = ("e4m3", "e5m2")
 # Tokens come to such a cache in groups, when they are no longer recent. Until then they are in bfloat16.
 LATE_KV: tuple[KVType, ...] = ("kivi4", "kivi2")
+NUQ_KV: tuple[KVType, ...] = ("kvquant3",)  # codes stand for levels that are found on a text
 LATE_TOKENS = 32  # of a group, whose keys share scales: blocks are whole groups
 # A query sees what is in its own stretch of 64 positions and in the one before as recent (csrc/kv_layout.h).
 RECENT_TOKENS = 128

@@ -87,10 +87,12 @@ class ServiceTerms:
     """On what terms a request is served. `account` is charged under a fair policy, by its `weight`.
 
     `service_class` is the number of its class, 0 for the most urgent. `due` is when it should be answered, on the clock
-    of its arrival. `expected_tokens` is the length of its output, where that is known.
+    of its arrival. `expected_tokens` is the length of its output, where that is known. Within an account, what is used
+    is counted by `tag`.
     """
 
     account: str = ""
+    tag: str = ""
     weight: float = 1.0
     service_class: int = 0
     due: float | None = None

@@ -17,10 +17,13 @@ from tools.default_model.corpus.sheets import Subject
 import quire
 from quire.cli.bench import BENCHES, bench_parser
 from quire.cli.main import COMMANDS, READ_ENVIRONMENT, command_parser
+from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineStats
+from quire.engine.usage_ledger import UsageLedger
 from quire.server.app import ROUTES
 from quire.server.exposition import Exposition
 from quire.server.metrics import ServerMetrics
+from quire.server.tenants import TenantDirectory
 
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tools" / "default_model" / "corpus"
@@ -49,9 +52,12 @@ def _actions() -> dict[str, list[argparse.Action]]:
 def _metrics() -> set[str]:
     """The names in /metrics, as a scrape shows them."""
     engine = SimpleNamespace(
-        state=EngineState.STARTING, stats=EngineStats(max_loras=1), startup=[], adapters={}, requests=list
-    )
-    text = Exposition(ServerMetrics(cast(Any, engine))).render().decode()
+        state=EngineState.STARTING, stats=EngineStats(max_loras=1), startup=[], adapters={}, requests=list,
+        ledger=UsageLedger(),
+    )  # fmt: skip
+    metrics = ServerMetrics(cast(Any, engine))
+    metrics.tenants = TenantDirectory(ServingConfig())
+    text = Exposition(metrics).render().decode()
     return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
 
 

@@ -268,6 +268,6 @@ def test_many_small_adapters_stay_where_few_large_ones_fit(checkpoint: Folder) -
         used, size = service.pool_bytes
         assert 0 < used <= size
     with pytest.raises(
-        MemoryBudgetError, match="lora_memory: 64.00 KiB holds no adapter of max_lora_rank 64, which takes"
+        MemoryBudgetError, match=r"lora_memory: 64\.00 KiB holds no adapter of max_lora_rank 64, which takes"
     ):
         LLM(folder, enable_lora=True, max_lora_rank=64, lora_memory="64KiB", **COMMON)

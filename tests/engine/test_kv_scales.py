@@ -147,6 +147,7 @@ def test_scales_are_of_an_fp8_cache() -> None:
     assert EngineConfig(kv_cache_dtype="bf16").formats.kv_cache_dtype == "bfloat16"
     assert EngineConfig(kv_cache_dtype="fp16").formats.kv_cache_dtype == "float16"
     with pytest.raises(
-        ValueError, match="kv_cache_scales: scales are of an fp8 cache, but kv_cache_dtype is int8"
+        ValueError,
+        match="kv_cache_scales: scales are of an fp8 or kvquant3 cache, but kv_cache_dtype is int8",
     ):
         EngineConfig(kv_cache_dtype="int8", kv_cache_scales="x")

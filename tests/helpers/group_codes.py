@@ -18,13 +18,13 @@ def codes_of(param: Param, seed: int) -> GroupCodes:
         if kind == "none":
             return None
         if kind in {"u8", "f16*u8"}:
-            return random.integers(0, 64 if kind != "u8" or param.dtype == "i8" else 16, shape, np.uint8)
+            return random.integers(0, min(64, 1 << param.code_bits) if kind == "u8" else 64, shape, np.uint8)
         values = (random.standard_normal(shape) * 0.05).astype(np.float32)
         if kind == "bf16":
             return (values.view(np.uint32) >> 16).astype(np.uint16)
         return values.astype(np.float16 if kind == "f16" else np.float32)
 
-    codes = random.integers(0, 16 if param.dtype == "i4" else 256, (param.rows, param.cols), np.uint8)
+    codes = random.integers(0, 1 << param.code_bits, (param.rows, param.cols), np.uint8)
     scales, offsets = numbers(form.scales), numbers(form.offsets)
     assert scales is not None
     factors = None

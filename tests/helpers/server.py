@@ -25,7 +25,7 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import Engine, ModelCard
 from quire.engine.front.async_engine import AsyncEngine
 from quire.server.request_memory import RequestMemory
-from quire.server.run import HttpServer, bind
+from quire.server.run import HttpServer, bind, bind_admin
 from quire.server.service import Service
 
 # Requests of max_tokens=60_000 run until the test has seen what it wants, however long that takes it.
@@ -53,6 +53,7 @@ class LiveServer:
 
     def __init__(self, folder: Path, engine: dict[str, Any], serving: dict[str, Any]) -> None:
         self.config = ServingConfig(port=0, **serving)
+        self.headers: dict[str, str] = {}  # of requests that have no others
         self._folder, self._engine_options = folder, engine
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -71,7 +72,9 @@ class LiveServer:
             self.http = HttpServer(Service(self.engine, self.config), self.config)
             sock = bind(self.config)
             self.address = sock.getsockname()
-            await self.http.start(sock)
+            admin = bind_admin(self.config)
+            self.admin_port = None if admin is None else admin.getsockname()[1]
+            await self.http.start(sock, admin)
             await self.engine.start()
         except BaseException as error:
             self._started.set_exception(error)
@@ -118,7 +121,7 @@ class LiveServer:
         with contextlib.closing(connection):
             sent = {"content-type": "application/json"} if body is not None else {}
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-            connection.request(method, path, data, sent | (headers or {}))
+            connection.request(method, path, data, sent | self.headers | (headers or {}))
             response = connection.getresponse()
             return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
 

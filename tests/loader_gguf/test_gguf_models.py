@@ -14,7 +14,7 @@ from helpers.gguf_files import MODELS, made_model, write_model
 from quire.llm import LLM
 from quire.loader import Checkpoint, GGUFFiles, GGUFSource, LoadRules, load
 from quire.loader.gguf_writer import OutTensor, write_gguf
-from quire.program.formats import NumberFormats
+from quire.program.formats import CODE_BITS, NumberFormats
 from quire.program.lower import lower
 from quire.program.tensors import Param, Part
 from quire.quant import GroupCodes, check_codes, groups
@@ -208,7 +208,7 @@ class Kept:
     def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:
         assert param.groups is not None
         check_codes(param, row_offset, given)
-        bits = 4 if param.dtype == "i4" else 8
+        bits = CODE_BITS[param.dtype]
         self._rows(param, row_offset, groups.dequantize(param.groups, bits, given))
         self.as_codes.add(param.name)
 

@@ -28,7 +28,7 @@ KV = get_args(KVType)
 # Of the largest output. Keys and values that lie between two steps may be stored either way.
 TOLERANCE = {
     "f32": 3e-5, "bf16": 2e-2, "f16": 1e-3, "i8": 1e-2, "e4m3": 4e-2, "e5m2": 6e-2, "i4": 0.1,
-    "kivi4": 0.1, "kivi2": 0.3,
+    "kivi4": 0.1, "kivi2": 0.3, "kvquant3": 0.2,
 }  # fmt: skip
 
 

@@ -59,6 +59,9 @@ FORMATS = {
     "i8-f32": NumberFormats("f32", "f32", I8, I8),
     "i8-bf16": NumberFormats("bf16", "bf16", I8),
     "i4-f32": NumberFormats("f32", "f32", *[WeightFormat("i4", Groups(32))] * 2),
+    "i2-f32": NumberFormats(
+        "f32", "f32", WeightFormat("i2", Groups(32)), WeightFormat("i3", Groups(64, "f16", "u8"))
+    ),
     "i4-bf16": NumberFormats("bf16", "bf16", WeightFormat("i4", Groups(64, "f16", "u8")), I8),
 }
 WHOLE = (64, 96, 128, 256)  # widths of heads that are rotated in registers

@@ -19,22 +19,34 @@ from quire.cache_kinds import KVType
 from quire.executor.base import F32, Limits
 from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
-from quire.program.formats import HeadScales, NumberFormats
+from quire.program.formats import HeadCodes, HeadScales, NumberFormats
 from quire.program.lower import lower
 from quire.program.memory import kv_block_bytes
 from quire.program.ops.attention import Attend, CompressKV, RopeWrite
 from quire.program.program import Program
-from quire.spec import MLP, Attention, Layer, ModelSpec, NormSpec
+from quire.spec import MLP, Attention, Layer, ModelSpec, NormSpec, Rope
+from quire.spec.rope import cos_sin
 
 ISAS = _native.supported_isas()
 HEADS, DIM = 2, 48
 U8 = npt.NDArray[np.uint8]
 
 
-def program_of(kv: KVType, dim: int = DIM, scales: HeadScales | None = None) -> Program:
-    attention = Attention(HEADS, HEADS, dim, None, 1.0)
+def program_of(
+    kv: KVType,
+    dim: int = DIM,
+    scales: HeadScales | None = None,
+    codes: HeadCodes | None = None,
+    rope: Rope | None = None,
+) -> Program:
+    attention = Attention(HEADS, HEADS, dim, rope, 1.0)
     spec = ModelSpec(VOCAB, 32, (Layer(attention, MLP(16)),), NormSpec(), 512, tied=True)
-    return lower(spec, NumberFormats("f32", kv, kv_scales={0: scales} if scales else {}))
+    return lower(
+        spec,
+        NumberFormats(
+            "f32", kv, kv_scales={0: scales} if scales else {}, kv_codes={0: codes} if codes else {}
+        ),
+    )
 
 
 class Cached:
@@ -233,11 +245,130 @@ def _check_kivi(tiles: U8, keys: F32, values: F32, bits: int) -> None:
         np.testing.assert_array_equal(of_values[:, :, at], np.stack([scale, least]))
 
 
+def nuq_codes(seed: int, dim: int) -> HeadCodes:
+    """Levels, middles and scales as calibration might find them, of HEADS heads."""
+    random = np.random.default_rng(seed)
+    rows = (
+        np.sort(random.standard_normal((HEADS, 8))), np.sort(random.standard_normal((HEADS, 8))),
+        random.standard_normal((HEADS, dim)) * 0.3, np.exp(random.standard_normal((HEADS, dim)) * 0.3),
+    )  # fmt: skip
+    return HeadCodes(*(tuple(tuple(map(float, np.float32(row))) for row in x) for x in rows))
+
+
+def nearest(y: F32, levels: F32) -> U8:
+    """Codes of the nearest of rising levels, the lower of two."""
+    return np.searchsorted((levels[1:] + levels[:-1]) * np.float32(0.5), y, "left").astype(np.uint8)
+
+
+def largest(size: F32, count: int) -> npt.NDArray[np.int64]:
+    return np.argsort(-size, axis=-1, kind="stable")[..., :count]
+
+
+def threes(low: U8, third: U8) -> U8:
+    """Codes of eight numbers from two bytes of low bits [..., 2] and one of third bits [...]."""
+    bits = np.stack([low[..., i // 4] >> (2 * (i % 4)) & 3 | (third >> i & 1) << 2 for i in range(8)], -1)
+    return bits.astype(np.uint8)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dim", [12, 48, 128])
+def test_kvquant_is_what_its_definition_says(dim: int, isa: str) -> None:
+    """Codes, scales and outliers of every token; a text of one token gives its value as it is stored."""
+    keys, values = random_heads(45, dim)
+    values[0, 0, 3:5] = 7.0  # equal magnitudes: the first is the outlier
+    known, d16 = nuq_codes(dim, dim), -(-dim // 16) * 16
+    program = program_of("kvquant3", dim, codes=known)
+    found, count = Cached(program, keys, values, isa, (1, 3, 20, 41)), -(-d16 // 100)
+    of_keys, of_values, middles, scales = (
+        np.float32(x) for x in (known.key_levels, known.value_levels, known.middles, known.scales)
+    )
+    for head in range(HEADS):
+        tiles = found.tiles()[head]
+        half = 16 * d16 * 3 // 8
+        k = tiles[:, :half].reshape(-1, d16 // 8, 3, 16).transpose(0, 3, 1, 2).reshape(-1, d16 // 8, 3)
+        k_codes = threes(k[..., :2], k[..., 2]).reshape(-1, d16)[:45, :dim]
+        y = (keys[:, head] - middles[head]) / scales[head]
+        np.testing.assert_array_equal(k_codes, nearest(y, of_keys[head]))
+        v = tiles[:, half : 2 * half].reshape(-1, d16 // 16, 6)
+        v_codes = threes(v[..., :4].reshape(*v.shape[:-1], 2, 2), v[..., 4:]).reshape(-1, d16)[:45, :dim]
+        numbers = tiles[:, 2 * half :].copy()
+        both = numbers[:, :64].view(np.uint16).astype(np.uint32) << 16
+        scale, middle = both.view(np.float32).reshape(-1, 2, 16).transpose(1, 0, 2).reshape(2, -1)[:, :45]
+        words = (
+            numbers[:, 64:]
+            .view(np.uint32)
+            .reshape(-1, 2, count, 16)
+            .transpose(1, 0, 3, 2)
+            .reshape(2, -1, count)
+        )
+        out = largest(np.abs(values[:, head]), count)
+        kept = np.ma.masked_array(values[:, head], np.zeros((45, dim), np.bool_))
+        np.put_along_axis(kept.mask, out, True, -1)
+        most, least = kept.max(-1).data, kept.min(-1).data
+        np.testing.assert_array_equal(middle, bf16((most + least) * np.float32(0.5)))
+        np.testing.assert_array_equal(scale, bf16((most - least) * np.float32(0.5)))
+        inverse = np.float32(1) / scale
+        y_values = (values[:, head] - middle[:, None]) * inverse[:, None]
+        np.testing.assert_array_equal(v_codes, nearest(y_values, of_values[head]))
+        for which, x, places in ((0, keys, largest(np.abs(y), count)), (1, values, out)):
+            np.testing.assert_array_equal(words[which, :45] & 0xFFFF, places)
+            stored = (words[which, :45] >> 16 << 16).view(np.float32)
+            np.testing.assert_array_equal(stored, bf16(np.take_along_axis(x[:, head], places, -1)))
+        read = bf16(of_values[head][v_codes[0]].astype(np.float64) * scale[0] + middle[0])
+        read[out[0]] = bf16(values[0, head, out[0]])
+        np.testing.assert_allclose(found.mixed[0, head], read, rtol=2**-8)
+
+
+def turned(x: F32, rope: Rope | None) -> F32:
+    """x [T, dim] of positions 0 … T - 1, rotated."""
+    if rope is None:
+        return x
+    cos, sin = cos_sin(rope, len(x))
+    half, found = rope.dim // 2, x.copy()
+    low, high = (
+        (np.s_[:, 0 : rope.dim : 2], np.s_[:, 1 : rope.dim : 2])
+        if rope.interleaved
+        else (np.s_[:, :half], np.s_[:, half : rope.dim])
+    )
+    found[low], found[high] = x[low] * cos - x[high] * sin, x[high] * cos + x[low] * sin
+    return found
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rope", [Rope(1e4, 32), Rope(1e4, 48, interleaved=True), Rope(1e4, 20), None])
+def test_kvquant_keys_are_rotated_when_they_are_read(rope: Rope | None, isa: str) -> None:
+    """Attention over stored numbers in numpy, keys rotated last; in any cut of steps it is the same, bit for bit."""
+    known, count = nuq_codes(3, DIM), 77
+    keys, values = random_heads(count)
+    keys *= np.float32(0.1)
+    program = program_of("kvquant3", codes=known, rope=rope)
+    whole = Cached(program, keys, values, isa).mixed
+    np.testing.assert_array_equal(whole, Cached(program, keys, values, isa, (5, 16, 30, 76)).mixed)
+    for head in range(HEADS):
+        y = (keys[:, head] - known.middles[head]) / np.float32(known.scales[head])
+        k = np.float32(known.key_levels[head])[nearest(y, np.float32(known.key_levels[head]))]
+        k = (k * known.scales[head] + known.middles[head]).astype(np.float32)
+        x, v = values[:, head], np.float32(known.value_levels[head])
+        out = largest(np.abs(y), 1)
+        np.put_along_axis(k, out, bf16(np.take_along_axis(keys[:, head], out, -1)), -1)
+        out = largest(np.abs(x), 1)
+        kept = np.where(np.arange(DIM) == out, np.nan, x)
+        most, least = np.nanmax(kept, -1, keepdims=True), np.nanmin(kept, -1, keepdims=True)
+        scale, middle = bf16((most - least) * np.float32(0.5)), bf16((most + least) * np.float32(0.5))
+        read = v[nearest((x - middle) / scale, v)] * scale + middle
+        np.put_along_axis(read, out, bf16(np.take_along_axis(x, out, -1)), -1)
+        q = turned(np.ones((count, DIM), np.float32), rope)
+        scores = np.where(np.tri(count) > 0, q @ turned(k, rope).T, -np.inf)
+        chances = np.exp(scores - scores.max(-1, keepdims=True))
+        expected = chances / chances.sum(-1, keepdims=True) @ read
+        np.testing.assert_allclose(whole[:, head], expected, atol=0.02 * np.abs(read).max())
+
+
 def test_numbers_that_are_not_finite_are_kept_apart() -> None:
     """In fp8 they become NaN, in int4 their scale does: the other head has its own numbers."""
     keys, values = random_heads(40)
     values[5, 0, 3] = np.inf
-    for kv in ("e4m3", "e5m2", "i4"):
+    for kv in ("e4m3", "e5m2", "i4", "kvquant3"):
         mixed = Cached(program_of(kv), keys, values, "").mixed  # type: ignore[arg-type]
         bad = ~np.isfinite(mixed)
         assert bad[5:, 0, 3].all()
@@ -245,7 +376,7 @@ def test_numbers_that_are_not_finite_are_kept_apart() -> None:
 
 
 def test_both_executors_take_the_bytes_that_the_plan_says() -> None:
-    for kv in ("e4m3", "e5m2", "i4", "kivi4", "kivi2"):
+    for kv in ("e4m3", "e5m2", "i4", "kivi4", "kivi2", "kvquant3"):
         program = program_of(kv)  # type: ignore[arg-type]
         limits = Limits(8, 1, 8, 64, 6, 32)
         for executor in (NativeExecutor(program, threads=1), TorchExecutor(program)):

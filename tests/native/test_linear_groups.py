@@ -15,7 +15,7 @@ from quire.executor.base import F32, Limits, StepArrays
 from quire.executor.native import NativeExecutor
 from quire.executor.torch import TorchExecutor
 from quire.executor.torch.weights import quantize_rows
-from quire.program.formats import GROUP_BITS, Groups, NumberFormats, WeightFormat
+from quire.program.formats import CODE_BITS, GROUP_BITS, Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.ops.linear import Linear
 from quire.program.program import Program
@@ -34,6 +34,12 @@ FORMATS = {
     "two-level": WeightFormat("i4", Groups(16, "f16*u8")),
     "hqq": WeightFormat("i4", Groups(64, "f32", "f32")),
     "bf16-offsets": WeightFormat("i4", Groups(16, "bf16", "bf16")),
+    "gptq2": WeightFormat("i2", Groups(64, "f16", "u8")),
+    "sym2": WeightFormat("i2", Groups(16, "bf16")),
+    "q2_k": WeightFormat("i2", Groups(16, "f16*u8", "f16*u8")),
+    "gptq3": WeightFormat("i3", Groups(128, "f16", "u8")),
+    "sym3": WeightFormat("i3", Groups(32, "f16")),
+    "hqq3": WeightFormat("i3", Groups(64, "f32", "f32")),
     "q8_0": WeightFormat("i8", Groups(32, "f16")),
     "q6_k": WeightFormat("i8", Groups(16, "f32")),
     "gptq8": WeightFormat("i8", Groups(128, "f16", "u8")),
@@ -67,7 +73,7 @@ def piece(given: GroupCodes, rows: slice) -> GroupCodes:
 
 def values_of(param: Param, seed: int) -> F32:
     assert param.groups is not None
-    return dequantize(param.groups, 4 if param.dtype == "i4" else 8, codes_of(param, seed))
+    return dequantize(param.groups, CODE_BITS[param.dtype], codes_of(param, seed))
 
 
 def fill(program: Program, *executors: NativeExecutor | TorchExecutor) -> None:
@@ -131,7 +137,9 @@ def test_codes_come_back_as_their_values(name: str, isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize("name", ["q4_0", "bf16", "gptq", "q8_0", "q6_k", "int8", "int8-64", "int8-32"])
+@pytest.mark.parametrize(
+    "name", ["q4_0", "bf16", "gptq", "gptq2", "sym2", "sym3", "q8_0", "q6_k", "int8", "int8-64", "int8-32"]
+)
 def test_rounding_equals_its_definition(name: str, dtype: str, isa: str) -> None:
     """Floats rounded natively give the very codes and scales of quant.groups.quantize: outliers, zeros, tiny groups."""
     form = FORMATS[name]
@@ -152,7 +160,7 @@ def test_rounding_equals_its_definition(name: str, dtype: str, isa: str) -> None
     n = one_token_rows(arrays, np.arange(VOCAB))
     executor.run(n, n, 0)
     assert form.groups is not None
-    bits = 4 if form.dtype == "i4" else 8
+    bits = CODE_BITS[form.dtype]
     expected = dequantize(form.groups, bits, quantize(exact, form.groups, bits))
     assert np.array_equal(executor.read("residual", n), expected)
 

@@ -195,6 +195,8 @@ def test_bytes_of_weights_and_inputs_in_groups() -> None:
     assert param_bytes(Param("w", "linear", parts, "i4", Groups(32))) == 128 * (4 * 16 + 4 * 2)
     assert param_bytes(Param("w", "linear", parts, "i4", Groups(32, "f16", "u8"))) == 128 * (4 * 16 + 4 * 3)
     assert param_bytes(Param("w", "linear", parts, "i4", Groups(64, "f32", "f32"))) == 128 * (2 * 32 + 2 * 8)
+    assert param_bytes(Param("w", "linear", parts, "i2", Groups(32, "f16", "u8"))) == 128 * (4 * 8 + 4 * 3)
+    assert param_bytes(Param("w", "linear", parts, "i3", Groups(32, "f16", "u8"))) == 128 * (4 * 12 + 4 * 3)
     two_level = Groups(32, "f16*u8", "f16*u8")
     assert param_bytes(Param("w", "linear", parts, "i4", two_level)) == 128 * (4 * 16 + 4 * 2 + 4)
     assert param_bytes(Param("w", "linear", parts, "i8", Groups(16, "f32"))) == 128 * (7 * 16 + 7 * 4)

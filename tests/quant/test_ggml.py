@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quire.program.formats import CODE_BITS
 from quire.program.tensors import Param, Part
 from quire.quant import check_codes, groups
 from quire.quant.ggml import PACKED, READ_TYPES, TYPE_IDS, TYPES_BY_ID, dequantize, group_codes
@@ -53,9 +54,7 @@ def test_the_packed_format_gives_the_same_bits(kind) -> None:
     expected = dequantize(blocks, kind)
     rows, cols = expected.shape
     check_codes(Param("w", "linear", (Part("w", rows, cols),), form.dtype, form.groups), 0, given)
-    np.testing.assert_array_equal(
-        groups.dequantize(form.groups, 4 if form.dtype == "i4" else 8, given), expected
-    )
+    np.testing.assert_array_equal(groups.dequantize(form.groups, CODE_BITS[form.dtype], given), expected)
 
 
 def f16(data: np.ndarray, at: int) -> np.float32:

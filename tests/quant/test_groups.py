@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.program.formats import Groups, WeightFormat
+from quire.program.formats import CODES, Groups, WeightFormat
 from quire.program.tensors import Param, Part
 from quire.quant import GroupCodes, check_codes, dequantize, quantize
 from quire.quant.groups import input_share, rotate, weight_share
@@ -57,7 +57,7 @@ def test_two_levels_are_products() -> None:
 
 @settings(max_examples=40)
 @given(
-    bits=st.sampled_from([4, 8]), size=st.sampled_from([16, 32, 64, 128]),
+    bits=st.sampled_from([2, 3, 4, 8]), size=st.sampled_from([16, 32, 64, 128]),
     scales=st.sampled_from(["f16", "bf16", "f32"]), offsets=st.sampled_from(["none", "u8"]),
     cols=st.integers(1, 200), exponent=st.integers(-30, 12), seed=st.integers(0, 99),
 )  # fmt: skip
@@ -65,10 +65,10 @@ def test_no_other_code_is_nearer(
     bits: int, size: int, scales: str, offsets: str, cols: int, exponent: int, seed: int
 ) -> None:
     """With the chosen scale and zero point, every weight has its nearest code."""
-    groups = Groups(size, scales, offsets)  # type: ignore[arg-type]
+    groups = Groups(max(size, 32) if bits == 3 else size, scales, offsets)  # type: ignore[arg-type]
     w = weights(3, cols, seed) * np.float32(2.0**exponent)
     made = quantize(w, groups, bits)
-    check_codes(Param("w", "linear", (Part("t", 3, cols),), "i4" if bits == 4 else "i8", groups), 0, made)
+    check_codes(Param("w", "linear", (Part("t", 3, cols),), CODES[bits], groups), 0, made)
     far = np.abs(w - dequantize(groups, bits, made))
     for step in (-1, 1):
         other = made.codes.astype(int) + step

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from helpers import packing
+from quire.program.formats import CODE_BITS
 from quire.quant import bitsandbytes, compressed, gptq, hqq
 from quire.quant.groups import dequantize
 from quire.quant.linear_codes import PackedLinear, QuantizedLinear, Stored, unpack_bits
@@ -32,7 +33,7 @@ def check(linear: QuantizedLinear, arrays: dict[str, np.ndarray], weight: np.nda
             and linear.packed is not None
             and linear.packed.groups is not None
         ):
-            bits = 4 if linear.packed.dtype == "i4" else 8
+            bits = CODE_BITS[linear.packed.dtype]
             given = linear.codes(arrays, start, stop)
             np.testing.assert_array_equal(dequantize(linear.packed.groups, bits, given), weight[start:stop])
 

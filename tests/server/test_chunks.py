@@ -19,6 +19,7 @@ from quire.server.connections import Connections
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
+from quire.server.metrics import ServerMetrics
 from quire.server.protocol import MAX_HEADER_BYTES
 
 
@@ -248,7 +249,9 @@ def test_a_standstill_does_not_count_as_not_reading(monkeypatch: pytest.MonkeyPa
             return 0.0
 
     async def work() -> None:
-        served = ServerContext(None, ServingConfig(reader_timeout=0.04), None, watches={Watch()})  # type: ignore[arg-type]
+        served = ServerContext(
+            None, ServingConfig(reader_timeout=0.04), ServerMetrics(None), watches={Watch()}
+        )  # type: ignore[arg-type]
         sweeping = asyncio.create_task(served.sweep())
         while len(passed) < 3:
             await asyncio.sleep(0.001)

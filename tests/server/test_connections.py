@@ -34,6 +34,7 @@ from quire.config.serving import ServingConfig
 from quire.server.access import AccessControl
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
+from quire.server.tenants import TenantDirectory
 
 LONG: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 150, "ignore_eos": True, "stream": True
@@ -304,7 +305,8 @@ def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     """Whichever key matches, the same comparisons are made, each in constant time."""
     file = tmp_path / "keys"
     file.write_text("one\ntwo\nthree\n")
-    access = AccessControl(ServingConfig(api_key_file=str(file)))
+    config = ServingConfig(api_key_file=str(file))
+    access = AccessControl(config, TenantDirectory(config))
     compared: list[bytes] = []
     true = hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(a) or true(a, b))

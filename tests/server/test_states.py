@@ -23,6 +23,7 @@ from quire.engine.api import (
     StreamDelta,
     TextSink,
 )
+from quire.engine.usage_ledger import UsageLedger
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.app import App
 from quire.server.context import ServerContext
@@ -66,6 +67,7 @@ class StandInEngine:
     def __init__(self, state: EngineState = EngineState.READY) -> None:
         self.state, self.stats = state, EngineStats()
         self.startup: list[dict[str, Any]] = []
+        self.ledger = UsageLedger()
         self.request_memory = 2**28
         self.steps: Sequence[StreamDelta | Exception] = ()
         self.failure: Exception | None = None

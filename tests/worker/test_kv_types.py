@@ -35,7 +35,7 @@ def asked() -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("kv", ["e4m3", "e5m2", "i4", "kivi4", "kivi2"])
+@pytest.mark.parametrize("kv", ["e4m3", "e5m2", "i4", "kivi4", "kivi2", "kvquant3"])
 def test_alone_or_crowded(kv: KVType) -> None:
     """Whole prompts of one sequence at a time; then four at once in chunks, in few blocks, which some give up."""
     common: dict[str, Any] = {

@@ -78,6 +78,7 @@ CACHES = {
     "e4m3": (SPEC, NumberFormats("f32", "e4m3")),
     "e5m2": (SPEC, NumberFormats("f32", "e5m2")),
     "i4": (SPEC, NumberFormats("f32", "i4")),
+    "kvquant3": (SPEC, NumberFormats("f32", "kvquant3")),
     "windows": (decoder_spec(VOCAB, 48, 40, (4, 2, 20), [3, 17, 0]), F32),
     "latents": (with_latents(SPEC), F32),
     "latents bf16": (with_latents(SPEC), BF16),
@@ -191,7 +192,7 @@ def test_rounded_tokens_of_drafts_that_are_taken_back_leave_no_trace(cache: str)
     assert drafting.accepted > 40
 
 
-@pytest.mark.parametrize("cache", ["bf16", "i8", "e4m3", "i4", "windows", "latents f16"])
+@pytest.mark.parametrize("cache", ["bf16", "i8", "e4m3", "i4", "kvquant3", "windows", "latents f16"])
 def test_what_is_accepted_stays_in_the_cache(cache: str) -> None:
     asked = requests(10)
     program = lower(*CACHES[cache])

@@ -99,7 +99,16 @@ def weight_formats() -> dict[str, dict[str, Any]]:
 
 
 OTHER_GROUPS = (64, 128)
-KV_LEFT_OUT = ("f32", "f16", "fp8_e4m3", "fp8_e5m2", "int4", "kivi4", "kivi2")  # measured only on request
+KV_LEFT_OUT = (
+    "f32",
+    "f16",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "int4",
+    "kivi4",
+    "kivi2",
+    "kvquant3",
+)  # measured only on request
 LEFT_OUT = ("f32", "f16", *(f"int4-{size}" for size in OTHER_GROUPS))  # measured only on request
 SHORT = {
     "float32": "f32",

@@ -1,4 +1,4 @@
-"""Find the scales of an fp8 KV cache on a text, and write them to a file."""
+"""Find the scales of an fp8 KV cache, or the levels of a kvquant3 one, on a text, and write them to a file."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from quire.engine.build.opening import open_model
+    from quire.loader.kv_codes import write_codes
     from quire.loader.kv_scales import write_scales
     from quire.offline.eval_text import text_of
-    from quire.offline.kv_calibration import calibrate_scales
+    from quire.offline.kv_calibration import calibrate_codes, calibrate_scales
     from quire.util.progress import ByteProgress
 
     model, asked = open_model(named_model(args.model, quiet=args.quiet)), engine_config(args)
@@ -34,6 +35,13 @@ def run(args: argparse.Namespace) -> int:
     tokens = model.tokenizer.encode(text_of(args.text))
     with ByteProgress("loading weights", enabled=not args.quiet) as loading:
         length = min(LENGTH, model.facts.spec.max_positions)
+        if asked.formats.kv_cache_dtype == "kvquant3":
+            codes = calibrate_codes(model, asked, tokens, length, loading)
+            write_codes(Path(args.out), codes)
+            print(
+                f"wrote {args.out}: levels of {len(codes)} layers from {len(tokens)} tokens", file=sys.stderr
+            )
+            return 0
         scales = calibrate_scales(model, asked, tokens, length, loading)
     write_scales(Path(args.out), scales)
     every = [number for each in scales.values() for number in (*each.keys, *each.values)]

@@ -218,13 +218,13 @@ class _Run:
         formats, candidate = self.asked.formats, _opened(self.name)
         if self.args.against is not None:
             self.settings["against"] = self.args.against
-            before = self.asked.replace(kv_cache_dtype="auto")
+            before = self.asked.replace(kv_cache_dtype="auto", kv_cache_scales=None)
             return _opened(self.args.against), candidate, before, self.asked
         if formats.quantization == "auto" and formats.kv_cache_dtype == "auto":
             raise ValueError(
                 f"{self.args.what}: needs --against MODEL, or a --kv-cache-dtype or --quantization to measure"
             )
-        before = self.asked.replace(kv_cache_dtype="auto")
+        before = self.asked.replace(kv_cache_dtype="auto", kv_cache_scales=None)
         if formats.quantization in {"int8", "int4"}:
             before = before.replace(quantization="none", quantize_head="none")
             return _opened(self.name), candidate, before, self.asked

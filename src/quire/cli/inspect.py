@@ -197,6 +197,7 @@ def _stored(model: Model, program: Program, source: Source) -> tuple[dict[str, A
     from quire.engine.build.assemble import weight_origin
     from quire.loader.load import check_headers
     from quire.loader.source import CodesSource
+    from quire.program.formats import CODE_BITS
     from quire.types import QuireError
 
     computed = {part.tensor: param.format for param in program.params if param.groups for part in param.parts}
@@ -213,6 +214,8 @@ def _stored(model: Model, program: Program, source: Source) -> tuple[dict[str, A
             if info.stored:
                 packed = codes.packed(name) if codes is not None else None
                 entry["dequantized"] += packed is None or computed.get(firsts.get(name, name)) != packed
+                if packed is not None:
+                    entry["code_bits"] = CODE_BITS[packed.dtype]
             entry["tensors"] += 1
             entry["bytes"] += info.stored_bytes or info.nbytes
         check_headers(program.params, source, rules)

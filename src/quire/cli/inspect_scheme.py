@@ -166,8 +166,11 @@ def _how(name: str, entry: dict[str, Any], computed: str) -> str:
     if name in {"F32", "F16", "BF16"}:
         return ""
     if not entry["dequantized"]:
-        wider = re.search(r"\b[23]-bit\b", name)  # kernels have codes of 4 and of 8 bits
-        return "  computed from their codes" + (", stored as 4 bits in memory" if wider else "")
+        bits = re.search(r"\b(\d)-bit\b|^I?Q(\d)_", name)
+        wider = bits is not None and int(bits[1] or bits[2]) < entry["code_bits"]
+        return "  computed from their codes" + (
+            f", stored as {entry['code_bits']} bits in memory" if wider else ""
+        )
     if entry["dequantized"] == entry["tensors"]:
         return f"  dequantized at load, linears computed in {computed}"
     return f"  {entry['dequantized']} of them dequantized at load, the others computed from their codes"

@@ -24,8 +24,8 @@ _EXACT = ("auto", "float32", "bfloat16", "float16")
 MAX_KL = 0.1  # as offline.gate has it
 TOKENS = 512  # of each text: formats that keep the latest tokens exact show what they cost only behind them
 # Options that change the numbers, or that measuring needs.
-_TAKEN = ("dtype", "kv_cache_dtype", "quantization", "quantization_group_size", "quantize_head", "fp32_lm_head",
-          "memory", "threads", "executor", "device", "attention_backend", "block_size", "weight_cache",
+_TAKEN = ("dtype", "kv_cache_dtype", "kv_cache_scales", "quantization", "quantization_group_size", "quantize_head",
+          "fp32_lm_head", "memory", "threads", "executor", "device", "attention_backend", "block_size", "weight_cache",
           "weight_cache_dir")  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def check_kv_quality(name: str | Path, asked: EngineConfig, *, quiet: bool) -> N
     from quire.cli.eval_tasks import option_words
 
     words = option_words(asked, _TAKEN)
-    place = _place(name, words)
+    place = _place(name, words, formats.kv_cache_scales)
     found = None if place is None else _read(place)
     if found is None:
         if not quiet:
@@ -95,8 +95,8 @@ def _measure(name: str | Path, words: list[str]) -> dict[str, float] | None:
     return {name: metric["value"] for name, metric in metrics.items() if metric["value"] is not None}
 
 
-def _place(name: str | Path, words: list[str]) -> Path | None:
-    """Where the figures are kept: by the checkpoint's files, the options and the version."""
+def _place(name: str | Path, words: list[str], scales: str | None) -> Path | None:
+    """Where the figures are kept: by the checkpoint's files, those of scales, the options and the version."""
     from quire import __version__
     from quire.engine.build.opening import find_model
     from quire.loader import checkpoint_files, fingerprint
@@ -106,6 +106,7 @@ def _place(name: str | Path, words: list[str]) -> Path | None:
         return None
     model = find_model(name)
     files = [model] if model.is_file() else [model / "config.json", *checkpoint_files(model)]
+    files += [Path(scales)] if scales and Path(scales).is_file() else []
     counted = [word for word in words if not word.startswith(("--memory", "--threads"))]
     text = json.dumps([__version__, fingerprint(files), counted, TOKENS])
     return folder / "quality" / f"{hashlib.sha256(text.encode()).hexdigest()}.json"

@@ -103,15 +103,15 @@ class FormatOptions:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "number format of the KV cache; auto: as --dtype; int8 and fp8: half of bfloat16, int4, kivi4 and kivi2: a "
-        "quarter to a sixth (docs/kv_cache.md); fp8: fp8_e4m3",
+        "number format of the KV cache; auto: as --dtype; int8 and fp8: half of bfloat16, int4, kivi4, kivi2 and "
+        "kvquant3: a quarter to a sixth (docs/kv_cache.md); fp8: fp8_e4m3; kvquant3 needs kv_cache_scales",
         choices=("auto", *KV_DTYPES),
         aliases={**_DTYPES, "fp8": "fp8_e4m3"},
     )
     kv_cache_scales: str | None = option(
         None,
         "safetensors file with the scales of an fp8 cache, as `quire calibrate` writes it (default: those of the "
-        "checkpoint, or 1)",
+        "checkpoint, or 1), or with the levels of a kvquant3 cache",
         metavar="FILE",
     )
     kv_cache_quality: str = option(
@@ -147,9 +147,9 @@ class FormatOptions:
 
     def __post_init__(self) -> None:
         _check(self)
-        if self.kv_cache_scales and self.kv_cache_dtype not in {"fp8_e4m3", "fp8_e5m2"}:
+        if self.kv_cache_scales and self.kv_cache_dtype not in {"fp8_e4m3", "fp8_e5m2", "kvquant3"}:
             raise ValueError(
-                f"kv_cache_scales: scales are of an fp8 cache, but kv_cache_dtype is {self.kv_cache_dtype}"
+                f"kv_cache_scales: scales are of an fp8 or kvquant3 cache, but kv_cache_dtype is {self.kv_cache_dtype}"
             )
         if self.fp32_lm_head and self.quantize_head in {"int8", "int4"}:
             raise ValueError(f"fp32_lm_head: cannot be combined with quantize_head = {self.quantize_head}")

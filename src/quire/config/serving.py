@@ -85,6 +85,18 @@ class ServingConfig:
     admin_api_key_file: str | None = option(
         None, "file of administrators' keys, one per line", metavar="FILE"
     )
+    tenants: str | None = option(
+        None,
+        "TOML file of tenants: their keys as hashes, limits, weights, shares of the cache and what they may use; see "
+        "docs/tenants.md (default: none)",
+        metavar="FILE",
+    )
+    admin_host: str | None = option(
+        None,
+        "address of the routes for administrators, which are then on no other (default: that of all routes)",
+        metavar="ADDRESS",
+    )
+    admin_port: int | None = option(None, "TCP port of that address; 0 picks a free one", metavar="N")
     prefix_cache_sharing: str = option(
         "key",
         "which requests share cached prefixes; key: those with the same API key, and each key has a share of the "
@@ -268,7 +280,7 @@ class ServingConfig:
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is below 0")
-        for name in ("port", "grpc_port"):
+        for name in ("port", "grpc_port", "admin_port"):
             if not 0 <= (getattr(self, name) or 0) <= 65535:
                 raise ValueError(f"{name}: {getattr(self, name)} is not in [0, 65535]")
         if self.grpc_port is not None and "openai" not in self.api:
@@ -279,8 +291,13 @@ class ServingConfig:
             raise ValueError("quiet and access_log: cannot be combined; set only one")
         adapter_paths(self.lora_modules)
         self._check_pulls()
+        self._check_admin_address()
         for name in ("api_key", "admin_api_key"):
             _check_keys(name, getattr(self, name))
+
+    def _check_admin_address(self) -> None:
+        if self.admin_host is not None and self.admin_port is None:
+            raise ValueError("admin_host: needs admin_port, the port on that address")
 
     def _check_pulls(self) -> None:
         if self.pull_limit is not None and not (self.admin_api_key or self.admin_api_key_file):

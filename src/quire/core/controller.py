@@ -37,13 +37,13 @@ class StepController:
         """Before `schedule`."""
         if not self.active:
             return
-        scheduler, config = self._scheduler, self._scheduler.config
+        scheduler, caps = self._scheduler, self._scheduler.caps
         streams = count_streams(scheduler.running, len(self._tpots))
         self._bounding = [i for i, count in enumerate(streams.by_class) if count and self._tpots[i]]
         each = self._costs.weights
         rows, keys = streams.rows, streams.keys
         decode = each[0] + each[1] * rows + each[3] * keys
-        budget, most = config.max_num_batched_tokens, config.max_num_seqs
+        budget, most = caps.tokens, caps.sequences
         if self._bounding:
             allowed = min((self._tpots[i] or 0.0) + max(0.0, self._credit[i]) for i in self._bounding)
             tpot = min(self._tpots[i] or 0.0 for i in self._bounding)

@@ -6,6 +6,8 @@ back until it has, and then find the blocks in the prefix cache. If the first en
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from quire.core.block_pool import AuditError
 from quire.core.guidance import negative_of
 from quire.core.guided_pairs import link
@@ -41,6 +43,15 @@ class Requests:
     def get(self, request_id: str) -> RequestState | None:
         """A live request, or None."""
         return self._states.get(request_id)
+
+    def use(self, queue: Queue, policy: Policy) -> None:
+        """From now on sequences wait in another queue; those that wait are the caller's to move."""
+        self.waiting, self._policy = queue, policy
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All that have not ended."""
+        for state in self._states.values():
+            yield from (seq for seq in state.sequences if seq.status is not Status.ENDED)
 
     def add(self, request: Request, *, limit: int, seed: int) -> None:
         """Create and queue the sequences of a request. Raises RequestError when its id is in use."""

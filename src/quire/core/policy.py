@@ -69,6 +69,14 @@ class Policy:
         return cls(order, "priority" in parts, "fair" in parts, overtake)
 
     @property
+    def text(self) -> str:
+        """As it is written."""
+        parts = [name for name, there in (("priority", self.levels), ("fair", self.shares)) if there]
+        if self.order != "fcfs" or not parts:
+            parts.append(self.order)
+        return "+".join(parts)
+
+    @property
     def by_arrival(self) -> bool:
         """Whether running sequences are in order of arrival within a level."""
         return self.order == "fcfs" and not self.shares

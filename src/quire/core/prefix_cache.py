@@ -27,12 +27,16 @@ time that a prompt takes. Which tenant loses a block depends on how many each ha
                     empty them. A sequence alone takes what it needs
 
 Idle shares are available to any tenant, and are the first to be returned.
+
+Floors. A tenant may have a floor of blocks: below it, it loses none to another, not even to a sequence that runs alone.
+What no floor covers is shared as above. Floors reserve nothing: a free block is anybody's, and one that was lent is
+taken back from what its holder has cached, or when a sequence of its holder ends.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from quire.cache_kinds import CacheGroup, Move
@@ -80,7 +84,8 @@ class CacheWatch(Protocol):
         """A block, with none below it, is not known any more."""
 
 
-def _nothing() -> Iterable[CacheWatch]:
+def no_watches() -> Iterable[CacheWatch]:
+    """Nobody hears of blocks."""
     return ()
 
 
@@ -95,7 +100,7 @@ class PrefixCache:
         self, caches: PrefixCaches, tenant: str, groups: Sequence[CacheGroup], block_size: int
     ) -> None:
         self.tenant = tenant
-        self.num_blocks = self.num_cached = self.num_running = self.num_fetches = 0
+        self.num_blocks = self.num_cached = self.num_running = self.num_fetches = self.floor = 0
         self._caches, self._pool = caches, caches.pool
         self._groups = tuple(groups)
         self._block_size = block_size
@@ -105,6 +110,11 @@ class PrefixCache:
         self._idle: OrderedDict[int, int] = OrderedDict()  # cached sliding block -> stamp of its last use
         self._twins: dict[int, list[int]] = {}  # published block -> private blocks with the same content
         self._twin_of: dict[int, int] = {}  # the inverse
+
+    @property
+    def num_safe(self) -> int:
+        """Cached blocks that no other tenant may take: without them it would be below its floor."""
+        return max(0, min(self.num_cached, self.floor + self.num_cached - self.num_blocks))
 
     def enter(self) -> None:
         """Count a sequence that starts."""
@@ -396,13 +406,20 @@ class PrefixCaches:
     ) -> None:
         self.pool, self.tier = pool, tier
         self.moves: list[Move] = []  # for the next step
-        self.watches: Callable[[], Iterable[CacheWatch]] = _nothing
+        self.watches: Callable[[], Iterable[CacheWatch]] = no_watches
         self.stats = PrefixCacheStats()
         self.num_running = 0
         self.active: set[PrefixCache] = set()
         self.sizes: dict[PrefixCache, int] = {}  # the number of blocks of each one that has cached blocks
+        self.floors: dict[str, int] = {}  # blocks by tenant
+        self._floored = 0  # the sum of them
         self._groups, self._block_size = groups, block_size
         self._caches: dict[str, PrefixCache] = {}
+
+    @property
+    def all(self) -> Iterable[PrefixCache]:
+        """Those with blocks or running sequences."""
+        return self._caches.values()
 
     @property
     def available(self) -> int:
@@ -414,6 +431,7 @@ class PrefixCaches:
         cache = self._caches.get(tenant)
         if cache is None:
             cache = self._caches[tenant] = PrefixCache(self, tenant, self._groups, self._block_size)
+            cache.floor = self.floors.get(tenant, 0)
         return cache
 
     def path(self, tenant: str, key: bytes, namespace: str, marks: Marks) -> list[BlockNode]:
@@ -421,16 +439,33 @@ class PrefixCaches:
         cache = self._caches.get(tenant)
         return [] if cache is None else cache.path(key, namespace, marks)
 
+    def set_floors(self, floors: Mapping[str, int]) -> None:
+        """Blocks by tenant below which it loses none. Raises ValueError if they are more than the pool has."""
+        if (total := sum(floors.values())) > self.pool.num_blocks:
+            raise ValueError(f"floors of {total} blocks are more than the {self.pool.num_blocks} of the pool")
+        self.floors, self._floored = dict(floors), total
+        for tenant, cache in self._caches.items():
+            cache.floor = floors.get(tenant, 0)
+
     def room(self, cache: PrefixCache) -> int:
         """Blocks that a tenant's sequences may take now: those cached by others count except for their shares."""
         if self.pool.num_cached == cache.num_cached:
             return self.available
         share = self._share(cache)
         kept = min(self._idle(cache), share)
+        if self._floored:
+            kept = max(kept, sum([other.num_safe for other in self._idle_caches(cache)]))
         for other in self.active:
             if other is not cache and other.num_cached:
-                kept += max(0, min(other.num_cached, share + other.num_cached - other.num_blocks))
+                most = share + other.floor
+                kept += max(0, min(other.num_cached, most + other.num_cached - other.num_blocks))
         return self.available - kept
+
+    def room_alone(self, cache: PrefixCache) -> int:
+        """The same for a sequence beside which no other runs: floors of the others are all that is kept."""
+        if not self._floored:
+            return self.available
+        return self.available - sum([other.num_safe for other in self.sizes if other is not cache])
 
     def evict(self, count: int, taker: PrefixCache) -> None:
         """Make `count` blocks free. Raises ValueError when fewer are available. O(tenants) a block."""
@@ -473,9 +508,17 @@ class PrefixCaches:
             raise AuditError("the tenants with cached blocks are not those recorded")
 
     def _next_to_give(self, taker: PrefixCache) -> PrefixCache:
-        """Who gives up a block: the one with the most. What `taker` has cached goes first where the others have no more
-        than their shares."""
+        """Who gives up a block: the one with the most above its floor. What `taker` has cached goes first where the
+        others have no more than their shares."""
         sizes, share = self.sizes, self._share(taker)
+        if self._floored:
+            sizes = {
+                cache: size - cache.floor
+                for cache, size in sizes.items()
+                if cache is taker or size > cache.floor
+            }
+        if not sizes:
+            raise AuditError("all cached blocks are below the floors of other tenants")
         most = max(sizes, key=sizes.__getitem__)
         if len(sizes) == 1 or sizes.get(taker) == sizes[most]:
             return taker if taker in sizes else most
@@ -492,9 +535,13 @@ class PrefixCaches:
         running = sum([other.num_cached for other in self.active if other is not cache])
         return self.pool.num_cached - cache.num_cached - running
 
+    def _idle_caches(self, cache: PrefixCache) -> list[PrefixCache]:
+        """Those besides this one of which no sequence runs, and that have cached blocks."""
+        return [other for other in self.sizes if other is not cache and not other.num_running]
+
     def _share(self, cache: PrefixCache) -> int:
-        """Blocks per running tenant, and for all others together, once one of this cache runs."""
-        return self.pool.num_blocks // (len(self.active) + (not cache.num_running) + 1)
+        """Blocks per running tenant above its floor, and for all others together, once one of this cache runs."""
+        return (self.pool.num_blocks - self._floored) // (len(self.active) + (not cache.num_running) + 1)
 
     def _forget_empty(self, cache: PrefixCache) -> None:
         if not (cache.num_blocks or cache.num_running or cache.num_fetches):

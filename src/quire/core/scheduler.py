@@ -17,16 +17,19 @@ from __future__ import annotations
 import random
 from bisect import insort
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from operator import attrgetter
 
 from quire.core.block_pool import AuditError
+from quire.core.capacity import peak_blocks
 from quire.core.cost_model import StepFeatures
 from quire.core.fetching import Fetches
 from quire.core.guided_pairs import follow, halves, hold_back
 from quire.core.live_requests import Requests
 from quire.core.policy import Policy, displaces
-from quire.core.prefix_cache import Hit, PrefixCacheStats
+from quire.core.prefix_cache import Hit, PrefixCaches, PrefixCacheStats, no_watches
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, Sequence, Status
 from quire.core.sequence_blocks import SequenceBlocks
@@ -49,6 +52,7 @@ from quire.core.step_plan import (
 )
 from quire.core.streams import StepLimits, decoding, most_tokens_of
 from quire.core.tier import Tier
+from quire.core.usage_books import UsageBooks
 from quire.core.waiting_queues import OUTPUT_COST, Counters, charge_prompt, make_queue
 from quire.types import (
     NEXT_TOKEN,
@@ -83,7 +87,9 @@ class Scheduler:
         if tier is not None and not config.enable_prefix_caching:
             raise ValueError("tier: needs prefix caching, which is off")
         self.config = config
-        self.limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs)
+        self.caps = StepLimits(config.max_num_batched_tokens, config.max_num_seqs, config.max_draft_tokens)
+        self.limits = replace(self.caps)  # a controller sets it, up to the caps
+        self.usage = UsageBooks()
         self.step_counts = StepCounts()
         self.step_features: StepFeatures = ()  # of the last step, for the cost model
         self.num_preemptions = 0
@@ -105,6 +111,7 @@ class Scheduler:
         # Shared by every row that needs no block: readers never change a row.
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
         self._none_ahead: dict[Sequence, ScheduledSeq] = {}
+        self._next_floors: dict[str, int] | None = None  # that wait for a request to end
         self._drafts_wait = False  # of some sequence, or in rows in flight
 
     @property
@@ -194,7 +201,7 @@ class Scheduler:
         if len(flights) >= self.config.steps_in_flight:
             raise ValueError(f"step {flights[0].step} has not been passed to update")
         ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True)) if flights else self._none_ahead
-        step = StepPlan(tokens := min(self.limits.tokens, self.config.max_num_batched_tokens), ahead)
+        step = StepPlan(tokens := min(self.limits.tokens, self.caps.tokens), ahead)
         # The only rule: a sequence has computed < len(tokens); spend the token budget until it is used up.
         # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, the rest after a prefix
         # hit, and resuming after preemption are all a sequence catching up with its tokens.
@@ -205,7 +212,7 @@ class Scheduler:
             hold_back(step)
         self.step_counts, drafts = step.counts(tokens), 0
         if self._drafts_wait:
-            drafts, seen = add_drafts(step, self._blocks, self.config.max_draft_tokens)
+            drafts, seen = add_drafts(step, self._blocks, self.caps.drafts)
             self.step_counts = self.step_counts.with_drafts(drafts, seen)
         self.step_features = features_of(step, self.step_counts, drafts, self._requests.num_special)
         self._step += 1
@@ -281,6 +288,8 @@ class Scheduler:
         end, last = row.start + len(row.token_ids), len(seq.tokens) - 1
         end -= 0 if row.parents is None else row.drafts - len(row.path(new))
         seq.computed = end = end if end < last else last
+        if new and seq.state.line is not None:
+            seq.state.line.generated += len(new)
         if new and self.policy.shares:
             self.counters.charge(seq, OUTPUT_COST * len(new))
         if end >= seq.wake:
@@ -314,6 +323,89 @@ class Scheduler:
         for i, surprise in result.surprises.items():
             seqs[i].surprise = surprise
         return seqs
+
+    @property
+    def caches(self) -> PrefixCaches:
+        """The prefix caches, for books about them."""
+        return self._blocks.caches
+
+    @property
+    def newest(self) -> Flight | None:
+        """The rows of the step that was scheduled last, before it is passed to `update`; None if it has none."""
+        return self._flights[-1] if self._flights else None
+
+    def set_caps(self, caps: StepLimits) -> None:
+        """What a step may have at most, from the next one on; running sequences beyond it go on. Raises ValueError
+        naming the option that is beyond what the engine was started with, or too small."""
+        config, pair = self.config, 2 if self._requests.num_guided else 1
+        for name, value, least, most in (
+            ("max_num_seqs", caps.sequences, pair, config.max_num_seqs),
+            ("max_num_batched_tokens", caps.tokens, pair, config.max_num_batched_tokens),
+            ("max_draft_tokens", caps.drafts, 0, config.max_draft_tokens),
+        ):
+            if not least <= value <= most:
+                raise ValueError(
+                    f"{name}: {value} is not in [{least}, {most}], which the engine was started with"
+                )
+        if not config.enable_chunked_prefill and caps.tokens < config.max_num_batched_tokens:
+            raise ValueError(
+                "max_num_batched_tokens: cannot be lowered without chunked prefill: prompts run whole"
+            )
+        self.caps, self.limits = caps, replace(caps)
+
+    def set_policy(self, policy: Policy) -> None:
+        """Another order, for what waits and what runs, from the next step on."""
+        waiting = list(self._waiting)
+        self.policy = policy
+        self._blocks.caches.watches = no_watches
+        queue = make_queue(policy, self.estimates, self.counters, self._blocks.caches, self.config.block_size)
+        for seq in self._requests.sequences():
+            seq.rank = policy.rank(seq, self.estimates)
+            if policy.shares and seq.status is Status.RUNNING:
+                account = seq.state.request.terms.account
+                seq.rank = (seq.rank[0], self.counters.of(account), *seq.rank[2:])
+        for seq in self._requests.sequences():
+            if seq.follows and seq.partner is not None:
+                seq.rank = (*seq.partner.rank, 0.0)
+        self._running.sort(key=_by_rank)
+        self._requests.use(queue, policy)
+        self._waiting, self._blocked = queue, None
+        if policy.order == "sjf":
+            for seq in waiting:
+                self.estimates.arrived(seq.state.request)
+        for seq in waiting:
+            queue.push(seq)
+        self.config = replace(self.config, policy=policy.text, overtake=policy.overtake)
+
+    @property
+    def asked_floors(self) -> Mapping[str, int]:
+        """The floors that were set last, also while they wait for a request to end."""
+        return self.config.floors if self._next_floors is None else self._next_floors
+
+    def set_floors(self, floors: Mapping[str, int]) -> None:
+        """Blocks by tenant that no other takes from it, from now on; while an admitted request could not run to its end
+        beside them, as soon as that has ended. Raises ValueError if they are more than the pool has.
+        """
+        if sum(floors.values()) > self.config.num_blocks:
+            raise ValueError(
+                f"cache_share: {sum(floors.values())} blocks are more than {self.config.num_blocks}"
+            )
+        self._next_floors = dict(floors)
+        self._raise_floors()
+
+    def _raise_floors(self) -> None:
+        floors = self._next_floors
+        if floors is None:
+            return
+        left = self.config.num_blocks - sum(floors.values())
+        groups, size = self.config.groups, self.config.block_size
+        for seq in self._requests.sequences():
+            needs = sum(peak_blocks(groups, each.limit - 1, 1, size) for each in (seq, seq.partner) if each)
+            if needs > left + floors.get(seq.state.tenant, 0):
+                return
+        self._next_floors, self._blocked = None, None
+        self.config = replace(self.config, floors=floors)
+        self._blocks.caches.set_floors(floors)
 
     def clear_prefix_cache(self) -> None:
         """Remove every cached block that no running sequence holds."""
@@ -468,7 +560,7 @@ class Scheduler:
     @property
     def _slots(self) -> int:
         """Sequences that may run at once; a pair is never kept out."""
-        return min(self.config.max_num_seqs, max(self.limits.sequences, 1 + (self._requests.num_guided > 0)))
+        return min(self.caps.sequences, max(self.limits.sequences, 1 + (self._requests.num_guided > 0)))
 
     @property
     def _num_placed(self) -> int:
@@ -514,6 +606,9 @@ class Scheduler:
         if not state.started:
             state.started = True
             state.cached_tokens = hit.length
+            state.line = line = self.usage.line(state.request.terms)
+            line.prompt += seq.prompt_len
+            line.cached += hit.length
             may_hit = not seq.prompt_logprobs_left or seq.prompt_logprobs_from > 0
             if self.config.enable_prefix_caching and may_hit:
                 self.prefix_stats.queried_tokens += seq.prompt_len
@@ -598,3 +693,5 @@ class Scheduler:
 
     def _sweep(self) -> None:
         self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
+        if self._next_floors is not None:
+            self._raise_floors()

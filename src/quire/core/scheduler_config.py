@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import field, replace
 
 from quire.cache_kinds import CacheGroup, FullGroup, StateGroup
 from quire.context_window import check_window
@@ -34,6 +36,7 @@ class SchedulerConfig:
     pooling                 the model gives a row of numbers for a prompt, and no tokens
     policy                  the order of sequences: see core.policy
     overtake                seconds: a request is overtaken only by those that arrive less than that after it
+    floors                  blocks by tenant that no other takes from it; changed while an engine runs
     """
 
     num_blocks: int
@@ -50,6 +53,7 @@ class SchedulerConfig:
     pooling: bool = False
     policy: str = "fcfs"
     overtake: float = OVERTAKE_SECONDS
+    floors: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def window(self) -> int:
@@ -83,11 +87,26 @@ class SchedulerConfig:
         """The length in tokens at which the request's sequences end, of pairs the leaders.
 
         Raises RequestError, naming field and limit, when a single sequence, or pair, could not run to that length: what
-        is admitted always completes. Without `max_tokens` the limit is the capacity of the pool.
+        is admitted always completes. Without `max_tokens` the limit is the capacity of the pool, less the floors of
+        other tenants.
         """
+        if self.floors:
+            return self._limit_beside_floors(request)
         limit = self._single_limit(request)
         guided = request.params.guidance_scale != 1 or request.negative_prompt is not None
         return self._pair_limit(request, limit) if guided else limit
+
+    def _limit_beside_floors(self, request: Request) -> int:
+        blocks = self.num_blocks - sum(self.floors.values()) + self.floors.get(request.tenant, 0)
+        kept = f"{self.num_blocks - blocks} of {self.num_blocks} blocks of the KV cache are kept for other tenants"
+        try:
+            alone = replace(self, num_blocks=blocks, floors={})
+        except ValueError:
+            raise ContextLengthError("prompt_token_ids", kept) from None
+        try:
+            return alone.length_limit(request)
+        except ContextLengthError as error:
+            raise ContextLengthError(error.field, f"{error.message}; {kept}") from None
 
     def _single_limit(self, request: Request) -> int:
         prompt = request.prompt_token_ids

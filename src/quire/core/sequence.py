@@ -9,6 +9,7 @@ from collections import deque
 
 from quire.core.prefix_cache import BlockNode, PrefixCache
 from quire.core.soft_tokens import NO_MARKS, Marks
+from quire.core.usage_line import UsageLine
 from quire.types import FinishReason, Request
 
 Rank = tuple[float, ...]
@@ -54,6 +55,7 @@ class RequestState:
     __slots__ = (
         "cached_tokens",
         "held_back",
+        "line",
         "live",
         "marks",
         "namespace",
@@ -75,6 +77,7 @@ class RequestState:
         self.live = 0  # sequences not yet ended
         self.cached_tokens = 0  # prompt tokens found in the cache when first scheduled
         self.started = False
+        self.line: UsageLine | None = None  # what it uses is counted there, once it has started
 
 
 class Sequence:

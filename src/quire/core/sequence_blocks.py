@@ -63,7 +63,7 @@ class SequenceBlocks:
         caches = self.caches
         other = seq.partner
         if caches.num_running <= (seq.cache is not None) + (other is not None and other.cache is not None):
-            return caches.available
+            return caches.room_alone(seq.cache or caches.of(seq.state.tenant))
         return caches.room(seq.cache or caches.of(seq.state.tenant))
 
     def unheld(self, hit: Hit) -> int:

@@ -15,6 +15,7 @@ class StepLimits:
 
     tokens: int
     sequences: int
+    drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

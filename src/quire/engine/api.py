@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.answers import AnswerPart, PromptProgress
 from quire.beams import Beams
+from quire.engine.usage_ledger import UsageLedger, UsageTotals
 from quire.logprobs import LogprobTable
 from quire.objectives import ServiceClass
 from quire.outputs import RequestOutput
@@ -31,6 +32,8 @@ from quire.types import (
 )
 
 if TYPE_CHECKING:
+    from quire.config.live import LiveConfig
+
     # imports the template engine, which the engine process does without
     from quire.text.chat_renderer import ChatAsk
     from quire.text.infill import InfillAsk, InfillPrompt
@@ -377,6 +380,9 @@ class EngineStats:
     level_missed: Mapping[str, int] = field(default_factory=dict)
     goodput: Mapping[str, float] = field(default_factory=dict)  # requests a second, of the last minute
     length_error: float = 0.0  # mean of |predicted / real - 1| of recent output lengths
+    usage: tuple[UsageTotals, ...] = ()  # since the engine's start
+    tenant_blocks: Mapping[str, int] = field(default_factory=dict)  # held and cached, by cache domain
+    floors: Mapping[str, int] = field(default_factory=dict)  # blocks by cache domain
     waiting_tokens: int = 0
     wasted_tokens: int = 0  # of requests cancelled before their client received them
     restarts: int = 0  # starts of the engine after its first
@@ -529,6 +535,31 @@ class Engine(Protocol):
 
     def adapter_name(self, digest: str) -> str:
         """A name that a version has, or had when its requests that run were made; "" for an unknown digest."""
+
+    @property
+    def live(self) -> LiveConfig:
+        """The part of the configuration that can be changed, as it is in force. Raises EngineUnavailableError."""
+
+    @property
+    def first_live(self) -> LiveConfig:
+        """As it was at the start: what it bounds cannot grow beyond it. Raises EngineUnavailableError."""
+
+    def share_cache(self, shares: Mapping[str, float]) -> None:
+        """Parts of the KV cache by cache domain, from the next step on, or from the start of the engine."""
+
+    async def configure(self, live: LiveConfig) -> None:
+        """Another configuration from the next step on, as a whole. Raises ValueError naming the field, and changes
+        nothing, if some of it is wrong, and EngineUnavailableError if the engine does not answer.
+        """
+
+    def predict(self, live: LiveConfig, prompt: int) -> Mapping[str, float] | None:
+        """What a configuration would do to the requests that run and wait now: seconds of the largest step, and to the
+        first token of a prompt of so many tokens that came now. None before steps have been seen.
+        """
+
+    @property
+    def ledger(self) -> UsageLedger:
+        """What accounts have used since the server began, by hour."""
 
     async def ping(self, timeout: float) -> bool:
         """Whether the engine process answers in time."""

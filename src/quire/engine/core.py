@@ -8,12 +8,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from quire.config.live import LiveEngineConfig
 from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
+from quire.core.policy import Policy
 from quire.core.scheduler import Scheduler
+from quire.core.streams import StepLimits
 from quire.engine.api import StepRecord
 from quire.engine.beam_sequences import BeamSequences
 from quire.engine.whole_batches import BatchGate
+from quire.objectives import parse_classes
 from quire.speculate.speculation import NO_DRAFTS, Speculation
 from quire.text.token_bytes import TokenBytes
 from quire.types import (
@@ -215,6 +219,10 @@ class EngineCore:
             self._controller.plan()
         out = self.scheduler.schedule()
         counts, features = self.scheduler.step_counts, self.scheduler.step_features
+        if (flight := self.scheduler.newest) is not None and out.scheduled:
+            each = self.costs.weights if len(self.scheduler.usage.lines) > 1 else ()
+            self.scheduler.usage.weigh(flight.rows, flight.seqs, each)
+            self.scheduler.usage.hold(self.scheduler.caches, self.scheduler.running, time.monotonic())
         scheduled = time.perf_counter()
         self.started = [new.request_id for new in out.new if new.leader is None]
         if self._beams is not None:
@@ -231,6 +239,7 @@ class EngineCore:
             if not result.filled:
                 self._resume = time.monotonic() + MOVES_SECONDS
             return events
+        self.scheduler.usage.ran(updated - start)
         self.last_phases = result.seconds
         predicted = self.costs.seconds(features)
         self.costs.observe(features, updated - start)
@@ -258,6 +267,24 @@ class EngineCore:
             )
         )
         return events
+
+    def configure(self, live: LiveEngineConfig) -> None:
+        """Another configuration from the next step on, as a whole. Raises ValueError naming the field, and changes
+        nothing, if some of it is wrong.
+        """
+        scheduler = self.scheduler
+        policy = Policy.parse(live.scheduling_policy, live.overtake_ms / 1e3)
+        classes = parse_classes(live.slo)
+        blocks = {name: int(share * scheduler.config.num_blocks) for name, share in live.cache_shares.items()}
+        if sum(blocks.values()) > scheduler.config.num_blocks:
+            raise ValueError(f"cache_shares: they add up to {sum(live.cache_shares.values()):g}, above 1")
+        caps = StepLimits(live.max_num_batched_tokens, live.max_num_seqs, live.max_draft_tokens)
+        scheduler.set_caps(caps)  # raises, or changes; the rest cannot fail
+        if policy != scheduler.policy:
+            scheduler.set_policy(policy)
+        if blocks != scheduler.asked_floors:
+            scheduler.set_floors(blocks)
+        self._controller = StepController(scheduler, classes, self.costs) if classes else None
 
     def _prepared(self, request: Request, grammar: Grammar) -> bool:
         """Whether a request can be added to the scheduler. Raises RequestError if it never can."""

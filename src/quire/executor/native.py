@@ -36,7 +36,9 @@ from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
     ArenaPlan,
     adapter_layout,
+    codebook_bytes,
     kv_block_bytes,
+    kv_head_elems,
     kv_token_bytes,
     max_rows,
     numbers_offset,
@@ -81,7 +83,7 @@ class NativeKind:
             "weights": weight_bytes(program),
             "kv": limits.blocks * kv_block_bytes(program, limits.block_size),
             "activations": arena.total + _scratch_bytes(program, self.threads, limits),
-            "tables": rope_table_bytes(program, limits.max_len),
+            "tables": rope_table_bytes(program, limits.max_len) + codebook_bytes(program),
             "adapters": adapter_layout(program).pool_bytes(limits.max_loras, limits.adapter_pages)
             if limits.max_loras
             else 0,
@@ -227,13 +229,17 @@ class NativeExecutor:
             )
         for layer in program.kv_layers:
             offset = layer.index_in_group * kv_token_bytes(layer) * limits.block_size
+            k_scales, v_scales = layer.scales()
             self._core.add_kv_layer(
                 layer.group,
                 layer.kv_heads,
                 layer.head_dim,
                 offset,
                 _native.KVType[layer.type],
-                *map(list, layer.scales()),
+                list(k_scales),
+                list(v_scales),
+                [] if layer.codes is None else layer.codes.book(kv_head_elems(layer.head_dim)),
+                -1 if layer.rope is None else layer.rope,
             )
         self._core.set_adapter_layout(adapter_layout(program))
         for op in program.body:

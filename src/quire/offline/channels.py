@@ -58,7 +58,9 @@ def top_share(magnitudes: _F64) -> float:
 
 def measure_channels(model: Model, asked: EngineConfig, passages: Sequence[Passage]) -> list[LinearChannels]:
     """The linears of all layers in order, over the tokens of the passages. The weights are taken as floats."""
-    floats = asked.replace(quantization="none", quantize_head="none", kv_cache_dtype="auto")
+    floats = asked.replace(
+        quantization="none", quantize_head="none", kv_cache_dtype="auto", kv_cache_scales=None
+    )
     scorer = Scorer(model, floats, max(len(passage.tokens) for passage in passages))
     scorer.load(None)
     sums: dict[str, _F64] = {}

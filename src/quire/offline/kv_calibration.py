@@ -1,8 +1,14 @@
-"""Scales of an fp8 cache from the keys and values of a text.
+"""What a cache of few bits needs to know of keys and values, from those of a text.
 
-The model runs over the text as it would be served, with its own cache, and the greatest magnitude of each head's keys
-and values is found. A scale maps that to 448, the largest number of E4M3; E5M2 has as much precision with the same
-scales.
+The model runs over the text as it would be served, with its own cache.
+
+fp8: the greatest magnitude of each head's keys and values is found. A scale maps that to 448, the largest number of
+E4M3; E5M2 has as much precision with the same scales.
+
+kvquant3 (KVQuant, arXiv 2401.18079): of each dimension of keys, before their rotation, the range without its outliers;
+of each head levels by k-means, in which an error counts by what it does. The paper takes Fisher information from a
+backward pass. Here an error of a key counts by the mean square of the queries that it is multiplied with, and one of a
+value by its size.
 """
 
 from __future__ import annotations
@@ -18,8 +24,11 @@ from quire.engine.build.load_weights import load_weights
 from quire.engine.build.opening import Model
 from quire.executor.base import F32, Limits, StepArrays
 from quire.executor.kinds import native_kind
-from quire.program.formats import HeadScales
-from quire.program.ops.attention import HeadShape
+from quire.offline.kv_levels import LayerSample
+from quire.program.formats import HeadCodes, HeadScales
+from quire.program.ops.attention import HeadShape, RopeWrite
+from quire.records import dataclass
+from quire.spec import Rope
 from quire.types import UnsupportedModelError
 
 CHUNK = 64  # tokens of a step
@@ -29,6 +38,17 @@ LEAST = 2.0**-40  # of a scale: a head may be zero all over the text
 Progress = Callable[[int, int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Queries, keys and values of a layer [n, columns], rotated, at positions from `first` on."""
+
+    layer: int
+    shape: HeadShape
+    rope: Rope | None
+    first: int
+    rows: F32
+
+
 def calibrate_scales(
     model: Model, asked: EngineConfig, tokens: Sequence[int], length: int, loading: Progress | None = None
 ) -> dict[int, HeadScales]:
@@ -36,14 +56,38 @@ def calibrate_scales(
 
     Raises UnsupportedModelError for a model without keys and values by head, MemoryBudgetError without room.
     """
+    largest: dict[int, F32] = {}
+    for found in _rows_of(model, asked, tokens, length, loading):
+        here = _magnitudes(found.shape, found.rows)
+        largest[found.layer] = np.maximum(largest.get(found.layer, here), here)
+    return {layer: HeadScales(*(tuple(_scales(each)) for each in both)) for layer, both in largest.items()}
+
+
+def calibrate_codes(
+    model: Model, asked: EngineConfig, tokens: Sequence[int], length: int, loading: Progress | None = None
+) -> dict[int, HeadCodes]:
+    """What codes of a kvquant3 cache stand for in each layer; as calibrate_scales."""
+    samples: dict[int, LayerSample] = {}
+    for found in _rows_of(model, asked, tokens, length, loading):
+        sample = samples.get(found.layer)
+        if sample is None:
+            sample = samples[found.layer] = LayerSample(found.shape, found.rope, length, len(tokens))
+        sample.take(found.rows, found.first)
+    return {layer: sample.codes() for layer, sample in samples.items()}
+
+
+def _rows_of(
+    model: Model, asked: EngineConfig, tokens: Sequence[int], length: int, loading: Progress | None
+) -> Iterator[_Rows]:
+    """What attention finds in each layer, some tokens of the text after the other."""
     asked = asked.replace(kv_cache_dtype="auto", kv_cache_scales=None, max_num_seqs=1, max_model_len=length)
     config, program = choose(model, asked, machine_facts("native"))
-    # the rows of queries, keys and values that attention finds, rotated as the cache has them
     ops: list[tuple[int, Any]] = [
         (index, op) for index, op in enumerate(program.body) if op.reads_cache and hasattr(op, "qkv")
     ]
     if not ops:
         raise UnsupportedModelError("calibrate: no layer of the model has keys and values by head")
+    ropes = {op.layer: op.rope for op in program.body if isinstance(op, RopeWrite)}
     groups, blocks = len(program.cache_groups), -(-length // 16)
     limits = Limits(CHUNK, 1, 1, length, blocks * groups, 16)
     executor = native_kind(config.threads, config.isa).make(program)
@@ -53,7 +97,6 @@ def calibrate_scales(
         executor.bind(limits, arrays)
         for group, table in enumerate(arrays.block_tables):
             table[0, :blocks] = np.arange(group * blocks, (group + 1) * blocks)
-        largest = {op.layer: np.zeros((2, op.shape.kv_heads), np.float32) for _, op in ops}
         for start, stop in _chunks(len(tokens), length):
             n, first = stop - start, start % length
             chunk = tokens[start:stop]
@@ -63,15 +106,18 @@ def calibrate_scales(
             for index, op in ops:
                 executor.run_range(n, 1, 0, done, index + 1)
                 done = index + 1
-                rows = executor.read(op.qkv, n)
-                largest[op.layer] = np.maximum(largest[op.layer], _magnitudes(op.shape, rows))
+                rope = ropes[op.layer]
+                layer = program.kv_layers[op.layer].layer
+                yield _Rows(
+                    layer,
+                    op.shape,
+                    None if rope is None else program.ropes[rope],
+                    first,
+                    executor.read(op.qkv, n),
+                )
             executor.run_range(n, 1, 0, done, len(program.body))
     finally:
         executor.close()
-    return {
-        program.kv_layers[layer].layer: HeadScales(*(tuple(_scales(each)) for each in found))
-        for layer, found in largest.items()
-    }
 
 
 def _chunks(count: int, length: int) -> Iterator[tuple[int, int]]:

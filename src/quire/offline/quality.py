@@ -55,7 +55,9 @@ def measure(
     two tokens, MemoryBudgetError when the bound does not hold one copy of the weights.
     """
     longest = min(WINDOW, model.facts.spec.max_positions)
-    plain_config = asked.replace(quantization="none", quantize_head="none", kv_cache_dtype="auto")
+    plain_config = asked.replace(
+        quantization="none", quantize_head="none", kv_cache_dtype="auto", kv_cache_scales=None
+    )
     plain = Scorer(model, plain_config, longest)
     others = [Scorer(model, config, longest) for config in _alternatives(model, asked, plain_config)]
     predictions = reference_predictions(model, plain, others, texts, prompts, loading)
@@ -99,10 +101,16 @@ def reference_predictions(
 
 def _alternatives(model: Model, asked: EngineConfig, plain: EngineConfig) -> list[EngineConfig]:
     latent = any(isinstance(layer.mixer, LatentAttention) for layer in model.facts.spec.layers)
-    weights = {"quantization": asked.formats.quantization, "quantize_head": asked.formats.quantize_head}
-    kv = {"kv_cache_dtype": asked.formats.kv_cache_dtype}
+    formats = asked.formats
+    weights: dict[str, str | None] = {
+        "quantization": formats.quantization, "quantize_head": formats.quantize_head,
+    }  # fmt: skip
+    kv: dict[str, str | None] = {
+        "kv_cache_dtype": formats.kv_cache_dtype,
+        "kv_cache_scales": formats.kv_cache_scales,
+    }
     quantized = asked.formats.quantization in {"int8", "int4"}
-    changes: list[dict[str, str]] = []
+    changes: list[dict[str, str | None]] = []
     if quantized:
         changes.append(weights)
     if asked.formats.kv_cache_dtype != "auto":

@@ -10,7 +10,11 @@ from quire import _native
 from quire.cache_kinds import KVType
 from quire.records import dataclass
 
-DType = Literal["f32", "bf16", "f16", "i8", "i4", "i32"]  # i32: indices of experts and rows, in buffers only
+DType = Literal[
+    "f32", "bf16", "f16", "i8", "i4", "i3", "i2", "i32"
+]  # i32: indices of experts and rows, in buffers only
+CODE_BITS: dict[DType, int] = {"i8": 8, "i4": 4, "i3": 3, "i2": 2}  # of the codes of weights in groups
+CODES: dict[int, DType] = {bits: dtype for dtype, bits in CODE_BITS.items()}
 # Per number of a buffer, table or panel of floats.
 DTYPE_BYTES = {dtype.name: _native.dtype_bytes(dtype) for dtype in _native.DType}
 
@@ -26,7 +30,7 @@ SUPER_GROUPS = _native.SUPER_GROUPS  # groups that share a float16 factor in the
 class Groups:
     """Storage of a weight in groups: unsigned codes, and per group of `size` input features of an output
 
-        w = scale · (code - middle)        offsets "none": symmetric, middle = 8 for 4 bits, 128 for 8
+        w = scale · (code - middle)        offsets "none": symmetric, middle = 2^(bits - 1)
         w = scale · (code - zero)          offsets "u8": an integer zero point of one byte
         w = scale · code + offset          offsets of a float kind
 
@@ -82,8 +86,8 @@ class WeightFormat:
 
     f32, bf16: floats; the input has the same format.
     f16: floats; the input is float32, so products are those of the same numbers in f32.
-    i8, i4: integers in groups, see Groups; the input is rounded to int8 with one scale per token, halved for each group
-    as often as the group allows.
+    i8, i4, i3, i2: integers of so many bits in groups, see Groups; the input is rounded to int8 with one scale per
+    token, halved for each group as often as the group allows.
     """
 
     dtype: DType
@@ -92,6 +96,8 @@ class WeightFormat:
     def __post_init__(self) -> None:
         if self.quantized != (self.groups is not None):
             raise ValueError(f"a {self.dtype} weight {'needs' if self.quantized else 'has no'} groups")
+        if self.dtype == "i3" and self.groups is not None and self.groups.size == GROUP_SIZES[0]:
+            raise ValueError(f"groups of i3 have more than {GROUP_SIZES[0]} features")
 
     def fitted(self, cols: int) -> WeightFormat:
         """This format for weights of `cols` input features; see Groups.fitted."""
@@ -99,7 +105,7 @@ class WeightFormat:
 
     @property
     def quantized(self) -> bool:
-        return self.dtype in {"i8", "i4"}
+        return self.dtype in CODE_BITS
 
     @property
     def inputs(self) -> DType:
@@ -120,6 +126,45 @@ class HeadScales:
     values: tuple[float, ...]
 
 
+KV_LEVELS = _native.KV_LEVELS
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCodes:
+    """What codes of a layer's kvquant3 cache stand for (see RopeWrite), for each head of keys and values.
+
+    Levels rise, [heads][8]; of keys `middles` and `scales` [heads][head_dim], scales above zero.
+    """
+
+    key_levels: tuple[tuple[float, ...], ...]
+    value_levels: tuple[tuple[float, ...], ...]
+    middles: tuple[tuple[float, ...], ...]
+    scales: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def even(cls, heads: int, dim: int) -> HeadCodes:
+        """Levels from -1 to 1 in equal steps, and scales of 1: those of a layer that has no others."""
+        levels = tuple(2 * i / (KV_LEVELS - 1) - 1 for i in range(KV_LEVELS))
+        return cls((levels,) * heads, (levels,) * heads, ((0.0,) * dim,) * heads, ((1.0,) * dim,) * heads)
+
+    def of_heads(self, start: int, stop: int) -> HeadCodes:
+        """Those of heads [start, stop)."""
+        return HeadCodes(
+            *(x[start:stop] for x in (self.key_levels, self.value_levels, self.middles, self.scales))
+        )
+
+    def book(self, elems: int) -> list[float]:
+        """All numbers, head by head, dimensions filled up to `elems`, as the native executor reads them."""
+        more = elems - len(self.scales[0])
+        return [
+            number
+            for keys, values, middles, scales in zip(
+                self.key_levels, self.value_levels, self.middles, self.scales, strict=True
+            )
+            for number in (*keys, *values, *middles, *(0.0,) * more, *scales, *(1.0,) * more)
+        ]
+
+
 @dataclass(frozen=True, slots=True)
 class NumberFormats:
     """Formats of a program. Sums are always float32, or exact int32 inside a group.
@@ -127,7 +172,7 @@ class NumberFormats:
     `weights` is the float format of unquantized weights. `linears` and `head` (with it, a tied embedding) have this
     format if None. `params` has exceptions by parameter, such as "layers.3.down", or by part of a stacked parameter,
     "layers.3.qkv.0", ".1" and ".2", if each has its own format. `kv_scales` are those of an fp8 cache by layer; layers
-    that are not there have scales of 1.
+    that are not there have scales of 1. `kv_codes` are those of a kvquant3 cache, HeadCodes.even where there are none.
     """
 
     weights: DType = "bf16"
@@ -136,6 +181,7 @@ class NumberFormats:
     head: WeightFormat | None = None
     params: Mapping[str, WeightFormat] = field(default_factory=dict)
     kv_scales: Mapping[int, HeadScales] = field(default_factory=dict)
+    kv_codes: Mapping[int, HeadCodes] = field(default_factory=dict)
 
     def of(self, param: str) -> WeightFormat:
         """The format of a linear weight by the name of its parameter."""

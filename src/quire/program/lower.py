@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from quire.cache_kinds import FLOAT_KV, KV_DTYPES, LATE_KV, CacheGroup, StateGroup
+from quire.cache_kinds import FLOAT_KV, KV_DTYPES, LATE_KV, NUQ_KV, CacheGroup, StateGroup
 from quire.core.cache_groups import Kept, kv_group, plan_groups
 from quire.program.formats import NumberFormats
 from quire.program.fuse import fuse
@@ -59,11 +59,12 @@ def _check_cache(spec: ModelSpec, formats: NumberFormats) -> None:
             f"kv_cache_dtype = {name} is not supported with latent attention (MLA): its cache is one latent a token "
             "already; use bfloat16, float16 or float32"
         )
-    if formats.kv in LATE_KV and any(
+    if formats.kv in (*LATE_KV, *NUQ_KV) and any(
         isinstance(layer.mixer, Attention) and not layer.mixer.causal for layer in spec.layers
     ):
+        why = "all of its tokens are recent" if formats.kv in LATE_KV else "its layers share one cache"
         raise UnsupportedModelError(
-            f"kv_cache_dtype = {name} is not supported with attention in both directions: all of its tokens are recent"
+            f"kv_cache_dtype = {name} is not supported with attention in both directions: {why}"
         )
 
 

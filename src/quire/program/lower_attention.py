@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.cache_kinds import FP8_KV, LATE_KV, RECENT_TOKENS
+from quire.cache_kinds import FP8_KV, LATE_KV, NUQ_KV, RECENT_TOKENS
+from quire.program.formats import HeadCodes
 from quire.program.lowering import Lowering
 from quire.program.ops.attention import Attend, CompressKV, HeadShape, RopeWrite
 from quire.program.ops.collectives import AllGather
@@ -32,6 +33,10 @@ def kept_heads(to: Lowering, index: int, att: Attention) -> tuple[KVLayer, ...]:
             for each in (found.keys, found.values)
         )
         return (replace(kept, k_scales=keys, v_scales=values),)
+    if kind in NUQ_KV:
+        codes = to.formats.kv_codes.get(index) or HeadCodes.even(att.kv_heads, att.head_dim)
+        rope = None if att.rope is None else to.rope(att.rope)
+        return (replace(kept, codes=codes.of_heads(share.start, share.stop), rope=rope),)
     return (kept,)
 
 

@@ -157,6 +157,11 @@ def kv_head_elems(head_dim: int) -> int:
     return _native.kv_elems(head_dim)
 
 
+def kv_outliers(elems: int) -> int:
+    """Numbers of a key, and of a value, that a kvquant3 cache keeps beside its codes."""
+    return _native.kv_outliers(elems)
+
+
 def packed(param: Param) -> _native.Param:
     """A parameter as the native executor holds it: linear weights packed and padded, expert by expert."""
     matrices, rows = max(param.experts, 1), param.matrix_rows
@@ -210,6 +215,15 @@ def _low_rank_bytes(adapted: Adapted) -> int:
 def rope_table_bytes(program: Program, max_len: int) -> int:
     """Bytes of the cos and sin tables, float32 [max_len, dim/2] each, one pair for each distinct rope."""
     return sum(2 * max_len * (rope.dim // 2) * DTYPE_BYTES["f32"] for rope in program.ropes)
+
+
+def codebook_bytes(program: Program) -> int:
+    """Bytes of what the codes of kvquant3 caches stand for, float32."""
+    return sum(
+        len(layer.codes.book(kv_head_elems(layer.head_dim))) * DTYPE_BYTES["f32"]
+        for layer in program.kv_layers
+        if layer.codes is not None
+    )
 
 
 def _needed_before(op: Op, after: frozenset[str]) -> frozenset[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from quire.cache_kinds import KVType
-from quire.program.formats import DType, Groups, WeightFormat
+from quire.program.formats import CODE_BITS, DType, Groups, HeadCodes, WeightFormat
 from quire.records import dataclass
 
 RowKind = Literal["tokens", "logits"]
@@ -97,7 +97,7 @@ class Param:
     @property
     def code_bits(self) -> int:
         """Bits of a code of a weight in groups."""
-        return 4 if self.dtype == "i4" else 8
+        return CODE_BITS[self.dtype]
 
     @property
     def rows(self) -> int:
@@ -176,7 +176,8 @@ class KVLayer:
 
     `latent`: one row of head_dim numbers a token is key and value at once; else a key and a value for each head.
     `recent`: it holds the tokens that did not come to the layer's other cache yet.
-    `type` is the format; in e4m3 and e5m2 a stored 1 of head h stands for k_scales[h], or v_scales[h].
+    `type` is the format; in e4m3 and e5m2 a stored 1 of head h stands for k_scales[h], or v_scales[h]. In kvquant3
+    `codes` says what is stored, and `rope` indexes Program.ropes: keys are rotated by it when they are read.
     """
 
     layer: int
@@ -190,6 +191,8 @@ class KVLayer:
     type: KVType = "bf16"
     k_scales: tuple[float, ...] = ()
     v_scales: tuple[float, ...] = ()
+    codes: HeadCodes | None = None
+    rope: int | None = None
 
     @property
     def vectors(self) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from quire.program.formats import Groups, OffsetKind, ScaleKind, WeightFormat
+from quire.program.formats import CODE_BITS, CODES, Groups, OffsetKind, ScaleKind, WeightFormat
 from quire.quant.groups import GroupCodes
 from quire.records import dataclass
 
@@ -88,7 +88,7 @@ def group_codes(blocks: U8, kind: BlockType) -> GroupCodes:
     if groups.offsets is not None:
         offsets = groups.offsets.reshape(rows, -1).astype(stored)
         return GroupCodes(groups.codes.reshape(rows, -1).view(np.uint8), scales, offsets)
-    middle = np.uint8(8 if form.dtype == "i4" else 128)
+    middle = np.uint8(1 << (CODE_BITS[form.dtype] - 1))
     return GroupCodes(groups.codes.reshape(rows, -1).view(np.uint8) + middle, scales)
 
 
@@ -263,7 +263,7 @@ _KNOWN: tuple[tuple[int, BlockType], ...] = (
 
 
 def _packed(bits: int, size: int, scales: ScaleKind, offsets: OffsetKind = "none") -> WeightFormat:
-    return WeightFormat("i4" if bits == 4 else "i8", Groups(size, scales, offsets))
+    return WeightFormat(CODES[bits], Groups(size, scales, offsets))
 
 
 # How kernels compute a type: bits of a code, values of a group, how scales and offsets are kept.
@@ -273,7 +273,7 @@ PACKED: dict[str, WeightFormat] = {
     "Q5_0": _packed(8, 32, "f16"),
     "Q5_1": _packed(8, 32, "f16", "f16"),
     "Q8_0": _packed(8, 32, "f16"),
-    "Q2_K": _packed(4, 16, "f16*u8", "f16*u8"),
+    "Q2_K": _packed(2, 16, "f16*u8", "f16*u8"),
     "Q3_K": _packed(4, 16, "f32"),
     "Q4_K": _packed(4, 32, "f16*u8", "f16*u8"),
     "Q5_K": _packed(8, 32, "f16*u8", "f16*u8"),

@@ -18,8 +18,8 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 
-# Shares of the widest scale that rounding to 4 bits tries: clipping the largest value of a group slightly costs less
-# than a coarser step for all others (5 % of the error for normally distributed weights).
+# Shares of the widest scale that rounding to 4 bits or fewer tries: clipping the largest value of a group slightly
+# costs less than a coarser step for all others (5 % of the error for normally distributed weights).
 SHARES = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.79)
 TINY = np.float32(2.0**-100)  # a smaller scale is 0: its inverse would overflow
 _STORED = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32, "u8": np.uint8, "f16*u8": np.uint8}
@@ -30,7 +30,7 @@ _LANES = 16
 class GroupCodes:
     """Rows of a weight in groups, for Executor.put_codes; G = groups per row.
 
-    codes: uint8 [rows, cols], below 16 for i4.
+    codes: uint8 [rows, cols] of the format's bits.
     scales: [rows, G] of float16, uint16 (bfloat16 bits) or float32; uint8 for "f16*u8".
     offsets: None; uint8 zero points [rows, G]; or like scales.
     factors: for "f16*u8" float16 [rows, ceil(G / 8), 1], or 2 with offsets: scale first; else None.
@@ -69,8 +69,9 @@ def check_codes(param: Param, row_offset: int, given: GroupCodes) -> None:
         if array.shape != shape or array.dtype != dtype:
             found = f"{array.dtype} {list(array.shape)}"
             raise ValueError(f"{param.name}: {name} are {found}, not {np.dtype(dtype)} {list(shape or ())}")
-    if param.dtype == "i4" and rows and given.codes.max() > 15:
-        raise ValueError(f"{param.name}: a code of four bits is above 15")
+    most = (1 << param.code_bits) - 1
+    if most < np.iinfo(np.uint8).max and rows and given.codes.max() > most:
+        raise ValueError(f"{param.name}: a code of {param.code_bits} bits is above {most}")
     for name, array, kind in (
         ("scales", given.scales, groups.scales),
         ("offsets", given.offsets, groups.offsets),
@@ -112,7 +113,7 @@ def quantize(weights: F32, groups: Groups, bits: int) -> GroupCodes:
     best = np.full(lowest.shape, np.inf, np.float32)
     scales, zeros = np.zeros_like(lowest), np.zeros_like(lowest)
     codes = np.zeros(w.shape, np.uint8)
-    for share in SHARES if bits == 4 else SHARES[:1]:
+    for share in SHARES if bits <= 4 else SHARES[:1]:
         scale, inverse, zero = _steps(lowest, highest, groups, bits, np.float32(share))
         steps = np.rint(w * inverse[..., None]) + zero[..., None]
         steps = np.clip(steps, 0, (1 << bits) - 1).astype(np.float32)

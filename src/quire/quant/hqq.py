@@ -15,7 +15,17 @@ import numpy as np
 
 from quire.program.formats import GROUP_SIZES, Groups, WeightFormat
 from quire.quant.groups import GroupCodes
-from quire.quant.linear_codes import F32, FLOATS, Array, Arrays, Stored, as_float32, check_shape, need
+from quire.quant.linear_codes import (
+    F32,
+    FLOATS,
+    Array,
+    Arrays,
+    Stored,
+    as_float32,
+    check_shape,
+    code_format,
+    need,
+)
 from quire.records import dataclass
 from quire.types import CheckpointError
 
@@ -118,6 +128,6 @@ def _checked(infos: Mapping[str, Stored], shape: tuple[int, int], bits: int, axi
         )
     fitting = [s for s in GROUP_SIZES if axis == 1 and shape[1] % size == 0 and size % s == 0]
     form = Groups(fitting[-1], "f32", "f32") if fitting else None
-    packed = WeightFormat("i8" if bits == 8 else "i4", form) if form else None
+    packed = code_format(bits, form) if form else None
     order = "" if axis == 1 else ", along outputs"
     return HQQ(f"HQQ {bits}-bit in groups of {size}{order}", shape, bits, axis, count, packed)

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from quire.program.formats import GROUP_SIZES, Groups, ScaleKind, WeightFormat
+from quire.program.formats import CODE_BITS, CODES, GROUP_SIZES, Groups, ScaleKind, WeightFormat
 from quire.quant.groups import GroupCodes
 from quire.records import dataclass
 from quire.types import CheckpointError
@@ -98,7 +98,7 @@ class Integers:
         wanted, groups = fmt.groups.count(cols), self.scales.shape[1]
         times = -(-wanted // groups)
         scales = np.ascontiguousarray(np.repeat(self.scales, times, axis=1)[:, :wanted])
-        middle = 1 << (3 if fmt.dtype == "i4" else 7)
+        middle = 1 << (CODE_BITS[fmt.dtype] - 1)
         if fmt.groups.offsets == "none":
             shift = middle - int(self.zeros if isinstance(self.zeros, int) else 0)
             return GroupCodes((self.codes.astype(np.int16) + shift).astype(np.uint8), scales)
@@ -174,9 +174,7 @@ def pack_bits(numbers: Array, bits: int) -> npt.NDArray[np.int32]:
 
 
 def packed_format(bits: int, cols: int, groups: int, scale_dtype: str, *, zeros: bool) -> WeightFormat | None:
-    """The format that computes integer codes, None if their groups have no such format. Codes of 2 and 3 bits are held
-    as 4 bits.
-    """
+    """The format that computes integer codes, None if their groups have no such format."""
     size = -(-cols // groups)
     if bits not in {2, 3, 4, 8} or scale_dtype not in _SCALES or (groups > 1 and cols % size):
         return None
@@ -185,9 +183,14 @@ def packed_format(bits: int, cols: int, groups: int, scale_dtype: str, *, zeros:
     fitting = [s for s in GROUP_SIZES if size % s == 0]
     if not fitting:
         return None
-    return WeightFormat(
-        "i8" if bits == 8 else "i4", Groups(fitting[-1], _SCALES[scale_dtype], "u8" if zeros else "none")
-    )
+    return code_format(bits, Groups(fitting[-1], _SCALES[scale_dtype], "u8" if zeros else "none"))
+
+
+def code_format(bits: int, groups: Groups) -> WeightFormat:
+    """The narrowest format of kernels that holds codes of 1 to 8 bits in these groups."""
+    narrow = groups.size == GROUP_SIZES[0]  # 3 bits take twice as many
+    held = next(b for b in sorted(CODES) if b >= bits and not (b == 3 and narrow))
+    return WeightFormat(CODES[held], groups)
 
 
 def need(infos: Mapping[str, Stored], name: str, dtypes: tuple[str, ...], where: str) -> Stored:

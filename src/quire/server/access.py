@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from quire.config.serving import ServingConfig
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
+from quire.server.tenants import TenantDirectory
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEY_BYTES = 4096
@@ -22,7 +23,10 @@ ALL = "*"
 _ONCE = frozenset({b"host", b"authorization", b"x-api-key", b"origin", b"content-type", b"idempotency-key"})
 _HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
 _FRAME = "*" * 88
-_EXPOSED = b"x-request-id, retry-after, retry-after-ms, idempotency-replayed"
+_EXPOSED = b", ".join((
+    b"x-request-id, retry-after, retry-after-ms, idempotency-replayed",
+    *(b"x-ratelimit-%b-requests, x-ratelimit-%b-tokens" % (what, what) for what in (b"limit", b"remaining", b"reset")),
+))  # fmt: skip
 
 
 class AccessControl:
@@ -33,10 +37,11 @@ class AccessControl:
     Origin must be listed, or be that of the server itself. Keys are compared in constant time.
     """
 
-    def __init__(self, config: ServingConfig) -> None:
+    def __init__(self, config: ServingConfig, tenants: TenantDirectory) -> None:
         self._keys = [key.encode() for key in read_keys(config)]
+        self._directory = tenants
         # Tenants are named by the key itself: its index may belong to another key later. A single key has no tenant.
-        several = len(self._keys) > 1
+        several = len(self._keys) > 1 or tenants.path is not None
         self._tenants = [hashlib.sha256(key).hexdigest() if several else "" for key in self._keys]
         self._hosts = _allowed_hosts(config)
         self._origins = frozenset(origin.lower().rstrip("/") for origin in config.allowed_origins)
@@ -65,14 +70,17 @@ class AccessControl:
     @property
     def has_keys(self) -> bool:
         """Whether clients must present a key."""
-        return bool(self._keys)
+        return bool(self._keys) or self._directory.path is not None
 
     def check_key(self, exchange: Exchange) -> None:
         """Raise ApiError 401 unless a known key was presented; records which one when there are several."""
-        if not self._keys:
+        if not self.has_keys:
             return
-        found = presented_key(exchange, self._keys, "API key")
-        exchange.tenant = self._tenants[found]
+        tenant = self._directory.of_key(presented(exchange))
+        if tenant is None:
+            exchange.tenant = self._tenants[presented_key(exchange, self._keys, "API key")]
+        else:
+            exchange.tenant = tenant.name
         exchange.held.assign(exchange.tenant)
 
     def cors_headers(self, exchange: Exchange) -> list[tuple[bytes, bytes]]:
@@ -108,20 +116,20 @@ class AccessControl:
 
 def presented_key(exchange: Exchange, keys: Sequence[bytes], kind: str) -> int:
     """The index in `keys`, which are of a `kind`, of the one that the client presented. Raises ApiError 401."""
-    presented = _presented(exchange)
+    given = presented(exchange)
     found = -1
     for index, key in enumerate(keys):  # compares with every key, so that timing reveals nothing
-        if hmac.compare_digest(key, presented):
+        if hmac.compare_digest(key, given):
             found = index
     if found < 0:
         missing = f"missing {kind}: send Authorization: Bearer KEY, or x-api-key: KEY"
-        message = f"incorrect {kind}" if presented else missing
-        code = "missing_api_key" if not presented else "invalid_api_key"
+        message = f"incorrect {kind}" if given else missing
+        code = "missing_api_key" if not given else "invalid_api_key"
         raise ApiError(401, message, code=code, headers=[(b"www-authenticate", b"Bearer")])
     return found
 
 
-def _presented(exchange: Exchange) -> bytes:
+def presented(exchange: Exchange) -> bytes:
     """The key in a request's headers, cut to MAX_KEY_BYTES; empty without one. Anthropic's clients send `x-api-key`."""
     scheme, _, given = exchange.header(b"authorization").partition(" ")
     if scheme.lower() != "bearer":
@@ -149,7 +157,12 @@ def read_keys(config: ServingConfig, name: str = "api_key") -> list[str]:
 def exposure(config: ServingConfig) -> list[str]:
     """Warnings about who can reach the server, shown at start-up; each has one or more lines."""
     found = []
-    if config.uds is None and not is_loopback(config.host) and not read_keys(config):
+    if (
+        config.uds is None
+        and not is_loopback(config.host)
+        and config.tenants is None
+        and not read_keys(config)
+    ):
         found.append("\n".join([
             _FRAME,
             f"NO API KEY: everyone who can reach {config.host}, port {config.port}, can use this model,",
@@ -192,7 +205,8 @@ def _allowed_hosts(config: ServingConfig) -> frozenset[str] | None:
     if not config.allowed_hosts and (config.uds is not None or not is_loopback(config.host)):
         return None
     bound = f"[{config.host}]" if ":" in config.host else config.host
-    names: Iterable[str] = (*_LOOPBACK_NAMES, bound, *config.allowed_hosts)
+    admin = () if config.admin_host is None else (config.admin_host,)
+    names: Iterable[str] = (*_LOOPBACK_NAMES, bound, *admin, *config.allowed_hosts)
     return frozenset(name.lower() for name in names)
 
 

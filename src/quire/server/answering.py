@@ -50,7 +50,7 @@ def generating_model(context: ServerContext, exchange: Exchange, asked: str | No
     """What a requested name stands for: the requests of this exchange are for it, and the answer says so. Raises
     ApiError for an unknown name, RequestError for a model that generates no text.
     """
-    served = context.find(asked)
+    served = context.find(asked, exchange)
     if served.digest:
         exchange.held.keep(context.engine.keep_adapter(served.digest))
     return note_served(context, exchange, served)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncio
 
 from quire.config.serving import ServingConfig
-from quire.server import adapter_routes, chat, completions, control, embeddings, scoring, status, tokens
+from quire.server import (
+    adapter_routes,
+    chat,
+    completions,
+    control,
+    embeddings,
+    live_control,
+    scoring,
+    status,
+    tokens,
+)
 from quire.server.access import AccessControl
 from quire.server.admin import AdminAccess, closed_routes
 from quire.server.batches import batch_routes
@@ -42,6 +52,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     *tokens.ROUTES,
     *status.ROUTES,
     *control.ROUTES,
+    *live_control.ROUTES,
     *adapter_routes.ROUTES,
     *DIALECTS,
     *PAGES,
@@ -67,8 +78,8 @@ class App:
 
     def __init__(self, context: ServerContext) -> None:
         self.context = context
-        self._access = AccessControl(context.config)
-        self._admin = AdminAccess(context.config)
+        self._access = AccessControl(context.config, context.tenants)
+        self._admin = AdminAccess(context.config, context.tenants)
         context.has_keys = self._access.has_keys
         self._routes = RouteTable(open_routes(context.config))
         self._closed = RouteTable(closed_routes(ROUTES, context.config))
@@ -131,6 +142,8 @@ class App:
             message = f"{exchange.method} is not allowed on this path; use {allow[1].decode()}"
             raise ApiError(405, message, code="method_not_allowed", headers=[allow])
         self._admin.check_route(self._access, exchange, route)
+        if isinstance(route, Post) and not (route.admin or route.open):
+            self.context.tenants.enter(exchange)
         if isinstance(route, Post) and exchange.header(b"idempotency-key"):
             await self._answer_once(route, exchange)
         else:

@@ -217,10 +217,10 @@ def _answer(
     return pieces.fields([*envelope_fields(envelope), ("choices", choices), *rest])
 
 
-async def render(context: ServerContext, _: Exchange, read: Body[RenderRequest]) -> RenderedPrompt:
+async def render(context: ServerContext, exchange: Exchange, read: Body[RenderRequest]) -> RenderedPrompt:
     """The prompt that a chat request would make, as text and as token ids."""
     card, body = context.card(), read.value
-    model = context.model(body.model)
+    model = context.model(body.model, exchange)
     ask = chat_ask(body, body.messages, read_tools(body.tools))
     ids = await context.engine.encode_chat(ask)
     text = await context.engine.render_chat(ask)

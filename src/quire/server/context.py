@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config.serving import ServingConfig
 from quire.engine.api import Engine, EngineState, ModelCard, require_ready
 from quire.records import dataclass
 from quire.server.errors import ApiError, shorten
-from quire.server.exchange import HangUpWatch
+from quire.server.exchange import Exchange, HangUpWatch
 from quire.server.logprob_bodies import TokenTexts
 from quire.server.metrics import ServerMetrics
 from quire.server.replay import Replays
 from quire.server.request_memory import RequestMemory
 from quire.server.served import Served, ServedModels
 from quire.server.step_profile import StepProfile
+from quire.server.tenants import TenantDirectory
 
 if TYPE_CHECKING:
     from quire.server.batches.batch_service import BatchService
@@ -28,6 +30,15 @@ if TYPE_CHECKING:
     from quire.server.output_hooks import OutputHooks
     from quire.server.tool_servers import ToolServers
     from quire.server.tracing import Tracer
+
+
+def directory_of(config: ServingConfig) -> TenantDirectory:
+    """The tenants of a server by its options. Raises ValueError for files that cannot be read."""
+    from quire.server.access import read_keys
+
+    keys = [*read_keys(config), *read_keys(config, "admin_api_key")]
+    return TenantDirectory(config, [key.encode() for key in keys])
+
 
 _NAMES_SHOWN = 20  # in a message
 
@@ -42,6 +53,15 @@ class Reader(Protocol):
         """Stop writing to it."""
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """A change of the configuration: when, by whom, and what."""
+
+    time: str
+    by: str
+    changed: dict[str, Any]
+
+
 @dataclass(slots=True)
 class ServerContext:
     """One server. `watches` (responses being written) and `connections` are checked for slow readers."""
@@ -49,6 +69,7 @@ class ServerContext:
     engine: Engine
     config: ServingConfig
     metrics: ServerMetrics
+    directory: TenantDirectory | None = None  # that of a server of several models; else one of its own
     exposition: Exposition | None = None  # made at the first scrape
     watches: set[HangUpWatch] = field(default_factory=set)
     tracer: Tracer | None = None
@@ -62,11 +83,16 @@ class ServerContext:
     connections: Collection[Reader] = ()
     batches: BatchService | None = None  # with --files-dir
     has_keys: bool = False  # clients must present a key
+    tenants: TenantDirectory = field(init=False)
     memory: RequestMemory = field(init=False)
+    changes: deque[ConfigChange] = field(default_factory=lambda: deque(maxlen=100))
+    configuring: asyncio.Lock = field(default_factory=asyncio.Lock)
     texts: TokenTexts = field(init=False)
     texts_as_ids: TokenTexts = field(init=False)
 
     def __post_init__(self) -> None:
+        self.tenants = self.directory or directory_of(self.config)
+        self.metrics.tenants = self.tenants
         self.memory = RequestMemory(self.engine, self.config.max_num_queued_reqs)
         self.served = ServedModels(self.engine, self.config)
         self.replays = Replays(lambda: self.memory.replays)
@@ -100,17 +126,22 @@ class ServerContext:
         """The names of the model alone; the first is reported."""
         return self.served.base()
 
-    def model(self, asked: str | None) -> str:
-        """The served name for the requested one. Raises ApiError 404 for an unknown name."""
-        return self.find(asked).name
+    def model(self, asked: str | None, exchange: Exchange | None = None) -> str:
+        """The served name for the requested one. Raises ApiError as `find`."""
+        return self.find(asked, exchange).name
 
-    def find(self, asked: str | None) -> Served:
-        """What a requested name stands for. Raises ApiError 404 for an unknown one."""
+    def find(self, asked: str | None, exchange: Exchange | None = None) -> Served:
+        """What a requested name stands for. Raises ApiError 404 for an unknown one, 403 for one that the tenant of the
+        exchange may not use.
+        """
+        tenant = "" if exchange is None else exchange.tenant
         found = self.served.find(asked)
         if found is None:
-            names = ", ".join(one.name for one in self.served.all()[:_NAMES_SHOWN])
+            may = [one.name for one in self.served.all() if self.tenants.may_use(tenant, one)]
+            names = ", ".join(may[:_NAMES_SHOWN])
             message = f"model: {shorten(asked or '', 200)!r} is not served here; available: {names}"
             raise ApiError(404, message, code="model_not_found", param="model")
+        self.tenants.check_model(tenant, found)
         return found
 
     async def sweep(self) -> None:

@@ -98,7 +98,7 @@ class PoolingResponse(msgspec.Struct, kw_only=True):
 async def embeddings(context: ServerContext, exchange: Exchange, read: Body[EmbeddingRequest]) -> None:
     """The vector of each text."""
     body = read.value
-    model = context.model(body.model)
+    model = context.model(body.model, exchange)
     async with exchange.watch() as watch:
         rows, usage = await embed_texts(
             context,
@@ -121,7 +121,7 @@ async def embeddings(context: ServerContext, exchange: Exchange, read: Body[Embe
 async def pooling(context: ServerContext, exchange: Exchange, read: Body[PoolingInputRequest]) -> None:
     """The row of each text: its vector, or the logits of its labels."""
     body = read.value
-    model, about = context.model(body.model), pooling_of(context)
+    model, about = context.model(body.model, exchange), pooling_of(context)
     name = answer_id("pool", body.request_id)
     special = body.add_special_tokens is not False
     async with exchange.watch() as watch:

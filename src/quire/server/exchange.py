@@ -99,6 +99,7 @@ class Exchange:
         self.finish_reasons: list[str] = []  # of its samples
         self.memory = memory
         self.held: Held = scope.get("quire.held") or Held()  # the memory that this request has taken
+        self.limits: Callable[[], list[Header]] | None = None  # makes the headers about limits of its tenant
         self.recorded: list[bytes] | None = None  # what is sent, when it may have to be sent again
         self.recorded_bytes = 0
         self.sent_type = b""
@@ -294,6 +295,8 @@ class Exchange:
         if self.errors.id_header is not None:
             fixed.append((self.errors.id_header, self.request_id.encode("latin-1")))
         headers = [*headers, *self._extra, *fixed]
+        if self.limits is not None:
+            headers += self.limits()
         self.sent_type = dict(headers).get(b"content-type", b"")
         if self.holds_back and all(name != b"content-length" for name, _ in headers):
             self._held, self._held_headers = [], headers

@@ -24,6 +24,7 @@ from quire.engine.api import STEP_TOKEN_BOUNDS, EngineState, EngineStats
 from quire.server.adapter_metrics import adapter_families
 from quire.server.histogram import Histogram
 from quire.server.metrics import COMPILE, FINE, HOOK_OUTCOMES, ServerMetrics
+from quire.server.tenant_metrics import tenant_families
 from quire.structured.ask import KINDS
 from quire.types import FinishReason
 
@@ -68,6 +69,8 @@ class Exposition(Collector):
         acceptance = self._metrics.engine.card.acceptance if labels["model_name"] else "same"
         yield from _engine_families(stats, labels, acceptance)
         yield from adapter_families(self._metrics, labels)
+        if self._metrics.tenants is not None:
+            yield from tenant_families(self._metrics, labels)
         yield _startup_family(self._metrics.engine.startup)
         yield from self._token_families(labels)
         yield from self._grammar_families(labels)

@@ -18,6 +18,7 @@ from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.server.pieces import is_portion
+from quire.server.rate_limits import TokenCharge
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
 from quire.types import FinishReason
 
@@ -43,7 +44,7 @@ class HttpGeneration:
     """
 
     __slots__ = (
-        "_asks", "_context", "_costs", "_exchange", "_room", "_timings", "_tracks", "answers", "choices",
+        "_asks", "_charge", "_context", "_costs", "_exchange", "_room", "_timings", "_tracks", "answers", "choices",
         "samples", "streams",
     )  # fmt: skip
 
@@ -56,6 +57,7 @@ class HttpGeneration:
         self.answers: list[Answer] = []
         self._room = 0  # bytes of text for which memory was taken
         self._context, self._exchange, self._asks, self._costs = context, exchange, asks, costs
+        self._charge: TokenCharge | None = None
         self._timings: TimingsBody | None = None
         self._tracks = [ChoiceStream(context.metrics.observe_gap) for _ in range(self.choices)]
 
@@ -63,6 +65,7 @@ class HttpGeneration:
         """Admit every prompt, or none. Raises what Engine.generate and RequestMemory.take_answer raise."""
         try:
             self._exchange.held.give(self._context.memory.work)  # no longer needed: the prompts are token ids
+            self._charge = self._context.tenants.charge(self._exchange, self._asks)
             await self._context.memory.take_answer(self._exchange.held, self._asks, self._costs)
             hooks = self._context.hooks
             for ask in self._asks:
@@ -71,6 +74,7 @@ class HttpGeneration:
         except BaseException:
             for stream in self.streams:
                 stream.cancel()
+            self._context.tenants.settle(self._exchange, self._charge, 0)
             raise
         return self
 
@@ -78,6 +82,8 @@ class HttpGeneration:
         for stream in self.streams:
             if not stream.output.finished:
                 stream.cancel()
+        used = sum(output.usage.prompt_tokens + output.usage.completion_tokens for output in self.outputs)
+        self._context.tenants.settle(self._exchange, self._charge, used)
         self._context.metrics.count(self._exchange, self._asks, self.outputs)
         self._note()
 

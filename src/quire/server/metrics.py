@@ -16,6 +16,7 @@ from quire.outputs import RequestOutput
 from quire.records import dataclass
 from quire.server.exchange import Exchange
 from quire.server.histogram import Histogram
+from quire.server.tenants import TenantDirectory
 from quire.types import FinishReason
 
 FINE = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1,
@@ -97,6 +98,7 @@ class ServerMetrics:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.tenants: TenantDirectory | None = None  # once there is a context
         named = self.histograms = _request_histograms()
         self.first_token = named["ttft"].histogram
         self.observe_gap = named["itl"].histogram.observe  # one object for all streams

@@ -145,9 +145,11 @@ async def run_pooled(
     )
     await context.memory.take_answer(exchange.held, asks, {name: cost})
     outputs: list[RequestOutput] = []
+    charge = context.tenants.charge(exchange, asks)
     try:
         await _run(context, asks, outputs)
     finally:
+        context.tenants.settle(exchange, charge, sum(output.usage.prompt_tokens for output in outputs))
         context.metrics.count(exchange, asks[: len(outputs)], outputs)
     done = Pooled(outputs)
     times = [output.timings for output in outputs]
@@ -199,8 +201,12 @@ def _ask(
         params=POOLING_PARAMS,
         arrival=time.monotonic(),
         priority=priority,
-        tenant=exchange.tenant if context.config.prefix_cache_sharing == "key" else "",
-        terms=ServiceTerms(account=exchange.tenant),
+        tenant=context.tenants.domain(exchange.tenant),
+        terms=ServiceTerms(
+            account=exchange.tenant,
+            weight=context.tenants.get(exchange.tenant).weight,
+            tag=context.tenants.tag(exchange),
+        ),
         pooling=True,
     )
     return GenerateAsk(request=request, tenant=exchange.tenant, keep_output=False)

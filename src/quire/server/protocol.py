@@ -60,6 +60,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # Fields that every token touches are kept together: caches are cold when the tokens of a step arrive.
     __slots__ = ("_chunks", "_file", "_line", "_wire", "paused")
 
+    for_admin = False  # it came in at the address for administrators
     buffered = 0  # bytes that count towards the limit of all connection buffers
 
     def __init__(
@@ -286,6 +287,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_headers, self._header_bytes, self._headers_seen, self._beside = True, 0, 0, 0
         self.scope["quire.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope["quire.admin"] = self.for_admin  # type: ignore[typeddict-unknown-key]
         self.scope["quire.blocked"] = self._blocked  # type: ignore[typeddict-unknown-key]
         self.scope["quire.writer"] = self  # type: ignore[typeddict-unknown-key]
 

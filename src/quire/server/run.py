@@ -11,6 +11,7 @@ import ssl
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
@@ -58,19 +59,30 @@ def bind(config: ServingConfig) -> socket.socket:
     """A socket on the configured address or path. Raises BindError, which says what to change."""
     if config.uds is not None:
         return _bind_path(config.uds)
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    return _bind_address(config.host, config.port, "--port")
+
+
+def bind_admin(config: ServingConfig) -> socket.socket | None:
+    """A socket for administrators, if they have an address of their own; the log says which. Raises BindError."""
+    if config.admin_port is None:
+        return None
+    sock = _bind_address(config.admin_host or config.host, config.admin_port, "--admin-port")
+    notice.warning("routes for administrators: %s", _url(config, sock))
+    return sock
+
+
+def _bind_address(host: str, port: int, option: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
     try:
-        sock.bind((config.host.strip("[]"), config.port))
+        sock.bind((host.strip("[]"), port))
         sock.listen(BACKLOG)  # makes a second server fail here, not at its first request
     except OSError as error:
         sock.close()
-        hint = "; choose another --port" if config.port else ""
-        raise BindError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror or error}{hint}"
-        ) from None
+        hint = f"; choose another {option}" if port else ""
+        raise BindError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
     return sock
 
 
@@ -106,6 +118,10 @@ def address(config: ServingConfig, sock: socket.socket) -> str:
     """The address of the server, as users write it."""
     if config.uds is not None:
         return f"unix:{config.uds}"
+    return _url(config, sock)
+
+
+def _url(config: ServingConfig, sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
     scheme = "https" if config.ssl_certfile else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -149,10 +165,12 @@ class HttpServer:
         self._serving: asyncio.Task[None] | None = None
         self.grpc = _grpc_server(service) if config.grpc_port is not None else None
 
-    async def start(self, sock: socket.socket) -> None:
-        """Answer requests on `sock` from now on."""
+    async def start(self, sock: socket.socket, admin: socket.socket | None = None) -> None:
+        """Answer requests on `sock` from now on, and those of administrators on `admin` alone if there is one."""
         sys.setswitchinterval(_SWITCH_SECONDS)
-        serving = self._serving = asyncio.create_task(self._server.serve([sock]))
+        serving = self._serving = asyncio.create_task(
+            self._server.serve([sock] if admin is None else [sock, admin])
+        )
         self._service.start()
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.001)
@@ -193,11 +211,16 @@ class _Server(uvicorn.Server):
         self._table, self._tls = table, tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.servers = [Listener(sock, self._accepted) for sock in sockets or ()]  # type: ignore[misc]
+        self.servers = [
+            Listener(sock, partial(self._accepted, admin=number > 0))  # type: ignore[misc]
+            for number, sock in enumerate(sockets or ())
+        ]
         self.started = True
 
-    def _accepted(self, sock: socket.socket) -> None:
-        LimitedProtocol(self._table, self.config, self.server_state, {}).accept(sock, self._tls)
+    def _accepted(self, sock: socket.socket, *, admin: bool = False) -> None:
+        protocol = LimitedProtocol(self._table, self.config, self.server_state, {})
+        protocol.for_admin = admin
+        protocol.accept(sock, self._tls)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -214,18 +237,20 @@ async def serve(
     """Serve until a signal, then drain. Returns the exit status: 0 drained, 1 stopped at once or the engine failed.
 
     The first SIGTERM or SIGINT lets running requests finish for shutdown_timeout seconds while new ones get 503;
-    a second ends at once. SIGHUP reads the TLS files again. `announce` is called when the engine is ready.
+    a second ends at once. SIGHUP reads the TLS files and the tenants again. `announce` is called when the engine is
+    ready.
     Raises what Engine.start raises.
     """
     tls = tls_context(config)
+    admin = bind_admin(config)
     server = HttpServer(service, config, tls)
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
-    loop.add_signal_handler(signal.SIGHUP, _reload_tls, tls, config, server.grpc)
+    loop.add_signal_handler(signal.SIGHUP, _reload, tls, config, server)
     loop.set_default_executor(full_pool(_THREADS, "quire-work"))
-    await server.start(sock)
+    await server.start(sock, admin)
     for text in exposure(config):
         notice.warning("%s", text)
     try:
@@ -287,6 +312,13 @@ async def _drain(engine: RunsEngines, seconds: float, signals: asyncio.Queue[sig
     await asyncio.gather(stopping, return_exceptions=True)
     await engine.stop(0.0)
     return 1
+
+
+def _reload(tls: ssl.SSLContext | None, config: ServingConfig, server: HttpServer) -> None:
+    """Read the files again that may have changed: certificates, and tenants."""
+    _reload_tls(tls, config, server.grpc)
+    if config.tenants is not None:
+        server.context.tenants.reload_or_log()
 
 
 def _reload_tls(tls: ssl.SSLContext | None, config: ServingConfig, beside: GrpcServer | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from quire.beams import Beams
 from quire.core.policy import BACKGROUND
 from quire.engine.api import GenerateAsk, guided
-from quire.objectives import ServiceClass, ServiceTerms, class_of
+from quire.objectives import ServiceTerms, class_of
 from quire.parameters import TextTokens
 from quire.server.context import ServerContext
 from quire.server.errors import PREDICTED_TTFT, ApiError, bad_request, predicted_ttft
@@ -228,13 +228,13 @@ def make_ask(
         arrival=time.monotonic(),
         priority=priority_of(exchange, body.priority),
         namespace=body.cache_salt or "",
-        tenant=exchange.tenant if context.config.prefix_cache_sharing == "key" else "",
+        tenant=context.tenants.domain(exchange.tenant),
         eos_token_ids=context.engine.card.eos_token_ids,
         prediction=prediction,
         beams=beams_of(body),
         texts=texts,
         adapter=exchange.served.digest,
-        terms=_terms(exchange, context.engine.card.service_classes, body.service_tier, limits),
+        terms=_terms(context, exchange, body.service_tier, limits),
     )
     wants = exchange.header(b"x-quire-predict").lower() in {"1", "true"}
     return GenerateAsk(
@@ -287,20 +287,34 @@ def check_logprobs(params: SamplingParams, prompts: Sequence[int], window: int, 
 
 
 def _terms(
-    exchange: Exchange, classes: Sequence[ServiceClass], tier: str | None, limits: Sequence[float | None]
+    context: ServerContext, exchange: Exchange, tier: str | None, limits: Sequence[float | None]
 ) -> ServiceTerms:
-    """The class that a request asks for, and when it is due. Raises ApiError 400 for an unknown class."""
+    """The class that a request asks for, and when it is due. Raises ApiError 400 for an unknown class, 403 for one that
+    its tenant may not ask for.
+    """
+    tenant, classes = context.tenants.get(exchange.tenant), context.engine.card.service_classes
+    names = [one.name for one in classes]
+    allowed = [name for name in tenant.classes if name in names]
+    if tenant.classes and classes and tier in (None, "auto", "default"):
+        tier = allowed[0] if allowed else tier
     found = class_of(tier, classes)
     if found is None or (tier in ("priority", "flex") and not classes):
-        names = ", ".join(
-            ["auto", "default", *(["priority", "flex"] if classes else []), *(c.name for c in classes)]
-        )
-        message = f"service_tier: {(tier or '')[:64]!r} is not one of {names}"
+        known = ", ".join(["auto", "default", *(["priority", "flex"] if classes else []), *names])
+        message = f"service_tier: {(tier or '')[:64]!r} is not one of {known}"
         raise bad_request("service_tier", message, "unsupported_parameter")
+    if tenant.classes and classes and names[found] not in allowed:
+        message = f"service_tier: this tenant may not ask for {names[found]}; {', '.join(allowed) or 'none'} can be had"
+        raise ApiError(403, message, code="class_not_allowed", param="service_tier")
     ends = [limit for limit in limits if limit is not None]
     if classes and (ttft := classes[found].slo.ttft):
         ends.append(exchange.arrival + ttft / 1000)
-    return ServiceTerms(account=exchange.tenant, service_class=found, due=min(ends, default=None))
+    return ServiceTerms(
+        account=exchange.tenant,
+        tag=context.tenants.tag(exchange),
+        weight=tenant.weight,
+        service_class=found,
+        due=min(ends, default=None),
+    )
 
 
 def _tell(exchange: Exchange, seconds: float) -> None:

@@ -32,7 +32,7 @@ async def served_with(
     parts = [(name, scale) for name, scale in sorted(wanted.items()) if scale]
     if not parts:
         return generating_model(context, exchange, model)
-    if model is not None and context.find(model).digest:
+    if model is not None and context.find(model, exchange).digest:
         raise bad_request("lora", f"lora: the model {model!r:.200} has an adapter already")
     if len(parts) == 1 and parts[0][1] == 1:
         return generating_model(context, exchange, parts[0][0])
@@ -41,4 +41,4 @@ async def served_with(
     except CheckpointError as error:
         raise bad_request("lora", f"lora: {error}") from None
     exchange.held.keep(release)
-    return note_served(context, exchange, Served(context.model(model), version))
+    return note_served(context, exchange, Served(context.model(model, exchange), version))

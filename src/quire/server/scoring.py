@@ -133,7 +133,7 @@ class ClassifyResponse(msgspec.Struct, kw_only=True):
 async def score_texts(context: ServerContext, exchange: Exchange, read: Body[ScoreRequest]) -> ScoreResponse:
     """The score of each pair of texts."""
     body = read.value
-    model = context.model(body.model)
+    model = context.model(body.model, exchange)
     first, second = ([given] if isinstance(given, str) else given for given in (body.text_1, body.text_2))
     check_count("text_2", len(second))
     if len(first) not in {1, len(second)}:
@@ -153,7 +153,7 @@ async def score_texts(context: ServerContext, exchange: Exchange, read: Body[Sco
 async def rerank(context: ServerContext, exchange: Exchange, read: Body[RerankRequest]) -> RerankResponse:
     """Documents by how well they answer a query."""
     body = read.value
-    model = context.model(body.model)
+    model = context.model(body.model, exchange)
     check_count("documents", len(body.documents))
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     scores, usage = await _scores(context, exchange, [body.query], texts, body, name="documents")
@@ -198,7 +198,7 @@ async def classify(
 ) -> ClassifyResponse:
     """The labels of each text."""
     body = read.value
-    model, about = context.model(body.model), pooling_of(context, "classify", "score")
+    model, about = context.model(body.model, exchange), pooling_of(context, "classify", "score")
     if not about.labels:
         raise RequestError("model", "this model has no labels")
     prompts = await encode_inputs(context, split_input(body.input), body)

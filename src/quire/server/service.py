@@ -8,16 +8,21 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import Engine
 from quire.server.app import App, open_routes
 from quire.server.batches.batch_endpoints import batch_endpoints
-from quire.server.context import ServerContext
+from quire.server.context import ServerContext, directory_of
 from quire.server.metrics import ServerMetrics
 from quire.server.request_memory import RequestMemory
+from quire.server.tenants import TenantDirectory
 
 
 class Service:
     """Answers requests by `app` as soon as it is made: with 503 until the engine is ready."""
 
-    def __init__(self, engine: Engine, config: ServingConfig) -> None:
-        self.context = ServerContext(engine, config, ServerMetrics(engine))
+    def __init__(self, engine: Engine, config: ServingConfig, tenants: TenantDirectory | None = None) -> None:
+        """`tenants`: those of a server of several applications."""
+        tenants = tenants or directory_of(config)
+        self.context = ServerContext(engine, config, ServerMetrics(engine), tenants)
+        tenants.changed.append(lambda: engine.share_cache(tenants.floors()))
+        engine.share_cache(tenants.floors())
         if config.otlp_traces_endpoint is not None:
             from quire.server.tracing import Tracer
 

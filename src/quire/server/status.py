@@ -114,15 +114,15 @@ def _is_local(exchange: Exchange) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-async def models(context: ServerContext, _: Exchange) -> ModelList:
-    """The served names."""
-    return ModelList(data=_models(context))
+async def models(context: ServerContext, exchange: Exchange) -> ModelList:
+    """The served names that the tenant may use."""
+    return ModelList(data=_models(context, exchange))
 
 
 async def model(context: ServerContext, exchange: Exchange) -> ModelBody:
     """One served name. Names may contain slashes."""
     asked = exchange.path.removeprefix("/v1/models/")
-    for body in _models(context):
+    for body in _models(context, exchange):
         if body.id == asked:
             return body
     raise ApiError(
@@ -130,9 +130,11 @@ async def model(context: ServerContext, exchange: Exchange) -> ModelBody:
     )
 
 
-def _models(context: ServerContext) -> list[ModelBody]:
-    card = context.card()
-    return [_body(one, card, context.names()[0]) for one in context.served.all()]
+def _models(context: ServerContext, exchange: Exchange) -> list[ModelBody]:
+    card, may_use = context.card(), context.tenants.may_use
+    return [
+        _body(one, card, context.names()[0]) for one in context.served.all() if may_use(exchange.tenant, one)
+    ]
 
 
 def _body(one: Served, card: ModelCard, parent: str) -> ModelBody:

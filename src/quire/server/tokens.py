@@ -75,10 +75,12 @@ class DetokenizeResponse(msgspec.Struct, kw_only=True):
     content: str
 
 
-async def tokenize(context: ServerContext, _: Exchange, read: Body[TokenizeRequest]) -> TokenizeResponse:
+async def tokenize(
+    context: ServerContext, exchange: Exchange, read: Body[TokenizeRequest]
+) -> TokenizeResponse:
     """Token ids of a text or a conversation."""
     card, body = context.card(), read.value
-    context.model(body.model)
+    context.model(body.model, exchange)
     if sum(given is not None for given in (body.prompt, body.messages, body.content)) != 1:
         raise bad_request("prompt", "prompt: set exactly one of prompt, messages and content")
     _check_names(body)
@@ -122,11 +124,11 @@ def _piece(context: ServerContext, token: int) -> TokenPiece:
 
 
 async def detokenize(
-    context: ServerContext, _: Exchange, read: Body[DetokenizeRequest]
+    context: ServerContext, exchange: Exchange, read: Body[DetokenizeRequest]
 ) -> DetokenizeResponse:
     """Text of token ids."""
     card, body = context.card(), read.value
-    context.model(body.model)
+    context.model(body.model, exchange)
     tokens = body.tokens
     if len(tokens) > card.max_model_len:
         message = f"tokens: {len(tokens)} tokens exceed max_model_len {card.max_model_len}"

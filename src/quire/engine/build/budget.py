@@ -213,7 +213,7 @@ def _computing(
 
 
 def _adapter_pool(program: Program, asked: AdapterOptions) -> dict[str, int]:
-    """The fields of Limits for the pool of adapters. Raises MemoryBudgetError for one that is too small for an adapter."""
+    """The fields of Limits for the pool of adapters. Raises MemoryBudgetError for one that holds no adapter."""
     if not asked.enable_lora:
         return {}
     layout, largest = adapter_layout(program), largest_adapter(program)

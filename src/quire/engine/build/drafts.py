@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from quire.cache_kinds import KV_DTYPES, LATE_KV, CacheGroup, FullGroup, StateGroup
+from quire.cache_kinds import KV_DTYPES, LATE_KV, NUQ_KV, CacheGroup, FullGroup, StateGroup
 from quire.config.schema import STORED, EngineConfig
 from quire.config.speculative import FEATURE_METHODS, SpeculativeConfig
 from quire.engine.build.load_weights import Origin
@@ -146,7 +146,10 @@ def draft_options(asked: EngineConfig, chosen: SpeculativeConfig) -> EngineConfi
         quantization_group_size=formats.quantization_group_size if same else None,
         load_format="random" if asked.loading.load_format == "random" else "auto",
         # a draft keeps its few layers in one group of blocks
-        kv_cache_dtype="auto" if KV_DTYPES.get(formats.kv_cache_dtype) in LATE_KV else formats.kv_cache_dtype,
+        kv_cache_dtype="auto"
+        if KV_DTYPES.get(formats.kv_cache_dtype) in (*LATE_KV, *NUQ_KV)
+        else formats.kv_cache_dtype,
+        kv_cache_scales=None,
         max_model_len=None,
         enable_lora=False,
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import replace
 
+from quire.config.live import LiveConfig
 from quire.config.schema import SchedulerOptions
 from quire.core.beam_search import check_beams
 from quire.core.policy import BACKGROUND
@@ -39,7 +41,7 @@ class Admission:
     ) -> None:
         self.outlook = Outlook(facts.scheduler, scheduling or SchedulerOptions())
         self.waiting_tokens = 0
-        self._facts = facts
+        self._facts, self._scheduler = facts, facts.scheduler
         self._max_requests, self._max_tokens = max_requests, max_tokens
         self._waiting: dict[int, tuple[int, str]] = {}  # by handle, in order: prompt tokens, tenant
         self._requests: Counter[str] = Counter()  # tenant -> number of its requests among these
@@ -52,6 +54,16 @@ class Admission:
         self._engine_waits = False
         self._starts: deque[tuple[float, int]] = deque()  # time and prompt tokens of recent starts
 
+    def configure(self, live: LiveConfig) -> None:
+        """Go by another configuration from now on; what was admitted stays."""
+        facts = self._facts.scheduler
+        blocks = {name: int(share * facts.num_blocks) for name, share in live.cache_shares.items()}
+        self._scheduler = replace(
+            facts, policy=live.scheduling_policy, overtake=live.overtake_ms / 1e3, floors=blocks
+        )
+        self._max_requests, self._max_tokens = live.max_num_queued_reqs, live.max_num_queued_tokens
+        self.outlook.configure(self._scheduler, live)
+
     @property
     def waiting(self) -> int:
         """Number of requests that no step has started yet."""
@@ -60,8 +72,8 @@ class Admission:
     def check(self, request: Request) -> None:
         """Raise RequestError, naming field and limit, for a request that this engine could never run."""
         facts = self._facts
-        facts.scheduler.length_limit(request)
-        if request.priority not in {0, BACKGROUND} and "priority" not in facts.scheduler.policy.split("+"):
+        self._scheduler.length_limit(request)
+        if request.priority not in {0, BACKGROUND} and "priority" not in self._scheduler.policy.split("+"):
             raise RequestError(
                 "priority",
                 "priorities need --scheduling-policy priority; this server runs requests in order of arrival",

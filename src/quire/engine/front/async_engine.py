@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.config.live import LiveConfig
 from quire.config.lora_modules import adapter_paths
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
@@ -35,7 +36,7 @@ from quire.engine.build.opening import Model, find_model, gguf_files, kept_files
 from quire.engine.build.tasks import for_task
 from quire.engine.front.adapter_names import AdapterNames
 from quire.engine.front.admission import Admission
-from quire.engine.front.card import model_card
+from quire.engine.front.card import first_live_config, model_card
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.pool_inputs import PoolInputs
@@ -53,6 +54,7 @@ from quire.engine.host.messages import (
     AddRequest,
     ClearCache,
     Command,
+    Configure,
     Finish,
     Load,
     Note,
@@ -63,6 +65,8 @@ from quire.engine.host.messages import (
     unpack_handles,
 )
 from quire.engine.host.spawn import Spawned
+from quire.engine.usage_ledger import UsageLedger
+from quire.objectives import parse_classes
 from quire.outputs import RequestOutput
 from quire.parameters import Structure, TextTokens
 from quire.text.chat_renderer import ChatAsk, read_template
@@ -133,6 +137,10 @@ class AsyncEngine:
         self._lane = SuspectLane()
         self._adapters = AdapterNames(self._send)
         self._grammars = GrammarService()
+        self.ledger = UsageLedger()
+        self._live_config: LiveConfig | None = None  # since the first start
+        self._first_live: LiveConfig | None = None
+        self._shares: Mapping[str, float] = {}  # of the cache, before it
 
     # -- state --------------------------------------------------------------------------------------------
 
@@ -281,6 +289,46 @@ class AsyncEngine:
             return False
         self._client.send(ClearCache())
         return await self.ping(timeout)  # commands are obeyed in order
+
+    @property
+    def live(self) -> LiveConfig:
+        if self._live_config is None:
+            raise EngineUnavailableError("the engine is loading")
+        return self._live_config
+
+    async def configure(self, live: LiveConfig) -> None:
+        require_ready(self.state)
+        assert self._client is not None
+        await self._client.configure(live.engine)
+        self._use(live)
+
+    @property
+    def first_live(self) -> LiveConfig:
+        if self._first_live is None:
+            raise EngineUnavailableError("the engine is loading")
+        return self._first_live
+
+    def share_cache(self, shares: Mapping[str, float]) -> None:
+        self._shares = shares
+        if self._live_config is not None:
+            self._use(replace(self._live_config, cache_shares=dict(shares)))
+            self._send(Configure(0, self._live_config.engine))
+
+    def _use(self, live: LiveConfig) -> None:
+        """Take over what the engine has taken."""
+        self._live_config = live
+        if self._admission is not None:
+            self._admission.configure(live)
+        if self._card is not None:
+            self._card = replace(self._card, service_classes=parse_classes(live.slo))
+
+    def predict(self, live: LiveConfig, prompt: int) -> Mapping[str, float] | None:
+        if self._admission is None or self._client is None:
+            return None
+        return self._admission.outlook.effect(live, prompt, self._live.values(), self._client.reported)
+
+    def counted(self, stats: EngineStats) -> None:
+        self.ledger.take(stats.usage)
 
     async def debug(self) -> Mapping[str, Any]:
         """The latest step records, to explain latency."""
@@ -548,6 +596,12 @@ class AsyncEngine:
     def engine_ready(self, facts: Ready) -> None:
         bounds = self.serving.max_num_queued_reqs, self.serving.max_num_queued_tokens
         self._admission = Admission(facts, *bounds, self._config.scheduler)
+        self.ledger.engine_started(facts.memory_parts.get("kv", 0) // facts.scheduler.num_blocks)
+        first = first_live_config(facts.scheduler, self._config.scheduler, self.serving, self._shares)
+        self._first_live = first
+        live = self._live_config or first
+        self._use(live)
+        self._send(Configure(0, live.engine))  # one that was restarted goes on as it was changed
         self._adapters.started()
         self._grammars.planned = facts.memory_parts["compiler"]
         self._send_vocabulary()

@@ -1,10 +1,14 @@
-"""The card of a served model."""
+"""The card of a served model, and the part of its configuration that can be changed."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
-from quire.config.schema import EngineConfig
+from quire.config.live import LiveConfig
+from quire.config.schema import EngineConfig, SchedulerOptions
+from quire.config.serving import ServingConfig
+from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import ModelCard
 from quire.engine.build.opening import Model
 from quire.engine.front.text_service import TextService
@@ -35,4 +39,23 @@ def model_card(name: str, model: Model, ready: Ready, text: TextService, config:
         max_num_seqs=ready.scheduler.max_num_seqs,
         embed_dim=ready.embed_dim,
         service_classes=parse_classes(config.scheduler.slo),
+    )
+
+
+def first_live_config(
+    facts: SchedulerConfig, options: SchedulerOptions, serving: ServingConfig, shares: Mapping[str, float]
+) -> LiveConfig:
+    """What an engine was started with."""
+    return LiveConfig(
+        max_num_seqs=facts.max_num_seqs,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
+        max_draft_tokens=facts.max_draft_tokens,
+        max_num_queued_reqs=serving.max_num_queued_reqs,
+        max_num_queued_tokens=serving.max_num_queued_tokens,
+        scheduling_policy=facts.policy,
+        overtake_ms=facts.overtake * 1e3,
+        slo=tuple(options.slo),
+        admission=options.admission,
+        log_level=serving.log_level,
+        cache_shares=dict(shares),
     )

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import replace
 
+from quire.config.live import LiveConfig
 from quire.config.schema import SchedulerOptions
 from quire.core.admission_rules import Broken, Caution, check_wishes
 from quire.core.cost_model import FEATURES, StepCostModel
@@ -23,7 +24,7 @@ from quire.engine.api import EngineStats, GenerateAsk, WouldBeLateError
 from quire.engine.front.stream import LiveRequest
 from quire.objectives import ServiceClass, parse_classes
 from quire.outputs import RequestOutput
-from quire.types import Request
+from quire.types import Request, SamplingParams, TokenIds
 
 _LEAST_STEPS = 64  # before the cost model may refuse anything
 _MOST_SECONDS = 600.0
@@ -48,6 +49,46 @@ class Outlook:
             {one.name: 0 for one in self.classes}
         )  # class -> requests that did not, with those refused
         self._recent: deque[tuple[float, str]] = deque()  # end and class of those that met it
+
+    def configure(self, facts: SchedulerConfig, live: LiveConfig) -> None:
+        """Go by another configuration from now on. Counts of classes that there are no more stay."""
+        self.classes = parse_classes(live.slo)
+        self._refuses = live.admission == "predict"
+        self._policy = Policy.parse(facts.policy, facts.overtake)
+        count = max(1, len(self.classes))
+        self._cautions = [*self._cautions, *(Caution() for _ in range(count))][:count]
+        for one in self.classes:
+            self.kept[one.name] += 0
+            self.missed[one.name] += 0
+
+    def effect(
+        self, live: LiveConfig, prompt: int, lives: Iterable[LiveRequest], stats: EngineStats
+    ) -> dict[str, float] | None:
+        """What a configuration would do to `lives`: see Engine.predict. Its classes of service are left out."""
+        self._take(stats)
+        if stats.steps < _LEAST_STEPS or not self._costs:
+            return None
+        policy = Policy.parse(live.scheduling_policy, live.overtake_ms / 1e3)
+        found = list(lives)
+        others = [replace(self._live(one), place=policy.place(one.request, self._lengths)) for one in found]
+        rows = min(live.max_num_seqs, sum(one.started for one in others))
+        keys = sum(one.work.computed for one in others if one.started and not one.work.prompt)
+        probe = Request(
+            request_id="",
+            prompt_token_ids=TokenIds([0] * prompt),
+            params=SamplingParams(),
+            arrival=time.monotonic(),
+        )
+        each, budget, slots = self._costs, live.max_num_batched_tokens, live.max_num_seqs
+        predicted = outlook(
+            each,
+            others,
+            Live(policy.place(probe, self._lengths), False, Demand(prompt, 0, self._lengths.output_tokens(probe))),
+            budget=budget, slots=slots, tokens=self._tokens, most=_MOST_SECONDS,
+        )  # fmt: skip
+        chunk = max(0, budget - rows)
+        step = each[0] + each[1] * rows + each[2] * chunk + each[3] * keys + each[4] * chunk * chunk / 2
+        return {"largest_step_seconds": step, "ttft_seconds": predicted.ttft, "tpot_seconds": predicted.tpot}
 
     def _take(self, stats: EngineStats) -> None:
         if (

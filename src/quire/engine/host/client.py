@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from quire.config.live import LiveEngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import REQUESTS, EngineState, EngineStats, EngineUnavailableError
 from quire.engine.host.held import memory_held
@@ -16,6 +18,8 @@ from quire.engine.host.messages import (
     AdapterOpened,
     AskRecords,
     Command,
+    Configure,
+    Configured,
     GivePages,
     Load,
     Ready,
@@ -31,6 +35,7 @@ logger = logging.getLogger("quire.engine")
 
 _RECORDS = 256
 _DEBUG_SECONDS = 2.0
+_CONFIGURE_SECONDS = 10.0
 
 
 class EngineListener(Protocol):
@@ -48,6 +53,9 @@ class EngineListener(Protocol):
     def refused(self, report: Refused) -> None: ...
 
     def adapter_opened(self, report: AdapterOpened) -> None: ...
+
+    def counted(self, stats: EngineStats) -> None:
+        """The engine's latest report."""
 
     def working(self) -> bool:
         """Whether the engine has work."""
@@ -73,6 +81,8 @@ class EngineClient:
         self._stats = EngineStats()  # as of the last report
         self._running = self._waiting = 0  # sequences, as of the last step
         self._records: list[asyncio.Future[list[Any]]] = []
+        self._configuring: dict[int, asyncio.Future[str]] = {}
+        self._numbers = itertools.count(1)
 
     @property
     def state(self) -> EngineState:
@@ -162,6 +172,22 @@ class EngineClient:
         finally:
             self._records.remove(answer)
 
+    async def configure(self, live: LiveEngineConfig) -> None:
+        """Raises ValueError if the engine refuses, EngineUnavailableError if it does not answer."""
+        number = next(self._numbers)
+        answer = self._configuring[number] = asyncio.get_running_loop().create_future()
+        self.send(Configure(number, live))
+        try:
+            async with asyncio.timeout(_CONFIGURE_SECONDS):
+                if error := await answer:
+                    raise ValueError(error)
+        except TimeoutError:
+            raise EngineUnavailableError(
+                f"the engine did not answer within {_CONFIGURE_SECONDS:g} s"
+            ) from None
+        finally:
+            del self._configuring[number]
+
     async def memory(self, compiler: int | None) -> Mapping[str, Any]:
         """What each process holds, by part, and the plan; see docs/memory.md. `compiler`: the id of the process that
         compiles grammars, if there is one.
@@ -187,11 +213,20 @@ class EngineClient:
                 self._listener.stepped(report)
             case Stats():
                 self._stats = report.stats
+                self._listener.counted(report.stats)
                 self._running, self._waiting = report.stats.running, report.stats.waiting
             case Refused():
                 self._listener.refused(report)
             case AdapterOpened():
                 self._listener.adapter_opened(report)
+            case Configured(0, error):
+                if error:
+                    logger.error(
+                        "the engine runs with other settings than those that were asked for: %s", error
+                    )
+            case Configured(number, error):
+                if (waiting := self._configuring.get(number)) is not None and not waiting.done():
+                    waiting.set_result(error)
             case Records(records):
                 for answer in self._records:
                     if not answer.done():

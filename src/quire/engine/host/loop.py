@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
+from quire.config.live import LiveEngineConfig
 from quire.core.streams import partial_prompts
 from quire.engine.core import EngineCore
 from quire.engine.host.channel import Channel
@@ -16,6 +17,8 @@ from quire.engine.host.messages import (
     AskRecords,
     ClearCache,
     Command,
+    Configure,
+    Configured,
     Finish,
     ForgetAdapter,
     GivePages,
@@ -103,10 +106,7 @@ class EngineLoop:
                     self._forget(request_id)
                     self._dirty = True
             case Finish(handle, index):
-                request_id = self._ids.get(handle)
-                if request_id is not None and self._core.finish(request_id, index) is not None:
-                    self._end_sample(request_id)
-                    self._dirty = True
+                self._finish(handle, index)
             case Ping(number):
                 self._channel.send(Pong(number))
             case AskRecords(count):
@@ -120,10 +120,27 @@ class EngineLoop:
                 self._core.scheduler.clear_prefix_cache()
                 self._give_pages()
                 self._dirty = True
+            case Configure(number, live):
+                self._configure(number, live)
             case OpenAdapter() | ForgetAdapter():
                 self._adapters.obey(command)
             case _:
                 raise TypeError(f"{type(command).__name__} is not valid for a running engine")
+
+    def _finish(self, handle: int, index: int) -> None:
+        request_id = self._ids.get(handle)
+        if request_id is not None and self._core.finish(request_id, index) is not None:
+            self._end_sample(request_id)
+            self._dirty = True
+
+    def _configure(self, number: int, live: LiveEngineConfig) -> None:
+        error = ""
+        try:
+            self._core.configure(live)
+        except ValueError as wrong:
+            error = str(wrong)
+        self._dirty = True
+        self._channel.send(Configured(number, error))
 
     def _add(self, command: AddRequest) -> None:
         self._seen = max(self._seen, command.handle)

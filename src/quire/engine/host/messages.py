@@ -17,6 +17,7 @@ import msgspec
 
 from quire.answers import RowDrafts
 from quire.cache_kinds import CacheGroup, FullGroup, SlidingGroup, StateGroup
+from quire.config.live import LiveEngineConfig
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import EngineStats, StepRecord
@@ -127,6 +128,13 @@ class ForgetAdapter(_Message, frozen=True, tag=11):
     digest: str
 
 
+class Configure(_Message, frozen=True, tag=13):
+    """Another configuration from the next step on, answered with Configured."""
+
+    number: int
+    live: LiveEngineConfig
+
+
 _Queued = AddRequest | Abort | Finish
 Command = (
     Load
@@ -139,6 +147,7 @@ Command = (
     | OpenAdapter
     | ForgetAdapter
     | GivePages
+    | Configure
 )
 
 
@@ -289,7 +298,16 @@ class AdapterOpened(_Message, frozen=True, tag=9):
     error: str = ""
 
 
-Report = LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened
+class Configured(_Message, frozen=True, tag=10):
+    """The answer to a Configure: nothing, or why all is as before."""
+
+    number: int
+    error: str = ""
+
+
+Report = (
+    LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened | Configured
+)
 
 
 # -- frames -------------------------------------------------------------------------------------------------

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 
 from quire.core.scheduler import Scheduler
+from quire.core.usage_line import UsageLine
 from quire.engine.api import STEP_TOKEN_BOUNDS, EngineStats
 from quire.engine.core import EngineCore
+from quire.engine.usage_ledger import UsageTotals
 from quire.util.platform import resident_bytes
 
 
@@ -47,6 +50,7 @@ class StepTotals:
         drafts, adapters = self._core.speculation, self._core.adapters
         grammars, swap = self._core.grammars, self._core.swap
         stepped = None if callable(grammars) else grammars
+        scheduler.usage.hold(scheduler.caches, scheduler.running, time.monotonic())
         return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -84,6 +88,9 @@ class StepTotals:
             step_budget=min(scheduler.limits.tokens, scheduler.config.max_num_batched_tokens),
             step_slots=min(scheduler.limits.sequences, scheduler.config.max_num_seqs),
             length_error=scheduler.estimates.error,
+            usage=tuple(map(_totals, scheduler.usage.lines.values())),
+            tenant_blocks={cache.tenant: cache.num_blocks for cache in scheduler.caches.all},
+            floors=dict(scheduler.config.floors),
             draft_rows=drafts.rows if drafts else 0,
             drafted_tokens=drafts.drafted if drafts else 0,
             accepted_tokens=sum(drafts.accepted) if drafts else 0,
@@ -92,3 +99,9 @@ class StepTotals:
             draft_faults=drafts.faults if drafts else 0,
             speculation_seconds_won=drafts.seconds_won if drafts else 0.0,
         )
+
+
+def _totals(line: UsageLine) -> UsageTotals:
+    return UsageTotals(
+        line.account, line.tag, line.prompt, line.cached, line.generated, line.seconds, line.block_seconds
+    )

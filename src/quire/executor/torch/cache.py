@@ -5,6 +5,7 @@ Keys and values by head are in kv_caches.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire.records import dataclass
@@ -53,6 +54,22 @@ class Rotation:
 
     def at(self, positions: Tensor) -> Rotation:
         return Rotation(self.cos[positions], self.sin[positions], self.interleaved)
+
+
+def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
+    """Turn the first 2·P dimensions of x [T, heads, D] (arXiv 2104.09864).
+
+    Pair k is dimensions (k, k + P), or (2k, 2k + 1) when interleaved.
+    """
+    if rotation is None:
+        return x
+    cos, sin = rotation.cos[:, None, :], rotation.sin[:, None, :]
+    pairs = cos.shape[-1]
+    turned, rest = x.float().split((2 * pairs, x.shape[-1] - 2 * pairs), dim=-1)
+    a, b = turned.unflatten(-1, (pairs, 2)).unbind(-1) if rotation.interleaved else turned.chunk(2, dim=-1)
+    a, b = a * cos - b * sin, b * cos + a * sin
+    turned = torch.stack((a, b), dim=-1).flatten(-2) if rotation.interleaved else torch.cat((a, b), dim=-1)
+    return torch.cat((turned, rest), dim=-1)
 
 
 @dataclass(frozen=True, slots=True)

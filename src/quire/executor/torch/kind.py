@@ -10,7 +10,7 @@ from quire.executor.torch.adapter_matrices import planned_bytes
 from quire.executor.torch.executor import TorchExecutor
 from quire.executor.torch.state import buffer_bytes, workspace_bytes
 from quire.executor.torch.weights import weight_bytes
-from quire.program.memory import kv_block_bytes, rope_table_bytes
+from quire.program.memory import codebook_bytes, kv_block_bytes, rope_table_bytes
 from quire.program.program import Program
 from quire.records import dataclass
 
@@ -37,7 +37,7 @@ class TorchKind:
             "weights": weight_bytes(program),
             "kv": limits.blocks * kv_block_bytes(program, limits.block_size),
             "activations": buffer_bytes(program, limits) + workspace_bytes(program, limits) + LIBRARY_GROWTH,
-            "tables": rope_table_bytes(program, limits.max_len),
+            "tables": rope_table_bytes(program, limits.max_len) + codebook_bytes(program),
             "adapters": planned_bytes(program, limits),
         }
 

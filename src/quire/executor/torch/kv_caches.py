@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire.cache_kinds import LATE_TOKENS, KVType
-from quire.executor.torch.cache import Location
-from quire.program.memory import kv_head_elems
+from quire.executor.torch.cache import Location, Rotation, rotate
+from quire.program.formats import HeadCodes
+from quire.program.memory import kv_head_elems, kv_outliers
 from quire.records import dataclass
 
 GROUP = 32  # neighbouring dimensions that share a scale in i4, and of values in kivi4 and kivi2
@@ -205,6 +206,93 @@ class KiviCache(LayerCache):
         """Codes [N, G, 32, D]."""
         places = runs[:, None] * LATE_TOKENS + torch.arange(LATE_TOKENS, device=runs.device)
         self.codes[which][blocks[:, None], places] = packed(codes.to(torch.uint8), self._bits).transpose(1, 2)
+
+
+class NuqCache(LayerCache):
+    """kvquant3: levels of each head, outliers apart, keys rotated when they are read."""
+
+    def __init__(
+        self, memory: Tensor, shape: CacheShape, codes: HeadCodes, rotation: Rotation | None
+    ) -> None:
+        super().__init__(shape.size)
+        self._dim, self._width, self._rotation = shape.dim, kv_head_elems(shape.dim), rotation
+        pieces, count = BlockArrays(memory), kv_outliers(self._width)
+        self.codes = [
+            pieces.take(torch.uint8, shape.size, shape.heads, self._width * 3 // 8) for _ in range(2)
+        ]
+        self.of_values = pieces.take(torch.bfloat16, shape.size, shape.heads, 2)  # scale, middle
+        self.outliers = [pieces.take(torch.bfloat16, shape.size, shape.heads, count) for _ in range(2)]
+        self.places = [pieces.take(torch.int16, shape.size, shape.heads, count) for _ in range(2)]
+        self.levels, self._middles, self._scales = (
+            torch.tensor(each, device=memory.device)
+            for each in ((codes.key_levels, codes.value_levels), codes.middles, codes.scales)
+        )
+
+    def at(self, blocks: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = super().at(blocks, positions)
+        rotation = None if self._rotation is None else self._rotation.at(positions)
+        return rotate(keys, rotation).bfloat16(), values.bfloat16()
+
+    def read(self, blocks: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys as they are before the rotation, float32."""
+        scale, middle = self.of_values[blocks, places].float().unbind(-1)
+        keys = self._numbers(0, blocks, places) * self._scales + self._middles
+        values = self._numbers(1, blocks, places) * scale[..., None] + middle[..., None]
+        return self._with_outliers(0, blocks, places, keys), self._with_outliers(1, blocks, places, values)
+
+    def _numbers(self, which: int, blocks: Tensor, places: Tensor) -> Tensor:
+        """The levels of stored codes, [..., G, D]."""
+        stored = unpacked_threes(self.codes[which][blocks, places])[..., : self._dim].long()
+        levels = self.levels[which].expand(*stored.shape[:-1], -1)
+        return levels.gather(-1, stored)
+
+    def _with_outliers(self, which: int, blocks: Tensor, places: Tensor, x: Tensor) -> Tensor:
+        at = self.places[which][blocks, places].long().clamp(0, self._dim - 1)
+        return x.scatter(-1, at, self.outliers[which][blocks, places].float())
+
+    def write(self, where: Location, keys: Tensor, values: Tensor) -> None:
+        y = (keys.float() - self._middles) / self._scales
+        self._put(0, where, keys.float(), y.abs(), y)
+        x = values.float()
+        kept = torch.ones_like(x, dtype=torch.bool).scatter(-1, self._largest(x.abs()), value=False)
+        most, least = x.where(kept, -torch.inf).amax(-1), x.where(kept, torch.inf).amin(-1)
+        finite = x.isfinite().all(-1)
+        middle, scale = (
+            each.bfloat16().where(finite, torch.nan) for each in ((most + least) * 0.5, (most - least) * 0.5)
+        )
+        where.put(self.of_values, torch.stack((scale, middle), -1))
+        inverse = torch.where(scale.float() > 1e-30, 1.0 / scale.float(), 0.0)
+        self._put(1, where, x, x.abs(), (x - middle.float()[..., None]) * inverse[..., None])
+
+    def _largest(self, size: Tensor) -> Tensor:
+        """Places [..., n] of the largest numbers, the first of equal ones."""
+        order = size.nan_to_num(0.0).sort(dim=-1, descending=True, stable=True)[1]
+        return order[..., : self.places[0].shape[-1]]
+
+    def _put(self, which: int, where: Location, x: Tensor, size: Tensor, y: Tensor) -> None:
+        """Codes of y [T, G, D], and the outliers of x, which are those of the largest `size`."""
+        finite, at = x.isfinite().all(-1)[..., None], self._largest(size)
+        where.put(self.places[which], at.where(finite, 0).to(torch.int16))
+        where.put(self.outliers[which], x.gather(-1, at).bfloat16().where(finite, torch.nan))
+        levels = self.levels[which]
+        middles = (levels[:, 1:] + levels[:, :-1]) * 0.5
+        codes = (y[..., None] > middles[:, None]).sum(-1)
+        padded = functional.pad(codes, (0, self._width - self._dim))
+        where.put(self.codes[which], packed_threes(padded))
+
+
+def packed_threes(codes: Tensor) -> Tensor:
+    """Codes [..., D] of three bits as three bytes for each eight: low two bits of four, of four, and the third bits."""
+    eights = codes.to(torch.uint8).unflatten(-1, (-1, 8))
+    low = packed((eights & 3).flatten(-2), 2).unflatten(-1, (-1, 2))
+    third = packed((eights >> 2).flatten(-2), 1)[..., None]
+    return torch.cat((low, third), -1).flatten(-2)
+
+
+def unpacked_threes(stored: Tensor) -> Tensor:
+    """The codes that `packed_threes` took."""
+    low, third = stored.unflatten(-1, (-1, 3)).split((2, 1), -1)
+    return unpacked(low.flatten(-2), 2) | unpacked(third.flatten(-2), 1) << 2
 
 
 def quantize_heads(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from quire.cache_kinds import LATE_TOKENS
-from quire.executor.torch.cache import CacheRow, LatentCache, Location, Rotation
-from quire.executor.torch.kv_caches import KiviCache, LayerCache
+from quire.executor.torch.cache import CacheRow, LatentCache, Location, Rotation, rotate
+from quire.executor.torch.kv_caches import KiviCache, LayerCache, NuqCache
 from quire.executor.torch.low_rank import expand, slots_of, with_slots
 from quire.executor.torch.operands import Operands, defines
 from quire.executor.torch.tiles import QUERY_TILE, RECENT_STRETCH, WEIGHT_TILE
@@ -187,8 +187,8 @@ def rope_write(
     q, k, v = split_heads(qkv, op.shape)
     q_weight, k_weight = norms
     q.copy_(rotate(q if q_weight is None else head_norm(op, q, q_weight, rows[0]), rotation))
-    k = rotate(k if k_weight is None else head_norm(op, k, k_weight, rows[1]), rotation)
-    cache.write(where, k, v)
+    k = k if k_weight is None else head_norm(op, k, k_weight, rows[1])
+    cache.write(where, k if isinstance(cache, NuqCache) else rotate(k, rotation), v)
 
 
 @defines(RopeWrite)
@@ -435,22 +435,6 @@ def normalise(x: Tensor, kind: NormKind, eps: float, of: Tensor | None = None) -
         mean = of.mean(-1, keepdim=True)
         x, of = x - mean, of - mean
     return x * torch.rsqrt(of.square().mean(-1, keepdim=True) + eps)
-
-
-def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
-    """Turn the first 2·P dimensions of x [T, heads, D] (arXiv 2104.09864).
-
-    Pair k is dimensions (k, k + P), or (2k, 2k + 1) when interleaved.
-    """
-    if rotation is None:
-        return x
-    cos, sin = rotation.cos[:, None, :], rotation.sin[:, None, :]
-    pairs = cos.shape[-1]
-    turned, rest = x.float().split((2 * pairs, x.shape[-1] - 2 * pairs), dim=-1)
-    a, b = turned.unflatten(-1, (pairs, 2)).unbind(-1) if rotation.interleaved else turned.chunk(2, dim=-1)
-    a, b = a * cos - b * sin, b * cos + a * sin
-    turned = torch.stack((a, b), dim=-1).flatten(-2) if rotation.interleaved else torch.cat((a, b), dim=-1)
-    return torch.cat((turned, rest), dim=-1)
 
 
 def split_heads(qkv: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,10 +16,18 @@ from quire.executor.torch.kv_caches import (
     KiviCache,
     LayerCache,
     NibbleCache,
+    NuqCache,
 )
 from quire.executor.torch.tiles import QUERY_TILE, WEIGHT_TILE
 from quire.executor.torch.weights import TORCH_DTYPES
-from quire.program.memory import kv_block_bytes, kv_head_elems, kv_token_bytes, max_rows, plan_arena
+from quire.program.memory import (
+    codebook_bytes,
+    kv_block_bytes,
+    kv_head_elems,
+    kv_token_bytes,
+    max_rows,
+    plan_arena,
+)
 from quire.program.op import AttentionScratch
 from quire.program.program import Program
 from quire.program.tensors import Buffer, KVLayer
@@ -52,7 +60,7 @@ class State:
         memory = torch.zeros(kv_bytes, dtype=torch.uint8, device=device).view(limits.blocks, -1)
         return cls(
             buffers=buffers,
-            caches=_caches(program, limits, memory),
+            caches=_caches(program, limits, memory, rotations),
             latents=_latents(program, limits, memory),
             rotations=rotations,
             adapters=AdapterMatrices(program, limits, device),
@@ -60,7 +68,7 @@ class State:
             bytes={
                 "kv": kv_bytes,
                 "activations": arena,
-                "tables": sum(r.cos.nbytes + r.sin.nbytes for r in rotations),
+                "tables": sum(r.cos.nbytes + r.sin.nbytes for r in rotations) + codebook_bytes(program),
             },
         )
 
@@ -121,20 +129,22 @@ def _floats(buffer: Buffer, limits: Limits) -> int:
     return max_rows(buffer, limits.max_tokens, limits.max_logit_rows) * buffer.cols * 4
 
 
-def _caches(program: Program, limits: Limits, memory: Tensor) -> dict[int, LayerCache]:
+def _caches(
+    program: Program, limits: Limits, memory: Tensor, rotations: tuple[Rotation, ...]
+) -> dict[int, LayerCache]:
     """Keys and values of each layer.
 
     A block belongs to one cache group and holds that group's layers, so layers with the same place in
     different groups share memory and never a block.
     """
     return {
-        number: _cache(layer, limits, _layer_memory(layer, limits, memory))
+        number: _cache(layer, limits, _layer_memory(layer, limits, memory), rotations)
         for number, layer in enumerate(program.kv_layers)
         if not layer.latent
     }
 
 
-def _cache(layer: KVLayer, limits: Limits, memory: Tensor) -> LayerCache:
+def _cache(layer: KVLayer, limits: Limits, memory: Tensor, rotations: tuple[Rotation, ...]) -> LayerCache:
     shape = CacheShape(limits.blocks, limits.block_size, layer.kv_heads, layer.head_dim)
     match layer.type:
         case "i8":
@@ -145,6 +155,9 @@ def _cache(layer: KVLayer, limits: Limits, memory: Tensor) -> LayerCache:
             return NibbleCache(memory, shape)
         case "kivi4" | "kivi2":
             return KiviCache(memory, shape, int(layer.type[-1]))
+        case "kvquant3":
+            assert layer.codes is not None
+            return NuqCache(memory, shape, layer.codes, None if layer.rope is None else rotations[layer.rope])
         case _:
             return FloatCache(memory, shape, layer.type)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire.program.formats import GROUP_BITS
+from quire.program.formats import CODE_BITS, GROUP_BITS
 from quire.program.program import Program
 from quire.program.tensors import Param
 from quire.quant import GroupCodes, check_codes, dequantize, quantize
@@ -17,8 +17,8 @@ from quire.quant.groups import TINY, input_share, weight_share
 
 # A quantized parameter or buffer is held as the float32 numbers it stands for.
 TORCH_DTYPES = {
-    "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i8": torch.float32, "i4": torch.float32,
-    "i32": torch.int32,
+    "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32,
+    **dict.fromkeys(CODE_BITS, torch.float32),
 }  # fmt: skip
 _SOURCES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(np.uint16)}
 

@@ -51,6 +51,15 @@ class RopeWrite(Op):
     In an i4 cache 32 neighbouring numbers of a head (the last ones may be fewer) are
     round(x / scale) in [-8, 7], ties to even. scale: their number of the largest magnitude (the greatest one if there
     are two) / -8 in bfloat16, 0 when that magnitude is not above 1e-30, NaN when one is not finite.
+
+    A kvquant3 cache (arXiv 2401.18079) holds keys as they are before the rotation, and whoever reads them rotates them
+    (KVLayer.rope). A number x of dimension d of a head is the code of the nearest of the head's eight levels
+    (HeadCodes), the lower of two, to y = (x - middle_d) / scale_d. Values have other levels, and a middle and a scale
+    of each token and head: (greatest + least) / 2 and (greatest - least) / 2 in bfloat16 of the numbers that are no
+    outliers, y is 0 where the scale is not above 1e-30. Outliers of a key are the n numbers with the largest |y|, of a
+    value those with the largest |x|, in both cases the first of equal ones: they are kept in bfloat16 instead. n is a
+    hundredth of the head's dimensions (those of the cache, whole vectors of sixteen), rounded up. Where a number is not
+    finite all outliers are NaN, at dimension 0, and so are middle and scale of a value.
     """
 
     qkv: Change

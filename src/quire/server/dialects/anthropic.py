@@ -78,11 +78,11 @@ async def _answer(
     await AnswerStream(context, exchange, form).write([ask])
 
 
-async def count_tokens(context: ServerContext, _: Exchange, read: Body[CountRequest]) -> TokenCount:
+async def count_tokens(context: ServerContext, exchange: Exchange, read: Body[CountRequest]) -> TokenCount:
     """Tokens of the prompt that a conversation makes."""
     context.card()
     body = read.value
-    context.model(body.model)
+    context.model(body.model, exchange)
     with renamed(_NAMES):
         asked = ChatCompletionRequest(**_conversation(context, body))
         ask = chat_ask(asked, asked.messages, read_tools(asked.tools))

@@ -132,11 +132,13 @@ async def _slots_of(
     ]
 
 
-async def apply_template(context: ServerContext, _: Exchange, read: Body[RenderRequest]) -> AppliedTemplate:
+async def apply_template(
+    context: ServerContext, exchange: Exchange, read: Body[RenderRequest]
+) -> AppliedTemplate:
     """A conversation as text, for a completion."""
     body = read.value
     context.card()
-    context.model(body.model)
+    context.model(body.model, exchange)
     ask = chat_ask(body, body.messages, read_tools(body.tools))
     return AppliedTemplate(await context.engine.render_chat(ask))
 

@@ -77,11 +77,11 @@ async def generate(
     return None
 
 
-def served(context: ServerContext, name: str | None) -> str:
+def served(context: ServerContext, name: str | None, exchange: Exchange) -> str:
     """The served name for one that may have the tag "latest". Raises ApiError 404."""
     if name is not None and context.served.find(name) is None:
         name = name.removesuffix(":latest")
-    return context.model(name)
+    return context.model(name, exchange)
 
 
 def _head(
@@ -89,7 +89,7 @@ def _head(
 ) -> AnswerHead:
     """What the answer begins with. Raises ApiError for fields that ask for what is not done."""
     context.card()
-    generating_model(context, exchange, served(context, body.model))
+    generating_model(context, exchange, served(context, body.model, exchange))
     for name in ("truncate", "shift"):
         if getattr(body, name):
             message = (

@@ -83,7 +83,7 @@ def _model(
 ) -> str:
     """The name of the model for the answer. Raises ApiError for what cannot be done."""
     context.card()
-    exchange.details["model"] = served(context, body.model)
+    exchange.details["model"] = served(context, body.model, exchange)
     check_keep_alive(exchange, body.keep_alive)
     for name, given in (body.options or {}).items():
         if given is not None:
@@ -92,13 +92,13 @@ def _model(
     return body.model or context.names()[0]
 
 
-async def show(context: ServerContext, _: Exchange, read: Body[OllamaShowRequest]) -> OllamaShown:
+async def show(context: ServerContext, exchange: Exchange, read: Body[OllamaShowRequest]) -> OllamaShown:
     """Facts about a served model."""
     body = read.value
     if body.name is not None and body.model not in {None, body.name}:
         raise bad_request("name", "name: differs from model; set only one of them")
     context.card()
-    served(context, body.model or body.name)
+    served(context, body.model or body.name, exchange)
     return shown(context)
 
 

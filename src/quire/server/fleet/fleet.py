@@ -16,6 +16,7 @@ from quire.engine.build.opening import find_model, gguf_files
 from quire.engine.host.held import tokenizer_beside
 from quire.engine.host.messages import Load
 from quire.engine.host.plan_process import planned
+from quire.server.context import directory_of
 from quire.server.errors import ApiError, shorten
 from quire.server.fleet.member import Member
 from quire.server.fleet.places import ModelPlaces
@@ -50,7 +51,7 @@ class Fleet:
         options: EngineConfig | None = None,
     ) -> None:
         check_for_several(serving)
-        self.config, self.shares = serving, shares
+        self.config, self.shares, self.tenants = serving, shares, directory_of(serving)
         self._options = options or EngineConfig()  # of models that come while the server runs
         self.places = ModelPlaces(shares.places, shares.place) if shares.places else None
         self._folder = tempfile.TemporaryDirectory(prefix="quire-")
@@ -136,7 +137,7 @@ class Fleet:
         if places is not None:
             served = with_share(served, places.size)
         turns = str(Path(self._folder.name) / "steps")
-        member = Member(served, version, turns, self._loading_turn, places)
+        member = Member(served, version, turns, self._loading_turn, places, self.tenants)
         self.members[member.id] = member
         return member
 

@@ -26,7 +26,7 @@ from quire.server.fleet.shares import BODIES
 from quire.server.logs import log_access
 from quire.server.query import query_of
 from quire.server.request_memory import RequestMemory
-from quire.server.routes import Get, HttpRoute, RouteTable
+from quire.server.routes import Get, HttpRoute, Post, RouteTable
 from quire.types import QuireError
 
 _BODIES_PART = 16 / 3  # a RequestMemory has three sixteenths for bodies
@@ -65,7 +65,8 @@ class FleetApp:
         self._fleet, self._config = fleet, fleet.config
         bodies = cast(Engine, _Bodies(int(fleet.shares.server[BODIES] * _BODIES_PART)))
         self.memory = RequestMemory(bodies, fleet.config.max_num_queued_reqs)
-        self._access, self._admin = AccessControl(fleet.config), AdminAccess(fleet.config)
+        self._access = AccessControl(fleet.config, fleet.tenants)
+        self._admin = AdminAccess(fleet.config, fleet.tenants)
         self.context: ServerContext | None = None  # of the routes that concern no single model
         own = (*fleet_routes(fleet), *batch_routes.ROUTES)
         closed = closed_routes(own, fleet.config)
@@ -133,6 +134,8 @@ class FleetApp:
         if not exchange.inner:
             self._access.check_source(exchange)
             self._admin.check_route(self._access, exchange, route)
+        if isinstance(route, Post) and not route.admin:
+            self._fleet.tenants.enter(exchange)
         require_ready(self._fleet.state)
         body = await exchange.body(self._config.max_body_bytes, self._config.body_timeout)
         named = _named(exchange, body)

@@ -84,9 +84,15 @@ async def _health(fleet: Fleet, _: ServerContext, __: Exchange) -> HealthBody:
     return HealthBody(str(fleet.state))
 
 
-async def _models(fleet: Fleet, _: ServerContext, __: Exchange) -> FleetModelList:
-    """All names."""
-    return FleetModelList(data=list(_bodies(fleet).values()))
+async def _models(fleet: Fleet, _: ServerContext, exchange: Exchange) -> FleetModelList:
+    """All names that the tenant may use."""
+    tenant, bodies = fleet.tenants.get(exchange.tenant), _bodies(fleet)
+    found = []
+    for name, body in bodies.items():
+        allowed = tenant.models if body.adapter_sha256 is None else tenant.adapters
+        if allowed is None or name in allowed:
+            found.append(body)
+    return FleetModelList(data=found)
 
 
 def _bodies(fleet: Fleet) -> dict[str, FleetModelBody]:

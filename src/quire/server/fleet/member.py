@@ -24,6 +24,7 @@ from quire.server.fleet.places import ModelPlaces
 from quire.server.fleet.shares import ServedModel
 from quire.server.logprob_bodies import TokenTexts
 from quire.server.service import Service
+from quire.server.tenants import TenantDirectory
 from quire.types import QuireError
 
 logger = logging.getLogger("quire.server")
@@ -46,13 +47,14 @@ class Member:
         turns: str,
         loading_turn: asyncio.Lock,
         places: ModelPlaces | None = None,
+        tenants: TenantDirectory | None = None,
     ) -> None:
         self.served, self.version, self.places = served, version, places
         own = replace(
             served.serving, served_model_name=(served.name, *served.aliases), files_dir=None, grpc_port=None
         )  # what the whole server has
         self.engine = AsyncEngine(served.model, served.config, own, turns=turns)
-        self.service = Service(self.engine, own)
+        self.service = Service(self.engine, own, tenants)
         self.created = int(time.time())
         self.active = 0  # requests that were passed to it and have not ended
         self.used = time.monotonic()  # when the last one ended

@@ -148,7 +148,7 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, context: ServerContext, application: Application) -> None:
         self._context, self._application = context, application
-        self._access = AccessControl(context.config)
+        self._access = AccessControl(context.config, context.tenants)
         self._answers: dict[str, Callable[[Message], Message]] = {
             "ServerLive": lambda _: CLASSES["ServerLiveResponse"](live=True),
             "ServerReady": lambda _: CLASSES["ServerReadyResponse"](ready=self._ready()),
@@ -311,7 +311,7 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _run(self, ask: InferenceAsk, exchange: Exchange, send: Send) -> None:
         """Make a request of the ask, and send what it answers. Raises ApiError and ClientGoneError."""
-        answer = InferenceAnswer(ask, self._context.model(ask.model or None))
+        answer = InferenceAnswer(ask, self._context.model(ask.model or None, exchange))
         refusal, code = bytearray(), 200
 
         async def take(status: int, data: bytes) -> None:

@@ -99,7 +99,7 @@ class RealtimeSession:
         self._running: dict[str, asyncio.Task[None]] = {}  # responses, by id
         self._main = ""  # the one in the conversation
         self._ending = False
-        model = context.model(query_of(exchange.scope["query_string"]).get("model"))
+        model = context.model(query_of(exchange.scope["query_string"]).get("model"), exchange)
         self._config: dict[str, Any] = {
             "type": "realtime", "model": model, "output_modalities": ["text"], "instructions": "", "tools": [],
             "tool_choice": "auto", "max_output_tokens": "inf",
@@ -181,7 +181,7 @@ class RealtimeSession:
             read, names = await self._decode(bytes(raw), kind)
             fields.check(names, bytes(raw), refuse_unknown=self._context.config.unknown_fields == "refuse")
             if read.model is not None:
-                self._context.model(read.model)
+                self._context.model(read.model, self._exchange)
         found: C = read
         return found
 
