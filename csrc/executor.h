@@ -67,6 +67,7 @@ class Executor {
   void set_step(int tokens, int rows, int logit_rows);
   void run_ops(size_t begin, size_t end);
   void step(size_t begin, size_t end, int thread);
+  void deal(size_t op, size_t end);
   size_t deal_from(size_t op, size_t end);
 
   const Kernels& kernels_;
@@ -76,7 +77,8 @@ class Executor {
   std::vector<std::unique_ptr<Op>> ops_;
   size_t head_begin_ = 0;
   ThreadOwner<PageWarmer> kv_pages_;  // after the arena: it ends first
-  Tasks tasks_;                       // of the op that runs
+  std::vector<bool> beside_next_;     // by op: whether the one behind it may run at the same time
+  Tasks tasks_, more_;                // of the op that runs, and of one that runs beside it
   size_t next_ = 0;                   // the op after it; set while all threads wait
   std::unique_ptr<Profile> profile_;
   int stop_after_ = -1;

@@ -41,6 +41,7 @@ LORA_TARGETS = (
     "experts",
     "modules_to_save",
 )  # what adapters may change, if it is asked
+DEFAULT_LORA_RANK = 16
 # Linears that vLLM and SGLang list one by one: adapters may always change them.
 LORA_LINEARS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
@@ -379,12 +380,23 @@ class AdapterOptions:
     enable_lora: bool = option(False, "take adapters of low rank (LoRA)")
     max_loras: int = option(
         4,
-        "adapters that can run at once; others wait for a slot. Slots for --max-lora-rank are part of --memory",
+        "adapters that can run at once; requests of others wait",
         metavar="N",
         count=True,
         most=1024,
     )
-    max_lora_rank: int = option(16, "largest rank of an adapter", metavar="N", count=True, most=256)
+    max_lora_rank: int | None = option(
+        None, "largest rank of an adapter (default: that of the adapters given at start, at least 16)", metavar="N",
+        count=True, most=256,
+    )  # fmt: skip
+    lora_memory: int | None = option(
+        None,
+        "memory of the pool that adapters run from, part of --memory; each takes what its ranks and modules need, and "
+        "those used least recently make room (default: enough for --max-loras of the largest)",
+        metavar="SIZE",
+        count=True,
+        size=True,
+    )
     max_cpu_loras: int | None = option(
         None,
         "adapters whose weights stay in memory as they were read (default: none; they are read from their files again, "
@@ -396,7 +408,8 @@ class AdapterOptions:
     lora_target_modules: tuple[str, ...] = option(
         (),
         "what adapters may change besides linears of attention, feed-forwards and routers: embed_tokens, lm_head, "
-        "experts (of low rank), modules_to_save (whole embeddings and heads), or all; slots have room for it",
+        "experts (of low rank), modules_to_save (whole embeddings and heads), or all (default: what the adapters given "
+        "at start change)",
         metavar="NAME",
     )
 
@@ -408,14 +421,14 @@ class AdapterOptions:
             if name not in known and name not in LORA_LINEARS:
                 raise ValueError(f"lora_target_modules: {name!r} is not one of {', '.join(known)}")
 
-    def has_room(self, target: str) -> bool:
-        """Whether slots have room for one of LORA_TARGETS."""
-        return "all" in self.lora_target_modules or target in self.lora_target_modules
-
     @property
-    def slots(self) -> int:
-        """Slots for adapters; 0 without any."""
-        return self.max_loras if self.enable_lora else 0
+    def rank(self) -> int:
+        """The largest rank."""
+        return self.max_lora_rank or DEFAULT_LORA_RANK
+
+    def has_room(self, target: str) -> bool:
+        """Whether adapters may change one of LORA_TARGETS."""
+        return "all" in self.lora_target_modules or target in self.lora_target_modules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -371,8 +371,9 @@ class EngineStats:
     rows_by_drafts: tuple[int, ...] = ()  # from none up
     draft_faults: int = 0  # sequences that go on without drafts
     speculation_seconds_won: float = 0.0  # estimated
-    adapter_slots: int = 0
-    adapter_loads: Mapping[str, int] = field(default_factory=dict)  # into slots, by version
+    max_loras: int = 0
+    adapter_bytes: tuple[int, int] = (0, 0)  # of the pool: those that adapters have, and all
+    adapter_loads: Mapping[str, int] = field(default_factory=dict)  # into the pool, by version
     adapter_evictions: Mapping[str, int] = field(default_factory=dict)
     resident_bytes: int = 0
     step_costs: tuple[float, ...] = ()  # seconds, by core.cost_model.FEATURES

@@ -247,7 +247,7 @@ def _lora_room(asked: AdapterOptions) -> LoraRoom | None:
     if not asked.enable_lora:
         return None
     embedding, head, experts, whole = map(asked.has_room, LORA_TARGETS)
-    return LoraRoom(asked.max_lora_rank, embedding, head, experts, whole)
+    return LoraRoom(asked.rank, embedding, head, experts, whole)
 
 
 def _formats(config: ResolvedConfig) -> NumberFormats:
@@ -386,7 +386,7 @@ def build(
                 raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
     with startup.span("bind"):
-        adapters = _adapters(executor, model, config)
+        adapters = _adapters(executor, model, config, plan.limits)
         swap = _swap_space(model, program, config, draft, lent)
         worker = _worker(model, executor, plan.limits, config, adapters, swap)
         costs = load_costs(model.folder, config)
@@ -430,7 +430,9 @@ def plan_engine(
     )
 
 
-def _adapters(executor: Executor, model: Model, config: ResolvedConfig) -> AdapterService | None:
+def _adapters(
+    executor: Executor, model: Model, config: ResolvedConfig, limits: Limits
+) -> AdapterService | None:
     asked = config.asked.adapters
     if not asked.enable_lora:
         return None
@@ -442,8 +444,9 @@ def _adapters(executor: Executor, model: Model, config: ResolvedConfig) -> Adapt
         origin = weight_origin(model)
         weights = BaseWeights(origin.open, origin.rules)
     return AdapterService(
-        executor, model.facts.spec, asked.max_loras, asked.max_lora_rank, asked.max_cpu_loras or 0, weights
-    )
+        executor, model.facts.spec, asked.max_loras, asked.rank, (limits.max_loras, limits.adapter_pages),
+        asked.max_cpu_loras or 0, weights,
+    )  # fmt: skip
 
 
 def _swap_space(

@@ -26,7 +26,7 @@ from quire.engine.build.log_file import recorder_bytes
 from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.loader.load import ROW_QUANTUM
 from quire.lora import BLOCK_BYTES
-from quire.program.memory import kv_block_bytes, low_rank_bytes
+from quire.program.memory import adapter_layout, kv_block_bytes, largest_adapter, low_rank_bytes
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.speculate.build import max_draft_tokens, proposer_bytes, tree_branches
@@ -58,6 +58,7 @@ GRAMMAR_SHARE, MIN_GRAMMARS, MAX_GRAMMARS = 16, 8 * 2**20, 256 * 2**20
 GRAMMAR_LIBRARY, GRAMMAR_TOKEN = 8 * 2**20, 768 + 24
 # The bytes of a token and their end, in both processes of a server: see host/messages.Vocabulary.
 VOCABULARY_TOKEN = 2 * (MAX_MEAN_BYTES + 4)
+SMALL_ADAPTERS = 16  # that may be in the pool in the room of one of the largest
 ADAPTERS_READ = 2  # adapters that are read at once: one to be checked, one for a slot
 MIN_MODEL_LEN = 128
 MAX_BLOCKS = 2**31 - 1  # the largest number in a block table
@@ -140,7 +141,7 @@ def _plan(
         max_len=length,
         num_blocks=0,
         block_size=asked.cache.block_size,
-        max_loras=asked.adapters.slots,
+        **_adapter_pool(program, asked.adapters),
         branches=tree_branches(config),
         # A branch touches no more blocks of a group than it has drafts.
         branch_blocks=tree_branches(config) * len(program.cache_groups),
@@ -214,8 +215,25 @@ def _computing(
     return parts, sum(kv_block_bytes(each, limits.block_size) for each, _, _ in every)
 
 
+def _adapter_pool(program: Program, asked: AdapterOptions) -> dict[str, int]:
+    """The fields of Limits for the pool of adapters. Raises MemoryBudgetError for one that holds no adapter."""
+    if not asked.enable_lora:
+        return {}
+    layout, largest = adapter_layout(program), largest_adapter(program)
+    each = layout.pages(largest.parts, largest.own)
+    pages = asked.max_loras * each
+    if asked.lora_memory is not None:
+        pages = asked.lora_memory // layout.page_bytes
+        if pages < each:
+            raise MemoryBudgetError(
+                f"lora_memory: {format_size(asked.lora_memory)} holds no adapter of max_lora_rank {asked.rank}, which "
+                f"takes {format_size(each * layout.page_bytes)}"
+            )
+    return {"max_loras": min(pages, SMALL_ADAPTERS * -(-pages // each)), "adapter_pages": pages}
+
+
 def _adapters_read(program: Program, asked: AdapterOptions) -> int:
-    """What adapters take outside of their slots, in float32: those that are being read, and those that are kept; and
+    """What adapters take outside of the pool, in float32: those that are being read, and those that are kept; and
     blocks of whole matrices, of the base or an adapter, as they are stored and in float32, which are never kept."""
     if not program.adapted:
         return 0
@@ -266,7 +284,12 @@ def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig)
     if config.max_num_seqs > 1:
         advice.append(f"lower --max-num-seqs ({config.max_num_seqs})")
     if config.asked.adapters.enable_lora:
-        advice.append(f"lower --max-loras ({config.asked.adapters.max_loras})")
+        pool = config.asked.adapters.lora_memory
+        advice.append(
+            f"lower --max-loras ({config.asked.adapters.max_loras})"
+            if pool is None
+            else f"lower --lora-memory ({format_size(pool)})"
+        )
     if config.asked.limits.grammar_memory is not None:
         advice.append(f"lower --grammar-memory ({format_size(config.asked.limits.grammar_memory)})")
     if config.asked.limits.request_memory is not None:

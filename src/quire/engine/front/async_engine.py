@@ -200,7 +200,8 @@ class AsyncEngine:
             beside = tokenizer_beside(folder, files)
         else:
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
-        load = Load(str(folder), self._config, beside, self._cores)
+        first = tuple(adapter_paths(self.serving.lora_modules).values())
+        load = Load(str(folder), self._config, beside, self._cores, adapters=first)
         client = self._client = EngineClient(load, self.serving, self._new_host, self, self._memory)
         loading = asyncio.create_task(client.start(self._progress))
         try:
@@ -216,7 +217,6 @@ class AsyncEngine:
                 self._text.close()
             raise
         try:
-            first = adapter_paths(self.serving.lora_modules)
             await asyncio.gather(
                 *(self._adapters.load(adapter, path, None) for adapter, path in first.items())
             )

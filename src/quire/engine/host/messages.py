@@ -48,7 +48,8 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 class Load(_Message, frozen=True, tag=1):
     """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `cores`
     the file by which several engines share the cores (core_shares), "" for one that is alone; `lent` the most bytes
-    that it may borrow from them, None where nothing is lent.
+    that it may borrow from them, None where nothing is lent. `adapters`: paths of those that it begins with, for which
+    there must be room.
     """
 
     folder: str
@@ -56,6 +57,7 @@ class Load(_Message, frozen=True, tag=1):
     beside: dict[str, int] = {}
     cores: str = ""
     lent: int | None = None
+    adapters: tuple[str, ...] = ()
 
 
 class AddRequest(_Message, frozen=True, tag=2):

@@ -18,6 +18,7 @@ if __name__ == "__main__":  # the imports below take most of the start-up time
     gc.disable()  # imported objects are not garbage
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would disturb the kernels
 
+from quire.engine.build.adapter_room import with_room_for
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import open_model
 from quire.engine.host.borrowing import RoomInUse
@@ -74,9 +75,8 @@ def _load(command: Load, channel: Channel, startup: Startup) -> Built | None:
 
     try:
         model = open_model(command.folder, tokenizer=False, startup=startup)
-        return build(
-            model, command.config, progress, beside=command.beside, startup=startup, lent=command.lent or 0
-        )
+        config = with_room_for(command.config, command.adapters)
+        return build(model, config, progress, beside=command.beside, startup=startup, lent=command.lent or 0)
     except (QuireError, ValueError, OSError, MemoryError) as error:
         channel.send(Fatal(type(error).__name__, str(error)))
         return None

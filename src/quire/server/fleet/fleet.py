@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from quire.config.lora_modules import adapter_paths
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError
@@ -230,4 +231,6 @@ async def check_shares(models: Sequence[ServedModel]) -> None:
 
 def _load_of(served: ServedModel) -> Load:
     folder = find_model(served.model)
-    return Load(str(folder), served.config, tokenizer_beside(folder, gguf_files(folder)), "cores")
+    first = tuple(adapter_paths(served.serving.lora_modules).values())
+    beside = tokenizer_beside(folder, gguf_files(folder))
+    return Load(str(folder), served.config, beside, "cores", adapters=first)
