@@ -200,8 +200,8 @@ class AsyncEngine:
             beside = tokenizer_beside(folder, files)
         else:
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
-        first = tuple(adapter_paths(self.serving.lora_modules).values())
-        load = Load(str(folder), self._config, beside, self._cores, adapters=first)
+        first = adapter_paths(self.serving.lora_modules)
+        load = Load(str(folder), self._config, beside, self._cores, adapters=tuple(first.values()))
         client = self._client = EngineClient(load, self.serving, self._new_host, self, self._memory)
         loading = asyncio.create_task(client.start(self._progress))
         try:
