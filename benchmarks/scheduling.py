@@ -3,6 +3,9 @@
     python -m benchmarks.scheduling goodput --traces ../shared/data/traces [--requests 600]
     python -m benchmarks.scheduling policies --traces ../shared/data/traces
     python -m benchmarks.scheduling fairness
+    python -m benchmarks.scheduling knee --traces ../shared/data/traces
+    python -m benchmarks.scheduling deadlines --traces ../shared/data/traces
+    python -m benchmarks.scheduling modes --svg benchmarks/results
 
 A step takes what a formula says (COSTS: a small model on two cores), with 3 % of noise; the cost model learns it while
 requests run. The arrivals of a trace are the same for every policy; a load of 2 has them in half the time. Tokens of a
@@ -22,6 +25,7 @@ from pathlib import Path
 from quire.bench.goodput import PRESETS, Goodput, goodput
 from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer
 from quire.bench.statistics import percentile
+from quire.bench.svg import Plot, Series
 from quire.bench.timeline import request_metrics
 from quire.bench.traces import TraceRow, read_trace
 from quire.core.scheduler_config import SchedulerConfig
@@ -36,6 +40,8 @@ TRACES = {
     "Mooncake synthetic": ("mooncake_synthetic_trace.jsonl", 16, 1.5),
     "ServeGen": ("servegen_deepseek_r1", 4, 1.5),
 }
+KNEE_LOADS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
+BEYOND = (1.0, 1.25, 1.5, 2.0)
 LOADS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
 LIMITS = SchedulerConfig(num_blocks=6000, max_num_seqs=64, max_num_batched_tokens=512, max_model_len=16384)
 
@@ -106,67 +112,228 @@ def compare_goodput(folder: Path, count: int, preset: str) -> None:
             print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def compare_policies(folder: Path, count: int) -> None:
-    print(
-        "| trace | policy | mean latency, s | p99, s | mean TTFT, s | prompt tokens from the cache | preemptions |"
-    )
-    print("|---|---|--:|--:|--:|--:|--:|")
+def shown_ratio(held: float, plain: float) -> str:
+    return f"{held / plain:.2f}" if plain else "–"
+
+
+def served(asked: Sequence[Arrival], slo: SLO, name: str, *, held: bool) -> Goodput:
+    service = [ServiceClass(name, slo)]
+    config = replace(LIMITS, policy="edf") if held else LIMITS
+    return judged(SimulatedServer(config, COSTS, service, admits=held, controls=held).run(asked), slo)
+
+
+def compare_at_knees(folder: Path, count: int, preset: str) -> None:
+    """The knee of a trace is the load up to which first come, first served keeps the level of 90 % of requests; a trace
+    of which it keeps fewer at every load has its knee where its goodput is highest."""
+    slo, table = PRESETS[preset][0], dict[float, list[float]]()
+    print("| trace | knee, requests/s | kept there | " + " | ".join(f"{at:g} × knee" for at in BEYOND) + " |")
+    print("|---|--:|--:|" + "--:|" * len(BEYOND))
     for name, rows, scale, rate in traces(folder, count):
-        if name not in {"Azure conversation", "Mooncake conversation"}:
-            continue
-        for label, policy, known in (
-            ("fcfs", "fcfs", True), ("sjf, lengths known", "sjf", True), ("sjf, lengths predicted", "sjf", False),
-            ("lpm", "lpm", True), ("edf", "edf", True),
-        ):  # fmt: skip
-            asked = arrivals(rows, scale, rate * 2, known=known)
-            config = replace(LIMITS, policy=policy, num_blocks=1500)
-            run = SimulatedServer(config, COSTS, [ServiceClass("chat", PRESETS["chat"][0])]).run(asked)
-            took = sorted(request_metrics(one).e2e for one in run.records)
-            first = statistics.fmean(request_metrics(one).ttft or 0.0 for one in run.records)
+        plain = {
+            load: served(arrivals(rows, scale, rate * load), slo, preset, held=False) for load in KNEE_LOADS
+        }
+        kept = [load for load, found in plain.items() if found.share >= 0.9]
+        knee = max(kept) if kept else max(plain, key=lambda load: plain[load].rate)
+        cells = []
+        for at in BEYOND:
+            asked = arrivals(rows, scale, rate * knee * at)
+            first, held = (served(asked, slo, preset, held=which) for which in (False, True))
+            table.setdefault(at, []).append(held.rate / first.rate if first.rate else float("inf"))
+            cells.append(f"{first.rate:.2f} → {held.rate:.2f} ({shown_ratio(held.rate, first.rate)})")
+        print(f"| {name} | {rate * knee:.2f} | {plain[knee].share:.0%} | {' | '.join(cells)} |", flush=True)
+    medians = [f"{statistics.median(table[at]):.2f}" for at in BEYOND]
+    print(f"| **median of the ratios** | | | {' | '.join(medians)} |")
+
+
+def compare_deadlines(folder: Path, count: int) -> None:
+    """Each request has to end within 2 s and four times what it takes alone."""
+    print("| trace | load | admitted | deadlines missed, queue only | missed, predicted |")
+    print("|---|--:|--:|--:|--:|")
+    for name, rows, scale, rate in traces(folder, count):
+        for load in (1.0, 2.0, 4.0):
+            asked = [with_deadline(one) for one in arrivals(rows, scale, rate * load)]
+            found = []
+            for admits in (False, True):
+                run = SimulatedServer(replace(LIMITS, policy="edf"), COSTS, admits=admits).run(asked)
+                there = [one for one in run.records if not one.failed]
+                late = sum(
+                    (one.finished or 0.0) - one.scheduled > (asked[one.index].deadline or 0.0)
+                    for one in there
+                )
+                found.append((len(there) / len(asked), late / max(1, len(there))))
             print(
-                f"| {name} | {label} | {statistics.fmean(took):.2f} | {percentile(took, 99):.2f} | {first:.2f} |"
-                f" {run.hit_share:.1%} | {run.preemptions} |",
+                f"| {name} | {load:g} | {found[1][0]:.0%} | {found[0][1]:.1%} | {found[1][1]:.1%} |",
                 flush=True,
             )
 
 
+def with_deadline(one: Arrival) -> Arrival:
+    prompt = len(one.prompt)
+    alone = COSTS[0] * (prompt / 512 + 1 + one.output) + COSTS[2] * prompt + COSTS[1] * one.output
+    return replace(one, deadline=2 + 4 * alone)
+
+
+def shared_prefixes(count: int, rate: float) -> list[Arrival]:
+    """Questions after one of 40 texts of 800 tokens: five times as much as the cache of the table below holds."""
+    rng, at, made = random.Random(7), 0.0, []
+    texts = [rng.choices(range(30_000), k=800) for _ in range(40)]
+    for _ in range(count):
+        at += rng.expovariate(rate)
+        made.append(Arrival(at, rng.choice(texts) + rng.choices(range(30_000), k=40), rng.randint(10, 60)))
+    return made
+
+
+def compare_policies(folder: Path, count: int) -> None:
+    print(
+        "| workload | policy | mean latency, s | p99, s | mean TTFT, s | prompt tokens from the cache |"
+        " error of lengths | preemptions |"
+    )
+    print("|---|---|--:|--:|--:|--:|--:|--:|")
+    for name, rows, scale, rate in traces(folder, count):
+        if name in {"Azure conversation", "Mooncake conversation"}:
+            for policy, known in (
+                ("fcfs", True),
+                ("sjf", True),
+                ("sjf", False),
+                ("lpm", True),
+                ("edf", True),
+            ):
+                print_policy(name, policy, arrivals(rows, scale, rate * 2, known=known), 1500, known=known)
+    for policy in ("fcfs", "sjf", "lpm"):
+        print_policy("40 shared texts", policy, shared_prefixes(count, 12.0), 400)
+
+
+def print_policy(
+    name: str, policy: str, asked: Sequence[Arrival], blocks: int, *, known: bool = True
+) -> None:
+    config = replace(LIMITS, policy=policy, num_blocks=blocks)
+    run = SimulatedServer(config, COSTS, [ServiceClass("chat", PRESETS["chat"][0])]).run(asked)
+    took = sorted(request_metrics(one).e2e for one in run.records)
+    first = statistics.fmean(request_metrics(one).ttft or 0.0 for one in run.records)
+    label = policy if policy != "sjf" else f"sjf, lengths {'known' if known else 'predicted'}"
+    print(
+        f"| {name} | {label} | {statistics.fmean(took):.2f} | {percentile(took, 99):.2f} | {first:.2f} |"
+        f" {run.hit_share:.1%} | {'–' if known else f'{run.length_error:.0%}'} | {run.preemptions} |",
+        flush=True,
+    )
+
+
+def account_of(name: str, rate: float, seed: int, seconds: float = 120.0) -> list[Arrival]:
+    """Poisson arrivals of an account with a system prompt of its own."""
+    rng, at, made = random.Random(f"{name} {seed}"), 0.0, []
+    system = rng.choices(range(9999), k=64)
+    while (at := at + rng.expovariate(rate)) < seconds:
+        prompt = system + rng.choices(range(9999), k=rng.randint(50, 300))
+        made.append(Arrival(at, prompt, rng.randint(10, 40), account=name))
+    return made
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain, Chiu and Hawe, "A quantitative measure of fairness" (1984): 1 for equal shares, 1/n for one alone."""
+    return sum(shares) ** 2 / (len(shares) * sum(x * x for x in shares))
+
+
 def compare_fairness() -> None:
-    """A flooder against two accounts that ask now and then."""
-    rng, polite = random.Random(0), []
-    for account in "ab":
-        at = 0.0
-        while at < 120:
-            at += rng.expovariate(0.7)
-            polite.append(
-                Arrival(
-                    at, rng.choices(range(9999), k=rng.randint(50, 300)), rng.randint(10, 40), account=account
-                )
-            )
-    flood = [
-        Arrival(rng.uniform(0, 120), rng.choices(range(9999), k=200), 40, account="flood")
-        for _ in range(2500)
-    ]
-    print("| policy | accounts | TTFT p50, s | TTFT p99, s |")
-    print("|---|---|--:|--:|")
-    for policy, asked in (("fcfs", polite), ("fcfs", [*polite, *flood]), ("fair", [*polite, *flood])):
-        config = replace(LIMITS, policy=policy, max_num_seqs=16)
-        run = SimulatedServer(config, COSTS).run(asked)
+    """A flooder against two others: first with more demand than their thirds, so that all compete; then with less,
+    against the same alone on a machine of their share, on which a step takes three times as long."""
+    config = replace(LIMITS, max_num_seqs=24, num_blocks=2000)
+    print("| policy | tokens of the flooder, of a, of b | Jain's index |")
+    print("|---|---|--:|")
+    rivals = [*account_of("a", 9.0, 0, 60), *account_of("b", 9.0, 1, 60), *account_of("flood", 40.0, 2, 60)]
+    for policy in ("fcfs", "fair"):
+        run = SimulatedServer(replace(config, policy=policy), COSTS).run(rivals)
+        tokens = dict.fromkeys(("flood", "a", "b"), 0.0)
+        for record, one in zip(run.records, rivals, strict=True):
+            if record.times and record.times[0] < 60:
+                made = sum(n for at, n in zip(record.times, record.counts, strict=True) if at < 60)
+                tokens[one.account] += len(one.prompt) + 2 * made
+        whole = sum(tokens.values())
+        shares = ", ".join(f"{count / whole:.0%}" for count in tokens.values())
+        print(f"| {policy} | {shares} | {jain(list(tokens.values())):.3f} |", flush=True)
+    print("\n| policy | accounts | TTFT p50, s | TTFT p99, s | prompt tokens from the cache |")
+    print("|---|---|--:|--:|--:|")
+    polite = [*account_of("a", 0.7, 0), *account_of("b", 0.7, 1)]
+    third = [3 * cost for cost in COSTS]
+    flooded = [*polite, *account_of("flood", 20.0, 2)]
+    for policy, asked, costs, who in (
+        ("fair", polite, COSTS, "two, alone"), ("fair", polite, third, "two, alone on a third of the machine"),
+        ("fcfs", flooded, COSTS, "the same two beside a flood"),
+        ("fair", flooded, COSTS, "the same two beside a flood"),
+    ):  # fmt: skip
+        run = SimulatedServer(replace(config, policy=policy), costs).run(asked)
         first = sorted(request_metrics(one).ttft or 0.0 for one in run.records[: len(polite)])
-        who = "two, alone" if asked is polite else "the same two beside a flood"
-        print(f"| {policy} | {who} | {percentile(first, 50):.2f} | {percentile(first, 99):.2f} |", flush=True)
+        found = sum(run.cached.get(i, 0) for i in range(len(polite))) / sum(len(one.prompt) for one in polite)
+        print(
+            f"| {policy} | {who} | {percentile(first, 50):.2f} | {percentile(first, 99):.2f} | {found:.0%} |",
+            flush=True,
+        )
+
+
+def compare_modes(folder: Path) -> None:
+    """Static, dynamic and continuous batching of answers whose lengths are skewed: most short, some long."""
+    rng, at, asked = random.Random(3), 0.0, []
+    for _ in range(160):
+        at += rng.expovariate(4.0)
+        asked.append(
+            Arrival(
+                at,
+                rng.choices(range(9999), k=rng.randint(20, 200)),
+                min(400, int(rng.paretovariate(1.1) * 12)),
+            )
+        )
+    config, tables = replace(LIMITS, max_num_seqs=8), {}
+    print("| batching | tokens/s | places in use | mean latency, s | p99, s | mean TTFT, s |")
+    print("|---|--:|--:|--:|--:|--:|")
+    for mode, wait in (("static", 1.0), ("dynamic", 0.05), ("continuous", None)):
+        used: list[tuple[float, float]] = []
+        server = SimulatedServer(config, COSTS, batch_wait=wait)
+        run = server.run(asked, lambda s, used=used: used.append((s.now, s.scheduler.num_running)))  # type: ignore[misc]
+        took = sorted(request_metrics(one).e2e for one in run.records)
+        first = statistics.fmean(request_metrics(one).ttft or 0.0 for one in run.records)
+        end = max(one.finished or 0.0 for one in run.records)
+        busy = statistics.fmean(n for _, n in used) / 8
+        print(
+            f"| {mode} | {sum(one.output for one in asked) / end:.0f} | {busy:.0%} | {statistics.fmean(took):.2f} |"
+            f" {percentile(took, 99):.2f} | {first:.2f} |",
+            flush=True,
+        )
+        tables[mode] = used, took
+    write_modes(folder, tables)
+
+
+def write_modes(folder: Path, tables: dict[str, tuple[list[tuple[float, float]], list[float]]]) -> None:
+    """The places in use over time, and the share of requests that ended within a time, as pictures."""
+    last = max(used[-1][0] for used, _ in tables.values())
+    places = Plot("Places of the batch in use", "seconds", "sequences", (0.0, last), (0.0, 8.0))
+    longest = max(took[-1] for _, took in tables.values())
+    ended = Plot("Requests that ended within a time", "seconds", "share", (0.0, longest), (0.0, 1.0))
+    for kind, (mode, (used, took)) in zip(("c1", "c2", "c3"), tables.items(), strict=True):
+        thin = used[:: max(1, len(used) // 150)]
+        places.line(Series(mode, thin, kind, dots=False))
+        points = [(at, (i + 1) / len(took)) for i, at in enumerate(took)]
+        ended.line(Series(mode, points, kind, dots=False))
+    for name, plot in (("places", places), ("latencies", ended)):
+        (folder / f"scheduling_modes_{name}.svg").write_text(plot.standalone())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("goodput", "policies", "fairness"))
+    parser.add_argument("what", choices=("goodput", "knee", "policies", "fairness", "deadlines", "modes"))
     parser.add_argument("--traces", type=Path, default=Path("../shared/data/traces"))
     parser.add_argument("--requests", type=int, default=600, help="requests of each trace")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="chat")
+    parser.add_argument("--svg", type=Path, default=Path("benchmarks/results"), help="folder of pictures")
     asked = parser.parse_args()
     if asked.what == "goodput":
         compare_goodput(asked.traces, asked.requests, asked.preset)
+    elif asked.what == "knee":
+        compare_at_knees(asked.traces, asked.requests, asked.preset)
+    elif asked.what == "deadlines":
+        compare_deadlines(asked.traces, asked.requests)
+    elif asked.what == "modes":
+        compare_modes(asked.svg)
     elif asked.what == "policies":
         compare_policies(asked.traces, asked.requests)
     else:

@@ -88,7 +88,7 @@ class ServiceTerms:
 
     `service_class` is the number of its class, 0 for the most urgent. `due` is when it should be answered, on the clock
     of its arrival. `expected_tokens` is the length of its output, where that is known. Within an account, what is used
-    is counted by `tag`.
+    is counted by `tag`. What it computed is kept in the cache for `cache_seconds`, before what nobody asked to keep.
     """
 
     account: str = ""
@@ -97,6 +97,7 @@ class ServiceTerms:
     service_class: int = 0
     due: float | None = None
     expected_tokens: int | None = None
+    cache_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,67 @@ def parse_classes(texts: Sequence[str]) -> tuple[ServiceClass, ...]:
         found[name] = ServiceClass(name, slo, guaranteed)
     if len(found) > MAX_CLASSES:
         raise ValueError(f"slo: {len(found)} classes are over the limit of {MAX_CLASSES}")
+    return tuple(found.values())
+
+
+def class_policies(
+    text: str, classes: Sequence[ServiceClass], known: Sequence[str]
+) -> tuple[str, tuple[str, ...]]:
+    """The policy of all requests and that of each class, "" for the same, from a text like "fair,batch=sjf".
+
+    Raises ValueError naming the part that is wrong.
+    """
+    usual, *rest = text.split(",")
+    names, found = [one.name for one in classes], dict.fromkeys([one.name for one in classes], "")
+    for policy in (usual, *(part.partition("=")[2] for part in rest)):
+        if policy not in known:
+            raise ValueError(f"scheduling_policy: {policy!r} is not one of {', '.join(known)}")
+    for part in rest:
+        name, _, policy = part.partition("=")
+        if name not in found:
+            raise ValueError(
+                f"scheduling_policy: {name!r} is not a class of slo: {', '.join(names) or 'none'}"
+            )
+        if found[name]:
+            raise ValueError(f"scheduling_policy: {name} is given twice")
+        found[name] = policy
+    return usual, tuple(found.values()) if rest else ()
+
+
+@dataclass(frozen=True, slots=True)
+class DegradeStep:
+    """What a saturated server gives less of: its kind, and how much is left."""
+
+    kind: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}={self.value}" if self.value else self.kind
+
+
+DEGRADE_KINDS = ("shed", "max_tokens", "speculation", "model")
+
+
+def parse_degrade(texts: Sequence[str]) -> tuple[DegradeStep, ...]:
+    """Steps from texts like "speculation=1", "max_tokens=256", "shed" and "model=small", in order.
+
+    Raises ValueError naming the text.
+    """
+    found: dict[str, DegradeStep] = {}
+    for text in texts:
+        kind, _, value = text.partition("=")
+        if kind not in DEGRADE_KINDS:
+            raise ValueError(f"degrade: {text!r} is not one of {', '.join(DEGRADE_KINDS)}")
+        if kind in found:
+            raise ValueError(f"degrade: {kind} is given twice")
+        least = {"max_tokens": 1, "speculation": 0}.get(kind)
+        if least is not None and not (value.isascii() and value.isdigit() and least <= int(value) < 2**31):
+            raise ValueError(
+                f"degrade: {text!r}: {kind} needs a whole number from {least} on, like {kind}=64"
+            )
+        if bool(value) != (kind != "shed"):
+            raise ValueError(f"degrade: {text!r}: {'takes no value' if value else 'needs a value'}")
+        found[kind] = DegradeStep(kind, value)
     return tuple(found.values())
 
 

@@ -533,15 +533,15 @@ class ScheduledSeq:
 class SchedulerOutput:
     """What to run in one step. Row i of every step array is scheduled[i]; nothing sorts them.
 
-    `gone` are sequences whose worker slot is released before this step: finished, aborted, preempted. `moves` start in
-    order before the rows run. Those out of a block then have ended, others may take longer than the step.
-    """
+    `gone` are sequences whose worker slot is released before: finished, aborted, preempted. `moves` start in order,
+    then `copies` are made, then rows run; moves out of a block have ended then, others may outlast the step."""
 
     step: int
     scheduled: list[ScheduledSeq]
     new: list[NewSeq]
     gone: list[int]
     moves: list[Move] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

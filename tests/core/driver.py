@@ -15,6 +15,7 @@ from quire.core.prefix_cache import BlockNode
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
+from quire.objectives import ServiceTerms
 from quire.types import (
     NO_BLOCK,
     SOFT_DIGEST_BYTES,
@@ -73,6 +74,8 @@ class Driver:
         self.config = config
         self.tier = tier
         self.scheduler = kind(config, tier=tier)
+        caches = self.scheduler._blocks.caches
+        caches.now, caches.clock = 0.0, lambda: float(self.steps)  # a second a step
         self.requests: list[Request] = []
         self.samples: dict[tuple[str, int], Sample] = {}
         self.worker = PagedWorker(
@@ -95,6 +98,7 @@ class Driver:
         stepwise: bool = True,
         soft: Iterable[tuple[int, int, str]] = (),
         negative: Sequence_[int] = (),
+        service_class: int = 0,
         **params: object,
     ) -> Request:
         index = len(self.requests)
@@ -105,6 +109,7 @@ class Driver:
             arrival=float(index),
             priority=priority,
             namespace=namespace,
+            terms=ServiceTerms(service_class=service_class),
             tenant=tenant,
             eos_token_ids=eos,
             stepwise=stepwise or bool(negative),

@@ -130,7 +130,7 @@ class PagedWorker:
         self.late_rows = 0
         self.slots: dict[int, Slot] = {}
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}
-        self.computed_tokens = 0
+        self.computed_tokens = self.copied_tokens = 0
         self.accepted_drafts = 0
         self.accepted_branches = 0  # of trees, along other paths than the first drafts
         self.random = random.Random(config.max_draft_tokens)
@@ -138,15 +138,23 @@ class PagedWorker:
     def run(self, out: SchedulerOutput) -> StepOutput:
         for seq_id in out.gone:
             del self.slots[seq_id]
+        size, starts = self.config.block_size, {row.seq_id: row.start for row in out.scheduled}
         for new in out.new:
             assert new.seq_id not in self.slots
             tables = [list(blocks) for blocks in new.blocks]
             namespace = domain(self.request_of(new.seed))
-            start = len(tables[0]) * self.config.block_size
+            start = len(tables[0]) * size
+            if self.config.copy_partial and start <= starts[new.seq_id] < start + size:
+                self.copied_tokens += starts[new.seq_id] - start
+                start = starts[new.seq_id]
             self.slots[new.seq_id] = Slot(new, namespace, list(new.token_ids), tables, start)
         assert len({row.seq_id for row in out.scheduled}) == len(out.scheduled) <= self.config.max_num_seqs
         assert out.num_tokens <= self.config.max_num_batched_tokens
         filled = {} if self.tier is None else self.tier.move(self.cells, out.moves)
+        for source, target in out.copies:
+            assert source != target
+            for place in range(size):
+                self.cells[target, place] = self.cells.get((source, place), (-1, 0))
         for row in out.scheduled:
             if row.depth:
                 self.plant(row)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from quire.config.schema import POLICIES
-from quire.core.policy import Policy
+from quire.core.policy import Policies, Policy
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.streams import StepLimits
 
@@ -44,12 +44,14 @@ def changed(seed: int, rounds: int) -> None:
                 negative=negative,
                 n=rng.choice([1, 1, 3]),
                 max_tokens=rng.randint(1, 8),
+                service_class=rng.randrange(2),
             )
         kind = rng.randrange(3)
         if kind == 0:
             name = rng.choice(list(POLICIES))
-            scheduler.set_policy(Policy.parse(name, rng.choice([1.0, 30.0])))
-            assert scheduler.config.policy == scheduler.policy.text
+            by_class = rng.choice([(), tuple(rng.sample(list(POLICIES), 2))])
+            scheduler.set_policies(Policies.parse(name, by_class, rng.choice([1.0, 30.0])))
+            assert scheduler.config.policy == scheduler.policies.usual.text
         elif kind == 1:
             scheduler.set_caps(StepLimits(rng.randint(2, 40), rng.randint(2, 8)))
         else:

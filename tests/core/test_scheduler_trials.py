@@ -148,10 +148,10 @@ def test_two_steps_in_flight_end_in_the_same_state_as_one(seed: int) -> None:
 def compare_flights(seed: int) -> Driver:
     """Tokens, reasons and every block that can be found afterwards, where no room has to be made."""
     rng = random.Random(seed)
-    config = replace(crowded_config(rng), enable_prefix_caching=True)
+    config = replace(crowded_config(rng), enable_prefix_caching=True, class_policies=())
     asked = [crowded_ask(rng, config) for _ in range(rng.randint(1, 6))]
     whole = peak_blocks(config.groups, config.max_model_len, config.max_model_len, config.block_size)
-    config = replace(config, num_blocks=2 * whole * sum(ask["n"] for ask in asked))
+    config = replace(config, cache_ttl=None, num_blocks=2 * whole * sum(ask["n"] for ask in asked))
     steps = [rng.randint(0, 3) for _ in asked]
     left = []
     for flights in (1, 2):
@@ -172,8 +172,9 @@ def compare_flights(seed: int) -> Driver:
 def crowded_config(rng: random.Random) -> SchedulerConfig:
     """A pool that holds little more than one of the longest sequences, so that nearly everything collides."""
     windows = [rng.choice([0, 0, 2, 4, 7, 12, STATE]) for _ in range(rng.randint(1, 3))]
+    windows = rng.choice([windows, windows, [0] * len(windows)])
     groups = tuple(group_of(g, window) for g, window in enumerate(windows))
-    size, length, budget = rng.choice([1, 2, 4]), rng.randint(20, 60), rng.randint(4, 80)
+    size, length, budget = rng.choice([1, 2, 4, 8]), rng.randint(20, 60), rng.randint(4, 80)
     chunked = rng.random() < 0.7
     if not chunked:
         budget = max(budget, length // 2)
@@ -191,6 +192,10 @@ def crowded_config(rng: random.Random) -> SchedulerConfig:
         enable_prefix_caching=rng.random() < 0.7,
         enable_chunked_prefill=chunked,
         policy=rng.choice(POLICIES),
+        class_policies=rng.choice([(), tuple(rng.sample(POLICIES, 2))]),
+        copy_partial=not any(windows) and rng.random() < 0.8,
+        cache_by_uses=rng.random() < 0.5,
+        cache_ttl=rng.choice([None, 3.0, 20.0]),
     )
 
 
@@ -206,6 +211,7 @@ def crowded_ask(rng: random.Random, config: SchedulerConfig) -> dict[str, Any]:
         "priority": rng.randint(0, 2),
         "namespace": rng.choice(["", "", "a"]),
         "tenant": rng.choice(["", "a", "b"]),
+        "service_class": rng.randrange(2) if config.class_policies else 0,
         "eos": rng.choice([(), (3,)]),
         "n": rng.choice([1, 1, 1, 2, 5]),
         "max_tokens": rng.choice([None, 1, rng.randint(1, config.max_model_len - len(base[:longest]))]),

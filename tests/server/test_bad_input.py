@@ -201,8 +201,11 @@ CHAT_BODIES: list[tuple[int, str, bytes, str, str | None]] = [
     (0, "priority too large", chat(priority=2**40), "invalid_value", "priority"),
     (0, "priority under first-come", chat(priority=1), "invalid_value", "priority"),
     (0, "a tier", chat(service_tier="priority"), "unsupported_parameter", "service_tier"),
-    (0, "a price", chat(max_cost=1), "unsupported_parameter", "max_cost"),
-    (0, "a day of cache", chat(prompt_cache_retention="24h"), "unsupported_parameter", "prompt_cache_retention"),
+    (0, "a price below the prompt", chat(max_cost=1), "invalid_value", "max_cost"),
+    (0, "a year of cache", chat(prompt_cache_retention="1y"), "invalid_type", "prompt_cache_retention"),
+    (0, "a ttl of a year", chat(cache_control={"type": "ephemeral", "ttl": "1y"}), "invalid_type",
+     "cache_control.ttl"),
+    (0, "a long session", chat(session_id="x" * 1000), "invalid_value", "session_id"),
 ]  # fmt: skip
 
 COMPLETION_BODIES: list[tuple[int, str, bytes, str, str | None]] = [

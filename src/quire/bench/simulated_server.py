@@ -12,12 +12,14 @@ from dataclasses import field, replace
 from functools import partial
 
 from quire.bench.timeline import RequestRecord
-from quire.core.admission_rules import Broken, Caution, check_wishes
+from quire.core.admission_rules import LATE_DEADLINES, Broken, Caution, Promises, check_wishes
 from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
-from quire.core.forecast import Demand, Forecast, Live, outlook
+from quire.core.degrading import Degrading
+from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
 from quire.types import Request, SamplingParams, StepOutput, TokenIds
@@ -31,7 +33,8 @@ def _summed(costs: Sequence[float], features: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that comes after `at` seconds. `known`: the server knows the length of its output."""
+    """A request that comes after `at` seconds. `known`: the server knows the length of its output. `deadline`: seconds
+    from then within which it has to end."""
 
     at: float
     prompt: Sequence[int]
@@ -39,6 +42,7 @@ class Arrival:
     service_class: int = 0
     account: str = ""
     known: bool = True
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,7 @@ class SimulatedRun:
     records: list[RequestRecord]
     predicted: dict[int, float] = field(default_factory=dict)
     refused: dict[int, Broken] = field(default_factory=dict)
+    cached: dict[int, int] = field(default_factory=dict)  # prompt tokens found in the cache
     steps: int = 0
     preemptions: int = 0
     hit_share: float = 0.0
@@ -58,7 +63,7 @@ class SimulatedRun:
 class SimulatedServer:
     """One run. `costs` are the true seconds by cost_model.FEATURES, or a function of these; `noise` is the standard
     deviation of a step's time, relative. Without `admits` everything is queued, without `controls` all steps have the
-    limits of the config.
+    limits of the config. With `batch_wait` it collects whole batches: full ones, or after so many seconds.
     """
 
     def __init__(
@@ -69,16 +74,26 @@ class SimulatedServer:
         *,
         admits: bool = False,
         controls: bool = False,
+        degrading: Degrading | None = None,
         noise: float = 0.03,
         seed: int = 0,
+        batch_wait: float | None = None,
     ) -> None:
         self.costs, self.classes = StepCostModel(), tuple(classes)
-        self.scheduler = Scheduler(config, random.Random(seed), costs=self.costs)
+        kind = Scheduler if batch_wait is None else WholeBatchScheduler
+        self.scheduler = kind(config, random.Random(seed), costs=self.costs)
+        self._wait = batch_wait
         self._true = costs if callable(costs) else partial(_summed, costs)
         self._noise, self._rng = noise, random.Random(f"noise {seed}")
         self._admits = admits
         self._controller = StepController(self.scheduler, classes, self.costs) if controls else None
-        self._caution = Caution()
+        self._caution, self._end_caution = Caution(), Caution(LATE_DEADLINES)
+        self._deadlines: dict[str, float] = {}
+        self._promises = Promises()
+        self._degrading = degrading
+        self._pace = 0.0
+        self._started: set[str] = set()
+        self._cached: dict[int, int] = {}
         self._live: dict[str, Request] = {}
         self.now = 0.0
         self._tokens = config.num_blocks * config.block_size // len(config.groups)
@@ -97,21 +112,32 @@ class SimulatedServer:
             while added < len(order) and arrivals[order[added]].at <= self.now:
                 self._add(order[added], arrivals[order[added]], found)
                 added += 1
-            if scheduler.has_work():
+            opens = self._opens()
+            if scheduler.has_work() and (self.now >= opens or added == len(order)):
                 self._step(found.records)
                 steps += 1
                 look(self)
+            elif scheduler.has_work() and opens < arrivals[order[added]].at:
+                self.now = opens
             elif added < len(order):
                 self.now = arrivals[order[added]].at
         stats = scheduler.prefix_stats
         return replace(
             found,
+            cached=self._cached,
             steps=steps,
             preemptions=scheduler.num_preemptions,
             hit_share=stats.hit_tokens / max(1, stats.queried_tokens),
             cost_error=self.costs.error,
             length_error=scheduler.estimates.error,
         )
+
+    def _opens(self) -> float:
+        """When the next step may run."""
+        queue = self.scheduler
+        if self._wait is None or not isinstance(queue, WholeBatchScheduler):
+            return 0.0
+        return BatchGate(queue, queue.config.max_num_seqs, self._wait).opens()
 
     def predict(self, request: Request, most: float = 600.0) -> Forecast:
         """The times of a request that would be added now."""
@@ -132,6 +158,7 @@ class SimulatedServer:
             slots=min(config.max_num_seqs, limits.sequences),
             tokens=self._tokens,
             most=most,
+            pace=self._pace,
         )
 
     def _as_live(self, request: Request, computed: int, made: int) -> Live:
@@ -144,13 +171,15 @@ class SimulatedServer:
         work = Demand(
             max(0, left), computed or prompt - left, max(1.0, lengths.output_tokens(request) - made)
         )
-        return Live(self.scheduler.policy.place(request, lengths), computed > 0, work)
+        return Live(self.scheduler.policies.place(request, lengths), computed > 0, work)
 
     def _add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
         record = found.records[index]
         record.sent, record.input_tokens, record.input_source = self.now, len(arrival.prompt), "server"
         service = self.classes[arrival.service_class] if self.classes else None
         due = arrival.at + service.slo.ttft / 1e3 if service is not None and service.slo.ttft else None
+        if due is None and arrival.deadline is not None:
+            due = arrival.at + arrival.deadline
         request = Request(
             request_id=str(index),
             prompt_token_ids=TokenIds(arrival.prompt),
@@ -163,19 +192,46 @@ class SimulatedServer:
                 expected_tokens=arrival.output if arrival.known else None,
             ),
         )
+        if self._degrading is not None:
+            if self._degrading.sheds(request):
+                record.error, record.closed = "shed", self.now
+                return
+            request = self._degrading.degraded(request)
         if self._admits:
             prediction = self.predict(request)
             output = self.scheduler.estimates.output_tokens(request)
             broken = check_wishes(
-                prediction, output, service, elapsed=self.now - arrival.at, caution=self._caution.factor
+                prediction,
+                output,
+                service,
+                elapsed=self.now - arrival.at,
+                caution=self._caution.factor,
+                end_caution=self._end_caution.factor,
+                finish=None if arrival.deadline is None else arrival.at + arrival.deadline - self.now,
             )
+            each = self.costs.weights
+            price = (
+                each[2] * len(request.prompt_token_ids),
+                output,
+                each[1] + each[3] * len(request.prompt_token_ids),
+            )
+            if broken is None and (over := self._promises.delay(*price)):
+                broken = Broken("deadlines of others", 0.0, over, over)
             if broken is not None and self.scheduler.has_work():
                 found.refused[index] = broken
                 record.error, record.closed = str(broken), self.now
+                if self._degrading is not None:
+                    self._degrading.refused(self.now)
                 return
             found.predicted[index] = self.now - arrival.at + prediction.ttft
+            self._promises.admitted(*price)
+            if arrival.deadline is not None:
+                left = arrival.at + arrival.deadline - self.now
+                self._promises.make(request.request_id, left - prediction.finish(output), output)
         self.scheduler.add(request)
         self._live[request.request_id] = request
+        if arrival.deadline is not None:
+            self._deadlines[request.request_id] = arrival.at + arrival.deadline
 
     def _bound(self, request_id: str) -> float | None:
         """The TTFT that a request was admitted with, in seconds."""
@@ -191,9 +247,16 @@ class SimulatedServer:
         features = scheduler.step_features
         seconds = self._true(features) * max(0.5, self._rng.gauss(1, self._noise))
         self.now += seconds
+        if features[1]:
+            self._pace += (seconds - self._pace) * (PACE_MEMORY if self._pace else 1.0)
         self.costs.observe(features, seconds)
         if self._controller is not None:
             self._controller.ran(seconds)
+        if self._degrading is not None:
+            self._started |= {new.request_id for new in out.new}
+            if self._degrading.is_due(self.now):
+                waiting = [one for name, one in self._live.items() if name not in self._started]
+                self._degrading.look(self.now, waiting)
         rows = len(out.scheduled)
         tokens = [[1] if row.sample else [] for row in out.scheduled]
         for event in scheduler.update(out, StepOutput(tokens, [None] * rows, [None] * rows)):
@@ -205,7 +268,11 @@ class SimulatedServer:
                 record.times.append(self.now)
                 record.counts.append(len(event.new_token_ids))
             if event.finish_reason is not None:
+                self._cached[record.index] = event.cached_tokens
                 del self._live[event.request_id]
+                self._promises.ended(event.request_id)
+                if (due := self._deadlines.pop(event.request_id, None)) is not None:
+                    self._end_caution.answered(late=self.now > due)
                 record.finished = record.closed = self.now
                 record.output_tokens, record.output_source = sum(record.counts), "server"
                 record.finish_reason = str(event.finish_reason)

@@ -86,6 +86,14 @@ def _text(kind: str, x: float, y: float, text: str, more: str = "") -> str:
     return f'<text class="{kind}" x="{x:g}" y="{y:g}"{more}>{escape(text)}</text>'
 
 
+_STYLE = (
+    "svg{background:#fff;font:12px sans-serif}.grid{stroke:#ddd}.axis{stroke:#333}.line{fill:none;stroke-width:1.6}"
+    ".mid{text-anchor:middle}.end{text-anchor:end}text{fill:#333}"
+    ".line.c1{stroke:#c0392b}.line.c2{stroke:#b7791f}.line.c3{stroke:#2563a8}"
+    ".bar.c1{fill:#c0392b}.bar.c2{fill:#b7791f}.bar.c3{fill:#2563a8}"
+)
+
+
 @dataclass(slots=True)
 class Plot:
     """A plot: add marks, then call `svg()`. Text describes it for screen readers."""
@@ -169,6 +177,21 @@ class Plot:
         middle = (TOP + bottom) / 2
         found.append(_text("label mid", 14, middle, self.y_label, f' transform="rotate(-90 14 {middle:g})"'))
         return self.figure(HEIGHT, found + self.marks)
+
+    def standalone(self) -> str:
+        """The plot as an SVG file, with colours and legend of its own."""
+        keys = "".join(
+            f'<rect class="bar {kind}" x="{LEFT + 8}" y="{TOP + 4 + 16 * i}" width="10" height="10"/>'
+            + _text("tick", LEFT + 24, TOP + 13 + 16 * i, name)
+            for i, (name, kind) in enumerate(self.legend)
+        )
+        body = self.svg()
+        inner = body[body.index("<svg") : body.index("</svg>")]
+        head, _, marks = inner.partition(">")
+        title = _text("label mid", WIDTH / 2, 12, self.title)
+        return (
+            f'{head} xmlns="http://www.w3.org/2000/svg"><style>{_STYLE}</style>{marks}{title}{keys}</svg>\n'
+        )
 
     def figure(self, height: float, marks: Sequence[str]) -> str:
         """Marks under the title and the legend."""

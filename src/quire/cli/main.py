@@ -28,6 +28,7 @@ COMMANDS = {
     "show": ("quire.cli.show", "show a model's source, files and contents"),
     "rm": ("quire.cli.rm", "remove models from the store"),
     "ps": ("quire.cli.ps", "list the models of a running server"),
+    "top": ("quire.cli.top", "watch the requests, steps and cache of a running server"),
     "stop": ("quire.cli.stop", "end the engine of a model in a running server"),
     "deploy": (
         "quire.cli.deploy_version",
@@ -53,6 +54,7 @@ COMMANDS = {
     "reference": ("quire.cli.reference", "show an algorithm of inference in plain numpy"),
     "learn": ("quire.cli.learn", "run the simulations of a lesson about inference"),
     "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),
+    "config": ("quire.cli.config_explain", "explain the options: effect, default, what they move"),
     "completions": ("quire.cli.completions", "print a completion script for a shell"),
 }
 # The result file of a benchmark contains its command line, which must therefore be complete.

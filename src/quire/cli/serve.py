@@ -191,6 +191,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
 
     from quire.engine.front.adapter_names import shown
     from quire.engine.front.async_engine import AsyncEngine
+    from quire.objectives import parse_degrade
     from quire.server.admin import check_all_keys
     from quire.server.dialects.response_store import prepare_file
     from quire.server.logs import ServerLog
@@ -202,6 +203,9 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     gc.freeze()  # the collector skips modules from now on
     gc.enable()
     check_all_keys(serving)  # the start fails here if a key file cannot be read
+    for step in parse_degrade(config.scheduler.degrade):
+        if step.kind == "model":
+            raise ValueError(f"degrade: {step}: this server has no other model")
     if serving.response_store is not None:
         prepare_file(serving.response_store)
     sock = bind(serving)

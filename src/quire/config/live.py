@@ -83,6 +83,13 @@ def _classes(name: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _policy(name: str, value: Any) -> str:
+    """A policy, and those of classes; which classes there are is checked with the rest."""
+    for part in str(value).split(","):
+        _choice(name, part.rpartition("=")[2], POLICIES)
+    return str(value)
+
+
 def _shares(name: str, value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}: must be an object of tenants and their shares")
@@ -100,7 +107,7 @@ _CHECKS = {
     "max_draft_tokens": lambda name, value: _count(name, value, 0),
     "max_num_queued_reqs": _count,
     "max_num_queued_tokens": _count,
-    "scheduling_policy": lambda name, value: _choice(name, value, POLICIES),
+    "scheduling_policy": _policy,
     "overtake_ms": _number,
     "slo": _classes,
     "admission": lambda name, value: _choice(name, value, ("predict", "queue")),

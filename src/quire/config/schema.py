@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.cache_kinds import KV_DTYPES, KVType
 from quire.config.speculative import ACCEPTANCES, SpeculativeConfig, parse_speculative_config
-from quire.objectives import parse_classes
+from quire.objectives import class_policies, parse_classes, parse_degrade
 from quire.records import dataclass
 
 # An engine that waits for a batch looks idle; if it waited longer, it would look as if it hung.
@@ -217,6 +217,21 @@ class CacheOptions:
         most=2**31 - 1,
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of equal prompt prefixes")
+    cache_policy: str = option(
+        "lru",
+        "which cached prefixes make room; lru: those not used for longest; lfu: those used least often, where older "
+        "uses count less",
+        choices=("lru", "lfu"),
+    )
+    cache_ttl: float | None = option(
+        None, "forget cached prefixes that were not used for this many seconds (default: never)", metavar="S"
+    )
+    cache_pin_share: float = option(
+        0.5,
+        "part of the KV blocks that each API key may keep by prompt_cache_retention, cache_control or session_id; "
+        "they make room when it has no others",
+        metavar="SHARE",
+    )
     swap_space: int | None = option(
         None,
         "part of --memory for KV blocks that had to give way; they are copied back where that beats computing "
@@ -230,6 +245,10 @@ class CacheOptions:
         if self.swap_space == 0:  # none, as vLLM writes it
             object.__setattr__(self, "swap_space", None)
         _check(self)
+        if self.cache_ttl is not None and not 0 < self.cache_ttl < float("inf"):
+            raise ValueError(f"cache_ttl: {self.cache_ttl} is not a positive number of seconds")
+        if not 0 <= self.cache_pin_share <= 1:
+            raise ValueError(f"cache_pin_share: {self.cache_pin_share} is not from 0 to 1")
         if self.swap_space is not None and not self.enable_prefix_caching:
             raise ValueError("swap_space: needs enable_prefix_caching, by which blocks are found again")
         if self.block_size < 16 or self.block_size % 16:
@@ -247,8 +266,9 @@ class SchedulerOptions:
         "fcfs",
         "order of waiting requests; priority: lower numbers first; fair: equal shares of API keys; sjf: the least "
         "predicted work first; lpm: the longest cached prefix first; edf: the earliest deadline first; a combination "
-        "goes by its first part, then the next",
-        choices=POLICIES,
+        "like priority+fair+sjf goes by its first part, then the next; classes of --slo may have others, like "
+        "edf,batch=sjf",
+        metavar="POLICY",
     )
     overtake_ms: float = option(
         30_000.0,
@@ -267,10 +287,24 @@ class SchedulerOptions:
         "queue: only those for which the queue has no room",
         choices=("predict", "queue"),
     )
+    degrade: tuple[str, ...] = option(
+        (),
+        "steps in which a saturated server gives less, in order, each taken back by itself: speculation=N: at most N "
+        "drafts a sequence; max_tokens=N: shorter answers; shed: no requests of the last class (or of a priority above "
+        "0); model=NAME: another model of this server answers (default: none)",
+        metavar="STEP",
+    )
+    degrade_after_ms: float = option(
+        1000.0,
+        "a step is entered when requests have waited for longer than the TTFT of their class, or this without one, for "
+        "this time, and left when they have waited for less than half of that for five times as long",
+        metavar="MS",
+    )
     batching: str = option(
         "continuous",
-        "dynamic: collect a batch and run it to its end before the next one; for comparison, never faster",
-        choices=("continuous", "dynamic"),
+        "for comparison, never faster; dynamic: collect a batch for --batch-wait-ms and run it to its end before the "
+        "next one; static: wait until max_num_seqs are there, or a second",
+        choices=("continuous", "dynamic", "static"),
     )
     batch_wait_ms: float = option(
         50.0, "dynamic batching: start an incomplete batch after this time", metavar="MS"
@@ -278,7 +312,12 @@ class SchedulerOptions:
 
     def __post_init__(self) -> None:
         _check(self)
-        parse_classes(self.slo)
+        class_policies(self.scheduling_policy, parse_classes(self.slo), POLICIES)
+        parse_degrade(self.degrade)
+        if not 0 < self.degrade_after_ms < float("inf"):
+            raise ValueError(
+                f"degrade_after_ms: {self.degrade_after_ms} is not a positive number of milliseconds"
+            )
         if not 0 < self.overtake_ms < float("inf"):
             raise ValueError(f"overtake_ms: {self.overtake_ms} is not a positive number of milliseconds")
         if not 0 <= self.batch_wait_ms <= MAX_BATCH_WAIT_MS:

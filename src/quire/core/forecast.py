@@ -17,6 +17,8 @@ from operator import attrgetter
 from quire.core.cost_model import FEATURES
 from quire.records import dataclass
 
+PACE_MEMORY = 1 / 64  # of the latest step in the mean time of steps with streams
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -130,6 +132,7 @@ def outlook(
     slots: int,
     tokens: int,
     most: float = math.inf,
+    pace: float | None = None,
 ) -> Forecast:
     """The times of a request among those that live: it waits behind those with a lower place. See `predict`."""
     running, ahead = [], []
@@ -149,6 +152,7 @@ def outlook(
         slots=slots,
         tokens=tokens,
         most=most,
+        pace=pace,
     )
 
 
@@ -165,9 +169,13 @@ def predict(
     slots: int,
     tokens: int,
     most: float = math.inf,
+    pace: float | None = None,
 ) -> Forecast:
-    """The times of a request behind those that wait. `costs` are the weights of a cost model, `tokens` the capacity of
-    the KV cache. A play ends after `most` seconds: `ttft` is infinite then. O((running + waiting ahead) log running).
+    """The times of a request behind those that wait. O((running + waiting ahead) log running).
+
+    `costs` are the weights of a cost model, `tokens` the capacity of the KV cache. A play ends after `most` seconds:
+    `ttft` is infinite then. `pace` is the mean time of recent steps with streams: later prompts will slow this request
+    down as they did others.
     """
     if len(costs) != len(FEATURES):
         raise ValueError(f"costs: {len(costs)} numbers, {len(FEATURES)} are expected")
@@ -191,5 +199,7 @@ def predict(
                 break
     rows = len(play.ends)
     plain = play.step_cost + play.row * rows + play.key * play.keys
-    tpot = max(plain, play.seconds / play.paced) if play.paced else plain
+    if pace is None:
+        pace = play.seconds / play.paced if play.paced else 0.0
+    tpot = max(plain, pace)
     return Forecast(start, play.now, tpot)

@@ -37,6 +37,12 @@ def halves(seq: Sequence, status: Status) -> list[Sequence]:
     return [seq] if seq.partner is None or seq.partner.status is not status else [seq, seq.partner]
 
 
+def halved(running: Seq[Sequence], step: StepPlan) -> list[Sequence]:
+    """Leaders whose followers wait, but for those that start in this step, which the worker does not know yet."""
+    new = {new.seq_id for new in step.new}
+    return [seq for seq in running if len(halves(seq, Status.WAITING)) > 1 and seq.seq_id not in new]
+
+
 def hold_back(step: StepPlan) -> None:
     """Take the last token out of the row of each half whose other half does not sample in this step.
 

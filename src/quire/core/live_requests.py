@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from quire.core.block_pool import AuditError
 from quire.core.guidance import negative_of
 from quire.core.guided_pairs import link
-from quire.core.policy import Policy
+from quire.core.policy import Policies
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, RequestState, Sequence, Status
 from quire.core.service_estimates import ServiceEstimates
@@ -24,10 +24,10 @@ class Requests:
     """Live requests by id, and their waiting sequences."""
 
     def __init__(
-        self, config: SchedulerConfig, queue: Queue, policy: Policy, estimates: ServiceEstimates
+        self, config: SchedulerConfig, queue: Queue, policies: Policies, estimates: ServiceEstimates
     ) -> None:
         self.waiting = queue
-        self._config, self._policy, self._estimates = config, policy, estimates
+        self._config, self._policies, self._estimates = config, policies, estimates
         self._states: dict[str, RequestState] = {}
         self._held_back = 0
         self._next_seq_id = 0
@@ -44,9 +44,9 @@ class Requests:
         """A live request, or None."""
         return self._states.get(request_id)
 
-    def use(self, queue: Queue, policy: Policy) -> None:
+    def use(self, queue: Queue, policies: Policies) -> None:
         """From now on sequences wait in another queue; those that wait are the caller's to move."""
-        self.waiting, self._policy = queue, policy
+        self.waiting, self._policies = queue, policies
 
     def sequences(self) -> Iterator[Sequence]:
         """All that have not ended."""
@@ -69,14 +69,14 @@ class Requests:
         if request.request_id in self._states:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
         state = self._states[request.request_id] = self._make_state(request)
-        if self._policy.order == "sjf":
+        if self._policies.of(request).order == "sjf":
             self._estimates.arrived(request)
         self.num_special += _is_special(request)
         if request.soft_tokens:
             state.marks = block_marks(request.soft_tokens, self._config.block_size)
         for index in range(request.params.n):
             seq = Sequence(self._next_seq_id, index, state, limit=limit, seed=seed)
-            seq.rank = self._policy.rank(seq, self._estimates)
+            seq.rank = self._policies.rank(seq, self._estimates)
             seq.status = Status.HELD_BACK
             state.sequences.append(seq)
             self._next_seq_id += 1

@@ -14,17 +14,19 @@ A policy is written as parts joined by "+": at most one order, which may be prec
 So an order is first come, first served with keys moved by less than `overtake` seconds: within its level and account a
 request is overtaken only by requests that arrive less than `overtake` seconds after it. This is ageing without a clock:
 as time passes, the keys of all later arrivals are above it. A key is set when a sequence is queued; only `lpm` changes
-it while the sequence waits, when a part of its prompt is published or evicted (core.prefix_queue).
+it while the sequence waits, when a part of its prompt is published or evicted (core.prefix_queue). Each class of
+service may have a policy of its own.
 
-Ranks are total orders, so the running set is kept sorted and the victim of a preemption is always its last
-member: the first in rank is never a victim while another runs. What runs gives way to what waits on a more urgent
-level; within a level it never does, as equals would preempt each other for ever.
+Ranks are total orders, so the running set is kept sorted and the victim of a preemption is its last member that may
+give way: the first in rank is never a victim while another runs. What runs gives way to what waits on a more urgent
+level; within a level it never does, as equals would preempt each other for ever. One that was preempted is passed over
+until it has got further than before: each time that it is computed again, it gains a token.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from quire.core.sequence import Rank, Sequence, Status
 from quire.core.service_estimates import ServiceEstimates
@@ -105,6 +107,44 @@ class Policy:
     def lead(self, hit: int) -> float:
         """Seconds by which a hit of so many tokens is ahead of its arrival under lpm: below `overtake`."""
         return self.overtake * hit / (hit + _HALF_LEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The policy of each class of service, by its number; of others, and of background work, the `usual` one.
+
+    Classes are levels of their own under every policy, so no rank of one policy is compared with one of another.
+    """
+
+    usual: Policy
+    by_class: tuple[Policy, ...] = ()
+
+    @classmethod
+    def parse(cls, usual: str, by_class: Iterable[str], overtake: float = OVERTAKE_SECONDS) -> Policies:
+        """`by_class` has "" for the usual policy. Raises ValueError as Policy.parse."""
+        return cls(
+            Policy.parse(usual, overtake), tuple(Policy.parse(text or usual, overtake) for text in by_class)
+        )
+
+    @property
+    def by_arrival(self) -> bool:
+        """Whether running sequences are in order of arrival within each level."""
+        return all(policy.by_arrival for policy in (self.usual, *self.by_class))
+
+    def of(self, request: Request) -> Policy:
+        """The policy of a request."""
+        number = request.terms.service_class
+        if request.priority >= BACKGROUND or number >= len(self.by_class):
+            return self.usual
+        return self.by_class[number]
+
+    def rank(self, seq: Sequence, estimates: ServiceEstimates) -> Rank:
+        """See Policy.rank."""
+        return self.of(seq.state.request).rank(seq, estimates)
+
+    def place(self, request: Request, estimates: ServiceEstimates) -> tuple[float, float, float]:
+        """See Policy.place."""
+        return self.of(request).place(request, estimates)
 
 
 def displaces(waiting: Sequence, running: Sequence) -> bool:

@@ -9,7 +9,11 @@ token prefix and its namespace. Which blocks a usable prefix needs differs by gr
                                                                         └─ next token reads back to 97
 
 So a hit is only as long as every group allows. Full blocks are evicted leaf first, sliding blocks at any
-position. Both kinds share one order: least recently used first.
+position. Both kinds share one order: least recently used first, or least frequently used (see core.radix). Prefixes may
+be pinned for a time, and are then evicted when the tenant has nothing else; with a TTL, unused ones are forgotten.
+
+Where a prefix ends inside of a block, the tokens up to there can be copied: the keys and values of a token depend on
+what is before it alone. The copy becomes the first block of the sequence's own.
 
 Twins. Two sequences that run at the same time may compute the same block. Block tables are append-only, so the second
 keeps its own private block, a *twin* of the published one. As soon as the published block is not held any more, a twin
@@ -35,6 +39,7 @@ taken back from what its holder has cached, or when a sequence of its holder end
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -49,6 +54,7 @@ from quire.records import dataclass
 from quire.types import NO_BLOCK
 
 TOKEN_BYTES = 4
+LOOK_SECONDS = 0.1
 BlockNode = Node[list[int]]
 Holder = tuple[str, Iterable[int], BlockNode | None]
 
@@ -68,10 +74,23 @@ class Hit:
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Prompt tokens looked up, and how many of them were found."""
+    """Prompt tokens looked up, how many of them were found, and how many of these in parts of blocks; blocks that
+    requests asked to keep, as of the last look."""
 
     queried_tokens: int = 0
     hit_tokens: int = 0
+    copied_tokens: int = 0
+    pinned_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """What is kept. `by_uses`: by how often it is used, too; `ttl`: seconds without use after which it is forgotten;
+    `pin_share`: the part of the pool of which each tenant may pin blocks."""
+
+    by_uses: bool = False
+    ttl: float | None = None
+    pin_share: float = 0.5
 
 
 class CacheWatch(Protocol):
@@ -105,7 +124,11 @@ class PrefixCache:
         self._groups = tuple(groups)
         self._block_size = block_size
         self._sliding = tuple((g, group.window) for g, group in enumerate(groups) if group.window)
-        self._tree: RadixTree[list[int]] = RadixTree(block_size * TOKEN_BYTES)
+        rules = caches.rules
+        self._tree: RadixTree[list[int]] = RadixTree(
+            block_size * TOKEN_BYTES, rules.by_uses, rules.ttl is not None
+        )
+        self._tree.now = caches.now
         self._home: dict[int, tuple[BlockNode, int]] = {}  # published block -> its node and group
         self._idle: OrderedDict[int, int] = OrderedDict()  # cached sliding block -> stamp of its last use
         self._twins: dict[int, list[int]] = {}  # published block -> private blocks with the same content
@@ -142,6 +165,38 @@ class PrefixCache:
             first = first_live_block(depth * size, group.window, size)
             blocks.append([NO_BLOCK] * first + [node.value[g] for node in path[first:]])
         return Hit(depth * size, path[-1], tuple(blocks))
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks that are kept longer than others."""
+        return self._tree.num_pinned * len(self._groups)
+
+    def nearest(self, node: BlockNode, key: bytes) -> tuple[list[int], int]:
+        """The blocks after a locked `node` that begin with most of the tokens of `key`, and how many that are. They
+        count as used. Valid until the next allocation, for a copy even after it: see Copies in core.sequence_blocks.
+        """
+        found = self._tree.nearest(node, key)
+        if found is None or found[1] < TOKEN_BYTES:
+            return [], 0
+        child, common = found
+        self._tree.touch(child)
+        return child.value, common // TOKEN_BYTES
+
+    def pin(self, node: BlockNode, seconds: float) -> None:
+        """Keep the prefix that ends at `node` for so long, within what the tenant may pin."""
+        most = int(self._caches.rules.pin_share * self._pool.num_blocks) // len(self._groups)
+        self._tree.pin(node, self._caches.now + seconds, most)
+
+    def pass_time(self) -> None:
+        """End pins, and forget what was not used for too long, as of `caches.now`."""
+        tree, ttl = self._tree, self._caches.rules.ttl
+        tree.now = self._caches.now
+        tree.unpin()
+        while ttl is not None and (leaf := tree.unused(tree.now - ttl)) is not None:
+            parent = leaf.parent
+            self._remove(leaf)
+            if parent is not None:
+                self._prune(parent)
 
     def acquire(self, hit: Hit, namespace: str = "") -> BlockNode:
         """Hold the blocks of a hit and lock its node, which is returned: new blocks are published below it.
@@ -321,6 +376,7 @@ class PrefixCache:
         if leaf is None:
             raise AuditError("blocks are cached but none can be evicted")
         parent = leaf.parent
+        self._tree.grow_old(leaf)
         self._remove(leaf, offer=offer)
         if parent is not None:
             self._prune(parent)
@@ -406,9 +462,16 @@ class PrefixCaches:
     """The prefix caches of all tenants over one pool. `num_running` sequences run, in the `active` ones."""
 
     def __init__(
-        self, pool: BlockPool, groups: Sequence[CacheGroup], block_size: int, tier: Tier | None = None
+        self,
+        pool: BlockPool,
+        groups: Sequence[CacheGroup],
+        block_size: int,
+        tier: Tier | None = None,
+        rules: CacheRules | None = None,
     ) -> None:
-        self.pool, self.tier = pool, tier
+        self.pool, self.tier, self.rules = pool, tier, rules or CacheRules()
+        self.clock: Callable[[], float] = time.monotonic
+        self.now = self.clock()
         self.moves: list[Move] = []  # for the next step
         self.watches: Callable[[], Iterable[CacheWatch]] = no_watches
         self.stats = PrefixCacheStats()
@@ -483,6 +546,16 @@ class PrefixCaches:
             cache = self._next_to_give(taker)
             cache.evict_oldest()
             self._forget_empty(cache)
+
+    def pass_time(self) -> None:
+        """End pins and forget what is too old; looks at most every LOOK_SECONDS. O(tenants)."""
+        now = self.clock()
+        if now - self.now >= LOOK_SECONDS:
+            self.now = now
+            for cache in list(self._caches.values()):
+                cache.pass_time()
+                self._forget_empty(cache)
+            self.stats.pinned_blocks = sum(cache.num_pinned for cache in self._caches.values())
 
     def clear(self) -> None:
         """Remove everything that no sequence holds."""

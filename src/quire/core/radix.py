@@ -1,4 +1,4 @@
-"""A radix tree over byte strings in whole blocks, with locks and least-recently-used eviction of leaves.
+"""A radix tree over byte strings in whole blocks, with locks and eviction of leaves.
 
 Shape: one node per block. A compressed tree (one node per run of blocks, split where two keys part) has fewer nodes to
 visit, but every owner of this tree acts on single blocks: it drops one, locks up to one, moves one to another tier.
@@ -11,6 +11,10 @@ Cost: match and insert O(blocks of the key); lock, unlock, touch O(1); eviction 
 * A use is stamped on the deepest node only. The last use of an ancestor is the latest stamp below it, and an ancestor
   becomes a leaf only after everything below it has gone, so the stamp is passed to the parent when a leaf is removed:
   exact LRU without walking the path at each use.
+* Least frequently used first (LFU): uses are counted likewise, those of an ancestor are the sum of those below. To them
+  is added, at each use, the count of the leaf that was evicted last, so that what was used much and long ago goes
+  (dynamic aging; Arlitt et al., "Evaluating content management techniques for Web proxy caches", 1999).
+* Pinned nodes go when no other is left. A pin ends by itself.
 * Candidates wait in a heap, each node at most once; entries that became stale by a lock, a child or a newer stamp are
   corrected when they reach the top.
 
@@ -20,19 +24,26 @@ Radix trees for prefix reuse: SGLang, RadixAttention (arXiv 2312.07104).
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 from quire.core.soft_tokens import NO_MARKS, Marks, block_keys
 
 V = TypeVar("V")
+_Place = tuple[bool, int, int]
+_MANY = 16  # children that are kept in order to find the nearest
 
 
 class Node(Generic[V]):
     """One block of a key. `value` and `digest` belong to the owner of the tree; everything else only to the tree."""
 
-    __slots__ = ("children", "digest", "key", "last_use", "locks", "parent", "queued", "value")
+    __slots__ = (
+        "age", "children", "digest", "key", "last_use", "locks", "order", "parent", "pinned", "queued", "used", "uses",
+        "value",
+    )  # fmt: skip
     value: V  # not set on the root of a namespace
     digest: bytes  # of the whole prefix, if there is a tier
 
@@ -42,6 +53,11 @@ class Node(Generic[V]):
         self.children: dict[bytes, Node[V]] = {}
         self.locks = 0
         self.last_use = last_use
+        self.used = 0.0  # the time of the last use
+        self.uses = 0
+        self.age = 0  # that of the tree at the last use
+        self.pinned = 0.0  # until this time
+        self.order: list[bytes] | None = None  # keys of its children in order, once they are many
         self.queued = False
 
 
@@ -51,14 +67,21 @@ class RadixTree(Generic[V]):
     A trailing part of a key shorter than a block is ignored. Not thread-safe.
     """
 
-    def __init__(self, block_bytes: int) -> None:
+    def __init__(self, block_bytes: int, by_uses: bool = False, ages: bool = False) -> None:
         if block_bytes < 1:
             raise ValueError(f"block_bytes: {block_bytes} is below the minimum of 1")
+        self.now = 0.0  # set by the owner, if it goes by time
+        self.num_pinned = 0
+        self._by_uses, self._age = by_uses, 0
+        self._pins: list[tuple[float, int, Node[V]]] = []
+        self._ages: list[tuple[float, int, Node[V]]] | None = (
+            [] if ages else None
+        )  # last uses of leaves, or before
         self.block_bytes = block_bytes
         self._top: Node[V] = Node(b"", None, 0)  # its children are the roots of the namespaces
         self._size = 0
         self._clock = 0
-        self._heap: list[tuple[int, int, Node[V]]] = []  # stamp, tie-break, candidate
+        self._heap: list[tuple[_Place, int, Node[V]]] = []  # place, tie-break, candidate
         self._pushes = 0
 
     def __len__(self) -> int:
@@ -120,7 +143,10 @@ class RadixTree(Generic[V]):
             raise ValueError("the block has the wrong length or is already known")
         node: Node[V] = Node(block, parent, self.tick())
         node.value = value
+        node.used, node.age = self.now, self._age
         parent.children[block] = node
+        if parent.order is not None:
+            insort(parent.order, block)
         self._size += 1
         self._offer(node)
         return node
@@ -139,18 +165,87 @@ class RadixTree(Generic[V]):
     def touch(self, node: Node[V]) -> None:
         """Count `node`, and so every ancestor, as used now."""
         node.last_use = self.tick()
+        node.used, node.age = self.now, self._age
+        node.uses += 1
         if not node.locks and not node.children:
             self._offer(node)
 
+    def pin(self, node: Node[V], until: float, most: int) -> None:
+        """Keep `node` and its ancestors longer than others up to a time, but at most `most` nodes of the tree: those
+        nearest to the root first. O(depth)."""
+        path = []
+        at: Node[V] | None = node
+        while at is not None and at.parent is not None and at.parent is not self._top:
+            path.append(at)
+            at = at.parent
+        for each in reversed(path):
+            if not each.pinned:
+                if self.num_pinned >= most:
+                    return
+                self.num_pinned += 1
+            if until > each.pinned:
+                each.pinned = until
+                self._pushes += 1
+                heapq.heappush(self._pins, (until, self._pushes, each))
+        if len(self._pins) > 2 * self.num_pinned + 64:
+            self._pins = [entry for entry in self._pins if entry[2].pinned == entry[0]]
+            heapq.heapify(self._pins)
+
+    def unpin(self) -> None:
+        """End the pins whose time has come."""
+        ended = set()
+        while self._pins and self._pins[0][0] <= self.now:
+            until, _, node = heapq.heappop(self._pins)
+            if node.pinned == until:
+                self._unpin(node)
+                ended.add(node)
+        if any(node.queued for node in ended):  # their places are before those of their entries
+            self._heap = [self._entry(entry[2]) if entry[2] in ended else entry for entry in self._heap]
+            heapq.heapify(self._heap)
+
+    def unused(self, since: float) -> Node[V] | None:
+        """An unlocked leaf without a pin that was last used at `since` or before; None without one. For a tree that
+        keeps ages."""
+        ages = self._ages
+        while ages and ages[0][0] <= since:
+            _, _, node = heapq.heappop(ages)
+            if node.parent is None or node.locks or node.children or node.used > since:
+                continue
+            if not node.pinned:
+                return node
+            self._pushes += 1
+            heapq.heappush(ages, (node.pinned, self._pushes, node))
+        return None
+
+    def _unpin(self, node: Node[V]) -> None:
+        if node.pinned:
+            node.pinned = 0.0
+            self.num_pinned -= 1
+
+    def nearest(self, node: Node[V], key: bytes) -> tuple[Node[V], int] | None:
+        """The child whose key has the longest beginning in common with `key`, and its length in bytes. O(log children),
+        after the first time."""
+        children = node.children
+        if not children:
+            return None
+        if len(children) < _MANY:
+            return max(((child, _common(key, child.key)) for child in children.values()), key=itemgetter(1))
+        if node.order is None:
+            node.order = sorted(children)
+        # Of keys in order, one of the two next to a text has the most in common with it.
+        at = bisect_left(node.order, key)
+        beside = [children[each] for each in node.order[max(0, at - 1) : at + 1]]
+        return max(((child, _common(key, child.key)) for child in beside), key=itemgetter(1))
+
     def oldest(self) -> Node[V] | None:
-        """The least recently used unlocked leaf; None when there is none."""
+        """The unlocked leaf to be evicted next; None when there is none."""
         heap = self._heap
         while heap:
-            stamp, _, node = heap[0]
+            place, _, node = heap[0]
             if node.parent is None or node.locks or node.children:
                 heapq.heappop(heap)
                 node.queued = False
-            elif stamp != node.last_use:
+            elif place != self._place(node):
                 heapq.heapreplace(heap, self._entry(node))
             else:
                 return node
@@ -162,19 +257,29 @@ class RadixTree(Generic[V]):
         if parent is None or parent is self._top or node.locks or node.children:
             raise ValueError("only an unlocked leaf can be removed")
         del parent.children[node.key]
+        if parent.order is not None:
+            del parent.order[bisect_left(parent.order, node.key)]
         node.parent = None
         self._size -= 1
+        self._unpin(node)
         parent.last_use = max(parent.last_use, node.last_use)
+        parent.used, parent.age = max(parent.used, node.used), max(parent.age, node.age)
+        parent.uses += node.uses
         if not parent.children and not parent.locks:
             self._offer(parent)
         self._forget_removed()
 
     def evict(self) -> Node[V] | None:
-        """Remove and return the least recently used unlocked leaf; None when every leaf is locked."""
+        """Remove and return the unlocked leaf that is next; None when every leaf is locked."""
         node = self.oldest()
         if node is not None:
+            self.grow_old(node)
             self.remove(node)
         return node
+
+    def grow_old(self, node: Node[V]) -> None:
+        """A leaf is about to be evicted to make room: uses before that count less from now on."""
+        self._age = max(self._age, node.age + node.uses)
 
     def remove_namespace(self, namespace: str) -> list[Node[V]]:
         """Remove a namespace and return its nodes. Raises ValueError when one of them is locked."""
@@ -186,8 +291,9 @@ class RadixTree(Generic[V]):
             raise ValueError(f"namespace {namespace!r} is in use")
         del self._top.children[root.key]
         for node in (root, *nodes):
+            self._unpin(node)
             node.parent = None
-            node.children = {}
+            node.children, node.order = {}, None
         self._size -= len(nodes)
         self._forget_removed()
         return nodes
@@ -215,8 +321,13 @@ class RadixTree(Generic[V]):
                 raise ValueError("a node is missing from its parent, or has negative locks")
             if node.queued != (id(node) in queued):
                 raise ValueError("a node's queued flag disagrees with the heap")
+            if node.order is not None and node.order != sorted(node.children):
+                raise ValueError("the ordered keys of a node are not those of its children")
             if not node.children and not node.locks and not node.queued:
                 raise ValueError("an unlocked leaf can never be evicted")
+        pinned = sum(node.pinned > 0 for node in self.nodes())
+        if pinned != self.num_pinned:
+            raise ValueError(f"{pinned} nodes are pinned but the count says {self.num_pinned}")
         if count != self._size:
             raise ValueError(f"{count} nodes are in the tree but the count says {self._size}")
         if any(not (root.children or root.locks) for root in self._top.children.values()):
@@ -226,13 +337,27 @@ class RadixTree(Generic[V]):
         if node.parent is self._top:
             del self._top.children[node.key]
             node.parent = None
-        elif not node.queued:
+            return
+        if not node.queued:
             node.queued = True
             heapq.heappush(self._heap, self._entry(node))
+        if self._ages is not None:
+            self._pushes += 1
+            heapq.heappush(self._ages, (node.used, self._pushes, node))
+            if len(self._ages) > 4 * self._size + 64:
+                leaves = [each for each in self.nodes() if not each.children]
+                self._ages = [(each.used, i, each) for i, each in enumerate(leaves, self._pushes)]
+                self._pushes += len(leaves)
+                heapq.heapify(self._ages)
 
-    def _entry(self, node: Node[V]) -> tuple[int, int, Node[V]]:
+    def _place(self, node: Node[V]) -> _Place:
+        """Where a leaf is in the order of eviction."""
+        count = node.age + node.uses if self._by_uses else 0
+        return node.pinned > 0, count, node.last_use
+
+    def _entry(self, node: Node[V]) -> tuple[_Place, int, Node[V]]:
         self._pushes += 1
-        return node.last_use, self._pushes, node
+        return self._place(node), self._pushes, node
 
     def _forget_removed(self) -> None:
         # Nodes removed by name stay in the heap until they reach the top; keep them from outnumbering the rest.
@@ -250,6 +375,20 @@ def _follow(node: Node[V], keys: Sequence[bytes]) -> list[Node[V]]:
             break
         path.append(node := child)
     return path
+
+
+def _common(first: bytes, second: bytes) -> int:
+    """Bytes that two keys have in common at their beginnings."""
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[:middle] == second[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _encode(namespace: str) -> bytes:

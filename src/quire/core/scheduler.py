@@ -20,16 +20,18 @@ from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 
 from quire.core.block_pool import AuditError
 from quire.core.capacity import peak_blocks
 from quire.core.cost_model import StepFeatures
 from quire.core.fetching import Fetches
-from quire.core.guided_pairs import follow, halves, hold_back
+from quire.core.guided_pairs import follow, halved, halves, hold_back
 from quire.core.live_requests import Requests
-from quire.core.policy import Policy, displaces
+from quire.core.policy import Policies
 from quire.core.prefix_cache import Hit, PrefixCaches, PrefixCacheStats, no_watches
+from quire.core.resumed import Resumed
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, Sequence, Status
 from quire.core.sequence_blocks import SequenceBlocks
@@ -53,7 +55,7 @@ from quire.core.step_plan import (
 from quire.core.streams import StepLimits, decoding, most_tokens_of
 from quire.core.tier import Tier
 from quire.core.usage_books import UsageBooks
-from quire.core.waiting_queues import OUTPUT_COST, Counters, charge_prompt, make_queue
+from quire.core.waiting_queues import OUTPUT_PRICE, Counters, make_queue
 from quire.types import (
     NEXT_TOKEN,
     FinishReason,
@@ -97,13 +99,15 @@ class Scheduler:
         self._rng, self._blocks = rng or random.Random(), SequenceBlocks(config, tier)
         self.pool = self._blocks.pool  # to look at, and for what watches its top
         caches = self._blocks.caches
-        self.policy = Policy.parse(config.policy, config.overtake)
+        self.policies = config.policies()
+        self._by_arrival = self.policies.by_arrival
         self.estimates, self.counters = ServiceEstimates(costs), Counters()
         fetches = None if tier is None else Fetches(caches, config, tier, self.estimates.costs)
         self._fetches = self.fetches = fetches
-        queue = make_queue(self.policy, self.estimates, self.counters, caches, config.block_size)
-        self._requests = Requests(config, queue, self.policy, self.estimates)
+        queue = make_queue(self.policies, self.estimates, self.counters, caches, config.block_size)
+        self._requests = Requests(config, queue, self.policies, self.estimates)
         self._running: list[Sequence] = []  # by rank, so the last one is preempted first
+        self._resumed = Resumed(self._blocks)
         self._waiting = self._requests.waiting
         self._gone: list[int] = []
         self._step = 0
@@ -114,6 +118,7 @@ class Scheduler:
         self._none_ahead: dict[Sequence, ScheduledSeq] = {}
         self._next_floors: dict[str, int] | None = None  # that wait for a request to end
         self._drafts_wait = False  # of some sequence, or in rows in flight
+        self._all_decode = False  # no running sequence has tokens of its prompt left to compute
 
     @property
     def running(self) -> Seq[Sequence]:
@@ -203,9 +208,18 @@ class Scheduler:
         ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True)) if flights else self._none_ahead
         step = StepPlan(tokens := min(self.limits.tokens, self.caps.tokens), ahead)
         # The only rule: a sequence has computed < len(tokens); spend the token budget until it is used up.
-        # There is no prefill and no decode here. A prompt, a chunk of one, a decoded token, the rest after a prefix
-        # hit, and resuming after preemption are all a sequence catching up with its tokens.
+        # A prompt, a chunk of one, a decoded token, the rest after a hit, resuming: all are a sequence catching up.
+        if self._resumed:
+            self._resumed.look()
+        self._blocks.caches.pass_time()
         self._advance_running(step)
+        if (
+            self._resumed
+            and self._running
+            and not (step.rows or step.ahead or step.preempted or self._fetches)
+        ):
+            self._resumed.clear()  # shares of tenants and drafts may take what was kept
+            self._advance_running(step)
         if not step.preempted:
             self._admit_waiting(step)
         if self._requests.num_guided:
@@ -215,13 +229,15 @@ class Scheduler:
             drafts, seen = add_drafts(step, self._blocks, self.caps.drafts)
             self.step_counts = self.step_counts.with_drafts(drafts, seen)
         self.step_features = features_of(step, self.step_counts, drafts, self._requests.num_special)
+        self._all_decode = step.decode == len(step.rows) == len(self._running)
         self._step += 1
         if step.rows:
             flights.append(Flight(self._step, step.rows, step.seqs))
         gone, self._gone = self._gone, []
         caches = self._blocks.caches
         moves, caches.moves = caches.moves, []
-        return SchedulerOutput(self._step, step.rows, step.new, gone, moves)
+        copies, self._blocks.copies = self._blocks.copies, []
+        return SchedulerOutput(self._step, step.rows, step.new, gone, moves, copies)
 
     def update(self, out: SchedulerOutput, result: StepOutput) -> list[SeqEvent]:
         """Commit the result of step `out`; returns what changed for callers, in row order.
@@ -286,12 +302,13 @@ class Scheduler:
         Tokens past the known ones are there only if the row ran them and they were accepted; the newest token never is.
         """
         end, last = row.start + len(row.token_ids), len(seq.tokens) - 1
-        end -= 0 if row.parents is None else row.drafts - len(row.path(new))
+        if row.parents is not None:
+            end -= row.drafts - len(row.path(new))
         seq.computed = end = end if end < last else last
         if new and seq.state.line is not None:
             seq.state.line.generated += len(new)
-        if new and self.policy.shares:
-            self.counters.charge(seq, OUTPUT_COST * len(new))
+        if new and (account := seq.account) is not None:
+            account.served += seq.price * len(new)
         if end >= seq.wake:
             self._reach_wake(seq)
 
@@ -319,7 +336,8 @@ class Scheduler:
             take_drafts(out, seqs, result)
             self._drafts_wait = len(flights) > 1 or any(seq.drafts for seq in self._running)
         flights.popleft()
-        self.wasted_rows += sum([seq.status is not Status.RUNNING for seq in seqs])
+        running = Status.RUNNING
+        self.wasted_rows += sum([seq.status is not running for seq in seqs])
         for i, surprise in result.surprises.items():
             seqs[i].surprise = surprise
         return seqs
@@ -353,29 +371,35 @@ class Scheduler:
             )
         self.caps, self.limits = caps, replace(caps)
 
-    def set_policy(self, policy: Policy) -> None:
-        """Another order, for what waits and what runs, from the next step on."""
+    def set_policies(self, policies: Policies) -> None:
+        """Other orders, for what waits and what runs, from the next step on."""
         waiting = list(self._waiting)
-        self.policy = policy
+        self.policies, self._by_arrival = policies, policies.by_arrival
         self._blocks.caches.watches = no_watches
-        queue = make_queue(policy, self.estimates, self.counters, self._blocks.caches, self.config.block_size)
+        queue = make_queue(
+            policies, self.estimates, self.counters, self._blocks.caches, self.config.block_size
+        )
         for seq in self._requests.sequences():
-            seq.rank = policy.rank(seq, self.estimates)
-            if policy.shares and seq.status is Status.RUNNING:
-                account = seq.state.request.terms.account
-                seq.rank = (seq.rank[0], self.counters.of(account), *seq.rank[2:])
+            seq.rank = policies.rank(seq, self.estimates)
+            self.counters.open(seq, shares=policies.of(seq.state.request).shares)
+            if seq.account is not None and seq.status is Status.RUNNING:
+                seq.rank = (seq.rank[0], seq.account.served, *seq.rank[2:])
         for seq in self._requests.sequences():
             if seq.follows and seq.partner is not None:
                 seq.rank = (*seq.partner.rank, 0.0)
         self._running.sort(key=_by_rank)
-        self._requests.use(queue, policy)
+        self._requests.use(queue, policies)
         self._waiting, self._blocked = queue, None
-        if policy.order == "sjf":
-            for seq in waiting:
-                self.estimates.arrived(seq.state.request)
         for seq in waiting:
+            if policies.of(seq.state.request).order == "sjf":
+                self.estimates.arrived(seq.state.request)
             queue.push(seq)
-        self.config = replace(self.config, policy=policy.text, overtake=policy.overtake)
+        self.config = replace(
+            self.config,
+            policy=policies.usual.text,
+            class_policies=tuple(policy.text for policy in policies.by_class),
+            overtake=policies.usual.overtake,
+        )
 
     @property
     def asked_floors(self) -> Mapping[str, int]:
@@ -427,7 +451,7 @@ class Scheduler:
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
         budget, context, decode, ahead = step.budget, 0, 0, step.ahead
-        kept = None if self.policy.by_arrival else decoding(self._running)
+        kept = None if self._by_arrival or self._all_decode else decoding(self._running)
         for seq in self._running:  # a preemption shortens this list at its end, never before the cursor
             start = seq.computed
             end = known = len(seq.tokens)
@@ -473,13 +497,12 @@ class Scheduler:
         """The position, at most `end`, up to which a running sequence can go from `start` with the available blocks.
 
         Prefers a shorter chunk to a preemption; if there is room for no token at all, others are preempted, last in
-        rank first. If `seq` itself is the last, it is preempted and `start` is returned.
-
-        If there are blocks but they are the share of other tenants, the last of its own tenant is preempted. If that is
-        `seq` itself, it stays and `start` is returned, unless it is first of all.
+        rank first. If `seq` itself is the last, it is preempted and `start` is returned. If there are blocks but they
+        are the share of other tenants, the last of its own tenant is preempted. If that is `seq` itself, it stays and
+        `start` is returned, unless it is first of all. Those that resumed are passed over; see core.resumed.
         """
-        blocks = self._blocks
-        while blocks.missing(seq, end) > (room := blocks.room(seq)):
+        blocks, kept = self._blocks, self._resumed.kept(seq)
+        while blocks.missing(seq, end) > (room := blocks.room(seq) - kept):
             reach = blocks.reachable_end(seq, room)
             if reach > start:
                 return min(end, reach)
@@ -487,14 +510,14 @@ class Scheduler:
             pair = halves(seq, Status.RUNNING)
             if any(half in step.ahead for half in pair) or (self._fetches and self._running[-1] in pair):
                 return start
-            bounded = blocks.reachable_end(seq, blocks.caches.available) > start
-            victim = self._last_of(seq.state.tenant) if bounded else self._running[-1]
+            bounded = blocks.reachable_end(seq, blocks.caches.available - kept) > start
+            last_to_give = partial(self._resumed.last_to_give, self._running, seq)
+            victim = last_to_give(seq.state.tenant if bounded else None)
             if bounded and victim in pair:
-                if self._running[0] not in pair:
-                    return start
-                victim = self._running[-1]
-            if seq.partner is not None and victim in pair:
-                return start  # a pair waits for those ahead of it
+                victim = last_to_give() if self._running[0] in pair else None
+            first = victim is self._running[0] and len(self._running) > 1
+            if victim is None or first or (seq.partner is not None and victim in pair):
+                return start  # until one that resumed has got further; a pair waits for those ahead of it
             self._preempt(victim, step)
             if seq.status is not Status.RUNNING:
                 return start
@@ -519,7 +542,9 @@ class Scheduler:
             hit = self._blocks.find(seq)
             if first_end(self.config, seq, hit, step.budget) == hit.length:
                 return
-            needs = sum(self._needs(half, hit if half is seq else self._blocks.find(half)) for half in pair)
+            needs = sum(
+                self._blocks.needs(half, hit if half is seq else self._blocks.find(half)) for half in pair
+            )
             if len(pair) > 1:
                 needs += self._blocks.num_groups  # that much is kept for the first when the second starts
             if needs <= room and self._num_placed + len(pair) <= self._slots:
@@ -531,31 +556,22 @@ class Scheduler:
                 fetches = None if seq.partner is not None else self._fetches
                 if fetches is None or not fetches.begin(seq, hit, room):
                     self._start(seq, hit, step)
-            elif self._can_displace(seq, needs - room):
+            elif self._can_displace(seq, needs - room) and (
+                victim := self._resumed.first_to_yield(self._running, seq)
+            ):
                 # Look again: the blocks found may have been evicted.
-                self._preempt(self._running[-1], step)
+                self._preempt(victim, step)
             elif not self._part(step):
                 self._blocked = Blocked(seq, needs, self._step + LOOK_AGAIN_STEPS)
                 return
 
-    def _needs(self, seq: Sequence, hit: Hit) -> int:
-        """Blocks that a waiting sequence takes for its known tokens."""
-        return self._blocks.outstanding(seq, hit.length, hit) + self._blocks.unheld(hit)
-
     def _part(self, step: StepPlan) -> bool:
-        """Preempt leaders whose followers wait, as what waits ahead of these cannot start; whether there was one.
-
-        They could not go on, and hold what it waits for.
-        """
-        if not self._requests.num_guided:
-            return False
-        new = {new.seq_id for new in step.new}  # the worker does not know them yet
-        halved = [
-            seq for seq in self._running if len(halves(seq, Status.WAITING)) > 1 and seq.seq_id not in new
-        ]
-        for seq in halved:
+        """Preempt leaders whose followers wait, as what waits ahead cannot start: they hold what it waits for, and
+        could not go on. Whether there was one."""
+        parted = halved(self._running, step) if self._requests.num_guided else []
+        for seq in parted:
             self._preempt(seq, step)
-        return bool(halved)
+        return bool(parted)
 
     @property
     def _slots(self) -> int:
@@ -571,7 +587,7 @@ class Scheduler:
         """Whether there may be room for `count` sequences more, of which this is the first."""
         if self._num_placed + count <= self._slots:
             return True
-        return bool(self._running) and displaces(seq, self._running[-1])
+        return self._resumed.first_to_yield(self._running, seq) is not None
 
     def _room(self, seq: Sequence, step: StepPlan) -> int:
         """Blocks for all known tokens of a newly admitted sequence.
@@ -583,44 +599,41 @@ class Scheduler:
         running = len(self._running)
         if running == len(halves(seq, Status.RUNNING)) - 1 and not self._fetches:
             return NEVER
-        return self._blocks.room(seq) - step.owed - running * self._blocks.num_groups
+        return self._blocks.room(seq) - step.owed - running * self._blocks.growth(seq)
 
     def _can_displace(self, seq: Sequence, short: int) -> bool:
-        """Whether a slot and `short` more blocks would be available if less urgent running sequences were preempted.
-
-        Blocks shared by several of them are counted more than once: rarely, a preemption is in vain.
-        """
-        running = self._num_placed
-        for victim in reversed(self._running):
-            if not displaces(seq, victim):
-                return False
-            running -= 1
-            short -= len(victim.table.live()) + self._blocks.num_groups
-            if short <= 0 and running + len(halves(seq, Status.WAITING)) <= self._slots:
-                return True
-        return not self._fetches
+        """Whether a slot and `short` more blocks would be available if less urgent running sequences were preempted."""
+        places = self._num_placed + len(halves(seq, Status.WAITING)) - self._slots
+        alone, found = self._resumed.would_free(self._running, seq, short, places)
+        return found or (alone and not self._fetches)
 
     def _start(self, seq: Sequence, hit: Hit, step: StepPlan) -> None:
         blocks, state = self._blocks, seq.state
         end = first_end(self.config, seq, hit, step.budget)
+        blocks.start(seq, hit)
+        end = min(end, blocks.reachable_end(seq, blocks.room(seq)))
+        source, part = blocks.part(seq, end)
+        found = hit.length + part
         if not state.started:
             state.started = True
-            state.cached_tokens = hit.length
+            state.cached_tokens = found
             state.line = line = self.usage.line(state.request.terms)
             line.prompt += seq.prompt_len
-            line.cached += hit.length
+            line.cached += found
             may_hit = not seq.prompt_logprobs_left or seq.prompt_logprobs_from > 0
             if self.config.enable_prefix_caching and may_hit:
                 self.prefix_stats.queried_tokens += seq.prompt_len
-                self.prefix_stats.hit_tokens += hit.length
-        if self.policy.shares and not seq.preemptions:
-            charge_prompt(self.counters, seq, hit.length)
-        blocks.start(seq, hit)
+                self.prefix_stats.hit_tokens += found
+                self.prefix_stats.copied_tokens += part
+        if (account := seq.account) is not None and not seq.preemptions:
+            account.served += max(0, seq.prompt_len - found) * seq.price / OUTPUT_PRICE
         seq.status = Status.RUNNING
         insort(self._running, seq, key=_by_rank)
+        self._resumed.started(seq)
         step.new.append(new_seq(seq))
-        end = min(end, blocks.reachable_end(seq, blocks.room(seq)))
         new_blocks = blocks.grow(seq, end)
+        if part:
+            blocks.copy_part(seq, source, part)
         if end < len(seq.tokens):
             step.owed += blocks.outstanding(seq, end)
         start, sample = seq.computed, end == len(seq.tokens)
@@ -630,10 +643,6 @@ class Scheduler:
         step.budget -= end - start
         step.context += end
         step.decode += start >= seq.prompt_len and end == start + 1
-
-    def _last_of(self, tenant: str) -> Sequence:
-        """The last in rank of a tenant's running sequences."""
-        return next(seq for seq in reversed(self._running) if seq.state.tenant == tenant)
 
     def _preempt(self, victim: Sequence, step: StepPlan) -> None:
         """A running sequence, and that of its pair, release everything and wait again; they will be recomputed.
@@ -645,15 +654,10 @@ class Scheduler:
 
     def _preempt_one(self, seq: Sequence, step: StepPlan) -> None:
         self._running.remove(seq)
-        if seq in step.seqs:
-            index = step.seqs.index(seq)
-            row = step.rows.pop(index)
-            del step.seqs[index]
-            end = row.start + len(row.token_ids)
-            step.budget += len(row.token_ids)
-            step.context -= end
-            step.decode -= row.start >= seq.prompt_len and end == row.start + 1
-            step.owed -= self._blocks.outstanding(seq, end) if not row.sample else 0
+        self._resumed.preempted(seq)
+        row = step.take_out(seq)
+        if row is not None and not row.sample:
+            step.owed -= self._blocks.outstanding(seq, row.start + len(row.token_ids))
         self._blocks.give_back(seq)
         self._gone.append(seq.seq_id)
         self._waiting.push(seq)
@@ -686,12 +690,15 @@ class Scheduler:
                 continue
             half.partner = None  # they refer to each other
             if half.status is Status.RUNNING:
+                self._blocks.keep(half)
                 self._blocks.give_back(half)
                 self._gone.append(half.seq_id)
             if self._requests.end(half):
                 self._blocks.end_request(half.state)
 
     def _sweep(self) -> None:
-        self._running = [seq for seq in self._running if seq.status is Status.RUNNING]
+        running = Status.RUNNING
+        self._running = [seq for seq in self._running if seq.status is running]
+        self._resumed.look()
         if self._next_floors is not None:
             self._raise_floors()

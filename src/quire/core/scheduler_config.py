@@ -11,7 +11,7 @@ from quire.cache_kinds import CacheGroup, FullGroup, StateGroup
 from quire.context_window import check_window
 from quire.core.capacity import most_tokens, peak_blocks
 from quire.core.guidance import check_guidance, negative_of
-from quire.core.policy import OVERTAKE_SECONDS, Policy
+from quire.core.policy import OVERTAKE_SECONDS, Policies
 from quire.core.soft_tokens import check_soft_tokens
 from quire.records import dataclass
 from quire.types import NO_POOLING, ContextLengthError, Request, RequestError, TokenIds
@@ -33,8 +33,13 @@ class SchedulerConfig:
     soft_tokens             whether the model takes embeddings in place of ids
     enable_prefix_caching   keep computed blocks findable after their sequence ends
     enable_chunked_prefill  split prompts over steps; off: a prompt runs whole, in one step
+    copy_partial            a prefix that ends inside of a block is copied from it: needs full attention in all groups
+    cache_by_uses           evict what is used least often first; else what was not used for longest
+    cache_ttl               seconds without use after which cached blocks are forgotten
+    cache_pin_share         part of the pool of which each tenant may pin blocks
     pooling                 the model gives a row of numbers for a prompt, and no tokens
     policy                  the order of sequences: see core.policy
+    class_policies          those of classes of service, by their number; "": the same
     overtake                seconds: a request is overtaken only by those that arrive less than that after it
     floors                  blocks by tenant that no other takes from it; changed while an engine runs
     """
@@ -50,8 +55,13 @@ class SchedulerConfig:
     soft_tokens: bool = False
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
+    copy_partial: bool = False
+    cache_by_uses: bool = False
+    cache_ttl: float | None = None
+    cache_pin_share: float = 0.5
     pooling: bool = False
     policy: str = "fcfs"
+    class_policies: tuple[str, ...] = ()
     overtake: float = OVERTAKE_SECONDS
     floors: Mapping[str, int] = field(default_factory=dict)
 
@@ -77,11 +87,17 @@ class SchedulerConfig:
                 f"max_draft_tokens: {self.max_draft_tokens} must be 0 for a model with a state per sequence: "
                 "a rejected draft cannot be taken out of it"
             )
-        Policy.parse(self.policy, self.overtake)
+        if self.copy_partial and not all(isinstance(group, FullGroup) for group in self.groups):
+            raise ValueError("copy_partial: needs full attention in all groups")
+        self.policies()
         if peak_blocks(self.groups, 1, 1, self.block_size) > self.num_blocks:
             raise ValueError(
                 f"num_blocks: {self.num_blocks} cannot hold one token in {len(self.groups)} groups"
             )
+
+    def policies(self) -> Policies:
+        """The policies, parsed."""
+        return Policies.parse(self.policy, self.class_policies, self.overtake)
 
     def length_limit(self, request: Request) -> int:
         """The length in tokens at which the request's sequences end, of pairs the leaders.

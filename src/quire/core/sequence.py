@@ -49,6 +49,15 @@ class BlockTable:
         ]
 
 
+class Account:
+    """What an API key has been served under a fair policy; see core.waiting_queues.Counters."""
+
+    __slots__ = ("served",)
+
+    def __init__(self, served: float) -> None:
+        self.served = served
+
+
 class RequestState:
     """The common state of the samples of one request."""
 
@@ -88,6 +97,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "account",
         "cache",
         "computed",
         "depth",
@@ -100,10 +110,12 @@ class Sequence:
         "on_worker",
         "partner",
         "preemptions",
+        "price",
         "prompt_len",
         "prompt_logprobs_left",
         "published",
         "rank",
+        "reached",
         "sample_index",
         "seed",
         "seq_id",
@@ -146,6 +158,9 @@ class Sequence:
         self.wake = NEVER
         self.on_worker = False
         self.preemptions = 0
+        self.reached = 0  # the most of it that was computed when it was preempted
+        self.account: Account | None = None  # that it is charged to, once it was queued under a fair policy
+        self.price = 0.0  # of a token of its output there
         self.surprise: float | None = None  # mirostat's mu, which outlives a preemption
         self.partner: Sequence | None = None  # the other one of its pair; see core.guided_pairs
         self.follows = False  # it is the one that takes the tokens of the other

@@ -9,12 +9,14 @@ from collections.abc import Iterable
 
 from quire.core.block_pool import AuditError, BlockPool
 from quire.core.capacity import blocks_for, first_live_block, window_blocks
-from quire.core.prefix_cache import TOKEN_BYTES, Hit, Holder, PrefixCache, PrefixCaches
+from quire.core.prefix_cache import TOKEN_BYTES, CacheRules, Hit, Holder, PrefixCache, PrefixCaches
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, BlockTable, RequestState, Sequence
 from quire.core.soft_tokens import block_keys
 from quire.core.tier import Tier
 from quire.types import NO_BLOCK
+
+LEAST_COPIED = 4  # tokens: fewer are computed as fast as a block is copied
 
 
 class SequenceBlocks:
@@ -22,7 +24,12 @@ class SequenceBlocks:
 
     def __init__(self, config: SchedulerConfig, tier: Tier | None = None) -> None:
         self.pool = BlockPool(config.num_blocks)
-        self.caches = PrefixCaches(self.pool, config.groups, config.block_size, tier)
+        rules = CacheRules(config.cache_by_uses, config.cache_ttl, config.cache_pin_share)
+        self.caches = PrefixCaches(self.pool, config.groups, config.block_size, tier, rules)
+        # Source and target of blocks to copy before the next step. A source may be taken by a row of the same step: it
+        # is read before any row runs. So each copy is made after those before it.
+        self.copies: list[tuple[int, int]] = []
+        self._partial = config.copy_partial and config.enable_prefix_caching
         self.num_groups = len(config.groups)
         self._size = config.block_size
         self._keep = config.enable_prefix_caching
@@ -53,6 +60,42 @@ class SequenceBlocks:
         table.capacity = seq.computed = hit.length
         seq.published = hit.length // self._size
         self._set_wake(seq)
+
+    def needs(self, seq: Sequence, hit: Hit) -> int:
+        """Blocks that a waiting sequence takes for its known tokens."""
+        return self.outstanding(seq, hit.length, hit) + self.unheld(hit)
+
+    def growth(self, seq: Sequence) -> int:
+        """Blocks that each running sequence may take before a waiting one has got further than it was: one preempted is
+        computed again over many steps."""
+        steps = len(seq.tokens) // self._budget if seq.preemptions else 0
+        return self.num_groups * (1 + steps // self._size)
+
+    def part(self, seq: Sequence, end: int) -> tuple[list[int], int]:
+        """Blocks that begin with the tokens after the hit of a sequence that just started and runs up to `end`, and how
+        many tokens of them it may use; none where copying gains too little."""
+        if not self._partial or seq.node is None or seq.state.marks or seq.partner is not None:
+            return [], 0
+        start = seq.computed
+        blocks, count = _cache(seq).nearest(
+            seq.node, seq.key(start, min(start + self._size, len(seq.tokens)))
+        )
+        count = min(count, seq.usable_prefix() - start)
+        return (list(blocks), count) if LEAST_COPIED <= count < end - start else ([], 0)
+
+    def copy_part(self, seq: Sequence, blocks: list[int], count: int) -> None:
+        """Have the first `count` tokens after the hit copied into the sequence's own block, which it must have."""
+        index = seq.computed // self._size
+        for table, source in zip(seq.table.blocks, blocks, strict=True):
+            if table[index] != source:  # else it was evicted for this very place
+                self.copies.append((source, table[index]))
+        seq.computed += count
+
+    def keep(self, seq: Sequence) -> None:
+        """Pin what a running sequence has published, if its request asks for it."""
+        seconds = seq.state.request.terms.cache_seconds
+        if seconds and seq.node is not None and self._keep:
+            _cache(seq).pin(seq.node, seconds)
 
     def missing(self, seq: Sequence, end: int) -> int:
         """Blocks to take before the sequence can compute up to position `end`, over all groups."""

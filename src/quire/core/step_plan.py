@@ -49,6 +49,19 @@ class StepPlan:
     decode: int = 0
     preempted: int = 0
 
+    def take_out(self, seq: Sequence) -> ScheduledSeq | None:
+        """Remove the row of a sequence that is preempted, and return it."""
+        if seq not in self.seqs:
+            return None
+        index = self.seqs.index(seq)
+        row = self.rows.pop(index)
+        del self.seqs[index]
+        end = row.start + len(row.token_ids)
+        self.budget += len(row.token_ids)
+        self.context -= end
+        self.decode -= row.start >= seq.prompt_len and end == row.start + 1
+        return row
+
     def counts(self, max_num_batched_tokens: int) -> StepCounts:
         """The counts of the step before drafts are added."""
         tokens = max_num_batched_tokens - self.budget
@@ -194,7 +207,8 @@ def check_result(out: SchedulerOutput, seqs: Seq[Sequence], result: StepOutput) 
                 and i not in result.late
             ):
                 raise ValueError(f"row {i} should {'' if row.sample else 'not '}have sampled a token")
-    for i in [i for i, row in enumerate(rows) if row.prompt_logprobs]:
+    scored = [row.prompt_logprobs for row in rows]
+    for i in [i for i, wants in enumerate(scored) if wants] if True in scored else ():
         made = result.prompt_logprobs[i]
         wanted = _prompt_end(seqs[i], rows[i]) - _prompt_begin(seqs[i], rows[i])
         if i not in result.failed and (made is None or len(made) != wanted):

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, cast
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
-from quire.core.policy import Policy, WaitingQueue
+from quire.core.policy import Policies, Policy, WaitingQueue
 from quire.core.prefix_cache import PrefixCaches
 from quire.core.prefix_queue import PrefixQueue
-from quire.core.sequence import Sequence, Status
+from quire.core.sequence import Account, Sequence, Status
 from quire.core.service_estimates import ServiceEstimates
 
-PROMPT_COST, OUTPUT_COST = 1.0, 2.0
+OUTPUT_PRICE = 2.0  # of a token of output; one of a prompt costs 1
 
 
 class Queue(Protocol):
@@ -104,9 +104,9 @@ class Level:
 
 
 class Levels:
-    """A queue for each level, made when the first sequence of the level comes and removed when it is empty."""
+    """A queue for each level, made for its first sequence and removed when it is empty."""
 
-    def __init__(self, make: Callable[[], Queue]) -> None:
+    def __init__(self, make: Callable[[Sequence], Queue]) -> None:
         self._make = make
         self._levels: dict[float, Level] = {}
         self._order: list[float] = []  # heap of the levels
@@ -126,7 +126,7 @@ class Levels:
     def push(self, seq: Sequence) -> None:
         level = self._levels.get(seq.rank[0])
         if level is None:
-            level = self._levels[seq.rank[0]] = Level(self._make())
+            level = self._levels[seq.rank[0]] = Level(self._make(seq))
             heapq.heappush(self._order, seq.rank[0])
         level.push(seq)
         self._size += 1
@@ -151,25 +151,36 @@ class Levels:
 
 
 class Counters:
-    """What accounts (API keys) have been served, in tokens by cost and weight. One without an entry is at `floor`."""
+    """What accounts (API keys) have been served, in tokens by cost and weight. A new one is at `floor`."""
 
     def __init__(self) -> None:
         self.floor = 0.0
         self.last = ""  # the account of the last sequence that started
-        self._served: dict[str, float] = {}
+        self._accounts: dict[str, Account] = {}
 
-    def of(self, account: str) -> float:
-        return self._served.get(account, self.floor)
+    def account(self, name: str) -> Account:
+        """The account of this name, opened at the floor if it is new."""
+        found = self._accounts.get(name)
+        if found is None:
+            found = self._accounts[name] = Account(self.floor)
+        return found
 
-    def lift(self, account: str, other: str) -> None:
+    def open(self, seq: Sequence, *, shares: bool) -> None:
+        """Charge a sequence to its account from now on, or to none."""
+        terms = seq.state.request.terms
+        seq.account = self.account(terms.account) if shares else None
+        seq.price = OUTPUT_PRICE / terms.weight
+
+    def of(self, name: str) -> float:
+        found = self._accounts.get(name)
+        return self.floor if found is None else found.served
+
+    def lift(self, name: str, other: str) -> None:
         """An account comes back after a pause, while another is to be served next, or was served last."""
         least = self.of(other)
         self.floor = max(self.floor, least)
-        self._served[account] = max(self.of(account), least)
-
-    def charge(self, seq: Sequence, cost: float) -> None:
-        terms = seq.state.request.terms
-        self._served[terms.account] = self.of(terms.account) + cost / terms.weight
+        account = self.account(name)
+        account.served = max(account.served, least)
 
 
 class FairQueue:
@@ -191,6 +202,7 @@ class FairQueue:
 
     def push(self, seq: Sequence) -> None:
         account = seq.state.request.terms.account
+        self._counters.open(seq, shares=True)
         seq.rank = self._policy.rank(seq, self._estimates)
         if not self._queues.get(account) and not seq.preemptions:
             first = self._first()
@@ -235,18 +247,24 @@ class FairQueue:
 
 
 def make_queue(
-    policy: Policy, estimates: ServiceEstimates, counters: Counters, caches: PrefixCaches, block_size: int
+    policies: Policies,
+    estimates: ServiceEstimates,
+    counters: Counters,
+    caches: PrefixCaches,
+    block_size: int,
 ) -> Queue:
-    """The queue of a policy. Under lpm it hears of the blocks that `caches` publish."""
-    if policy.shares:
-        return Levels(lambda: FairQueue(policy, estimates, counters))
-    if policy.order != "lpm":
+    """The queue of the policies. Under lpm it hears of the blocks that `caches` publish."""
+
+    def make(seq: Sequence) -> Queue:
+        policy = policies.of(seq.state.request)
+        if policy.shares:
+            return FairQueue(policy, estimates, counters)
+        return WaitingQueue() if policy.order != "lpm" else PrefixQueue(policy, caches, block_size)
+
+    known = {policies.usual, *policies.by_class}
+    if not any(policy.shares or policy.order == "lpm" for policy in known):
         return WaitingQueue()
-    levels = Levels(lambda: PrefixQueue(policy, caches, block_size))
-    caches.watches = lambda: cast("Iterable[PrefixQueue]", levels.queues)
+    levels = Levels(make)
+    if any(policy.order == "lpm" for policy in known):
+        caches.watches = lambda: (queue for queue in levels.queues if isinstance(queue, PrefixQueue))
     return levels
-
-
-def charge_prompt(counters: Counters, seq: Sequence, hit: int) -> None:
-    """A sequence starts for the first time, with so many tokens of its prompt in the cache."""
-    counters.charge(seq, PROMPT_COST * (seq.prompt_len - hit))

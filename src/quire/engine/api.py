@@ -15,7 +15,7 @@ from quire.answers import AnswerPart, PromptProgress
 from quire.beams import Beams
 from quire.engine.usage_ledger import UsageLedger, UsageTotals
 from quire.logprobs import LogprobTable
-from quire.objectives import ServiceClass
+from quire.objectives import DegradeStep, ServiceClass
 from quire.outputs import RequestOutput
 from quire.parameters import Structure, TextTokens
 from quire.records import dataclass
@@ -69,6 +69,8 @@ _LASTING = {EngineState.FAILED, EngineState.DRAINING}
 class OverloadedError(QuireError):
     """The queue is full (HTTP 429). The message says by how much; `retry_after` estimates the wait in seconds."""
 
+    code = "queue_full"
+
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
@@ -80,6 +82,12 @@ class WouldBeLateError(OverloadedError):
     def __init__(self, message: str, retry_after: float, predicted_ttft: float) -> None:
         super().__init__(message, retry_after)
         self.predicted_ttft = predicted_ttft
+
+
+class ShedError(OverloadedError):
+    """The class of a request is not served while the server is saturated (HTTP 429)."""
+
+    code = "shed"
 
 
 class EngineUnavailableError(QuireError):
@@ -94,6 +102,10 @@ def require_ready(state: EngineState) -> None:
     """Raise EngineUnavailableError unless this state admits requests: one rule for admission and for health."""
     if state is not EngineState.READY:
         raise EngineUnavailableError(_WHY[state], 5.0 if state in _LASTING else 1.0)
+
+
+class RequestCancelledError(QuireError):
+    """The request was ended by its owner or an administrator (HTTP 409). Partial output stays in the stream."""
 
 
 class RequestBlockedError(QuireError):
@@ -127,6 +139,12 @@ class GenerateAsk:
     reading: Reading | None = None
     progress: bool = False
     predicted: Callable[[float], None] | None = None
+
+    def check_deadlines(self, now: float) -> None:
+        """Raise DeadlineError for one that has passed."""
+        for limit, name in ((self.deadline, "deadline"), (self.queue_deadline, "queue deadline")):
+            if limit is not None and limit <= now:
+                raise DeadlineError(f"the {name} of the request passed before it started")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,10 +365,12 @@ class EngineStats:
     blocks: int = 0
     blocks_used: int = 0
     blocks_cached: int = 0
+    blocks_pinned: int = 0
     block_size: int = 16
     kv_waste_tokens: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0
+    prefix_copied_tokens: int = 0  # of those, in parts of blocks
     preemptions: int = 0
     steps: int = 0
     step_seconds: float = 0.0
@@ -390,6 +410,8 @@ class EngineStats:
     level_missed: Mapping[str, int] = field(default_factory=dict)
     goodput: Mapping[str, float] = field(default_factory=dict)  # requests a second, of the last minute
     length_error: float = 0.0  # mean of |predicted / real - 1| of recent output lengths
+    degrade_steps: Mapping[str, int] = field(default_factory=dict)  # 1 for those that are entered
+    degraded: Mapping[str, int] = field(default_factory=dict)  # requests that each step changed
     usage: tuple[UsageTotals, ...] = ()  # since the engine's start
     tenant_blocks: Mapping[str, int] = field(default_factory=dict)  # held and cached, by cache domain
     floors: Mapping[str, int] = field(default_factory=dict)  # blocks by cache domain
@@ -435,6 +457,10 @@ class Engine(Protocol):
     def stats(self) -> EngineStats: ...
 
     @property
+    def degraded(self) -> Sequence[DegradeStep]:
+        """The steps that a saturated engine has taken; see core.degrading."""
+
+    @property
     def startup(self) -> list[dict[str, Any]]:
         """Where the time went from the start of the process to the first token; see util/startup."""
 
@@ -464,6 +490,9 @@ class Engine(Protocol):
 
     def requests(self) -> Sequence[tuple[Request, RequestOutput]]:
         """The requests that are not complete, in the order of their arrival, with their outputs so far."""
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request now, with RequestCancelledError; false if there is none of that id."""
 
     def generate(self, ask: GenerateAsk) -> Stream:
         """Admit a request or raise at once: RequestError (400), OverloadedError (429), EngineUnavailableError,

@@ -12,11 +12,11 @@ from quire.config.live import LiveEngineConfig
 from quire.core.cache_misses import MissWatch
 from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
-from quire.core.policy import Policy
 from quire.core.scheduler import Scheduler
 from quire.core.streams import StepLimits
 from quire.engine.api import StepRecord
 from quire.engine.beam_sequences import BeamSequences
+from quire.engine.policies import named_policies
 from quire.engine.whole_batches import BatchGate
 from quire.objectives import parse_classes
 from quire.speculate.speculation import NO_DRAFTS, Speculation
@@ -220,6 +220,11 @@ class EngineCore:
                 self.recorder.finished(request_id, sample_index)
         return event
 
+    def limit_drafts(self, most: int) -> None:
+        """Run at most so many drafts for a sequence from the next step on."""
+        if self.speculation is not None:
+            self.speculation.longest = most
+
     def has_work(self) -> bool:
         return self.scheduler.has_work() or bool(self._preparing)
 
@@ -342,7 +347,7 @@ class EngineCore:
         nothing, if some of it is wrong.
         """
         scheduler = self.scheduler
-        policy = Policy.parse(live.scheduling_policy, live.overtake_ms / 1e3)
+        policies = named_policies(live.scheduling_policy, live.slo, live.overtake_ms)
         classes = parse_classes(live.slo)
         blocks = {name: int(share * scheduler.config.num_blocks) for name, share in live.cache_shares.items()}
         if sum(blocks.values()) > scheduler.config.num_blocks:
@@ -351,8 +356,8 @@ class EngineCore:
             self.recorder.changed("configuration", (live.max_num_batched_tokens, live.max_num_seqs))
         caps = StepLimits(live.max_num_batched_tokens, live.max_num_seqs, live.max_draft_tokens)
         scheduler.set_caps(caps)  # raises, or changes; the rest cannot fail
-        if policy != scheduler.policy:
-            scheduler.set_policy(policy)
+        if policies != scheduler.policies:
+            scheduler.set_policies(policies)
         if blocks != scheduler.asked_floors:
             scheduler.set_floors(blocks)
         self._controller = StepController(scheduler, classes, self.costs) if classes else None

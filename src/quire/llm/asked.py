@@ -115,7 +115,7 @@ def one_prompt(prompt: Prompt, embed_dim: int | None = None) -> TextOrIds:
 
 def priority_list(priority: Sequence[int] | None, count: int, policy: str) -> list[int]:
     """Return a priority per prompt. Raises RequestError, also if the scheduling policy ignores priorities."""
-    if priority is not None and "priority" not in policy.split("+"):
+    if priority is not None and "priority" not in policy.split(",", maxsplit=1)[0].split("+"):
         raise RequestError("priority", f"the scheduling policy is {policy}: use scheduling_policy='priority'")
     return one_each("priority", priority, count, int, int)
 

@@ -55,6 +55,8 @@ class AdminAccess:
             self.check_address(exchange, route)
         if route.admin:
             self.admin_only(exchange)
+        elif route.either and not exchange.inner and self.is_presented(exchange):
+            exchange.administrator = True
         elif not route.open and not exchange.inner:
             access.check_key(exchange)
 

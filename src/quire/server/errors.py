@@ -14,6 +14,7 @@ from quire.engine.api import (
     EngineUnavailableError,
     OverloadedError,
     RequestBlockedError,
+    RequestCancelledError,
     WouldBeLateError,
 )
 from quire.records import dataclass
@@ -121,6 +122,7 @@ def retry_headers(seconds: float) -> list[Header]:
     ]
 
 
+DEGRADED = b"x-quire-degraded"
 PREDICTED_TTFT = b"x-quire-predicted-ttft-ms"
 
 
@@ -142,12 +144,14 @@ def api_error(error: Exception) -> ApiError:
             known = [(PREDICTED_TTFT, predicted_ttft(ttft))] if math.isfinite(ttft) else []
             headers = [*retry_headers(seconds), *known]
             found = ApiError(429, str(error), code="would_be_late", headers=headers)
-        case OverloadedError(retry_after=seconds):
-            found = ApiError(429, str(error), code="queue_full", headers=retry_headers(seconds))
+        case OverloadedError(retry_after=seconds, code=code):
+            found = ApiError(429, str(error), code=code, headers=retry_headers(seconds))
         case EngineUnavailableError(retry_after=seconds):
             found = ApiError(503, str(error), code="engine_unavailable", headers=retry_headers(seconds))
         case RequestBlockedError():
             found = ApiError(400, str(error), code="request_blocked")
+        case RequestCancelledError():
+            found = ApiError(409, str(error), code="request_cancelled")
         case DeadlineError():
             found = ApiError(504, str(error), code="deadline_exceeded")
         case CheckpointError():  # the model's chat template failed on these messages

@@ -93,6 +93,7 @@ class Exchange:
         self.background: bool = scope.get("quire.background", False)
         # identifies the API key when there are several; not the key itself
         self.tenant: str = scope.get("quire.tenant", "")
+        self.administrator = False  # an administrator's key opened a route that has it beside a client's
         self.status = 0
         self.bytes_in = 0
         self.bytes_out = 0

@@ -233,6 +233,9 @@ _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] 
     ("quire_kv_blocks", GaugeMetricFamily, "KV blocks in total", lambda s: s.blocks),
     ("quire_kv_blocks_used", GaugeMetricFamily, "KV blocks held by sequences", lambda s: s.blocks_used),
     ("quire_kv_blocks_cached", GaugeMetricFamily, "KV blocks that hold reusable prefixes", lambda s: s.blocks_cached),
+    ("quire_kv_blocks_pinned", GaugeMetricFamily, "KV blocks that requests asked to keep", lambda s: s.blocks_pinned),
+    ("quire_kv_copied_tokens", CounterMetricFamily, "prompt tokens copied from a part of a cached block",
+     lambda s: s.prefix_copied_tokens),
     ("quire_kv_waste_tokens", GaugeMetricFamily, "allocated but unused token slots", lambda s: s.kv_waste_tokens),
     ("quire_swap_blocks", GaugeMetricFamily, "KV blocks in the swap space", lambda s: s.swap_blocks),
     ("quire_swapped_out_blocks", CounterMetricFamily, "KV blocks copied to the swap space", lambda s: s.swapped_out),
@@ -304,6 +307,8 @@ def _engine_families(stats: EngineStats, labels: dict[str, str], acceptance: str
     yield _by_part(
         GaugeMetricFamily, "quire_goodput_requests_per_second", "service_class", stats.goodput.items()
     )
+    yield _by_part(GaugeMetricFamily, "quire_degrade_step", "step", stats.degrade_steps.items())
+    yield _by_part(CounterMetricFamily, "quire_degraded_requests", "step", stats.degraded.items())
     yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())
     yield _by_part(GaugeMetricFamily, "quire_memory_bytes", "part", stats.memory_parts.items())
 

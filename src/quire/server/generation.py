@@ -15,7 +15,7 @@ from quire.logprobs import LogprobTable
 from quire.outputs import RequestOutput
 from quire.records import dataclass
 from quire.server.context import ServerContext
-from quire.server.errors import ApiError
+from quire.server.errors import DEGRADED, ApiError
 from quire.server.exchange import ChunkPiece, ChunkWriter, Exchange
 from quire.server.log_marks import tell_refused
 from quire.server.pieces import is_portion
@@ -79,6 +79,10 @@ class HttpGeneration:
                 exchange.asked.append(ask.request.request_id)
                 self._context.owners.add(exchange, ask.request.request_id)
             hooks = self._context.hooks
+            if steps := self._context.engine.degraded:
+                self._exchange.add_headers(
+                    [(DEGRADED, ", ".join(map(str, steps)).encode("latin-1", "replace"))]
+                )
             for ask in self._asks:
                 stream = self._context.engine.generate(ask)
                 self.streams.append(stream if hooks is None else hooks.wrap(stream))

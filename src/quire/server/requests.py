@@ -33,7 +33,7 @@ MAX_MESSAGES = 2**14
 MAX_DOCUMENTS = 2**12
 MAX_TEMPLATE_VARIABLES = 256
 MAX_IDS = 2**20
-MAX_SALT_CHARS = 256
+MAX_SALT_CHARS = MAX_SESSION_CHARS = 256
 MAX_SCALED = 64  # adapters of a request
 
 IdList = Annotated[list[int], Meta(max_length=MAX_IDS)]
@@ -245,6 +245,13 @@ ScaledAdapters = Annotated[
 ]
 
 
+class PrefixRetention(msgspec.Struct):
+    """How long a prefix is to be kept, as Anthropic's API and OpenRouter say it."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class GenerationRequest(_Sampling, kw_only=True):
     """Fields that chat and completions share. null means the default for each of them."""
 
@@ -344,6 +351,20 @@ class GenerationRequest(_Sampling, kw_only=True):
     ] = None
     service_tier: Annotated[
         str | None, Meta(description="class of service: a name of --slo, auto, default, priority or flex")
+    ] = None
+    max_cost: Annotated[
+        float | None,
+        Meta(description="the most that a sample may cost: 1 for a token of the prompt, 2 for one generated"),
+    ] = None
+    session_id: Annotated[
+        Annotated[str, Meta(max_length=MAX_SESSION_CHARS)] | None,
+        Meta(description="a conversation: what it computed is kept for its next turn"),
+    ] = None
+    prompt_cache_retention: Annotated[
+        Literal["in_memory", "in-memory", "24h"] | None, Meta(description="24h: keep the prefix for a day")
+    ] = None
+    cache_control: Annotated[
+        PrefixRetention | None, Meta(description="keep the prefix for 5 minutes, or for its ttl: 5m or 1h")
     ] = None
     timings: Annotated[
         bool | None, Meta(description="report where the time went; also x-quire-timings: 1")

@@ -29,7 +29,7 @@ class HttpRoute(ABC):
     """A path and method of an `api` (see config.serving.APIS; "" is always there), and of others that have it `also`.
 
     {} in a path matches any text, which OpenAPI calls `rest`; `open` ones need no key, `admin` ones that of an
-    administrator (see admin.AdminAccess).
+    administrator (see admin.AdminAccess); `either` takes both a client's and that.
     """
 
     method: ClassVar[str]
@@ -39,6 +39,7 @@ class HttpRoute(ABC):
     tag: str
     open: bool = False
     admin: bool = False
+    either: bool = False
     rest: str = ""
     media: bytes = JSON  # type of the response
     api: str = "openai"

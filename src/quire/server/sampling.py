@@ -34,6 +34,7 @@ MAX_PROMPT_LOGPROB_ENTRIES = 1 << 18
 MAX_LOGPROB_ENTRIES = 1 << 20
 # Limit of the prompts of one request times the samples of each.
 MAX_CHOICES = 1024
+_SESSION_SECONDS = 300.0  # for which what a conversation has computed waits for its next turn
 
 # Parameters passed on as given. Lengths and logprobs are handled separately for chats and completions.
 _LISTS = ("allowed_token_ids", "bad_words", "dry_sequence_breakers", "samplers")
@@ -216,6 +217,7 @@ def make_ask(
             f"prompt_logprobs: {entries} entries for {scored} prompt tokens are over the limit of "
             f"{MAX_PROMPT_LOGPROB_ENTRIES}",
         )
+    params = _within_cost(params, body.max_cost, len(prompt))
     assert exchange.served is not None, "a route that generates calls generating_model first"
     limits = (
         _limit(exchange, "deadline_ms", body.deadline_ms),
@@ -234,7 +236,7 @@ def make_ask(
         beams=beams_of(body),
         texts=texts,
         adapter=exchange.served.digest,
-        terms=_terms(context, exchange, body.service_tier, limits),
+        terms=_terms(context, exchange, body, limits),
     )
     wants = exchange.header(b"x-quire-predict").lower() in {"1", "true"}
     return GenerateAsk(
@@ -287,11 +289,13 @@ def check_logprobs(params: SamplingParams, prompts: Sequence[int], window: int, 
 
 
 def _terms(
-    context: ServerContext, exchange: Exchange, tier: str | None, limits: Sequence[float | None]
+    context: ServerContext, exchange: Exchange, body: GenerationRequest, limits: Sequence[float | None]
 ) -> ServiceTerms:
-    """The class that a request asks for, and when it is due. Raises ApiError 400 for an unknown class, 403 for one that
-    its tenant may not ask for.
+    """The class that a request asks for, when it is due, and how long its prefix is kept.
+
+    Raises ApiError 400 for an unknown class, 403 for one that its tenant may not ask for.
     """
+    tier = body.service_tier
     tenant, classes = context.tenants.get(exchange.tenant), context.engine.card.service_classes
     names = [one.name for one in classes]
     allowed = [name for name in tenant.classes if name in names]
@@ -314,7 +318,29 @@ def _terms(
         weight=tenant.weight,
         service_class=found,
         due=min(ends, default=None),
+        cache_seconds=_kept(body),
     )
+
+
+def _kept(body: GenerationRequest) -> float:
+    """Seconds for which a request asks to keep its prefix."""
+    asked = [_SESSION_SECONDS] if body.session_id else []
+    if body.prompt_cache_retention == "24h":
+        asked.append(86_400.0)
+    if body.cache_control is not None:
+        asked.append(3_600.0 if body.cache_control.ttl == "1h" else 300.0)
+    return max(asked, default=0.0)
+
+
+def _within_cost(params: SamplingParams, most: float | None, prompt: int) -> SamplingParams:
+    """The parameters with the max_tokens that a cost allows. Raises ApiError 400 if it does not allow one."""
+    if most is None:
+        return params
+    room = int((min(most, 2.0**40) - prompt) // 2)
+    if room < max(1, params.min_tokens):
+        why = f"the {prompt} tokens of the prompt cost 1 each, and a generated one 2"
+        raise bad_request("max_cost", f"max_cost: {most:g} does not suffice: {why}")
+    return replace(params, max_tokens=room if params.max_tokens is None else min(room, params.max_tokens))
 
 
 def _tell(exchange: Exchange, seconds: float) -> None:

@@ -63,6 +63,7 @@ class Speculation:
         self._allotment = Allotment(most, max_rows, proposer.GRADES, proposer.passes)
         self._following: set[int] = set()  # sequences that the proposer knows
         self._offers: dict[int, Offer] = {}  # the last one of each sequence
+        self.longest = depth  # drafts for a sequence that are allowed now
         self._rests = Rests()
         self._missed: dict[int, list[int]] = {}  # of each of them, tokens that the proposer does not know yet
         self._drafting = False  # rows of this step have places for drafts
@@ -176,6 +177,10 @@ class Speculation:
     def _ask(self, places: Mapping[int, int], result: StepOutput, rows: int) -> bool:
         """Ask for drafts of the sequences in these rows. Returns whether there are any."""
         shared = self._shared(places, rows)
+        if self.longest < self._depth:
+            most = self.longest
+            cut = {each: Room(min(room.drafts, most), min(room.depth, most)) for each, room in shared.items()}
+            shared = cut if most else {}
         for seq_id, room in shared.items():
             result.drafts[places[seq_id]] = [DRAFT] * room.drafts
             if self._offers[seq_id].depth:

@@ -140,6 +140,11 @@ class Worker:
         """Run the program for the step that was begun; `sample` must follow."""
         started = time.perf_counter() - self._begun
         filled = self._move(out.moves) if out.moves else {}
+        for (
+            source,
+            target,
+        ) in out.copies:  # one by one: a block may be the target of one and the source of the next
+            self._executor.copy_blocks([source], [target])
         step = fill_rows(self.arrays, self._slots, out.scheduled, self._branches)
         self.arrays.embeddings = self._soft_rows(out.scheduled) if self._slots.soft else []
         if step.trees:

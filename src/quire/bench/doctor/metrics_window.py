@@ -29,6 +29,10 @@ class Window:
         name = self._known(names)
         return 0.0 if name is None else _sum(self._after[name])
 
+    def now_by(self, label: str, name: str) -> dict[str, float]:
+        """The values of the second reading by those of a label."""
+        return {labels.get(label, ""): value for labels, value in self._after.get(name, ())}
+
     def grown(self, *names: str, **labels: str) -> float:
         """The increase of a counter, of the samples with these labels; of a counter that began anew, its value."""
         name = self._known(names)

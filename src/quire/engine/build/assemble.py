@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire._native import supported_isas
-from quire.cache_kinds import FP8_KV, NUQ_KV, StateGroup
+from quire.cache_kinds import FP8_KV, LATE_KV, NUQ_KV, FullGroup, StateGroup
 from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import (
     INT4_GROUP,
     INT8_GROUP,
     LORA_TARGETS,
+    MAX_BATCH_WAIT_MS,
+    POLICIES,
     STORED,
     AdapterOptions,
     EngineConfig,
@@ -56,7 +58,7 @@ from quire.loader import (
 from quire.loader.kv_codes import read_codes_file
 from quire.loader.kv_scales import read_scales, read_scales_file
 from quire.loader.source import CodesSource
-from quire.objectives import parse_classes
+from quire.objectives import class_policies, parse_classes
 from quire.program.cost import Row, step_cost
 from quire.program.formats import DType, Groups, HeadCodes, HeadScales, NumberFormats, WeightFormat
 from quire.program.lower import lower
@@ -390,7 +392,7 @@ def build(
         swap = _swap_space(model, program, config, draft, lent)
         worker = _worker(model, executor, plan.limits, config, adapters, swap)
         costs = load_costs(model.folder, config)
-        scheduler = _scheduler(program, config, plan, model.facts.spec, costs, swap)
+        scheduler = _scheduler(program, config, plan, model.facts.spec, costs, swap, made)
     grammars = partial(_grammars, later, program, config, plan)
     drafter = draft.drafter(plan.limits, made, program) if draft and made else None
     speculation = make_speculation(config, worker, executor, plan.limits, drafter)
@@ -548,8 +550,13 @@ def _scheduler(
     spec: ModelSpec,
     costs: StepCostModel,
     swap: SwapSpace | None,
+    draft: Executor | None,
 ) -> Scheduler:
     asked, whole, pooling = config.asked, spec.whole, spec.pooling is not None
+    usual, by_class = class_policies(
+        asked.scheduler.scheduling_policy, parse_classes(asked.scheduler.slo), POLICIES
+    )
+    full = all(isinstance(group, FullGroup) for group in program.cache_groups)
     kind = Scheduler if asked.scheduler.batching == "continuous" else WholeBatchScheduler
     return kind(
         SchedulerConfig(
@@ -564,7 +571,13 @@ def _scheduler(
             enable_prefix_caching=asked.cache.enable_prefix_caching and not whole,
             enable_chunked_prefill=asked.scheduler.enable_chunked_prefill and not whole,
             pooling=pooling,
-            policy=asked.scheduler.scheduling_policy,
+            # the keys and values of a draft have no copies
+            copy_partial=full and draft is None and config.kv not in LATE_KV and not whole and not pooling,
+            cache_by_uses=asked.cache.cache_policy == "lfu",
+            cache_ttl=asked.cache.cache_ttl,
+            cache_pin_share=asked.cache.cache_pin_share,
+            policy=usual,
+            class_policies=by_class,
             overtake=asked.scheduler.overtake_ms / 1e3,
         ),
         random.Random(asked.execution.seed),
@@ -576,7 +589,9 @@ def _scheduler(
 def _gate(scheduler: Scheduler, config: ResolvedConfig) -> BatchGate | None:
     if not isinstance(scheduler, WholeBatchScheduler):
         return None
-    return BatchGate(scheduler, config.max_num_seqs, config.asked.scheduler.batch_wait_ms / 1e3)
+    asked = config.asked.scheduler
+    wait = MAX_BATCH_WAIT_MS if asked.batching == "static" else asked.batch_wait_ms
+    return BatchGate(scheduler, config.max_num_seqs, wait / 1e3)
 
 
 def _quantized(name: str | None, size: int | None) -> WeightFormat | None:

@@ -14,6 +14,7 @@ from quire.engine.api import EngineStats, GenerateAsk, OverloadedError, check_pr
 from quire.engine.front.outlook import Outlook
 from quire.engine.front.stream import LiveRequest
 from quire.engine.host.messages import Ready
+from quire.engine.policies import named_policies
 from quire.types import Request, RequestError
 
 _WINDOW_SECONDS = 30.0
@@ -42,6 +43,7 @@ class Admission:
         self.outlook = Outlook(facts.scheduler, scheduling or SchedulerOptions())
         self.waiting_tokens = 0
         self._facts, self._scheduler = facts, facts.scheduler
+        self._policies = self._scheduler.policies()
         self._max_requests, self._max_tokens = max_requests, max_tokens
         self._waiting: dict[int, tuple[int, str]] = {}  # by handle, in order: prompt tokens, tenant
         self._requests: Counter[str] = Counter()  # tenant -> number of its requests among these
@@ -58,8 +60,14 @@ class Admission:
         """Go by another configuration from now on; what was admitted stays."""
         facts = self._facts.scheduler
         blocks = {name: int(share * facts.num_blocks) for name, share in live.cache_shares.items()}
+        policies = self._policies = named_policies(live.scheduling_policy, live.slo, live.overtake_ms)
+        by_class = tuple(policy.text for policy in policies.by_class)
         self._scheduler = replace(
-            facts, policy=live.scheduling_policy, overtake=live.overtake_ms / 1e3, floors=blocks
+            facts,
+            policy=policies.usual.text,
+            class_policies=by_class,
+            overtake=live.overtake_ms / 1e3,
+            floors=blocks,
         )
         self._max_requests, self._max_tokens = live.max_num_queued_reqs, live.max_num_queued_tokens
         self.outlook.configure(self._scheduler, live)
@@ -73,7 +81,7 @@ class Admission:
         """Raise RequestError, naming field and limit, for a request that this engine could never run."""
         facts = self._facts
         self._scheduler.length_limit(request)
-        if request.priority not in {0, BACKGROUND} and "priority" not in self._scheduler.policy.split("+"):
+        if request.priority not in {0, BACKGROUND} and not self._policies.of(request).levels:
             raise RequestError(
                 "priority",
                 "priorities need --scheduling-policy priority; this server runs requests in order of arrival",
@@ -108,8 +116,7 @@ class Admission:
     ) -> None:
         """Add a request to the queue, behind `lives`. Raises OverloadedError, with the numbers, when it is full, or
         when by the engine's latest `stats` what the request wants cannot be kept."""
-        if stats is not None:
-            self.outlook.check(ask, lives, now, stats)
+        prediction = None if stats is None else self.outlook.check(ask, lives, now, stats)
         request = ask.request
         tokens, samples = len(request.prompt_token_ids), request.params.n
         if request.negative_prompt is not None:
@@ -138,6 +145,7 @@ class Admission:
         self.waiting_tokens += tokens
         self._sent[handle] = samples
         self._sent_samples += samples
+        self.outlook.admitted(ask, prediction, now)
 
     def _check_share(self, tenant: str, queued: int, tokens: int, now: float) -> None:
         """Raise OverloadedError when the waiting requests of a tenant reach what is left for the others."""

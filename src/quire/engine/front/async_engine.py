@@ -29,6 +29,7 @@ from quire.engine.api import (
     GenerateAsk,
     InputAsk,
     ModelCard,
+    RequestCancelledError,
     Stream,
     require_ready,
 )
@@ -40,6 +41,8 @@ from quire.engine.front.card import first_live_config, model_card
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.pool_inputs import PoolInputs
+from quire.engine.front.saturation import Saturation
+from quire.engine.front.slow_readers import SlowReaders
 from quire.engine.front.stream import LiveRequest, LiveStream, SinkPath
 from quire.engine.front.suspects import SuspectLane
 from quire.engine.front.text_service import TextService
@@ -68,7 +71,7 @@ from quire.engine.host.messages import (
 )
 from quire.engine.host.spawn import Spawned
 from quire.engine.usage_ledger import UsageLedger
-from quire.objectives import parse_classes
+from quire.objectives import DegradeStep, parse_classes
 from quire.outputs import RequestOutput
 from quire.parameters import Structure, TextTokens
 from quire.text.chat_renderer import ChatAsk, read_template
@@ -141,12 +144,12 @@ class AsyncEngine:
         self._lane = SuspectLane()
         self._adapters = AdapterNames(self._send)
         self._grammars = GrammarService()
+        self._saturation = Saturation(self._config.scheduler, self._send)
+        self._readers = SlowReaders(self.serving, self._end)
         self.ledger = UsageLedger()
         self._live_config: LiveConfig | None = None  # since the first start
         self._first_live: LiveConfig | None = None
         self._shares: Mapping[str, float] = {}  # of the cache, before it
-
-    # -- state --------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> EngineState:
@@ -180,7 +183,12 @@ class AsyncEngine:
         waiting = self._admission.waiting_tokens if self._admission else 0
         calls = self._text.calls if self._text else {}
         found = self._client.stats(waiting_tokens=waiting, wasted_tokens=self._wasted, calls=calls)
+        found = self._saturation.add_to(found)
         return self._admission.outlook.add_to(found) if self._admission else found
+
+    @property
+    def degraded(self) -> Sequence[DegradeStep]:
+        return self._saturation.degrading.active
 
     @property
     def startup(self) -> list[dict[str, Any]]:
@@ -343,8 +351,6 @@ class AsyncEngine:
             raise EngineUnavailableError("the engine is loading")
         return await self._client.memory(self._grammars.pid)
 
-    # -- adapters -----------------------------------------------------------------------------------------
-
     @property
     def adapters(self) -> Mapping[str, AdapterVersion]:
         return self._adapters.named
@@ -376,8 +382,6 @@ class AsyncEngine:
 
     def adapter_opened(self, report: AdapterOpened) -> None:
         self._adapters.opened(report)
-
-    # -- text ---------------------------------------------------------------------------------------------
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -450,15 +454,20 @@ class AsyncEngine:
     def requests(self) -> Sequence[tuple[Request, RequestOutput]]:
         return [(live.request, live.output) for live in self._live.values()]
 
+    def cancel(self, request_id: str) -> bool:
+        found = [live for live in self._live.values() if live.request_id == request_id]
+        for live in found:
+            self._end(live, RequestCancelledError("the request was cancelled"))
+        return bool(found)
+
     def generate(self, ask: GenerateAsk) -> Stream:
         now = time.monotonic()
         client, admission = self._client, self._admission
         if client is None or admission is None or self._loop is None:
             raise EngineUnavailableError("the engine is loading")
         require_ready(self.state)
-        for limit, name in ((ask.deadline, "deadline"), (ask.queue_deadline, "queue deadline")):
-            if limit is not None and limit <= now:
-                raise DeadlineError(f"the {name} of the request passed before it started")
+        ask.check_deadlines(now)
+        ask = self._saturation.served(ask)
         request = ask.request
         if request.request_id in self._names:
             raise RequestError("request_id", f"{request.request_id!r} is already in use")
@@ -471,7 +480,8 @@ class AsyncEngine:
         following = OutputBuilder(
             request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output, reading=ask.reading
         )
-        admission.admit(handle, ask, now, self._live.values(), client.reported)
+        with self._saturation.admitting(now):
+            admission.admit(handle, ask, now, self._live.values(), client.reported)
         live = LiveRequest(handle, request, following, digest, progress=ask.progress)
         live.place = admission.outlook.place(request)
         if not self._live:
@@ -498,6 +508,8 @@ class AsyncEngine:
         if live.handle not in self._live or self._client is None:
             return
         self._client.send(Abort(live.handle))
+        if self._admission is not None:
+            self._admission.outlook.left(live.request_id, late=isinstance(error, DeadlineError))
         self._forget(live)
         live.following.abort(time.monotonic())
         self._wasted += live.unread
@@ -552,6 +564,7 @@ class AsyncEngine:
             live = lives.get(handle)
             if live is not None:
                 live.computed(computed, cached, now)
+        self._saturation.look(now, lives.values())
         rows, news = step.unpack()
         if step.tokens:
             self._startup.mark("first token")
@@ -604,6 +617,7 @@ class AsyncEngine:
         live = self._live_config or first
         self._use(live)
         self._send(Configure(0, live.engine))  # one that was restarted goes on as it was changed
+        self._saturation.restarted()
         self._adapters.started()
         self._grammars.planned = facts.memory_parts["compiler"]
         self._send_vocabulary()
@@ -622,21 +636,9 @@ class AsyncEngine:
         return deaths
 
     def tick(self, now: float) -> None:
-        """End the requests of slow readers. Readers that were woken are served first: after this process was suspended
-        there may be some.
-        """
         assert self._loop is not None
-        late = [live for live in self._live.values() if self._unread(live, now)]
-        if late:
-            self._loop.call_soon(self._end_unread, late, now)
-
-    def _end_unread(self, late: list[LiveRequest], now: float) -> None:
-        for live in late:
-            if error := self._unread(live, now):
-                self._end(live, error)
-
-    def _unread(self, live: LiveRequest, now: float) -> QuireError | None:
-        return live.left_unread(now, self.serving.reader_timeout, self.serving.reader_tokens)
+        self._saturation.look(now, self._live.values())
+        self._readers.look(self._live.values(), now, self._loop)
 
     # -- start-up -----------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ def first_live_config(
         max_draft_tokens=facts.max_draft_tokens,
         max_num_queued_reqs=serving.max_num_queued_reqs,
         max_num_queued_tokens=serving.max_num_queued_tokens,
-        scheduling_policy=facts.policy,
+        scheduling_policy=options.scheduling_policy,
         overtake_ms=facts.overtake * 1e3,
         slo=tuple(options.slo),
         admission=options.admission,

@@ -14,14 +14,14 @@ from dataclasses import replace
 
 from quire.config.live import LiveConfig
 from quire.config.schema import SchedulerOptions
-from quire.core.admission_rules import Broken, Caution, check_wishes
+from quire.core.admission_rules import LATE_DEADLINES, Broken, Caution, Promises, check_wishes
 from quire.core.cost_model import FEATURES, StepCostModel
-from quire.core.forecast import Demand, Forecast, Live, outlook
-from quire.core.policy import Policy
+from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.service_estimates import ServiceEstimates
 from quire.engine.api import EngineStats, GenerateAsk, WouldBeLateError
 from quire.engine.front.stream import LiveRequest
+from quire.engine.policies import named_policies
 from quire.objectives import ServiceClass, parse_classes
 from quire.outputs import RequestOutput
 from quire.types import Request, SamplingParams, TokenIds
@@ -38,11 +38,13 @@ class Outlook:
         self.classes = parse_classes(options.slo)
         self._refuses = options.admission == "predict"
         self._facts = facts
-        self._policy = Policy.parse(facts.policy, facts.overtake)
+        self._policies = facts.policies()
         self._lengths = ServiceEstimates()
         self._stats = EngineStats()
         self._costs: tuple[float, ...] = ()
+        self._pace = 0.0  # seconds of recent steps
         self._cautions = [Caution() for _ in range(max(1, len(self.classes)))]
+        self._end_caution, self._promises = Caution(LATE_DEADLINES), Promises()
         self._tokens = facts.num_blocks * facts.block_size // len(facts.groups)
         self.kept = Counter({one.name: 0 for one in self.classes})  # class -> requests that met its level
         self.missed = Counter(
@@ -54,7 +56,7 @@ class Outlook:
         """Go by another configuration from now on. Counts of classes that there are no more stay."""
         self.classes = parse_classes(live.slo)
         self._refuses = live.admission == "predict"
-        self._policy = Policy.parse(facts.policy, facts.overtake)
+        self._policies = facts.policies()
         count = max(1, len(self.classes))
         self._cautions = [*self._cautions, *(Caution() for _ in range(count))][:count]
         for one in self.classes:
@@ -68,7 +70,7 @@ class Outlook:
         self._take(stats)
         if stats.steps < _LEAST_STEPS or not self._costs:
             return None
-        policy = Policy.parse(live.scheduling_policy, live.overtake_ms / 1e3)
+        policy = named_policies(live.scheduling_policy, live.slo, live.overtake_ms)
         found = list(lives)
         others = [replace(self._live(one), place=policy.place(one.request, self._lengths)) for one in found]
         rows = min(live.max_num_seqs, sum(one.started for one in others))
@@ -98,12 +100,18 @@ class Outlook:
         ):
             self._costs = stats.step_costs
             self._lengths.costs = StepCostModel(stats.step_costs)
+        steps = stats.steps - self._stats.steps
+        if steps > 0:
+            recent = (stats.step_seconds - self._stats.step_seconds) / steps
+            self._pace += (recent - self._pace) * (1 - (1 - PACE_MEMORY) ** steps if self._pace else 1.0)
+        elif steps < 0:  # another engine process
+            self._pace = 0.0
         self._stats = stats
 
     def place(self, request: Request) -> tuple[float, float, float]:
         """Where a request waits; see Policy.place."""
         self._lengths.arrived(request)
-        return self._policy.place(request, self._lengths)
+        return self._policies.place(request, self._lengths)
 
     def check(
         self, ask: GenerateAsk, lives: Iterable[LiveRequest], now: float, stats: EngineStats
@@ -117,7 +125,7 @@ class Outlook:
         wishes = (
             ask.deadline is not None or ask.queue_deadline is not None or (service and service.slo.bounds)
         )
-        if not (wishes or ask.predicted) or stats.steps < _LEAST_STEPS:
+        if not (wishes or ask.predicted or self._promises) or stats.steps < _LEAST_STEPS:
             return None
         self._take(stats)
         if not self._costs:
@@ -137,7 +145,10 @@ class Outlook:
             start=None if ask.queue_deadline is None else ask.queue_deadline - now,
             finish=None if ask.deadline is None else ask.deadline - now,
             caution=self._cautions[self._index(request)].factor,
+            end_caution=self._end_caution.factor,
         )
+        if broken is None and (over := self._promises.delay(*self._price(request))):
+            broken = Broken("deadlines of others", 0.0, over, over)
         # A request that would be alone is late for no fault of others, and refusing it frees nothing.
         if broken is not None and self._refuses and others:
             if service is not None:
@@ -145,8 +156,32 @@ class Outlook:
             raise WouldBeLateError(self._explain(broken, service), broken.wait, prediction.ttft)
         return prediction
 
+    def admitted(self, ask: GenerateAsk, prediction: Forecast | None, now: float) -> None:
+        """A request was admitted, with this prediction if there is one."""
+        request = ask.request
+        if not self._costs:
+            return
+        if self._promises:
+            self._promises.admitted(*self._price(request))
+        if ask.deadline is not None and prediction is not None:
+            output = self._lengths.output_tokens(request)
+            slack = ask.deadline - now - prediction.finish(output)
+            self._promises.make(request.request_id, slack, output)
+
+    def left(self, name: str, *, late: bool) -> None:
+        """A request has ended or was cancelled, `late` if its deadline has passed."""
+        if name in self._promises:
+            self._promises.ended(name)
+            self._end_caution.answered(late=late)
+
+    def _price(self, request: Request) -> tuple[float, float, float]:
+        """What a request takes from the steps of others: the time of its prompt, its tokens, and that of one."""
+        prompt, each = len(request.prompt_token_ids), self._costs
+        return each[2] * prompt, self._lengths.output_tokens(request), each[1] + each[3] * prompt
+
     def ended(self, request: Request, output: RequestOutput) -> None:
         """A request has ended by itself: count whether its class kept its level, by the rule of `quire bench`."""
+        self.left(request.request_id, late=False)
         tokens, times = output.usage.completion_tokens, output.timings
         self._lengths.ended(request, tokens // max(1, len(output.outputs)))
         service = self._class_of(request)
@@ -190,11 +225,12 @@ class Outlook:
         return outlook(
             self._costs,
             others,
-            Live(self._policy.place(request, self._lengths), False, work),
+            Live(self._policies.place(request, self._lengths), False, work),
             budget=stats.step_budget or self._facts.max_num_batched_tokens,
             slots=stats.step_slots or self._facts.max_num_seqs,
             tokens=self._tokens,
             most=_MOST_SECONDS,
+            pace=self._pace,
         )
 
     def _live(self, live: LiveRequest) -> Live:
@@ -212,6 +248,8 @@ class Outlook:
         return self.classes[self._index(request)] if self.classes else None
 
     def _explain(self, broken: Broken, service: ServiceClass | None) -> str:
+        if broken.what == "deadlines of others":
+            return f"it would make others miss their promised deadlines; try again in {broken.wait:.1f} s"
         text = f"{broken}; try again in {broken.wait:.1f} s"
         if "_" in broken.what and math.isfinite(broken.predicted):
             return f"{text}, or with {broken.what} {broken.predicted * 1e3:.0f} or more"

@@ -25,6 +25,7 @@ from quire.engine.host.messages import (
     ForgetAdapter,
     GivePages,
     GrantRoom,
+    LimitDrafts,
     LogRows,
     Note,
     OpenAdapter,
@@ -117,6 +118,8 @@ class EngineLoop:
                 self._tell(command)
             case Vocabulary(tokens):
                 self._core.vocabulary = tokens
+            case LimitDrafts(most):
+                self._core.limit_drafts(most)
             case Configure(number, live):
                 self._configure(number, live)
             case ClearCache() | GivePages() | GrantRoom():

@@ -151,6 +151,12 @@ class Tell(_Message, frozen=True, tag=21):
     row: bytes
 
 
+class LimitDrafts(_Message, frozen=True, tag=22):
+    """Run at most so many drafts for a sequence from the next step on."""
+
+    most: int
+
+
 class Configure(_Message, frozen=True, tag=14):
     """Another configuration from the next step on, answered with Configured."""
 
@@ -172,6 +178,7 @@ Command = (
     | GivePages
     | AskLog
     | Tell
+    | LimitDrafts
     | Configure
     | GrantRoom
 )

@@ -19,6 +19,7 @@ from quire.server.dialects.anthropic_types import (
     IGNORED,
     REFUSED,
     AnthropicMessage,
+    CacheControl,
     ContentBlock,
     CountRequest,
     MessageEvent,
@@ -35,7 +36,7 @@ from quire.server.dialects.asking import Renames, reasons, renamed, thinking_fie
 from quire.server.dialects.blocks import BlockAnswer
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange
-from quire.server.requests import ChatCompletionRequest, JsonSchemaFormat, NamedSchema
+from quire.server.requests import ChatCompletionRequest, JsonSchemaFormat, NamedSchema, PrefixRetention
 from quire.server.routes import Post
 from quire.text.tools import read_tools
 from quire.types import RequestError
@@ -91,13 +92,27 @@ async def count_tokens(context: ServerContext, exchange: Exchange, read: Body[Co
 
 def _cached_block(context: ServerContext, body: CountRequest) -> int:
     """Tokens of a block of the prefix cache if the request has a cache_control, else 0."""
+    return context.engine.card.cache_block if _marks(body) else 0
+
+
+def _marks(body: CountRequest) -> list[CacheControl]:
+    """Every cache_control of a request."""
     contents = [message.content for message in body.messages]
     blocks: list[Any] = [
         block for found in (*contents, body.system) if isinstance(found, list) for block in found
     ]
     marked = (body, *blocks, *(body.tools or ()))
-    asked = any(getattr(one, "cache_control", None) is not None for one in marked)
-    return context.engine.card.cache_block if asked else 0
+    return [mark for one in marked if (mark := getattr(one, "cache_control", None)) is not None]
+
+
+def _keeping(body: CountRequest) -> PrefixRetention | None:
+    """How long the prompt is to be kept: the longest time that is asked for, for all of it."""
+    marks = _marks(body)
+    return (
+        PrefixRetention("ephemeral", "1h" if any(mark.ttl == "1h" for mark in marks) else "5m")
+        if marks
+        else None
+    )
 
 
 def _chat_request(context: ServerContext, body: MessagesRequest) -> ChatCompletionRequest:
@@ -105,7 +120,11 @@ def _chat_request(context: ServerContext, body: MessagesRequest) -> ChatCompleti
     sampling = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_k", "top_p")}
     form = _response_format(body)
     return ChatCompletionRequest(
-        **_conversation(context, body), **sampling, stop=body.stop_sequences, response_format=form
+        **_conversation(context, body),
+        **sampling,
+        stop=body.stop_sequences,
+        response_format=form,
+        cache_control=_keeping(body),
     )
 
 

@@ -229,6 +229,8 @@ def chat_request(
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body),
+        service_tier=body.service_tier,
+        prompt_cache_retention=body.prompt_cache_retention,
         **fields,
     )
 

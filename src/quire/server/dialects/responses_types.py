@@ -163,6 +163,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None = None
     max_tool_calls: Annotated[int | None, Meta(description="calls of tool servers")] = None
     temperature: float | None = None
+    service_tier: str | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     top_p: float | None = None
     tools: Annotated[list[FunctionOffer | McpOffer], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -278,8 +280,6 @@ REFUSED: RefusedFields = {
     "moderation": (),
     "prompt": (),
     "prompt_cache_options": ({},),
-    "prompt_cache_retention": ("in_memory",),
-    "service_tier": ("auto", "default"),
     "stream_options": ({}, {"include_obfuscation": False}),
     "top_logprobs": (0,),
     "truncation": ("disabled",),

@@ -17,6 +17,7 @@ from quire.engine.host.held import tokenizer_beside
 from quire.engine.host.memory_ledger import MemoryLedger
 from quire.engine.host.messages import Load
 from quire.engine.host.plan_process import planned
+from quire.objectives import parse_degrade
 from quire.server.context import directory_of
 from quire.server.errors import ApiError, shorten
 from quire.server.fleet.member import Member
@@ -73,6 +74,10 @@ class Fleet:
                 self.shares = self.shares.with_model(each.name, 0).with_model(member.id, own)
             self._aliases |= dict.fromkeys(each.aliases, each.name)
         self.rules = self._make_rules()
+        for each in models:
+            for step in parse_degrade(each.config.scheduler.degrade):
+                if step.kind == "model" and step.value not in self.rules:
+                    raise ValueError(f"degrade: {step}: there is no model or name {step.value!r}")
         self.shadows = Shadows()
         self.added: Callable[[Member], None] = lambda _: (
             None
@@ -108,6 +113,15 @@ class Fleet:
                 raise ApiError(404, message, code="model_not_found", param="model")
             name = plain
         return self.rules.route(name, key)
+
+    def lighter(self, target: str) -> tuple[str, str] | None:
+        """The model that answers in place of one that is saturated, and the step by which it does; None mostly."""
+        engine = self.members[target].service.context.engine
+        step = next((step for step in engine.degraded if step.kind == "model"), None)
+        if step is None or step.value not in self.rules:
+            return None
+        other = self.rules.route(step.value).target
+        return None if other == target else (other, str(step))
 
     def _with_adapter(self, name: str) -> str | None:
         """The model that serves an adapter under this name."""

@@ -26,6 +26,7 @@ from quire.server.fleet.shares import BODIES
 from quire.server.logs import log_access
 from quire.server.query import query_of
 from quire.server.request_memory import RequestMemory
+from quire.server.request_routes import request_routes
 from quire.server.routes import Get, HttpRoute, Post, RouteTable
 from quire.types import QuireError
 
@@ -40,6 +41,7 @@ class _Named(msgspec.Struct):
     model: str | None = None
     name: str | None = None
     user: str | None = None
+    session_id: str | None = None
     keep_alive: str | float | None = None
 
 
@@ -68,7 +70,10 @@ class FleetApp:
         self._access = AccessControl(fleet.config, fleet.tenants)
         self._admin = AdminAccess(fleet.config, fleet.tenants)
         self.context: ServerContext | None = None  # of the routes that concern no single model
-        own = (*fleet_routes(fleet), *batch_routes.ROUTES)
+        loaded = request_routes(
+            lambda _: [each.service.context for each in fleet.members.values() if each.engine.requests()]
+        )
+        own = (*fleet_routes(fleet), *batch_routes.ROUTES, *loaded)
         closed = closed_routes(own, fleet.config)
         own = tuple(route for route in own if route not in closed and route.belongs(fleet.config.api))
         passed = open_routes(fleet.config)
@@ -202,7 +207,7 @@ def _asked(exchange: Exchange, named: _Named) -> tuple[str | None, str]:
     """The model that a request names, and the key by which its choice among versions stays the same."""
     return named.model or named.name or _of_query(exchange), exchange.header(
         b"x-session-id"
-    ) or named.user or ""
+    ) or named.session_id or named.user or ""
 
 
 def _named(exchange: Exchange, body: bytes) -> _Named:

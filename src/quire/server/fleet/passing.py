@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.engine.api import OverloadedError
 from quire.server.dialects.keep_alive import HEEDED
-from quire.server.errors import ApiError
+from quire.server.errors import DEGRADED, ApiError
 from quire.server.exchange import Receive, Scope, Send
 from quire.server.fleet.fleet import Fleet
 from quire.server.fleet.member import Member
@@ -40,11 +40,14 @@ class Passing:
         self._fleet, self._route, self._scope = fleet, route, scope
         self._body, self._receive = body, receive
         self._tried: set[str] = set()
+        self._degraded = ""  # the step by which another model answers
         self.seen = SeenAnswer() if route.shadow is not None else None  # what the client got, to be compared
 
     async def answer(self, send: Send, *, administrative: bool) -> None:
         """Answer the request. Raises ApiError and QuireError if no model could take it."""
         target: str | None = self._route.target
+        if not administrative and (lighter := self._fleet.lighter(self._route.target)) is not None:
+            target, self._degraded = lighter
         while target is not None:
             self._tried.add(target)
             member = self._fleet.members[target]
@@ -77,6 +80,8 @@ class Passing:
                 following = None if failure is None else self._after(failure)
                 if following is None:
                     headers = [*message.get("headers", ()), (_VERSION, member.id.encode())]
+                    if self._degraded:
+                        headers.append((DEGRADED, self._degraded.encode("latin-1", "replace")))
                     message = {**message, "headers": headers}
                     if self.seen is not None:
                         self.seen.begins(message)

@@ -1,0 +1,65 @@
+"""Degrading in steps on a real server: in headers, metrics and answers, and taken back by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers.process import running
+from helpers.server import ENDLESS, PATIENT, serving
+
+STEPS = ("max_tokens=3", "shed")
+
+
+def test_a_saturated_server_gives_less_and_says_so_until_it_is_not_saturated(folder: Path) -> None:
+    options = ENDLESS | {
+        "slo": ("chat:ttft=200ms", "batch:"), "admission": "queue", "max_num_seqs": 2, "degrade": STEPS,
+        "degrade_after_ms": 50.0, "scheduling_policy": "fcfs,batch=sjf",
+    }  # fmt: skip
+    with serving(folder, engine=options, **PATIENT) as server:
+        plain = server.complete("Hello", max_tokens=6, ignore_eos=True, temperature=0)
+        assert "x-quire-degraded" not in plain.headers
+        assert [server.metric("quire_degrade_step", step=step) for step in STEPS] == [0, 0]
+        with server.busy(6):
+            server.wait(lambda: server.metric("quire_degrade_step", step="shed") == 1)
+            reply = server.complete("Hello", max_tokens=2, service_tier="batch")
+            assert "takes no requests of the lowest class" in reply.error(429, "shed")
+            assert reply.headers["x-quire-degraded"] == "max_tokens=3, shed"
+            assert server.metric("quire_degraded_requests_total", step="shed") == 1
+        server.wait(lambda: server.metric("quire_degrade_step", step="shed") == 0)
+        while "x-quire-degraded" in (reply := server.complete("Hi", max_tokens=6, ignore_eos=True)).headers:
+            assert reply.json["usage"]["completion_tokens"] == 3
+        server.wait(lambda: server.metric("quire_degrade_step", step="max_tokens=3") == 0)
+        again = server.complete("Hello", max_tokens=6, ignore_eos=True, temperature=0)
+        assert again.json["choices"] == plain.json["choices"]
+        assert "x-quire-degraded" not in again.headers
+
+
+@pytest.mark.scheduling
+def test_another_model_answers_for_a_saturated_one(folder: Path, tmp_path: Path) -> None:
+    sections = tmp_path / "models.toml"
+    sections.write_text(f'[small]\npath = "{folder}"\nmax-model-len = 4096\n')
+    options = [
+        "--memory",
+        "1500MiB",
+        "--models",
+        str(sections),
+        "--degrade",
+        "model=small",
+        "--max-num-seqs",
+        "1",
+    ]
+    body = {"prompt": [1, 2, 3], "max_tokens": 3, "ignore_eos": True, "temperature": 0}
+    with running(folder, *options, "--degrade-after-ms", "50") as server:
+        assert "x-quire-degraded" not in server.request("POST", "/v1/completions", body).headers
+        long = [server.ask(60_000, ignore_eos=True) for _ in range(3)]
+        found = ""
+        while found != "model=small":
+            headers = server.request("POST", "/v1/completions", body).headers
+            found = headers.get("x-quire-degraded", "")
+        assert headers["x-quire-deployment"] == "small@1"
+        for each in long:
+            each.close()
+        while "x-quire-degraded" in server.request("POST", "/v1/completions", body).headers:
+            pass
