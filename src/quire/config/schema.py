@@ -11,6 +11,7 @@ from dataclasses import Field, field, fields, replace
 from typing import Any
 
 from quire.cache_kinds import KV_DTYPES, KVType
+from quire.config.option import check_options, option
 from quire.config.speculative import ACCEPTANCES, SpeculativeConfig, parse_speculative_config
 from quire.objectives import class_policies, parse_classes, parse_degrade
 from quire.records import dataclass
@@ -48,46 +49,6 @@ LORA_LINEARS = (
 )  # fmt: skip
 TASKS = ("auto", "generate", "embed", "classify", "score")
 ATTENTION_BACKENDS = {"native": "native", "torch": "eager"}  # of each executor
-
-
-def option(
-    default: Any,
-    text: str,
-    *,
-    choices: tuple[str, ...] = (),
-    metavar: str = "",
-    aliases: Mapping[str, str] = {},
-    count: bool = False,
-    most: int | None = None,
-    size: bool = False,
-) -> Any:
-    """A config field with the metadata of its command-line option.
-
-    `aliases` are names of values in vLLM, PyTorch and llama.cpp; `count` is an integer from 1 to `most`; `size` is in
-    bytes, written like 6GiB.
-    """
-    return field(default=default, metadata={
-        "help": text, "choices": choices, "metavar": metavar, "aliases": aliases, "count": count, "most": most,
-        "size": size,
-    })  # fmt: skip
-
-
-def _check(group: Any) -> None:
-    """Resolve the aliases of a group's values and check their ranges. Raises ValueError naming the field."""
-    for f in fields(group):
-        value, meta = getattr(group, f.name), f.metadata
-        if meta["aliases"] and value in meta["aliases"]:
-            value = meta["aliases"][value]
-            object.__setattr__(group, f.name, value)
-        if meta["choices"] and value not in meta["choices"]:
-            raise ValueError(f"{f.name}: {value!r} is not one of {', '.join(meta['choices'])}")
-        if not meta["count"] or value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{f.name}: {value!r} is not a positive integer")
-        # Larger values gain nothing and overflow the arrays of a step.
-        if meta["most"] is not None and value > meta["most"]:
-            raise ValueError(f"{f.name}: {value} exceeds the limit of {meta['most']}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +107,7 @@ class FormatOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         if self.kv_cache_scales and self.kv_cache_dtype not in {"fp8_e4m3", "fp8_e5m2", "kvquant3"}:
             raise ValueError(
                 f"kv_cache_scales: scales are of an fp8 or kvquant3 cache, but kv_cache_dtype is {self.kv_cache_dtype}"
@@ -201,7 +162,7 @@ class LimitOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +205,7 @@ class CacheOptions:
     def __post_init__(self) -> None:
         if self.swap_space == 0:  # none, as vLLM writes it
             object.__setattr__(self, "swap_space", None)
-        _check(self)
+        check_options(self)
         if self.cache_ttl is not None and not 0 < self.cache_ttl < float("inf"):
             raise ValueError(f"cache_ttl: {self.cache_ttl} is not a positive number of seconds")
         if not 0 <= self.cache_pin_share <= 1:
@@ -311,7 +272,7 @@ class SchedulerOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         class_policies(self.scheduling_policy, parse_classes(self.slo), POLICIES)
         parse_degrade(self.degrade)
         if not 0 < self.degrade_after_ms < float("inf"):
@@ -357,7 +318,7 @@ class LoadingOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,7 +360,7 @@ class ExecutionOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         if self.device != "cpu" and self.executor == "native":
             raise ValueError(
                 f"device: {self.device!r} needs --executor torch; the native executor runs on the CPU"
@@ -453,7 +414,7 @@ class AdapterOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         object.__setattr__(self, "lora_target_modules", tuple(self.lora_target_modules))
         known = (*LORA_TARGETS, "all")
         for name in self.lora_target_modules:
@@ -498,7 +459,7 @@ class SpeculationOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         given = [self.speculative_config is not None, self.speculate != "off", self.draft_model is not None]
         if sum(given) > 1:
             raise ValueError("speculate, draft_model, speculative_config: only one of them can be given")
@@ -550,7 +511,7 @@ class RecordOptions:
     record_prompts: bool = option(False, "the log has the token ids of prompts and answers, too")
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         if self.record_prompts and self.record is None:
             raise ValueError("record_prompts: needs record, the file that they are written to")
         if self.record_size < 2**16:

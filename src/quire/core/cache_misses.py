@@ -11,7 +11,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from quire.core.prefix_cache import TOKEN_BYTES, BlockNode, CacheWatch, PrefixCaches
+from quire.core.cached_prefix import TOKEN_BYTES, BlockNode, CacheWatch
+from quire.core.prefix_cache import PrefixCaches
 from quire.core.radix import Node
 from quire.core.soft_tokens import NO_MARKS
 from quire.core.tier import chain, root_digest

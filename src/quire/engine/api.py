@@ -7,7 +7,7 @@ called on the thread of the event loop; none of them blocks it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,14 +21,11 @@ from quire.parameters import Structure, TextTokens
 from quire.records import dataclass
 from quire.spec.pooling_facts import PoolingFacts
 from quire.types import (
-    ContextLengthError,
     FinishReason,
     Grammar,
     QuireError,
     Request,
-    RequestError,
     SamplingParams,
-    TokenIds,
 )
 
 if TYPE_CHECKING:
@@ -196,38 +193,6 @@ class CompiledStructure:
     grammar: Grammar
     dropped: tuple[str, ...] = ()
     seconds: float = 0.0
-
-
-def check_prediction(prediction: Sequence[int], vocab: int, window: int) -> None:
-    """Raise RequestError for a prediction that is longer than a prompt may be, or that is not of the vocabulary."""
-    if len(prediction) >= window:
-        raise ContextLengthError(
-            "prediction", f"{len(prediction)} tokens do not fit in the model's context of {window} tokens"
-        )
-    if prediction and not 0 <= min(prediction) <= max(prediction) < vocab:
-        wrong = next(token for token in prediction if not 0 <= token < vocab)
-        raise RequestError("prediction", f"{wrong} is not a token id below the vocabulary size {vocab}")
-
-
-def guided(request: Request, negative: Sequence[int]) -> Request:
-    """The same request with its negative prompt, where it asks for guidance.
-
-    Without one it is the last token of the prompt, as in transformers. Raises RequestError without a guidance_scale.
-    """
-    if request.params.guidance_scale == 1:
-        if negative:
-            raise RequestError("negative_prompt", "has no effect without a guidance_scale other than 1")
-        return request
-    found = TokenIds(negative or request.prompt_token_ids[-1:])
-    return replace(request, negative_prompt=found, stepwise=True, speculate=False)
-
-
-def constrained(request: Request, grammar: Grammar) -> Request:
-    """The same request with a grammar in place of what it was made from."""
-    params = request.params
-    if params.structured is not None:
-        params = replace(params, structured=None)
-    return replace(request, params=params, grammar=grammar, stepwise=True)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire._native import supported_isas
-from quire.cache_kinds import FP8_KV, LATE_KV, NUQ_KV, FullGroup, StateGroup
+from quire.cache_kinds import FP8_KV, LATE_KV, FullGroup, StateGroup
 from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import (
@@ -41,6 +41,7 @@ from quire.engine.build.drafts import (
     within,
 )
 from quire.engine.build.kept_costs import keep_costs, load_costs
+from quire.engine.build.kv_codes import kv_codes
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.log_file import make_recorder
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
@@ -55,19 +56,18 @@ from quire.loader import (
     Source,
     checkpoint_files,
 )
-from quire.loader.kv_codes import read_codes_file
 from quire.loader.kv_scales import read_scales, read_scales_file
 from quire.loader.source import CodesSource
 from quire.objectives import class_policies, parse_classes
 from quire.program.cost import Row, step_cost
-from quire.program.formats import DType, Groups, HeadCodes, HeadScales, NumberFormats, WeightFormat
+from quire.program.formats import DType, Groups, HeadScales, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.lower_draft import trimmed
 from quire.program.lowering import LoraRoom
 from quire.program.memory import kv_block_bytes, param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.spec import Attention, LatentAttention, ModelSpec
+from quire.spec import Attention, ModelSpec
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
 from quire.speculate.build import judging, make_speculation, max_draft_tokens
 from quire.store.gguf_names import shards
@@ -219,7 +219,7 @@ def choose(
     config = resolve(asked, traits, machine)
     check_pooling_options(spec, config)
     formats = replace(
-        _formats(config), kv_scales=_kv_scales(model, config, weights), kv_codes=_kv_codes(model, config)
+        _formats(config), kv_scales=_kv_scales(model, config, weights), kv_codes=kv_codes(model, config)
     )
     room = _lora_room(asked.adapters)
     program = lower(spec, formats, features=features, lora=room)
@@ -278,24 +278,6 @@ def _kv_scales(model: Model, config: ResolvedConfig, weights: Source | None) -> 
         return read_scales_file(Path(config.asked.formats.kv_cache_scales), heads)
     with nullcontext(weights) if weights is not None else open_weights(model) as opened:
         return read_scales(opened, heads)
-
-
-def _kv_codes(model: Model, config: ResolvedConfig) -> dict[int, HeadCodes]:
-    """What codes of a kvquant3 cache stand for. Raises CheckpointError, and ValueError if no file was named."""
-    if config.kv not in NUQ_KV or config.asked.loading.load_format == "random":
-        return {}
-    mixers = [layer.mixer for layer in model.facts.spec.layers]
-    if any(isinstance(mixer, LatentAttention) for mixer in mixers):
-        return {}  # lowering refuses it by name
-    if not config.asked.formats.kv_cache_scales:
-        raise ValueError(
-            "kv_cache_dtype: kvquant3 needs kv_cache_scales, a file that `quire calibrate MODEL --kv-cache-dtype "
-            "kvquant3 --out FILE` writes"
-        )
-    heads = {
-        i: (each.kv_heads, each.head_dim) for i, each in enumerate(mixers) if isinstance(each, Attention)
-    }
-    return read_codes_file(Path(config.asked.formats.kv_cache_scales), heads)
 
 
 def _agreed(model: Model, asked: EngineConfig) -> EngineConfig:

@@ -20,7 +20,6 @@ from quire.config.lora_modules import adapter_paths
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
-    AdapterVersion,
     CompiledStructure,
     DeadlineError,
     EngineState,
@@ -38,6 +37,7 @@ from quire.engine.build.tasks import for_task
 from quire.engine.front.adapter_names import AdapterNames
 from quire.engine.front.admission import Admission
 from quire.engine.front.card import first_live_config, model_card
+from quire.engine.front.engine_settings import EngineSettings
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.pool_inputs import PoolInputs
@@ -54,7 +54,6 @@ from quire.engine.host.messages import (
     SAMPLE_BITS,
     SAMPLE_MASK,
     Abort,
-    AdapterOpened,
     AddRequest,
     ClearCache,
     Command,
@@ -71,7 +70,7 @@ from quire.engine.host.messages import (
 )
 from quire.engine.host.spawn import Spawned
 from quire.engine.usage_ledger import UsageLedger
-from quire.objectives import DegradeStep, parse_classes
+from quire.objectives import DegradeStep
 from quire.outputs import RequestOutput
 from quire.parameters import Structure, TextTokens
 from quire.text.chat_renderer import ChatAsk, read_template
@@ -92,7 +91,7 @@ Progress = Callable[[int, int], None]
 _REFUSING = (EngineState.DRAINING, EngineState.SLEEPING)
 
 
-class AsyncEngine:
+class AsyncEngine(EngineSettings):
     """api.Engine with the engine in a process of its own, or with `in_process` in a thread of this one.
 
         engine = AsyncEngine("path/to/model", EngineConfig(memory=6 * 2**30))
@@ -296,46 +295,6 @@ class AsyncEngine:
         self._client.send(ClearCache())
         return await self.ping(timeout)  # commands are obeyed in order
 
-    @property
-    def live(self) -> LiveConfig:
-        if self._live_config is None:
-            raise EngineUnavailableError("the engine is loading")
-        return self._live_config
-
-    async def configure(self, live: LiveConfig) -> None:
-        require_ready(self.state)
-        assert self._client is not None
-        await self._client.configure(live.engine)
-        self._use(live)
-
-    @property
-    def first_live(self) -> LiveConfig:
-        if self._first_live is None:
-            raise EngineUnavailableError("the engine is loading")
-        return self._first_live
-
-    def share_cache(self, shares: Mapping[str, float]) -> None:
-        self._shares = shares
-        if self._live_config is not None:
-            self._use(replace(self._live_config, cache_shares=dict(shares)))
-            self._send(Configure(0, self._live_config.engine))
-
-    def _use(self, live: LiveConfig) -> None:
-        """Take over what the engine has taken."""
-        self._live_config = live
-        if self._admission is not None:
-            self._admission.configure(live)
-        if self._card is not None:
-            self._card = replace(self._card, service_classes=parse_classes(live.slo))
-
-    def predict(self, live: LiveConfig, prompt: int) -> Mapping[str, float] | None:
-        if self._admission is None or self._client is None:
-            return None
-        return self._admission.outlook.effect(live, prompt, self._live.values(), self._client.reported)
-
-    def counted(self, stats: EngineStats) -> None:
-        self.ledger.take(stats.usage)
-
     async def debug(self) -> Mapping[str, Any]:
         records = await self._client.records() if self._client else []
         return {"steps": msgspec.to_builtins(records)}
@@ -350,38 +309,6 @@ class AsyncEngine:
         if self._client is None:
             raise EngineUnavailableError("the engine is loading")
         return await self._client.memory(self._grammars.pid)
-
-    @property
-    def adapters(self) -> Mapping[str, AdapterVersion]:
-        return self._adapters.named
-
-    async def load_adapter(self, name: str, path: str, *, root: str | None = None) -> AdapterVersion:
-        require_ready(self.state)
-        return await self._adapters.load(name, path, root)
-
-    async def mix_adapters(
-        self, parts: Sequence[tuple[str, float]]
-    ) -> tuple[AdapterVersion, Callable[[], None]]:
-        require_ready(self.state)
-        version = await self._adapters.mix(parts)
-        return version, partial(self._adapters.leave, version.digest)
-
-    def unload_adapter(self, name: str) -> None:
-        self._adapters.unload(name)
-
-    def keep_adapter(self, digest: str) -> Callable[[], None]:
-        self._adapters.enter(digest)
-        return partial(self._adapters.leave, digest)
-
-    def adapter(self, name: str) -> AdapterVersion:
-        """What a name stands for now. Raises RequestError for an unknown one."""
-        return self._adapters.version(name)
-
-    def adapter_name(self, digest: str) -> str:
-        return self._adapters.name(digest)
-
-    def adapter_opened(self, report: AdapterOpened) -> None:
-        self._adapters.opened(report)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
