@@ -5,13 +5,16 @@
 Random weights; adapters of all linears of attention and feed-forwards, as files. Prints Markdown, and JSON with --json.
 
 `decode`: a case is FORMAT:STREAMS:ADAPTERS; its streams have the adapters in turn. For each format there are two
-engines, without adapters and with slots for all of them, which run each case in turn. A row says the tokens per second
-of decoding steps in which all streams run: of the first engine, of the second without adapters and with them.
+engines, without adapters and with room for all of them, which run each case in turn. A row says the tokens per second
+of decoding steps in which all streams run: of the first engine, of the second without adapters and with them. Beside it
+are the bytes of the base's weights and of all matrices A and B that a step reads once, and the share of the first in
+both: what a step that waits for memory alone would reach.
 
-`traffic`: --registered adapters, asked for by Zipf's law (exponent 1), --streams requests at once. For each number of
-slots: tokens per second of the whole run, and the share of requests whose adapter was in a slot.
+`traffic`: --registered adapters, asked for by Zipf's law (exponent 1), 32 requests at once, of which those in a step
+have up to 8 adapters. For each pool, in adapters that fit: tokens per second of the whole run, and the share of
+requests whose adapter was in the pool.
 
-`loading`: from the call to the first token of a one-token prompt, less the same without an adapter: in its slot; from a
+`loading`: from the call to the first token of a one-token prompt, less the same without an adapter: in the pool; from a
 file that the page cache has; and from one that it has not. The rate of reading alone is beside it.
 """
 
@@ -39,6 +42,7 @@ from quire.planner.shapes import SHAPES
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.program.lowering import LoraRoom
+from quire.program.memory import low_rank_bytes, param_bytes
 from quire.records import dataclass
 from quire.spec import read_model
 
@@ -53,11 +57,9 @@ class Place:
     model: Path
     adapters: tuple[Path, ...]
 
-    def engine(self, form: str, slots: int, rank: int, **more: Any) -> LLM:
-        """An engine with room for so many adapters; 0 for one without."""
-        room: dict[str, Any] = (
-            {"enable_lora": True, "max_loras": slots, "max_lora_rank": rank} if slots else {}
-        )
+    def engine(self, form: str, most: int, rank: int, **more: Any) -> LLM:
+        """An engine with up to so many adapters at once; 0 for one without."""
+        room: dict[str, Any] = {"enable_lora": True, "max_loras": most, "max_lora_rank": rank} if most else {}
         return LLM(
             self.model, load_format="random", max_num_seqs=32, max_model_len=512, progress=False, dtype="bfloat16",
             enable_prefix_caching=False, quantization=form, **room, **more,
@@ -142,26 +144,38 @@ def decode(place: Place, asked: argparse.Namespace) -> list[dict[str, Any]]:
                 ][1:]
                 base, unused, used = (statistics.median(run[i] for run in runs) for i in range(3))
                 shares = [statistics.median(run[i] / run[0] for run in runs) for i in (1, 2)]
+                weights, matrices = bytes_of_a_step(llm, count)
                 found.append(
                     {
-                        "weights": form, "streams": streams, "adapters": count, "without, tok/s": round(base, 1),
-                        "slots unused": round(unused, 1), "used": round(used, 1),
+                        "weights": form, "streams": streams, "adapters": count, "weights, MB": round(weights / 1e6),
+                        "A and B, MB": round(matrices / 1e6), "by bytes": f"{weights / (weights + matrices):.1%}",
+                        "without, tok/s": round(base, 1), "pool unused": round(unused, 1), "used": round(used, 1),
                         "share unused": f"{shares[0]:.1%}", "share used": f"{shares[1]:.1%}",
                     }
                 )  # fmt: skip
     return found
 
 
+def bytes_of_a_step(llm: LLM, adapters: int) -> tuple[int, int]:
+    """Bytes of the weights that a step reads, all but the table of embeddings unless it is the head too; and those of
+    the matrices of so many adapters."""
+    program = llm.built.program
+    named = {getattr(op, "weight", None) for op in program.ops}
+    weights = sum(param_bytes(param) for param in program.params if param.name in named)
+    return weights, adapters * low_rank_bytes(program)
+
+
 def traffic(place: Place, asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each number of slots."""
+    """A row for each size of the pool."""
     form, random = asked.formats[-1], np.random.default_rng(0)
     weights = 1 / np.arange(1, asked.registered + 1)
     chosen = random.choice(asked.registered, asked.requests, p=weights / weights.sum())
     names = [f"a{number}" for number in chosen]
     params = SamplingParams(temperature=0.0, max_tokens=asked.tokens, ignore_eos=True)
     found = []
-    for slots in asked.slots:
-        with place.engine(form, slots, asked.rank) as llm:
+    size = (place.adapters[0] / "adapter_model.safetensors").stat().st_size  # bfloat16, as in the pool
+    for pool in asked.pools:
+        with place.engine(form, min(pool, 8), asked.rank, lora_memory=int(1.02 * pool * size)) as llm:
             for number in range(asked.registered):
                 llm.load_adapter(f"a{number}", place.adapters[number])
             service = llm.built.core.adapters
@@ -172,8 +186,8 @@ def traffic(place: Place, asked: argparse.Namespace) -> list[dict[str, Any]]:
             loads = sum(service.loads.values())
             found.append(
                 {
-                    "weights": form, "registered": asked.registered, "slots": slots, "requests": asked.requests,
-                    "tok/s": round(asked.requests * asked.tokens / seconds, 1), "loads into slots": loads,
+                    "weights": form, "registered": asked.registered, "pool": pool, "requests": asked.requests,
+                    "tok/s": round(asked.requests * asked.tokens / seconds, 1), "loads": loads,
                     "hit rate": f"{1 - loads / asked.requests:.1%}",
                 }
             )  # fmt: skip
@@ -209,7 +223,7 @@ def loading(place: Place, asked: argparse.Namespace) -> list[dict[str, Any]]:
         start = time.perf_counter()
         (place.adapters[0] / "adapter_model.safetensors").read_bytes()
         reads.append(time.perf_counter() - start)
-    rows = {"in its slot": resident - base, "page cache": warm - base, "disk": cold - base}
+    rows = {"the pool": resident - base, "page cache": warm - base, "disk": cold - base}
     rows["reading the file alone, from disk"] = statistics.median(reads)
     return [
         {"from": name, "ms to the first step": round(1000 * seconds, 2), "MiB": round(size / 2**20, 1)}
@@ -246,7 +260,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--registered", type=int, default=128)
-    parser.add_argument("--slots", type=int, nargs="+", default=[4, 8, 16, 32])
+    parser.add_argument("--pools", type=int, nargs="+", default=[8, 16, 32], help="adapters that fit")
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--loads", type=int, default=9)
     parser.add_argument("--json", action="store_true")

@@ -1,11 +1,12 @@
-"""Two models in one server: what taking turns with steps costs and gives, and versions that are swapped under load.
+"""Two models in one server: what sharing the cores costs and gives, and versions that are swapped under load.
 
     python -m benchmarks.models turns [--rounds 5] [--seconds 3] [--streams 1,8] [--model DIR --memory 3GiB]
-    python -m benchmarks.models swaps [--swaps 100] [--streams 16]
+    python -m benchmarks.models swaps [--swaps 100] [--streams 16] [--model DIR --other DIR --memory 3GiB]
 
-`turns`: the engines of two models in one process, as a server has them, once with turns and once without, and streams
-on both at once. The share of an engine is its rate of tokens beside the other, divided by its rate alone at that load;
-the sum of both is 1 when nothing is lost. Alone is measured without turns. The kinds of rounds take turns themselves.
+`turns`: the engines of two models in one process, as a server has them, once sharing the cores and once each with
+threads on all of them, and streams on both at once. The share of an engine is its rate of tokens beside the other,
+divided by its rate alone at that load; the sum of both is 1 when nothing is lost. Alone is measured with all threads.
+The kinds of rounds take turns. CPU is that of the engine processes per token, which includes what threads spin.
 
 `swaps`: a server whose clients stream greedy answers one after the other, while versions replace each other: a model
 and the same one with an adapter merged, which answers otherwise. Counts requests that failed, and answers that are not
@@ -18,6 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -58,8 +60,17 @@ async def stream(engine: AsyncEngine, made: list[int], at: int) -> None:
             running.cancel()
 
 
-async def rates(engines: list[AsyncEngine], streams: int, seconds: float) -> list[float]:
-    """Tokens per second of each engine while all of them have so many streams."""
+def cpu_seconds(engines: list[AsyncEngine]) -> float:
+    """CPU time that the processes of engines have used."""
+    ticks = 0
+    for engine in engines:
+        stat = Path(f"/proc/{engine.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(stat[11]) + int(stat[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+async def rates(engines: list[AsyncEngine], streams: int, seconds: float) -> tuple[list[float], float]:
+    """Tokens per second of each engine while all of them have so many streams, and their CPU seconds per token."""
     made = [0] * len(engines)
     tasks = [
         asyncio.create_task(stream(engine, made, at))
@@ -72,10 +83,11 @@ async def rates(engines: list[AsyncEngine], streams: int, seconds: float) -> lis
             for task in tasks:
                 if task.done():
                     task.result()
-        began, before = time.perf_counter(), list(made)
+        began, before, cpu = time.perf_counter(), list(made), cpu_seconds(engines)
         await asyncio.sleep(seconds)
         passed = time.perf_counter() - began
-        return [(after - first) / passed for after, first in zip(made, before, strict=True)]
+        used = (cpu_seconds(engines) - cpu) / max(1, sum(made) - sum(before))
+        return [(after - first) / passed for after, first in zip(made, before, strict=True)], used
     finally:
         for task in tasks:
             task.cancel()
@@ -88,31 +100,41 @@ async def measure_turns(model: str, memory: int, loads: list[int], rounds: int, 
     async with contextlib.AsyncExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory())
         pairs: dict[str, list[AsyncEngine]] = {}
-        for name, turns in (("with", str(Path(place) / "steps")), ("without", "")):
-            pairs[name] = [AsyncEngine(model, config, turns=turns) for _ in range(2)]
+        for name, cores in (("with", str(Path(place) / "cores")), ("without", "")):
+            pairs[name] = [AsyncEngine(model, config, cores=cores) for _ in range(2)]
             for engine in pairs[name]:
                 await engine.start()
                 stack.push_async_callback(engine.stop, 0.0)
-        print("| streams each | alone, tokens/s | sum of shares with turns | without | turns help |")
-        print("|--:|--:|--:|--:|--:|")
+        print(
+            "| streams each | alone, tokens/s | sum of shares, sharing the cores | not | helps | CPU a token |"
+        )
+        print("|--:|--:|--:|--:|--:|--:|")
         for load in loads:
             alone: list[float] = []
+            used: dict[str, list[float]] = defaultdict(list)
             sums: dict[str, list[float]] = defaultdict(list)
             for number in range(rounds + 1):
-                single = [(await rates([engine], load, seconds))[0] for engine in pairs["without"]]
+                singles = [await rates([engine], load, seconds) for engine in pairs["without"]]
+                single = [found[0] for found, _ in singles]
                 order = sorted(pairs, reverse=bool(number % 2))
                 both = {name: await rates(pairs[name], load, seconds) for name in order}
                 if number:  # the first one warms up
                     alone += single
-                    for name, found in both.items():
+                    used["alone"] += [cpu for _, cpu in singles]
+                    for name, (found, cpu) in both.items():
+                        used[name].append(cpu)
                         sums[name].append(sum(rate / of for rate, of in zip(found, single, strict=True)))
             shown = [
                 f"{statistics.median(sums[name]):.3f} ({min(sums[name]):.3f} to {max(sums[name]):.3f})"
                 for name in ("with", "without")
             ]
             ratio = statistics.median(a / b for a, b in zip(sums["with"], sums["without"], strict=True))
+            costs = ", ".join(
+                f"{name} {statistics.median(used[name]) * 1e6:.0f} µs"
+                for name in ("alone", "with", "without")
+            )
             print(
-                f"| {load} | {statistics.median(alone):.0f} | {' | '.join(shown)} | {ratio:.2f} × |",
+                f"| {load} | {statistics.median(alone):.0f} | {' | '.join(shown)} | {ratio:.2f} × | {costs} |",
                 flush=True,
             )
 
@@ -221,16 +243,17 @@ async def measure_swaps(port: int, models: list[str], streams: int, swaps: int, 
 def serve_and_swap(model: str, asked: argparse.Namespace) -> None:
     """Start the server with a model, make the other version, and measure."""
     with tempfile.TemporaryDirectory() as place:
-        other, file = Path(place) / "other", Path(place) / "models.toml"
+        other, file = Path(asked.other or Path(place) / "other"), Path(place) / "models.toml"
         quire = [sys.executable, "-m", "quire"]
         merged = ["convert", model, str(other), "--merge-adapter", asked.adapter, "--quiet"]
-        subprocess.run([*quire, *merged], check=True)
-        file.write_text(f'[chat]\npath = "{model}"\nmemory = {MEMORY}\n')
+        if not asked.other:
+            subprocess.run([*quire, *merged], check=True)
+        file.write_text(f'[chat]\npath = "{model}"\nmemory = {asked.memory}\n')
         options = [
             "--models",
             str(file),
             "--memory",
-            str(4 * MEMORY),
+            str(2 * asked.memory + 2**30),
             "--port",
             "0",
             "--admin-api-key",
@@ -265,6 +288,8 @@ def main() -> None:
     swaps.add_argument("--streams", type=int, default=16)
     swaps.add_argument("--seconds", type=float, default=10.0)
     swaps.add_argument("--adapter", default="quire-mini:pirate")
+    swaps.add_argument("--other", default="", help="another version, in place of an adapter")
+    swaps.add_argument("--memory", type=parse_size, default=MEMORY)
     for each in (turns, swaps):
         each.add_argument("--model", default="quire-mini")
     asked = parser.parse_args()

@@ -29,6 +29,7 @@ RUNS: list[tuple[str, int, int | None, tuple[str, ...]]] = [
     ("rtn", 8, 64, ()),
     ("gptq", 4, 64, ("--no-symmetric",)),
     ("rtn", 4, 64, ("--no-symmetric",)),
+    *((method, 4, 64, ("--target-bits", "4.5")) for method in ("rtn", "gptq", "awq")),
     ("smoothquant", 8, None, ()),
     ("fp8", 8, None, ()),
     ("fp8", 8, None, ("--activations", "static")),

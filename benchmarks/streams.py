@@ -82,28 +82,81 @@ APIS: dict[str, tuple[str, Callable[[int], dict[str, Any]], bytes]] = {
 }
 
 
-def read_streams(port: int, api: str, streams: int, tokens: int, done: Any) -> None:
-    """All streams at once, read as bytes: events, when each stream ended, and the gaps between its reads."""
+async def read_http(port: int, api: str, tokens: int) -> AsyncIterator[int]:
+    """The events in each read of a streamed response."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+    path, asked, mark = APIS[api]
+    body = json.dumps(asked(tokens) | {"stream": True}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    tail = b""
+    while not tail.endswith(b"0\r\n\r\n"):
+        part = await reader.read(2**18)
+        assert part, "closed early"
+        yield part.count(mark)
+        tail = (tail + part)[-16:]
+    writer.close()
+
+
+async def read_realtime(port: int, tokens: int) -> AsyncIterator[int]:
+    """The events in each read of a WebSocket on which one response is asked for."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+    head = "GET /v1/realtime HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    writer.write(f"{head}sec-websocket-version: 13\r\nsec-websocket-key: {'A' * 22}==\r\n\r\n".encode())
+    await reader.readuntil(b"session.created")
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+    response = {"input": [item], "conversation": "none", "max_output_tokens": tokens}
+    body = json.dumps({"type": "response.create", "response": response}).encode()
+    # a frame of text under a mask of zeros
+    writer.write(b"\x81\xfe" + len(body).to_bytes(2, "big") + bytes(4) + body)
+    tail = b""
+    while b'"response.done"' not in tail:
+        part = await reader.read(2**18)
+        assert part, "closed early"
+        yield part.count(b'"delta":')
+        tail = tail[-32:] + part
+    writer.close()
+
+
+async def read_grpc(port: int, tokens: int) -> AsyncIterator[int]:
+    """The responses of an inference, one by one."""
+    import grpc.aio
+
+    from quire.server.kserve.kserve_messages import CLASSES, SERVICE
+
+    asked = CLASSES["ModelInferRequest"]()
+    parameters = json.dumps({"max_tokens": tokens, "seed": 7, "ignore_eos": True})
+    for name, kind, value in (
+        ("text_input", "bytes", b"Hi"), ("stream", "bool", True),
+        ("sampling_parameters", "bytes", parameters.encode()),
+    ):  # fmt: skip
+        tensor = asked.inputs.add(name=name, datatype={"bytes": "BYTES", "bool": "BOOL"}[kind], shape=[1])
+        getattr(tensor.contents, kind).append(value)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(iter([asked.SerializeToString()]))
+        async for _ in call:
+            yield 1
+
+
+def read_streams(ports: tuple[int, int], api: str, streams: int, tokens: int, done: Any) -> None:
+    """All streams at once, read as bytes: events, when each stream ended, and the gaps between its reads. `ports` are
+    those of HTTP and of gRPC.
+    """
     gaps: list[float] = []
     ends: list[float] = []
 
     async def one() -> int:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-        path, asked, mark = APIS[api]
-        body = json.dumps(asked(tokens) | {"stream": True}).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        chunks, tail, last = 0, b"", 0.0
-        while not tail.endswith(b"0\r\n\r\n"):
-            part = await reader.read(2**18)
-            assert part, "closed early"
+        if api == "grpc":
+            found = read_grpc(ports[1], tokens)
+        else:
+            found = read_realtime(ports[0], tokens) if api == "realtime" else read_http(ports[0], api, tokens)
+        chunks, last = 0, 0.0
+        async for some in found:
             now = time.perf_counter()
             if last:
                 gaps.append(now - last)
             last = now
-            chunks += part.count(mark)
-            tail = (tail + part)[-16:]
-        writer.close()
+            chunks += some
         ends.append(last)
         return chunks
 
@@ -218,13 +271,15 @@ def detokenizing(model: str, tokens: int) -> float:
     return best / tokens
 
 
-async def one_round(port: int, api: str, args: argparse.Namespace, *, health: bool) -> tuple[float, str]:
+async def one_round(
+    ports: tuple[int, int], api: str, args: argparse.Namespace, *, health: bool
+) -> tuple[float, str]:
     """All streams once: microseconds of CPU a token, and all that it cost as a line."""
     spawn = multiprocessing.get_context("spawn")
     done, told, ending = spawn.Queue(), spawn.Queue(), spawn.Event()
-    clients = [spawn.Process(target=read_streams, args=(port, api, args.streams, args.tokens, done))]
+    clients = [spawn.Process(target=read_streams, args=(ports, api, args.streams, args.tokens, done))]
     if health:
-        clients.append(spawn.Process(target=ask_health, args=(port, ending, told)))
+        clients.append(spawn.Process(target=ask_health, args=(ports[0], ending, told)))
     for client in clients:
         client.start()
     started = resource.getrusage(resource.RUSAGE_SELF)  # starting them is not serving them
@@ -284,7 +339,7 @@ async def served(server: HttpServer, name: str) -> AsyncIterator[int]:
 
 
 async def measure(args: argparse.Namespace, model: str) -> None:
-    config = ServingConfig(port=0)
+    config = ServingConfig(port=0, grpc_port=0 if "grpc" in args.api else None)
     weights = "auto" if args.model else "random"
     options = EngineConfig(threads=args.threads, max_num_seqs=args.streams, load_format=weights)
     engine = (Bare if args.bare else AsyncEngine)(model, options, config)
@@ -296,11 +351,12 @@ async def measure(args: argparse.Namespace, model: str) -> None:
     found: list[list[float]] = [[] for _ in turns]
     async with contextlib.AsyncExitStack() as stack:
         ports = {name: await stack.enter_async_context(served(server, name)) for name in args.server}
+        grpc = 0 if server.grpc is None else server.grpc.port
         await engine.start()
         gc.freeze()  # as `quire serve` does
         for number in range(args.rounds + 2):  # the first warms up
             for name, (through, api), costs in zip(names, turns, found, strict=True):
-                cost, told = await one_round(ports[through], api, args, health=number > args.rounds)
+                cost, told = await one_round((ports[through], grpc), api, args, health=number > args.rounds)
                 if number:
                     print(f"{name}: {told}", flush=True)
                 if 0 < number <= args.rounds:
@@ -326,7 +382,7 @@ def main() -> None:
     parser.add_argument(
         "--api",
         nargs="+",
-        choices=APIS,
+        choices=[*APIS, "realtime", "grpc"],
         default=["chat"],
         help="what the clients speak, in turns; others than chat end where a checkpoint ends",
     )

@@ -12,27 +12,6 @@ constexpr int kPieceRows = 16;  // of a piece, at the most
 
 }  // namespace
 
-LowRank LowRank::of(int cols, int rank, const std::vector<int>& rows, SharedMatrix shared) {
-  LowRank l;
-  l.cols = cols;
-  l.rank = static_cast<int>(align_up(static_cast<size_t>(rank), kRankLanes));
-  l.starts = {0};
-  const size_t of_a = static_cast<size_t>(l.rank) * cols;
-  for (size_t part = 0; part < rows.size(); ++part) {
-    const int n = rows[part];
-    const size_t vectors = static_cast<size_t>(ceil_div(n, kRankLanes)), of_b = vectors * kRankLanes * l.rank;
-    const bool held = part == 0;
-    l.starts.push_back(l.starts.back() + n);
-    l.a_at.push_back(shared == SharedMatrix::a && !held ? l.a_at[0] : l.elems);
-    if (shared != SharedMatrix::a || held) l.elems += of_a;
-    l.b_at.push_back(shared == SharedMatrix::b && !held ? l.b_at[0] : l.elems);
-    if (shared != SharedMatrix::b || held) l.elems += of_b;
-    l.gain_at.push_back(l.elems);
-    if (shared == SharedMatrix::none) l.elems += vectors * kRankLanes * sizeof(float) / sizeof(uint16_t);
-  }
-  return l;
-}
-
 void AdapterRows::reserve(int slot_count, int rows) {
   slots.reserve(rows), order.reserve(rows), groups.reserve(slot_count), next.reserve(slot_count);
   pieces.reserve(static_cast<size_t>(slot_count) + rows / kPieceRows);
@@ -58,120 +37,131 @@ void AdapterRows::plan(int slot_count) {
     if (slots[row] >= 0) order[next[slots[row]]++] = static_cast<int32_t>(row);
 }
 
-void AdapterPool::declare(const std::string& name, int cols, int rank, const std::vector<int>& rows,
-                          SharedMatrix shared) {
-  LowRank l = LowRank::of(cols, rank, rows, shared);
-  l.offset = slot_bytes_;
-  linears_.push_back(l);
-  if (!by_name_.emplace(name, &linears_.back()).second)
-    throw std::invalid_argument(name + ": a second linear of this name");
-  slot_bytes_ += l.bytes();
-}
-
-void AdapterPool::declare_own(const std::string& name, const Param& param) {
-  OwnParam& own = own_[name];
-  if (!own.copies.empty()) throw std::invalid_argument(name + ": a second parameter of this name");
-  own.copies = {param};
-  own.copies[0].arena = &memory_;
-  own.copies[0].offset = slot_bytes_;
-  slot_bytes_ += align_up(param.bytes(), kAlignment);
-}
-
-void AdapterPool::allocate(int slots, int max_tokens, int max_logit_rows) {
-  slots_ = slots;
-  memory_.allocate(slot_bytes_ * static_cast<size_t>(slots));
-  for (LowRank& l : linears_) {
-    l.ranks.assign(static_cast<size_t>(slots) * l.parts(), 0);
-    l.gains.assign(l.ranks.size(), 0);
-  }
-  for (auto& [name, own] : own_) {
-    own.copies.resize(slots, own.copies[0]);
-    own.there.assign(slots, 0);
-    for (int slot = 0; slot < slots; ++slot) own.copies[slot].offset += slot_bytes_ * static_cast<size_t>(slot);
-  }
-  if (!slot_bytes_) return;
+void AdapterPool::allocate(int slots, int pages, int max_tokens, int max_logit_rows) {
+  if (layout_.empty()) return;
+  memory_.allocate(layout_.slab_bytes(pages));
+  tables_ = layout_.table_bytes(slots, pages);
+  pages_.assign(slots, {});
+  places_.assign(static_cast<size_t>(slots) * layout_.parts(), {});
+  own_.assign(static_cast<size_t>(slots) * layout_.owned(), {-1, 0});
+  for (int page = pages; page-- > 0;) free_.push_back(page);
   tokens_.reserve(slots, max_tokens);
   logits_.reserve(slots, max_logit_rows);
 }
 
-const LowRank& AdapterPool::at(const std::string& name) const {
-  const auto found = by_name_.find(name);
-  if (found == by_name_.end()) throw std::invalid_argument("no linear with adapters is named '" + name + "'");
-  return *found->second;
-}
-
-const OwnParam& AdapterPool::own(const std::string& name) const {
-  const auto found = own_.find(name);
-  if (found == own_.end()) throw std::invalid_argument("no parameter that slots have is named '" + name + "'");
-  return found->second;
-}
-
 void AdapterPool::check_slot(int slot) const {
-  if (slot < 0 || slot >= slots_) throw std::invalid_argument("slot: there is no such slot for adapters");
+  if (slot < 0 || slot >= static_cast<int>(pages_.size()))
+    throw std::invalid_argument("slot: there is no such slot for adapters");
+}
+
+const std::vector<int32_t>& AdapterPool::pages_of(int slot) const {
+  check_slot(slot);
+  return pages_[slot];
 }
 
 void AdapterPool::clear(int slot) {
   check_slot(slot);
-  for (LowRank& l : linears_) std::fill_n(l.ranks.begin() + l.at(slot, 0), l.parts(), 0);
-  for (auto& [name, own] : own_) own.there[slot] = 0;
+  std::fill_n(places_.begin() + static_cast<size_t>(slot) * layout_.parts(), layout_.parts(), PartPlace{});
+  std::fill_n(own_.begin() + static_cast<size_t>(slot) * layout_.owned(), layout_.owned(), PagePlace{-1, 0});
+  free_.insert(free_.end(), pages_[slot].rbegin(), pages_[slot].rend());
+  pages_[slot] = {};
+}
+
+void AdapterPool::open(int slot, const AdapterShape& shape) {
+  clear(slot);
+  const int wanted = layout_.place(shape);
+  if (wanted > free_pages())
+    throw std::runtime_error("the adapter takes " + std::to_string(wanted) + " pages of the pool, of which " +
+                             std::to_string(free_pages()) + " are free");
+  layout_.place(shape, places_.data() + static_cast<size_t>(slot) * layout_.parts(),
+                own_.data() + static_cast<size_t>(slot) * layout_.owned());
+  pages_[slot].assign(free_.rbegin(), free_.rbegin() + wanted);
+  free_.resize(free_.size() - wanted);
+  for (const std::string& name : shape.own) {  // panels are packed over zeros
+    const OwnParam& own = layout_.own(name);
+    for (int i = 0, count; i < own.units(); i += count) {
+      const Param some = this->own(own, slot, i, &count);
+      std::memset(some.data(), 0, static_cast<size_t>(count) * own.unit_bytes());
+    }
+  }
 }
 
 void AdapterPool::put(int slot, const std::string& name, int part, const float* a, const float* b, const float* gain,
                       int rank) {
-  LowRank& l = const_cast<LowRank&>(at(name));
+  const LowRank& l = layout_.at(name);
   check_slot(slot);
-  if (part < 0 || part >= l.parts() || rank < 1 || rank > l.rank)
-    throw std::invalid_argument(name + ": no such part, or a rank beyond the limit");
-  const int padded = static_cast<int>(align_up(static_cast<size_t>(rank), kRankLanes)), rows = l.rows(part);
+  if (part < 0 || part >= l.parts()) throw std::invalid_argument(name + ": no such part");
+  const PartPlace& place = this->part(l, slot, part);
+  if (rank != place.rank || place.gains != (gain != nullptr))
+    throw std::invalid_argument(name + ": not the rank that the slot was opened for, or other gains");
   const size_t k = static_cast<size_t>(l.cols);
-  uint16_t *to = place(l, slot), *to_a = to + l.a_at[part], *to_b = to + l.b_at[part];
   std::vector<uint16_t> line(std::max<size_t>(k, rank));
-  std::memset(to_a, 0, padded * k * sizeof(uint16_t));
   for (int r = 0; r < rank; ++r) {
+    const int group = r / kRankLanes, lanes = place.lanes(group);
+    const PagedUnits units = this->a(l, slot, part, group);
     kernels_.to_bf16(a + r * k, DType::f32, line.data(), k);
-    uint16_t* lane = to_a + r / kRankLanes * k * kRankLanes + r % kRankLanes;
-    for (size_t i = 0; i < k; ++i) lane[i * kRankLanes] = line[i];
+    for (int i = 0; i < l.cols;) {
+      const PagedUnits::Run run = units.from(i / PartPlace::kFeatures);
+      const int end = std::min(l.cols, i + run.count * PartPlace::kFeatures);
+      uint16_t* lane = reinterpret_cast<uint16_t*>(run.data) + r % kRankLanes;
+      for (; i < end; ++i, lane += lanes) *lane = line[i];
+    }
   }
+  const PagedUnits units = this->b(slot, place);
+  const int rows = l.rows(part);
   for (int c = 0; c < rows; ++c) {
+    char* unit = units.from(c / kRankLanes).data;
     const int lane = c % kRankLanes;
-    uint16_t* vector = to_b + static_cast<size_t>(c / kRankLanes) * kRankLanes * l.rank;
-    if (lane == 0) std::memset(vector, 0, static_cast<size_t>(padded) * kRankLanes * sizeof(uint16_t));
+    uint16_t* vector = reinterpret_cast<uint16_t*>(unit);
+    if (lane == 0) std::memset(unit, 0, units.unit);
     kernels_.to_bf16(b + static_cast<size_t>(c) * rank, DType::f32, line.data(), rank);
     for (int r = 0; r < rank; ++r) vector[r * kRankLanes + lane] = line[r];
+    if (gain) reinterpret_cast<float*>(vector + static_cast<size_t>(rank) * kRankLanes)[lane] = gain[c];
   }
-  const size_t at = l.at(slot, part);
-  l.gains[at] = gain != nullptr;
-  if (gain) std::memcpy(to + l.gain_at[part], gain, rows * sizeof(float));
-  l.ranks[at] = padded;
+}
+
+Param AdapterPool::own(const OwnParam& own, int slot, int i, int* count) const {
+  const PagedUnits::Run run = units(slot, own_place(own, slot), own.unit_bytes()).from(i);
+  *count = std::min(run.count, own.units() - i);
+  Param p = own.shape;
+  p.arena = &memory_, p.offset = static_cast<size_t>(run.data - memory_.data());
+  p.rows = std::min(own.shape.rows - i * own.unit_rows(), *count * own.unit_rows());
+  p.matrix_rows = p.rows;
+  return p;
 }
 
 void AdapterPool::put_rows(int slot, const std::string& name, int first, const float* rows, int count, int cols) {
-  OwnParam& own = const_cast<OwnParam&>(this->own(name));
+  const OwnParam& own = layout_.own(name);
   check_slot(slot);
-  const Param& p = own.copies[slot];
-  if (first < 0 || count < 0 || count > p.rows - first || cols != p.cols)
+  if (!has_own(own, slot) || first < 0 || count < 0 || count > own.shape.rows - first || cols != own.shape.cols)
     throw std::invalid_argument(name + ": rows that a slot does not have");
-  for (int row = 0; row < count; row += kPanel)
-    put_float_rows(kernels_, p, first, rows, DType::f32, row, std::min(count, row + kPanel), count);
-  own.there[slot] = 1;
+  for (int row = 0; row < count;) {
+    const int unit = (first + row) / own.unit_rows();
+    int units;
+    const Param p = this->own(own, slot, unit, &units);
+    const int into = first + row - unit * own.unit_rows(), end = std::min(count, row + p.rows - into);
+    put_float_rows(kernels_, p, into - row, rows, DType::f32, row, end, count);
+    row = end;
+  }
 }
 
 void AdapterPool::plan_step(int rows, const int32_t* query_start, const int32_t* lines, const int32_t* adapters) {
-  if (!slot_bytes_ || !adapters) return;
+  if (layout_.empty() || !adapters) return;
   tokens_.slots.clear();
   for (int row = 0; row < rows; ++row) {
     const int slot = adapters[lines[row]];
-    if (slot >= slots_) throw std::invalid_argument("adapters: a line names a slot that does not exist");
+    if (slot >= static_cast<int>(pages_.size()))
+      throw std::invalid_argument("adapters: a line names a slot that does not exist");
     tokens_.slots.resize(query_start[row + 1], slot);
   }
-  tokens_.plan(slots_);
+  tokens_.plan(static_cast<int>(pages_.size()));
 }
 
 void AdapterPool::plan_head(int logit_rows, const int32_t* tokens) {
-  if (!slot_bytes_) return;
+  if (layout_.empty()) return;
   logits_.slots.clear();
   for (int row = 0; row < logit_rows; ++row) logits_.slots.push_back(tokens_.slots[tokens[row]]);
-  logits_.plan(slots_);
+  logits_.plan(static_cast<int>(pages_.size()));
 }
 
 }  // namespace quire

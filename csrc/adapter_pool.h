@@ -1,42 +1,13 @@
-// Adapters (LoRA, arXiv 2106.09685; DoRA, 2402.09353) in slots of one arena, and which rows of a step have which of them.
+// Adapters in the pages of one slab (as in S-LoRA, arXiv 2311.03285): each has as many as its ranks and targets need,
+// wherever they are. And which rows of a step have which of them.
 #pragma once
 
-#include <deque>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
+#include "adapter_layout.h"
 #include "arena.h"
-#include "kernels.h"
-#include "weights.h"
 
 namespace quire {
-
-// A matrix that all parts of a linear share, which is held once.
-enum class SharedMatrix { none, a, b };
-
-// A linear's matrices A and B in a slot; see ShrinkTask and ExpandTask for their layout. A stacked linear has parts, each
-// with some of the output's columns, matrices, and a gain for each of its columns; the parts of experts follow each other.
-struct LowRank {
-  int cols, rank;                           // input features; the greatest rank, in whole vectors
-  std::vector<int> starts;                  // first column of each part, and the end of the last
-  std::vector<size_t> a_at, b_at, gain_at;  // of each part, in elements from the slot's place of this linear
-  size_t elems = 0, offset = 0;             // of this linear; its place in a slot
-  std::vector<int> ranks;                   // [slots, parts] in whole vectors, 0 for a part without matrices
-  std::vector<char> gains;                  // [slots, parts], whether a part has gains
-
-  static LowRank of(int cols, int rank, const std::vector<int>& rows, SharedMatrix shared);
-  int parts() const { return static_cast<int>(starts.size()) - 1; }
-  int rows(int part) const { return starts[part + 1] - starts[part]; }
-  size_t at(int slot, int part) const { return static_cast<size_t>(slot) * parts() + part; }
-  size_t bytes() const { return align_up(elems * sizeof(uint16_t), kAlignment); }
-};
-
-// A parameter of which slots have copies of their own.
-struct OwnParam {
-  std::vector<Param> copies;  // by slot
-  std::vector<char> there;    // whether a slot's adapter has one
-};
 
 // Neighbours in AdapterRows::order that have the adapter of a slot.
 struct AdapterGroup {
@@ -52,28 +23,31 @@ struct AdapterRows {
   std::vector<int32_t> next;         // by slot, while they are sorted
 
   void reserve(int slot_count, int rows);
-  void plan(int slot_count);  // from `slots`
+  // Sorts `slots`, by counting: what is planned once a step is read in every layer.
+  void plan(int slot_count);
 };
 
 class AdapterPool {
  public:
   explicit AdapterPool(const Kernels& kernels) : kernels_(kernels) {}
 
-  // ---- building: everything is declared, then the slots are allocated --------------------------------------------
-  void declare(const std::string& name, int cols, int rank, const std::vector<int>& rows, SharedMatrix shared);
-  void declare_own(const std::string& name, const Param& param);
-  void allocate(int slots, int max_tokens, int max_logit_rows);
-  // Throw std::invalid_argument for a name that was not declared.
-  const LowRank& at(const std::string& name) const;
-  const OwnParam& own(const std::string& name) const;
+  // ---- building: everything is declared, then the pages are allocated ---------------------------------------------
+  void set_layout(const AdapterLayout& layout) { layout_ = layout; }
+  const AdapterLayout& layout() const { return layout_; }
+  void allocate(int slots, int pages, int max_tokens, int max_logit_rows);
 
-  // ---- slots, of which no step that runs has a token --------------------------------------------------------------
+  // ---- slots, of which no step that runs has a token; one thread at a time, beside that of steps ------------------
+  // Takes pages for an adapter in place of what the slot has. Throws std::invalid_argument for a shape that does not fit
+  // the layout, and std::runtime_error if too few pages are free; then the slot is empty.
+  void open(int slot, const AdapterShape& shape);
   void clear(int slot);
-  // a [rank, cols] and b [rows of the part, rank], float32, rounded to bfloat16; gain [rows] or null, float32. Throws
-  // std::invalid_argument.
+  // a [rank, cols] and b [rows of the part, rank], float32, rounded to bfloat16; gain [rows] or null, float32, of a part
+  // of the shape. Throws std::invalid_argument.
   void put(int slot, const std::string& name, int part, const float* a, const float* b, const float* gain, int rank);
   // Rows [first, first + count) of a slot's own parameter, float32. Throws std::invalid_argument.
   void put_rows(int slot, const std::string& name, int first, const float* rows, int count, int cols);
+  const std::vector<int32_t>& pages_of(int slot) const;
+  int free_pages() const { return static_cast<int>(free_.size()); }
 
   // ---- a step ----------------------------------------------------------------------------------------------------
   // Sorts the tokens of rows by the slot that `adapters` has for the row's line, -1 being none. Throws
@@ -81,28 +55,38 @@ class AdapterPool {
   void plan_step(int rows, const int32_t* query_start, const int32_t* lines, const int32_t* adapters);
   void plan_head(int logit_rows, const int32_t* tokens);
   const AdapterRows& rows(bool logits) const { return logits ? logits_ : tokens_; }
-  const uint16_t* a(const LowRank& l, int slot, int part) const { return place(l, slot) + l.a_at[part]; }
-  const uint16_t* b(const LowRank& l, int slot, int part) const { return place(l, slot) + l.b_at[part]; }
-  // Null for a part without gains.
-  const float* gain(const LowRank& l, int slot, int part) const {
-    return l.gains[l.at(slot, part)] ? reinterpret_cast<const float*>(place(l, slot) + l.gain_at[part]) : nullptr;
+  const PartPlace& part(const LowRank& l, int slot, int part) const {
+    return places_[static_cast<size_t>(slot) * layout_.parts() + l.first + part];
   }
+  PagedUnits a(const LowRank& l, int slot, int part, int group) const {
+    const PartPlace& p = this->part(l, slot, part);
+    return units(slot, group ? layout_.group_of(l, p, group) : p.a, p.a_unit(group));
+  }
+  PagedUnits b(int slot, const PartPlace& part) const { return units(slot, part.b, part.b_unit()); }
+  bool has_own(const OwnParam& own, int slot) const { return own_place(own, slot).page >= 0; }
+  // Some neighbouring units of a slot's own parameter, from unit i on, and how many they are.
+  Param own(const OwnParam& own, int slot, int i, int* count) const;
 
   const Arena& memory() const { return memory_; }
+  size_t bytes() const { return memory_.bytes() + tables_; }
 
  private:
-  uint16_t* place(const LowRank& l, int slot) const {
-    return reinterpret_cast<uint16_t*>(memory_.data() + slot_bytes_ * static_cast<size_t>(slot) + l.offset);
+  PagedUnits units(int slot, PagePlace at, uint32_t unit) const {
+    return {memory_.data(), pages_[slot].data(), layout_.page(), at, unit};
+  }
+  const PagePlace& own_place(const OwnParam& own, int slot) const {
+    return own_[static_cast<size_t>(slot) * layout_.owned() + own.number];
   }
   void check_slot(int slot) const;
 
   const Kernels& kernels_;
+  AdapterLayout layout_;
   Arena memory_;
-  size_t slot_bytes_ = 0;
-  int slots_ = 0;
-  std::deque<LowRank> linears_;  // addresses stay
-  std::unordered_map<std::string, LowRank*> by_name_;
-  std::unordered_map<std::string, OwnParam> own_;
+  size_t tables_ = 0;
+  std::vector<int32_t> free_;                // pages
+  std::vector<std::vector<int32_t>> pages_;  // by slot
+  std::vector<PartPlace> places_;            // [slots, parts]
+  std::vector<PagePlace> own_;               // [slots, owned], page -1 for none
   AdapterRows tokens_, logits_;
 };
 

@@ -1,6 +1,7 @@
 // Python bindings of the executor.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unordered_map.h>
@@ -19,6 +20,8 @@ using quire::DType;
 using quire::Executor;
 
 namespace {
+
+using PartRanks = decltype(quire::AdapterShape::parts);
 
 template <class T>
 const T* at(uintptr_t address) {
@@ -142,17 +145,13 @@ void bind_building(nb::class_<Executor>& c) {
 
 void bind_adapters(nb::class_<Executor>& c) {
   c.def(
-       "add_adapted",
-       [](Executor& e, const std::string& name, int cols, int rank, const std::vector<int>& rows,
-          const std::string& shared) { e.adapters().declare(name, cols, rank, rows, shared_matrix(shared)); },
-       "name"_a, "cols"_a, "rank"_a, "rows"_a, "shared"_a,
-       "A linear that adapters may change, with the rows of its parts, and the matrix that they share.")
+       "set_adapter_layout", [](Executor& e, const quire::AdapterLayout& l) { e.adapters().set_layout(l); }, "layout"_a)
       .def(
-          "add_own",
-          [](Executor& e, const std::string& name, const quire::Param& param) {
-            e.adapters().declare_own(name, param);
+          "open_adapter",
+          [](Executor& e, int slot, const PartRanks& parts, const std::vector<std::string>& own) {
+            e.adapters().open(slot, {parts, own});
           },
-          "name"_a, "param"_a, "A parameter of which slots for adapters have copies.")
+          nogil(), "slot"_a, "parts"_a, "own"_a)
       .def(
           "put_adapter",
           [](Executor& e, int slot, const std::string& name, int part, uintptr_t a, uintptr_t b, uintptr_t gain,
@@ -164,7 +163,41 @@ void bind_adapters(nb::class_<Executor>& c) {
             e.adapters().put_rows(slot, name, first, at<float>(rows), count, cols);
           },
           nogil(), "slot"_a, "name"_a, "first"_a, "rows"_a, "count"_a, "cols"_a)
-      .def("clear_adapter", [](Executor& e, int slot) { e.adapters().clear(slot); }, "slot"_a);
+      .def(
+          "clear_adapter", [](Executor& e, int slot) { e.adapters().clear(slot); }, "slot"_a)
+      .def(
+          "adapter_pages", [](const Executor& e, int slot) { return e.adapters().pages_of(slot); }, "slot"_a,
+          "Numbers of the pages that a slot has.")
+      .def_prop_ro("free_adapter_pages", [](const Executor& e) { return e.adapters().free_pages(); });
+}
+
+void bind_adapter_layout(nb::module_& m) {
+  using quire::AdapterLayout;
+  nb::class_<AdapterLayout>(m, "AdapterLayout", "How adapters lie in the pages of a pool.")
+      .def(nb::init<>())
+      .def(
+          "add_linear",
+          [](AdapterLayout& l, const std::string& name, int cols, int rank, const std::vector<int>& rows,
+             const std::string& shared) { l.declare(name, cols, rank, rows, shared_matrix(shared)); },
+          "name"_a, "cols"_a, "rank"_a, "rows"_a, "shared"_a,
+          "A linear that adapters may change, with the rows of its parts, and the matrix that they share.")
+      .def("add_own", &AdapterLayout::declare_own, "name"_a, "param"_a,
+           "A parameter of which adapters may have one of their own.")
+      .def_prop_ro("page_bytes", [](const AdapterLayout& l) { return l.page().bytes; })
+      .def(
+          "pages",
+          [](const AdapterLayout& l, const PartRanks& parts, const std::vector<std::string>& own) {
+            return l.place({parts, own});
+          },
+          "parts"_a, "own"_a,
+          "Pages of an adapter: the rank of each part of a linear, 0 for none, and whether it has gains; and parameters "
+          "of its own.")
+      .def(
+          "pool_bytes",
+          [](const AdapterLayout& l, int slots, int pages) {
+            return l.slab_bytes(pages) + l.table_bytes(slots, pages);
+          },
+          "slots"_a, "pages"_a, "Bytes of a pool, its tables included.");
 }
 
 void bind_running(nb::class_<Executor>& c) {
@@ -190,13 +223,18 @@ void bind_running(nb::class_<Executor>& c) {
           "name"_a)
       .def_prop_ro("weight_bytes", [](const Executor& e) { return e.weights().arena().bytes(); })
       .def_prop_ro("kv_bytes", &Executor::kv_bytes)
-      .def_prop_ro("adapter_bytes", [](const Executor& e) { return e.adapters().memory().bytes(); })
+      .def_prop_ro("adapter_bytes", [](const Executor& e) { return e.adapters().bytes(); })
       .def_prop_ro("kv_warmed", &Executor::kv_warmed, "Bytes of the cache whose pages are in memory ahead of use.")
       .def_prop_ro("activation_bytes", &Executor::activation_bytes)
       .def_prop_ro("table_bytes", &Executor::table_bytes)
       .def("arenas", &Executor::arenas)
       .def_prop_ro("isa", &Executor::isa)
-      .def_prop_ro("threads", &Executor::threads);
+      .def_prop_ro("threads", &Executor::threads)
+      .def(
+          "use_threads", [](Executor& self, int count) { self.pool().use(count); }, "count"_a,
+          "Steps from now on run on so many of the threads.")
+      .def("warm_blocks", &Executor::warm_blocks, "count"_a,
+           "Pages of blocks from this one on are not brought into memory ahead of use.");
 }
 
 }  // namespace
@@ -212,20 +250,15 @@ void bind_executor(nb::module_& m) {
       .def_rw("block_size", &quire::Limits::block_size)
       .def_rw("branches", &quire::Limits::branches)
       .def_rw("branch_blocks", &quire::Limits::branch_blocks)
-      .def_rw("max_loras", &quire::Limits::max_loras);
+      .def_rw("max_loras", &quire::Limits::max_loras)
+      .def_rw("adapter_pages", &quire::Limits::adapter_pages);
 
   nb::class_<quire::Group>(m, "Group");
   nb::class_<quire::LocalGroup, quire::Group>(m, "LocalGroup", "Ranks in threads of this process.")
       .def(nb::init<int>(), "size"_a)
       .def("leave", &quire::LocalGroup::leave, "End the wait of all other ranks: this one will not come.");
 
-  m.def(
-      "adapted_bytes",
-      [](int cols, int rank, const std::vector<int>& rows, const std::string& shared) {
-        return quire::LowRank::of(cols, rank, rows, shared_matrix(shared)).bytes();
-      },
-      "cols"_a, "rank"_a, "rows"_a, "shared"_a, "Bytes of a linear in a slot for adapters.");
-
+  bind_adapter_layout(m);
   nb::class_<Executor> executor(m, "Executor");
   bind_building(executor);
   bind_adapters(executor);

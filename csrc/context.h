@@ -25,6 +25,7 @@ struct Limits {
   int max_tokens = 0, max_rows = 0, max_logit_rows = 0, max_len = 0, num_blocks = 0, block_size = 0;
   int branches = 0, branch_blocks = 0;  // rows and blocks beyond these, for trees of drafts
   int max_loras = 0;                    // slots for adapters
+  int adapter_pages = 0;                // of all of them
   int lines() const { return max_rows + branches; }
   int blocks() const { return num_blocks + branch_blocks; }
   int blocks_per_row() const { return (max_len + block_size - 1) / block_size; }

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "beside.h"
 #include "isa.h"
 
 namespace quire {
@@ -17,10 +18,11 @@ constexpr size_t kCopied = size_t{256} << 10;  // bytes of a block that a thread
 
 Executor::Executor(const std::string& isa, int threads)
     : kernels_(kernels_for(isa)), pool_owner_(new ThreadPool(threads)), pool_(*pool_owner_), context_(kernels_, pool_),
-      tasks_(pool_.threads()) {}
+      tasks_(pool_.threads()), more_(pool_.threads()) {}
 
 Executor::Executor(const std::string& isa, Executor& beside)
-    : kernels_(kernels_for(isa)), pool_(beside.pool_), context_(kernels_, pool_), tasks_(pool_.threads()) {}
+    : kernels_(kernels_for(isa)), pool_(beside.pool_), context_(kernels_, pool_), tasks_(pool_.threads()),
+      more_(pool_.threads()) {}
 
 void Executor::add_rope(const float* cos, const float* sin, int max_len, int half, bool interleaved) {
   const size_t n = static_cast<size_t>(max_len) * half;
@@ -62,13 +64,19 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   c.attention.allocate(c.threads, limits.max_tokens, limits.max_len);
   c.rounded.allocate(c.threads);
   c.experts.allocate(limits.max_tokens);
-  c.adapters.allocate(limits.max_loras, limits.max_tokens, limits.max_logit_rows);
+  c.adapters.allocate(limits.max_loras, limits.adapter_pages, limits.max_tokens, limits.max_logit_rows);
   c.pieces.reserve(limits.max_tokens);
   c.mirrors.reserve(static_cast<size_t>(limits.branches) * limits.block_size);
   const Op* next = nullptr;
   for (auto op = ops_.rbegin(); op != ops_.rend(); ++op) {
     (*op)->next_stream = next;
     if ((*op)->streams()) next = op->get();
+  }
+  beside_next_.assign(ops_.size(), false);
+  for (size_t i = 0; i + 1 < ops_.size(); ++i) {
+    const auto *one = dynamic_cast<const Beside*>(ops_[i].get()),
+               *other = dynamic_cast<const Beside*>(ops_[i + 1].get());
+    beside_next_[i] = one && other && &one->input() == &other->input();
   }
 }
 
@@ -168,7 +176,7 @@ void Executor::run_ops(size_t begin, size_t end) {
   if (stop_after_ >= 0) end = std::min(end, static_cast<size_t>(stop_after_) + 1);
   if (begin >= end) return;
   if (context_.ranks > 1 && !context_.group) throw std::runtime_error("a program of several ranks runs after join");
-  tasks_.deal(ops_[begin]->tasks());
+  deal(begin, end);
   auto job = [&](int thread) { step(begin, end, thread); };
   kv_pages_->begin();
   on_all(pool_, job);
@@ -176,12 +184,18 @@ void Executor::run_ops(size_t begin, size_t end) {
   if (context_.apart.load()) throw std::runtime_error("ranks came apart: one left, or runs another step or program");
 }
 
+// Deals the tasks of an op, and of one that runs beside it. Times are measured op by op.
+void Executor::deal(size_t op, size_t end) {
+  tasks_.deal(ops_[op]->tasks());
+  more_.deal(beside_next_[op] && op + 1 < end && !profile_ ? ops_[op + 1]->tasks() : 0);
+}
+
 // Deals the tasks of the first op from `op` on that has some; returns its number, or `end`. Threads do not meet for ops
 // without tasks.
 size_t Executor::deal_from(size_t op, size_t end) {
   for (; op < end; ++op)
-    if (const int tasks = ops_[op]->tasks()) {
-      tasks_.deal(tasks);
+    if (ops_[op]->tasks()) {
+      deal(op, end);
       break;
     }
   return op;
@@ -190,8 +204,11 @@ size_t Executor::deal_from(size_t op, size_t end) {
 void Executor::step(size_t begin, size_t end, int thread) {
   Stopwatch watch(profile_.get(), thread);
   for (size_t i = begin; i < end;) {
-    Op& op = *ops_[i];
-    for (int t = tasks_.claim(thread); t >= 0; t = tasks_.claim(thread)) op.run(t, thread);
+    for (int t = tasks_.claim(thread); t >= 0; t = tasks_.claim(thread)) ops_[i]->run(t, thread);
+    if (beside_next_[i] && i + 1 < end && !profile_) {
+      ++i;
+      for (int t = more_.claim(thread); t >= 0; t = more_.claim(thread)) ops_[i]->run(t, thread);
+    }
     watch.worked(i);
     if (i + 1 < end) pool_.barrier(thread, [&] { next_ = deal_from(i + 1, end); });
     watch.met(i);

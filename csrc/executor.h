@@ -42,6 +42,8 @@ class Executor {
   void run_range(int tokens, int rows, int logit_rows, int begin, int end);
   // Copies blocks[i] of the cache to targets[i], on all threads.
   void copy_blocks(const int32_t* blocks, const int32_t* targets, size_t count);
+  // Pages of blocks from this one on are not brought into memory ahead of use.
+  void warm_blocks(int count) { kv_pages_->stop_at(context_.block_bytes * static_cast<size_t>(count < 0 ? 0 : count)); }
   void fill_cache(uint8_t byte);  // every byte of the cache; tests fill it with NaN of each format
   void stop_after(int op) { stop_after_ = op; }
   // Measure every op of later steps, or no longer; after bind.
@@ -65,6 +67,7 @@ class Executor {
   void set_step(int tokens, int rows, int logit_rows);
   void run_ops(size_t begin, size_t end);
   void step(size_t begin, size_t end, int thread);
+  void deal(size_t op, size_t end);
   size_t deal_from(size_t op, size_t end);
 
   const Kernels& kernels_;
@@ -74,7 +77,8 @@ class Executor {
   std::vector<std::unique_ptr<Op>> ops_;
   size_t head_begin_ = 0;
   ThreadOwner<PageWarmer> kv_pages_;  // after the arena: it ends first
-  Tasks tasks_;                       // of the op that runs
+  std::vector<bool> beside_next_;     // by op: whether the one behind it may run at the same time
+  Tasks tasks_, more_;                // of the op that runs, and of one that runs beside it
   size_t next_ = 0;                   // the op after it; set while all threads wait
   std::unique_ptr<Profile> profile_;
   int stop_after_ = -1;

@@ -25,12 +25,15 @@ class Expansion {
   void add(int begin, int end, float* y, size_t ldy, int col_begin, int col_end, const float* bias) const {
     if (!adapted_) return;
     const AdapterRows& rows = context_.adapters.rows(shrunk_->logits);
-    for (const AdapterGroup& group : rows.groups) {
-      const int32_t* last = rows.order.data() + group.end;
-      const int32_t* first = std::lower_bound(rows.order.data() + group.begin, last, begin);
-      last = std::lower_bound(first, last, end);
+    const bool all = begin == 0 && end == static_cast<int>(rows.slots.size());
+    for (size_t g = 0; g < rows.groups.size(); ++g) {
+      const AdapterGroup& group = rows.groups[g];
+      const int32_t *first = rows.order.data() + group.begin, *last = rows.order.data() + group.end;
+      if (!all) first = std::lower_bound(first, last, begin), last = std::lower_bound(first, last, end);
+      const int next = g + 1 < rows.groups.size() ? rows.groups[g + 1].slot : -1;
       if (first != last)
-        add_parts(group.slot, 0, {first, static_cast<int>(last - first), begin, y, ldy, col_begin, col_end, bias});
+        add_parts(group.slot, next, 0,
+                  {first, static_cast<int>(last - first), begin, y, ldy, col_begin, col_end, bias});
     }
   }
 
@@ -39,12 +42,14 @@ class Expansion {
     if (!adapted_ || context_.adapters.rows(false).groups.empty()) return;
     const ExpertPlan& plan = context_.experts;
     plan.each_slot(chunk, context_.adapters.rows(false).slots, [&](int slot, int begin, int end) {
-      add_parts(slot, chunk.expert * parts_,
+      add_parts(slot, -1, chunk.expert * parts_,
                 {plan.numbers() + begin, end - begin, chunk.begin, y, ldy, col_begin, col_end, bias});
     });
   }
 
  private:
+  static constexpr size_t kAhead = 8 << 10;  // bytes that are fetched ahead, at the most
+
   struct Rows {
     const int32_t* rows;
     int count, first;  // first: the row at y
@@ -54,21 +59,37 @@ class Expansion {
     const float* bias;
   };
 
-  void add_parts(int slot, int first_part, const Rows& r) const {
+  // `next`: the slot whose columns are added after these, or -1.
+  void add_parts(int slot, int next, int first_part, const Rows& r) const {
     const AdapterPool& pool = context_.adapters;
     for (int p = 0; p < parts_; ++p) {
-      const int part = first_part + p, rank = adapted_->ranks[adapted_->at(slot, part)];
-      const int start = adapted_->starts[part] - adapted_->starts[first_part], count = adapted_->rows(part);
-      const int from = std::max(r.col_begin, start), to = std::min(r.col_end, start + count);
-      if (from >= to || !rank) continue;
-      ExpandTask t;
-      t.x = shrunk_->f32() + p * adapted_->rank, t.ldx = static_cast<size_t>(shrunk_->cols);
-      t.tokens = r.rows, t.count = r.count, t.first_token = r.first;
-      t.b = pool.b(*adapted_, slot, part), t.ldb = static_cast<size_t>(adapted_->rank);
-      t.y = r.y + (from - r.col_begin), t.ldy = r.ldy;
-      t.rank = rank, t.col_begin = from - start, t.col_end = to - start;
-      t.gain = pool.gain(*adapted_, slot, part), t.bias = r.bias ? r.bias + start : nullptr;
-      context_.kernels.expand(t);
+      const PartPlace& part = pool.part(*adapted_, slot, first_part + p);
+      const int start = adapted_->starts[first_part + p] - adapted_->starts[first_part];
+      const int end = std::min(r.col_end, start + adapted_->rows(first_part + p));
+      if (!part.rank) continue;
+      const PagedUnits b = pool.b(slot, part);
+      for (int from = std::max(r.col_begin, start); from < end;) {  // a run of columns that are neighbours in memory
+        const int unit = (from - start) / kRankLanes, column = start + unit * kRankLanes;
+        const PagedUnits::Run run = b.from(unit);
+        const int to = std::min(end, column + run.count * kRankLanes);
+        ExpandTask t;
+        t.x = shrunk_->f32() + p * adapted_->rank, t.ldx = static_cast<size_t>(shrunk_->cols);
+        t.tokens = r.rows, t.count = r.count, t.first_token = r.first;
+        t.b = run.data, t.unit = b.unit;
+        t.y = r.y + (from - r.col_begin), t.ldy = r.ldy;
+        t.rank = part.rank, t.col_begin = from - column, t.col_end = to - column;
+        t.gains = part.gains, t.bias = r.bias ? r.bias + column : nullptr;
+        if (const PartPlace* after = next < 0 ? nullptr : &pool.part(*adapted_, next, first_part + p);
+            after && after->rank) {
+          const PagedUnits units = pool.b(next, *after);
+          const PagedUnits::Run ahead = units.from(unit);
+          t.next = ahead.data;
+          t.next_bytes = std::min<size_t>(kAhead,
+                                          std::min(ahead.count, ceil_div(to - column, kRankLanes)) * units.unit);
+        }
+        context_.kernels.expand(t);
+        from = to;
+      }
     }
   }
 

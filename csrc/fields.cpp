@@ -64,7 +64,7 @@ const Param* Fields::optional_vector(const std::string& name) {
   return std::holds_alternative<std::monostate>(value(name)) ? nullptr : &vector(name);
 }
 
-const LowRank& Fields::low_rank(const std::string& name) { return context_.adapters.at(text(name)); }
+const LowRank& Fields::low_rank(const std::string& name) { return context_.adapters.layout().at(text(name)); }
 
 const LowRank* Fields::optional_low_rank(const std::string& name) {
   return std::holds_alternative<std::monostate>(value(name)) ? nullptr : &low_rank(name);
@@ -75,7 +75,7 @@ const KVLayer* Fields::optional_kv_layer(const std::string& name) {
 }
 
 const OwnParam* Fields::optional_own(const std::string& name) {
-  return std::holds_alternative<std::monostate>(value(name)) ? nullptr : &context_.adapters.own(text(name));
+  return std::holds_alternative<std::monostate>(value(name)) ? nullptr : &context_.adapters.layout().own(text(name));
 }
 
 const KVLayer& Fields::kv_layer(const std::string& name) {

@@ -9,6 +9,7 @@
 
 #include "kernels/sampling.h"
 #include "kv_layout.h"
+#include "paged.h"
 #include "sizes.h"
 
 namespace quire {
@@ -105,7 +106,8 @@ struct LinearTask {
 // Lanes of a vector of ranks, or of output columns, of an adapter.
 constexpr int kRankLanes = 16;
 
-// y[t] = A x[t] for sixteen ranks and some tokens. A is bfloat16 [rank/16][k][16]: a[r, i] at (r/16*k + i)*16 + r%16.
+// y[t] = A x[t] for up to sixteen ranks and some tokens. A unit of A is bfloat16 [4][lanes]; vectors are read from each
+// feature's first lane on, so that what is behind the lanes must be readable, and columns of y behind them are undefined.
 struct ShrinkTask {
   const void* x;  // [tokens, k] of x_dtype, float32 or bfloat16
   DType x_dtype;
@@ -113,25 +115,29 @@ struct ShrinkTask {
   const int32_t* tokens;  // rows of x
   const int32_t* rows;    // those of y
   int count;
-  const uint16_t* a;  // the sixteen ranks
-  float* y;           // the first of sixteen columns of row 0
+  PagedUnits a;
+  int lanes;
+  float* y;  // the first of sixteen columns of row 0
   size_t ldy;
   int k;
 };
 
-// y[t] += p, where p = B x[t], or p + gain (y[t] - bias + p) where there is a gain; for some tokens and columns. B is
-// bfloat16 [n/16][ldb][16]: b[c, r] at (c/16*ldb + r)*16 + c%16.
+// y[t] += p, where p = B x[t], or p + gain (y[t] - bias + p) where there are gains; for some tokens and columns. A unit of
+// B is bfloat16 [rank][16 columns], and behind it the float32 gains of these columns.
 struct ExpandTask {
   const float* x;  // [tokens, rank]
   size_t ldx;
   const int32_t* tokens;  // rows of x; the row of y is that less first_token
   int count, first_token;
-  const uint16_t* b;
-  size_t ldb;
+  const char* b;  // neighbouring units; column 0 is the first of them
+  size_t unit;
   float* y;  // column col_begin of the first row
   size_t ldy;
   int rank, col_begin, col_end;
-  const float *gain, *bias;  // [n], or null
+  bool gains;
+  const float* bias;           // [n], or null
+  const char* next = nullptr;  // what to prefetch: units that are read after these
+  size_t next_bytes = 0;
 };
 
 struct PackTask {

@@ -26,7 +26,8 @@ void lowest_priority() {
 
 }  // namespace
 
-PageWarmer::PageWarmer(char* data, size_t bytes, size_t ahead) : data_(data), bytes_(bytes), ahead_(ahead) {
+PageWarmer::PageWarmer(char* data, size_t bytes, size_t ahead)
+    : data_(data), bytes_(bytes), ahead_(ahead), most_(bytes) {
   if (bytes_ < 2 * kChunk) return;
   try {
     thread_ = std::thread([this] { work(); });
@@ -45,7 +46,7 @@ PageWarmer::~PageWarmer() {
 
 size_t PageWarmer::target() const {
   const size_t used = used_.load(std::memory_order_relaxed);
-  return std::min(bytes_, used + std::max(used, ahead_));
+  return std::min(most_.load(std::memory_order_relaxed), used + std::max(used, ahead_));
 }
 
 void PageWarmer::used(size_t bytes) {
@@ -53,6 +54,14 @@ void PageWarmer::used(size_t bytes) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     used_.store(bytes, std::memory_order_relaxed);
+  }
+  changed_.notify_one();
+}
+
+void PageWarmer::stop_at(size_t bytes) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    most_.store(std::min(bytes, bytes_), std::memory_order_relaxed);
   }
   changed_.notify_one();
 }

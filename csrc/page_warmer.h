@@ -27,6 +27,8 @@ class PageWarmer {
 
   // Marks everything below `bytes` as used.
   void used(size_t bytes);
+  // Pages from so many bytes on are not warmed ahead.
+  void stop_at(size_t bytes);
   // A step begins, and ends.
   void begin() { steps_.fetch_add(1, std::memory_order_relaxed); }
   void end() { steps_.fetch_add(1, std::memory_order_relaxed); }
@@ -38,7 +40,7 @@ class PageWarmer {
 
   char* const data_;
   const size_t bytes_, ahead_;
-  std::atomic<size_t> used_{0}, warmed_{0};
+  std::atomic<size_t> used_{0}, warmed_{0}, most_;
   std::atomic<uint64_t> steps_{0};  // begun and ended: odd during one
   bool stop_ = false;
   std::mutex mutex_;

@@ -52,7 +52,7 @@ bool Gate::wait_while(uint32_t old) {
   return true;
 }
 
-ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), processors_(threads_) {
+ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), processors_(threads_), used_(threads_) {
   workers_.reserve(static_cast<size_t>(threads_ - 1));
   try {
     for (int t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
@@ -71,30 +71,50 @@ ThreadPool::~ThreadPool() { end(); }
 void ThreadPool::end() {
   stop_.store(true);
   start_.open();
+  more_.open();
   for (std::thread& worker : workers_) worker.join();
 }
 
+void ThreadPool::use(int threads) {
+  const int used = threads < 1 ? 1 : threads > threads_ ? threads_ : threads;
+  if (used_.exchange(used) < used) more_.open();
+}
+
 void ThreadPool::run(void (*job)(void*, int), void* context) {
+  active_ = used_.load(std::memory_order_relaxed);
+  processors_.note(0);
+  if (active_ == 1) return job(context, 0);
   job_ = job;
   context_ = context;
   finished_.store(0, std::memory_order_relaxed);
   const uint32_t before = finish_.value();
-  processors_.note(0);
+  const uint64_t number = (job_number_.load(std::memory_order_relaxed) >> 32) + 1;
+  job_number_.store(number << 32 | static_cast<uint32_t>(active_), std::memory_order_release);
   start_.open();
   job(context, 0);
-  if (threads_ > 1) finish_.wait_while(before);
+  finish_.wait_while(before);
 }
 
+// The gates are read before what they stand for, so that what changes after is not slept through. A thread that is not
+// in use may miss jobs; those of a job are waited for, so none of them misses one.
 void ThreadPool::work(int thread) {
-  uint32_t seen = 0;
+  uint64_t seen = 0;
   for (;;) {
-    start_.wait_while(seen);
-    // run() opens the gate once per job and waits for everyone, so the word moves by one at a time
-    ++seen;
+    const uint32_t start = start_.value(), more = more_.value();
     if (stop_.load()) return;
+    const uint64_t found = job_number_.load(std::memory_order_acquire);
+    if (found == seen || thread >= static_cast<int>(found & UINT32_MAX)) {
+      if (thread < used_.load())
+        start_.wait_while(start);
+      else
+        more_.wait_while(more);
+      continue;
+    }
+    seen = found;
     processors_.part(thread);
+    const int others = active_ - 1;  // once all have counted themselves the next job may be with fewer
     job_(context_, thread);
-    if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_ - 1) finish_.open();
+    if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == others) finish_.open();
   }
 }
 

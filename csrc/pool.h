@@ -50,8 +50,10 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int threads() const { return threads_; }
+  // Jobs from now on run on so many of the threads, the first ones; the others sleep. Not while one runs.
+  void use(int threads);
 
-  // Run job(context, thread) once on every thread, the caller being thread 0; returns when all are done.
+  // Run job(context, thread) once on every thread in use, the caller being thread 0; returns when all are done.
   // One caller at a time.
   void run(void (*job)(void*, int), void* context);
 
@@ -60,13 +62,13 @@ class ThreadPool {
   void barrier(int thread, F between) {
     const uint32_t before = phase_.value();
     processors_.note(thread);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_) {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < active_) {
       if (phase_.wait_while(before)) processors_.part(thread);
       return;
     }
     arrived_.store(0, std::memory_order_relaxed);
     between();
-    if (threads_ > 1) phase_.open();
+    if (active_ > 1) phase_.open();
   }
 
  private:
@@ -76,7 +78,10 @@ class ThreadPool {
   const int threads_;
   Processors processors_;
   std::vector<std::thread> workers_;
-  Gate start_, finish_, phase_;
+  Gate start_, finish_, phase_, more_;  // more_: threads come into use
+  std::atomic<int> used_;
+  int active_ = 1;                       // threads of the running job
+  std::atomic<uint64_t> job_number_{0};  // of the latest job, above its threads in the lowest half
   std::atomic<int> arrived_{0}, finished_{0};
   std::atomic<bool> stop_{false};
   void (*job_)(void*, int) = nullptr;
@@ -126,7 +131,7 @@ class Tasks {
   std::vector<Range> ranges_;
 };
 
-// Run f(thread) on every thread of the pool.
+// Run f(thread) on every thread of the pool that is in use.
 template <class F>
 void on_all(ThreadPool& pool, F& f) {
   pool.run([](void* context, int thread) { (*static_cast<F*>(context))(thread); }, &f);

@@ -308,7 +308,7 @@ struct Nuq {
         code = add(code, select_bits(mask_gt(v, set1((levels[i] + levels[i + 1]) * 0.5f)), set1(1.0f), zero()));
       store_byte(codes + d, code, 0);
     }
-    for (int d = dim; d < d16; ++d) codes[d] = 0;
+    for (unsigned d = static_cast<unsigned>(dim); d < static_cast<unsigned>(d16); ++d) codes[d] = 0;
   }
 
   uint32_t low_bits(int first, int count) const {

@@ -455,7 +455,7 @@ void latent_write(const LatentWriteTask& t) {
     const float* cos = t.cos + static_cast<size_t>(position) * half;
     const float* sin = t.sin + static_cast<size_t>(position) * half;
     float* kv = t.kv_rows + static_cast<size_t>(i) * t.kv.head_dim;
-    norm({kv, nullptr, t.norm, nullptr, false, kv, DType::f32, t.eps, t.rank, 0, 1});
+    norm({kv, nullptr, t.norm, nullptr, false, kv, DType::f32, t.eps, t.rank, 0, 1, static_cast<size_t>(t.rank)});
     rotate(kv + t.rank, t.rope, t.interleaved, cos, sin);
     write_cache(t, t.block_table, position, kv);
     for (const Mirror* m = t.mirrors; m < t.mirrors + t.mirror_count; ++m)

@@ -69,16 +69,24 @@ struct Embed final : RowOp {
   }
 
   void run_rows(int begin, int end, int) override {
-    const AdapterRows& rows = context_.adapters.rows(false);
-    if (!own || rows.groups.empty()) return look_up(table, begin, end);
+    const AdapterPool& pool = context_.adapters;
+    const AdapterRows& rows = pool.rows(false);
+    if (!own || rows.groups.empty()) return look_up(table, first, begin, end);
     for (int row = begin; row < end;) {
       const int slot = rows.slots[row], from = row;
+      const bool owned = slot >= 0 && pool.has_own(*own, slot);
       while (row < end && rows.slots[row] == slot) ++row;
-      look_up(slot >= 0 && own->there[slot] ? own->copies[slot] : table, from, row);
+      if (!owned) look_up(table, first, from, row);
+      for (int each = from; owned && each < row; ++each) {
+        const int id = context_.step.token_ids[each] - first;
+        const int unit = id >= 0 && id < table.rows ? id / own->unit_rows() : 0;
+        int count;
+        look_up(pool.own(*own, slot, unit, &count), first + unit * own->unit_rows(), each, each + 1);
+      }
     }
   }
 
-  void look_up(const Param& from, int begin, int end) {
+  void look_up(const Param& from, int first, int begin, int end) {
     kernel({from.data(), from.dtype, from.layout == Param::Layout::panels, context_.step.token_ids, out_.f32(),
             from.cols, begin, end, first, from.rows, from.groups});
   }

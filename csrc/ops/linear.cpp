@@ -31,7 +31,7 @@ struct Linear final : Op {
               "gate and up must be whole panels, and out as wide as one of them");
     f.require(!expansion || (expansion.rows_of(out) && first + count <= expansion.columns()),
               "an adapted linear must have the rows that were shrunk, and its columns");
-    f.require(!own || (!act && out.per == 1 && own->copies[0].rows == weight.rows && can_multiply(x, own->copies[0])),
+    f.require(!own || (!act && out.per == 1 && own->shape.rows == weight.rows && can_multiply(x, own->shape)),
               "the weights of adapters must be of the weight's size and format");
     f.require(!maxima || (!act && !first && out.cols == count), "maxima are of a linear that fills its rows");
   }
@@ -95,17 +95,22 @@ struct Linear final : Op {
 
   // The task's panels again for the rows among [begin, end) whose adapters have weights of their own.
   void multiply_own(const LinearTask& t, int begin, int end) {
-    const AdapterRows& rows = context_.adapters.rows(out.logits);
+    const AdapterPool& pool = context_.adapters;
+    const AdapterRows& rows = pool.rows(out.logits);
     if (rows.groups.empty()) return;
     for (int row = begin; row < end;) {
       const int slot = rows.slots[row], from = row;
       while (row < end && rows.slots[row] == slot) ++row;
-      if (slot < 0 || !own->there[slot]) continue;
-      LinearTask part = linear_task(x, from, row, own->copies[slot]);
-      part.n = count, part.bias = t.bias, part.ldy = t.ldy;
-      part.panel_begin = t.panel_begin, part.panel_end = t.panel_end;
-      part.y = out.f32_row(from) + first;
-      multiply(part);
+      if (slot < 0 || !pool.has_own(*own, slot)) continue;
+      for (int panel = t.panel_begin, panels; panel < t.panel_end; panel += panels) {  // neighbours in memory
+        const int column = panel * kPanel;
+        LinearTask part = linear_task(x, from, row, pool.own(*own, slot, panel, &panels));
+        panels = std::min(panels, t.panel_end - panel);
+        part.n = std::min(part.n, count - column), part.bias = t.bias ? t.bias + column : nullptr, part.ldy = t.ldy;
+        part.panel_begin = 0, part.panel_end = panels;
+        part.y = out.f32_row(from) + first + column;
+        multiply(part);
+      }
     }
   }
 

@@ -1,9 +1,10 @@
+#include "beside.h"
 #include "op.h"
 
 namespace quire {
 namespace {
 
-struct Quantize final : RowOp {
+struct Quantize final : RowOp, Beside {
   Quantize(Fields& f, Context& c)
       : RowOp(c, f.buffer("out")), x(f.buffer("x")), top(f.optional_buffer("top")), tops(f.optional_buffer("tops")) {
     f.require(x.dtype == DType::f32 && rounds() && x.cols == out_.cols, "float32 goes to an int8 buffer of its width");
@@ -15,6 +16,8 @@ struct Quantize final : RowOp {
     for (int r = begin; r < end; ++r)
       quantize_row(kernels(), out_, r, x.f32_row(r), tops ? widest(r) : 0.0f, top ? top->f32_row(r) : nullptr);
   }
+
+  const Buffer& input() const override { return x; }
 
   // The greatest of a row of `tops`; NaN when there is one.
   float widest(int row) const {

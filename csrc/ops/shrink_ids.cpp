@@ -28,11 +28,15 @@ struct ShrinkIds final : RowOp {
     for (int row = begin; row < end; ++row) {
       const int slot = pool.rows(false).slots[row];
       if (slot < 0) continue;
-      const uint16_t* a = pool.a(adapted, slot, 0) + static_cast<size_t>(context_.step.token_ids[row]) * kRankLanes;
-      const size_t vector = static_cast<size_t>(adapted.cols) * kRankLanes;
+      const PartPlace& part = pool.part(adapted, slot, 0);
+      const int id = context_.step.token_ids[row];
       float* out = out_.f32_row(row);
-      for (int r = 0, rank = adapted.ranks[slot]; r < rank; ++r)
-        out[r] = widened(a[r / kRankLanes * vector + r % kRankLanes]);
+      for (int group = 0, first = 0; first < part.rank; ++group, first += kRankLanes) {
+        const int unit = id / PartPlace::kFeatures, lanes = part.lanes(group);
+        const char* data = pool.a(adapted, slot, 0, group).from(unit).data;
+        const uint16_t* a = reinterpret_cast<const uint16_t*>(data) + id % PartPlace::kFeatures * lanes;
+        for (int r = 0; r < lanes; ++r) out[first + r] = widened(a[r]);
+      }
     }
   }
 

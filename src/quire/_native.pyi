@@ -197,6 +197,10 @@ class Limits:
     def max_loras(self) -> int: ...
     @max_loras.setter
     def max_loras(self, arg: int, /) -> None: ...
+    @property
+    def adapter_pages(self) -> int: ...
+    @adapter_pages.setter
+    def adapter_pages(self, arg: int, /) -> None: ...
 
 class Group:
     pass
@@ -208,8 +212,27 @@ class LocalGroup(Group):
     def leave(self) -> None:
         """End the wait of all other ranks: this one will not come."""
 
-def adapted_bytes(cols: int, rank: int, rows: Sequence[int], shared: str) -> int:
-    """Bytes of a linear in a slot for adapters."""
+class AdapterLayout:
+    """How adapters lie in the pages of a pool."""
+
+    def __init__(self) -> None: ...
+    def add_linear(self, name: str, cols: int, rank: int, rows: Sequence[int], shared: str) -> None:
+        """
+        A linear that adapters may change, with the rows of its parts, and the matrix that they share.
+        """
+
+    def add_own(self, name: str, param: Param) -> None:
+        """A parameter of which adapters may have one of their own."""
+
+    @property
+    def page_bytes(self) -> int: ...
+    def pages(self, parts: Mapping[str, Sequence[tuple[int, bool]]], own: Sequence[str]) -> int:
+        """
+        Pages of an adapter: the rank of each part of a linear, 0 for none, and whether it has gains; and parameters of its own.
+        """
+
+    def pool_bytes(self, slots: int, pages: int) -> int:
+        """Bytes of a pool, its tables included."""
 
 class Executor:
     @overload
@@ -276,17 +299,18 @@ class Executor:
         arena_bytes: int,
         block_bytes: int,
     ) -> None: ...
-    def add_adapted(self, name: str, cols: int, rank: int, rows: Sequence[int], shared: str) -> None:
-        """
-        A linear that adapters may change, with the rows of its parts, and the matrix that they share.
-        """
-
-    def add_own(self, name: str, param: Param) -> None:
-        """A parameter of which slots for adapters have copies."""
-
+    def set_adapter_layout(self, layout: AdapterLayout) -> None: ...
+    def open_adapter(
+        self, slot: int, parts: Mapping[str, Sequence[tuple[int, bool]]], own: Sequence[str]
+    ) -> None: ...
     def put_adapter(self, slot: int, name: str, part: int, a: int, b: int, gain: int, rank: int) -> None: ...
     def put_own_rows(self, slot: int, name: str, first: int, rows: int, count: int, cols: int) -> None: ...
     def clear_adapter(self, slot: int) -> None: ...
+    def adapter_pages(self, slot: int) -> list[int]:
+        """Numbers of the pages that a slot has."""
+
+    @property
+    def free_adapter_pages(self) -> int: ...
     def run(self, tokens: int, rows: int, logit_rows: int) -> None: ...
     def run_head(self, logit_rows: int) -> None: ...
     def run_range(self, tokens: int, rows: int, logit_rows: int, begin: int, end: int) -> None: ...
@@ -323,6 +347,13 @@ class Executor:
     def isa(self) -> str: ...
     @property
     def threads(self) -> int: ...
+    def use_threads(self, count: int) -> None:
+        """Steps from now on run on so many of the threads."""
+
+    def warm_blocks(self, count: int) -> None:
+        """
+        Pages of blocks from this one on are not brought into memory ahead of use.
+        """
 
 class BandwidthProbe:
     def __init__(self, executor: Executor, size: int) -> None: ...

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 
 from quire.cache_kinds import StateGroup
-from quire.core.prefix_cache import BlockNode
+from quire.core.cached_prefix import BlockNode
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status

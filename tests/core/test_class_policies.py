@@ -11,8 +11,8 @@ from quire.bench.simulated_server import Arrival, SimulatedServer
 from quire.bench.statistics import percentile
 from quire.bench.timeline import request_metrics
 from quire.config.schema import POLICIES, EngineConfig
+from quire.core.cached_prefix import Hit
 from quire.core.guided_pairs import halves
-from quire.core.prefix_cache import Hit
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status

@@ -14,8 +14,9 @@ from quire.core import fetching, prefix_cache, scheduler, sequence_blocks, step_
 from quire.core import live_requests as requests
 from quire.core import tier as tier_module
 from quire.core.block_pool import AuditError, BlockPool
+from quire.core.cached_prefix import Hit
 from quire.core.fetching import Fetches
-from quire.core.prefix_cache import Hit, PrefixCache, PrefixCaches
+from quire.core.prefix_cache import PrefixCache, PrefixCaches
 from quire.core.radix import RadixTree
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig

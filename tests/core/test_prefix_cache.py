@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from quire.cache_kinds import CacheGroup, FullGroup, SlidingGroup, StateGroup
 from quire.core.block_pool import AuditError, BlockPool
-from quire.core.prefix_cache import BlockNode, PrefixCache, PrefixCaches
+from quire.core.cached_prefix import BlockNode
+from quire.core.prefix_cache import PrefixCache, PrefixCaches
 from quire.types import NO_BLOCK
 
 FULL = (FullGroup((0,)),)

@@ -52,7 +52,7 @@ def _actions() -> dict[str, list[argparse.Action]]:
 def _metrics() -> set[str]:
     """The names in /metrics, as a scrape shows them."""
     engine = SimpleNamespace(
-        state=EngineState.STARTING, stats=EngineStats(adapter_slots=1), startup=[], adapters={}, requests=list,
+        state=EngineState.STARTING, stats=EngineStats(max_loras=1), startup=[], adapters={}, requests=list,
         ledger=UsageLedger(),
     )  # fmt: skip
     metrics = ServerMetrics(cast(Any, engine))

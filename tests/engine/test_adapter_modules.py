@@ -14,7 +14,10 @@ from helpers.adapters import gguf_adapter
 from helpers.low_rank import merge, random_adapter, random_matrix, write_adapter
 from helpers.tokenizers import Folder
 from quire import LLM, RequestOutput, SamplingParams
+from quire.config.schema import DEFAULT_LORA_RANK
+from quire.config.shipped import shipped_adapters
 from quire.lora.adapter import F32, Adapter
+from quire.lora.read import room_of
 from quire.offline.convert import convert
 from quire.spec import read_model
 from quire.types import CheckpointError, MemoryBudgetError, RequestError
@@ -151,13 +154,13 @@ def test_what_has_no_room_is_refused_by_key(checkpoint: Folder, tmp_path: Path) 
     room = {**LORA, "lora_target_modules": ("q_proj",)}
     with LLM(folder, **room, **COMMON) as llm:
         for adapter, told in [
-            (whole, r"modules_to_save: .*: slots have no room .*--lora-target-modules modules_to_save"),
+            (whole, r"modules_to_save: .*: there is no room .*--lora-target-modules modules_to_save"),
             (
                 only["embed_tokens"],
-                "embed_tokens: slots have no room for it: use --lora-target-modules embed_tokens",
+                "embed_tokens: there is no room for it: use --lora-target-modules embed_tokens",
             ),
-            (only["lm_head"], "lm_head: slots have no room for it: use --lora-target-modules lm_head"),
-            (expert, "experts.*: slots have no room for it: use --lora-target-modules experts"),
+            (only["lm_head"], "lm_head: there is no room for it: use --lora-target-modules lm_head"),
+            (expert, "experts.*: there is no room for it: use --lora-target-modules experts"),
             (dora, "kv_b_proj: DoRA of this module is not supported"),
             (zero, "lora_magnitude_vector holds a number that is not finite"),
         ]:
@@ -210,3 +213,61 @@ def test_a_slot_of_a_whole_adapter_is_empty_for_the_next(checkpoint: Folder) -> 
     with LLM(folder, adapters=adapters, **{**LORA, "max_loras": 1}, **COMMON) as llm:
         for name in ("whole", "low rank", "whole", "DoRA", "low rank"):
             assert bits(llm.generate(prompt(2, 20), one, adapter=name)[0]) == own[name]
+
+
+def test_there_is_room_for_the_adapters_that_an_engine_begins_with(
+    checkpoint: Folder, tmp_path: Path
+) -> None:
+    """Their ranks and modules, where no option says more; a larger one later is refused with both numbers."""
+    folder = checkpoint("qwen3")
+    spec = read_model(folder).spec
+    first = write_adapter(
+        tmp_path / "first", random_adapter(spec, 1, 20, only=("q_proj", "lm_head"), every=True)
+    )
+    numbers = random_adapter(spec, 2, 18, only=("embed_tokens",), every=True)
+    larger = write_adapter(tmp_path / "larger", random_adapter(spec, 3, 21, only=("q_proj",)))
+    with LLM(folder, adapters={"first": first, "numbers": numbers}, enable_lora=True, **COMMON) as llm:
+        for name in ("first", "numbers"):
+            assert llm.generate(prompt(1, 5), SamplingParams(max_tokens=2), adapter=name)[0].finished
+        with pytest.raises(CheckpointError, match=r"rank 21 is not in \[1, 20\]"):
+            llm.load_adapter("larger", larger)
+    with pytest.raises(CheckpointError, match=r"rank 20 is not in \[1, 8\]"):
+        LLM(folder, adapters={"first": first}, enable_lora=True, max_lora_rank=8, **COMMON)
+    with pytest.raises(
+        CheckpointError, match="lm_head: there is no room for it: use --lora-target-modules lm_head"
+    ):
+        LLM(
+            folder,
+            adapters={"first": first},
+            enable_lora=True,
+            lora_target_modules=("embed_tokens",),
+            **COMMON,
+        )
+
+
+def test_shipped_adapters_fit_the_defaults() -> None:
+    """So that nobody reads them before a server starts."""
+    rank, targets = room_of(shipped_adapters())
+    assert rank <= DEFAULT_LORA_RANK
+    assert not targets
+
+
+def test_many_small_adapters_stay_where_few_large_ones_fit(checkpoint: Folder) -> None:
+    """The pool's bytes decide, not the number: none of them is read twice."""
+    folder = checkpoint("qwen3")
+    spec = read_model(folder).spec
+    small = {f"a{seed}": random_adapter(spec, seed, 1, only=("q_proj",)) for seed in range(12)}
+    with LLM(folder, adapters=small, enable_lora=True, max_loras=2, lora_memory="2MiB", **COMMON) as llm:
+        for _ in range(2):
+            for name in small:
+                llm.generate(prompt(1, 5), SamplingParams(max_tokens=2), adapter=name)
+        service = llm.built.core.adapters
+        assert service is not None
+        assert set(service.loads.values()) == {1}
+        assert not service.evictions
+        used, size = service.pool_bytes
+        assert 0 < used <= size
+    with pytest.raises(
+        MemoryBudgetError, match=r"lora_memory: 64\.00 KiB holds no adapter of max_lora_rank 64, which takes"
+    ):
+        LLM(folder, enable_lora=True, max_lora_rank=64, lora_memory="64KiB", **COMMON)

@@ -31,6 +31,7 @@ from quire.engine.build.opening import open_model
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.messages import StepReport
 from quire.engine.sync_engine import SyncEngine
+from quire.logprobs import LogprobTable, TokenLogprob
 from quire.text.chat_renderer import ChatAsk
 from quire.types import (
     CheckpointError,
@@ -209,6 +210,9 @@ class TextAlone:
     def take_delta(self, delta: StreamDelta, now: float) -> bool:
         raise AssertionError
 
+    def take_token(self, text: str, token_id: int, logprob: float | None, now: float) -> bool:
+        raise AssertionError
+
 
 def test_a_sink_accepts_or_leaves_text_in_order(endless: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Text goes to the sink or to the reader, once; a sink that raises gets no more text and harms no other."""
@@ -289,7 +293,7 @@ def test_usage_includes_text_that_sinks_accepted(endless: Path) -> None:
     run(work())
 
 
-@pytest.mark.parametrize("logprobs", [None, 2])
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
 def test_a_whole_sink_takes_ids_and_logprobs(endless: Path, logprobs: int | None) -> None:
     """Deltas go to the sink or to the reader, in order, and are those of a reader alone."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=logprobs)
@@ -312,6 +316,15 @@ def test_a_whole_sink_takes_ids_and_logprobs(endless: Path, logprobs: int | None
                 seen.append(delta)
                 taken.append(delta)
                 return True
+
+            def take_token(self, text: str, token_id: int, logprob: float | None, now: float) -> bool:
+                assert logprobs != 2
+                if next(calls) % 3 == 0:
+                    return False
+                table = None
+                if logprob is not None:  # these have no rank, and greedy tokens the first
+                    table = LogprobTable.of([[TokenLogprob(token_id, logprob, 1)]])
+                return self.take_delta(StreamDelta(0, text, [token_id], table), now)
 
         stream.deliver_to([Whole()])
         async for delta in stream:

@@ -18,6 +18,7 @@ from quire.engine.host.messages import (
     MAX_FRAME_BYTES,
     Abort,
     AddRequest,
+    AskLog,
     AskRecords,
     ClearCache,
     Command,
@@ -27,6 +28,7 @@ from quire.engine.host.messages import (
     Load,
     LoadProgress,
     Logprobs,
+    LogRows,
     Note,
     Ping,
     Pong,
@@ -38,6 +40,7 @@ from quire.engine.host.messages import (
     Stats,
     StepReport,
     Stop,
+    Tell,
     Vocabulary,
     command_decoder,
     frame,
@@ -88,6 +91,8 @@ COMMANDS: list[Command] = [
     Ping(3),
     AskRecords(4),
     ClearCache(),
+    AskLog(),
+    Tell(b"row"),
     Stop(),
 ]
 GROUPS = FullGroup((0, 2)), SlidingGroup((1,), 8), StateGroup((3,), 640)
@@ -103,6 +108,7 @@ REPORTS: list[Report] = [
     Pong(2),
     Stats(EngineStats(1, 2, 3, 4, 5, 16, step_phase_seconds={"forward": 0.5}, step_tokens=(1, 2), resident_bytes=14)),
     Records([StepRecord(1, 2.0, 3.0, 4.0, 5.0, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]),
+    LogRows(b"log"),
 ]  # fmt: skip
 
 

@@ -18,10 +18,11 @@ import pytest
 from engine_async.running import GUARD, ON_AND_ON, ask, collect, run, running, until
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.engine.api import EngineState, EngineUnavailableError, GenerateAsk, constrained
+from quire.engine.api import EngineState, EngineUnavailableError, GenerateAsk
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.host.hosts import ProcessHost
 from quire.engine.host.messages import AddRequest, FrameReader, Load, Stats, Vocabulary, frame, report_decoder
+from quire.engine.request_forms import constrained
 from quire.structured.ask import StructuredOutput
 from quire.types import Grammar, Request, SamplingParams, TokenIds
 

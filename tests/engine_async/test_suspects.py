@@ -15,10 +15,11 @@ import pytest
 from engine_async.running import ON_AND_ON, ask, collect, run, running, until
 from quire.answers import AnswerRegions
 from quire.config.serving import ServingConfig
-from quire.engine.api import EngineState, EngineUnavailableError, RequestBlockedError, constrained
+from quire.engine.api import EngineState, EngineUnavailableError, RequestBlockedError
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.front.suspects import KEEP_SECONDS, Suspects, digest_of
 from quire.engine.host.hosts import ProcessHost
+from quire.engine.request_forms import constrained
 from quire.types import Grammar, SamplingParams
 
 SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

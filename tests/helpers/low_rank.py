@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from helpers.adapters import PREFIX, peft_folder
-from quire.executor.base import Runnable
+from quire.executor.base import Limits, Runnable
 from quire.lora.adapter import F32, Adapter, LowRank
 from quire.lora.base_modules import BaseModules
 from quire.offline.convert import convert
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.program.lowering import LoraRoom
+from quire.program.memory import adapter_layout, largest_adapter
+from quire.program.program import Program
+from quire.program.tensors import AdapterShape
 from quire.spec import ModelSpec
 
 
@@ -91,10 +95,22 @@ def merge(folder: Path, adapter: Adapter, to: Path) -> Path:
     return to
 
 
+def pooled(limits: Limits, program: Program) -> Limits:
+    """The same limits with pages for the largest adapter in every slot."""
+    largest = largest_adapter(program)
+    pages = adapter_layout(program).pages(largest.parts, largest.own)
+    return replace(limits, adapter_pages=limits.max_loras * pages)
+
+
 def fill_random(executor: Runnable, slot: int, seed: int, rank: int, *, whole: bool = False) -> None:
     """Fill every part of a slot with random numbers, a part of each with gains; `whole` matrices too."""
-    random = np.random.default_rng(seed)
-    for adapted in executor.program.adapted:
+    random, program = np.random.default_rng(seed), executor.program
+    parts = {
+        each.name: [(rank, n % 2 == 0 and not each.shared) for n in range(len(each.parts))]
+        for each in program.adapted
+    }
+    executor.open_adapter(slot, AdapterShape(parts, [own.name for own in program.owned if whole]))
+    for adapted in program.adapted:
         shared: tuple[F32, F32] | None = None
         for number, rows in enumerate(adapted.rows):
             a, b = random_matrix(random, rank, adapted.cols), random_matrix(random, rows, rank)

@@ -19,7 +19,7 @@ RANKS = [
     {"types"},
     {"config", "context_window", "outputs", "util"},
     {"core", "mcp", "spec", "text"},
-    {"program", "structured"},
+    {"program", "steplog", "structured"},
     {"planner", "quant", "store"},
     {"loader"},
     {"executor", "reference"},

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from helpers.attention import Latent, Shape, attend_index, random_tokens
 from helpers.group_codes import codes_of
-from helpers.low_rank import fill_random, room
+from helpers.low_rank import fill_random, pooled, room
 from helpers.pairs import pairwise
 from helpers.specs import EXPERTS, I8, decoder_spec, moe_spec
 from helpers.stepper import Stepper, StepSize, compare_buffers
@@ -240,7 +240,7 @@ def encoders(name: str, formats: str, isa: str, lengths: tuple[int, ...] = (45, 
 def low_rank(isa: str) -> None:
     """A linear of three parts and one with an activation inside, for rows that all have an adapter."""
     program = lower(decoder_spec(VOCAB, 64, 128, (2, 1, 20), [0]), FORMATS["f32"], lora=room(16))
-    native, reference, stepper = pair(program, isa, limits=replace(LIMITS, max_loras=1))
+    native, reference, stepper = pair(program, isa, limits=pooled(replace(LIMITS, max_loras=1), program))
     for executor in (native, reference):
         fill_random(executor, 0, 1, 16)
     sequence = start(stepper)[0]

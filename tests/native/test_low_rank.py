@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.low_rank import fill_random, random_matrix, room
+from helpers.low_rank import fill_random, pooled, random_matrix, room
 from helpers.pairs import pairwise
 from helpers.specs import EXPERTS, decoder_spec, moe_spec, with_latents
 from helpers.stepper import Stepper, compare_buffers
@@ -20,8 +20,9 @@ from quire.executor.torch import TorchExecutor
 from quire.loader import RandomWeights, load
 from quire.program.formats import Groups, NumberFormats, WeightFormat
 from quire.program.lower import lower
-from quire.program.memory import adapter_bytes
+from quire.program.memory import adapter_layout
 from quire.program.program import Program
+from quire.program.tensors import AdapterShape
 
 ISAS = _native.supported_isas()
 I8, I4 = WeightFormat("i8", Groups(64, "bf16", rotated=True)), WeightFormat("i4", Groups(32))
@@ -81,7 +82,8 @@ def texts(first: int = 0) -> list[list[int]]:
 @pytest.mark.parametrize(("spec", "formats", "isa"), pairwise([*SPECS], [*FORMATS], ISAS))
 def test_buffers(spec: str, formats: str, isa: str) -> None:
     """Every op, where all rows have adapters: prompts in chunks, then decodes."""
-    program, limits = adapted(formats, spec), LIMITS
+    program = adapted(formats, spec)
+    limits = pooled(LIMITS, program)
     stepper = Stepper(program, limits)
     native, reference = (
         made(program, each, stepper, {0: RANK, 1: RANK, 2: RANK})
@@ -112,7 +114,7 @@ def alone(
     """Logits of every text with the adapter of a slot, alone on one thread, whole."""
     program, found = adapted(formats, spec), []
     for text in texts():
-        stepper = Stepper(program, LIMITS)
+        stepper = Stepper(program, pooled(LIMITS, program))
         executor = made(program, NativeExecutor(program, threads=1, isa=isa), stepper, dict(ranks))
         sequence = stepper.add(text)
         found.append(run(executor, stepper, {sequence: 40}, {sequence: slot})[sequence])
@@ -124,7 +126,7 @@ def test_the_same_bits_in_any_company(spec: str, formats: str, isa: str) -> None
     """Six sequences with three adapters of several ranks and without one, in chunks, on three threads."""
     ranks = {0: RANK, 1: 3, 2: 16}
     program = adapted(formats, spec)
-    stepper = Stepper(program, LIMITS, seed=4)
+    stepper = Stepper(program, pooled(LIMITS, program), seed=4)
     executor = made(program, NativeExecutor(program, threads=3, isa=isa), stepper, ranks)
     numbers = [stepper.add(text) for text in texts()]
     slots = dict(zip(numbers, [0, -1, 1, 2, 1, -1], strict=True))
@@ -158,9 +160,9 @@ def test_a_slot_holds_what_was_put_last() -> None:
     program = adapted("f32")
     sequences = []
     for before in (False, True):
-        stepper = Stepper(program, LIMITS)
+        stepper = Stepper(program, pooled(LIMITS, program))
         executor = made(program, NativeExecutor(program, threads=2), stepper, {1: RANK} if before else {})
-        executor.clear_adapter(1)
+        executor.open_adapter(1, AdapterShape({"layers.0.qkv": [(0, False), (2, False), (0, False)]}, []))
         random = np.random.default_rng(9)
         matrices = random_matrix(random, 2, 64), random_matrix(random, 20, 2)
         executor.put_adapter(1, "layers.0.qkv", 1, *matrices)
@@ -171,19 +173,22 @@ def test_a_slot_holds_what_was_put_last() -> None:
 
 def test_slots_take_what_was_planned() -> None:
     program = adapted("f32")
-    stepper = Stepper(program, LIMITS)
+    stepper = Stepper(program, pooled(LIMITS, program))
     native = made(program, NativeExecutor(program, threads=1), stepper, {})
-    assert 0 <= native.memory()["adapters"] - SLOTS * adapter_bytes(program) < 4096
+    pages = stepper.limits.adapter_pages
+    assert native.memory()["adapters"] == adapter_layout(program).pool_bytes(SLOTS, pages)
 
 
 @pytest.mark.parametrize("kind", ["native", "torch"])
 def test_what_does_not_fit_is_refused(kind: str) -> None:
     program = adapted("f32")
     executor = NativeExecutor(program, threads=1) if kind == "native" else TorchExecutor(program)
-    stepper = Stepper(program, LIMITS)
+    stepper = Stepper(program, pooled(LIMITS, program))
     made(program, executor, stepper, {})
     random = np.random.default_rng(0)
     a, b = random_matrix(random, 4, 64), random_matrix(random, 40, 4)
+    none = [(0, False)]
+    executor.open_adapter(0, AdapterShape({"layers.0.qkv": [(4, False), *none * 2]}, []))
     executor.put_adapter(0, "layers.0.qkv", 0, a, b)
     for slot, name, part, first, second in [
         (SLOTS, "layers.0.qkv", 0, a, b),
@@ -198,6 +203,15 @@ def test_what_does_not_fit_is_refused(kind: str) -> None:
             executor.put_adapter(slot, name, part, first, second)
     with pytest.raises(ValueError, match="slot"):
         executor.clear_adapter(SLOTS)
+    with pytest.raises(ValueError, match="slot"):
+        executor.put_adapter(0, "layers.0.qkv", 0, a[:3], b[:, :3])
+    for shape in (
+        {"nothing": none},
+        {"layers.0.qkv": none * 2},
+        {"layers.0.qkv": [(RANK + 13, False), *none * 2]},
+    ):
+        with pytest.raises(ValueError, match=r"layers|nothing"):
+            executor.open_adapter(1, AdapterShape(shape, []))
     sequence = stepper.add(texts()[0])
     with pytest.raises(ValueError, match="adapters"):
         run(executor, stepper, {sequence: 3}, {sequence: SLOTS})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from quire.engine.build.opening import open_model
 from quire.offline.quantize import unfinished as work_module
 from quire.offline.quantize.quantize_model import quantize
 from quire.offline.quantize.recipe import Recipe
+from quire.spec.scheme import scheme
 from quire.types import CheckpointError, MemoryBudgetError, QuireError, UnsupportedModelError
 
 ASKED = EngineConfig().replace(threads=1)
@@ -54,7 +56,8 @@ CASES = [
     recipe("rtn"), recipe("gptq"), recipe("gptq", bits=3), recipe("gptq", bits=2, group_size=0), recipe("gptq", bits=8),
     recipe("gptq", symmetric=False, desc_act=False), recipe("awq"), recipe("awq", bits=3), recipe("smoothquant"),
     recipe("fp8"), recipe("fp8", activations="static"), recipe("gguf", gguf_type="Q4_0"),
-    recipe("gguf", target_bits=5.0),
+    recipe("gguf", target_bits=5.0), recipe("gptq", target_bits=5.5), recipe("awq", target_bits=4.0),
+    recipe("rtn", target_bits=3.5, bits=2),
 ]  # fmt: skip
 
 
@@ -123,26 +126,74 @@ def stopping(at: int) -> Callable[[int, int], None]:
 
 
 @pytest.mark.parametrize(
-    ("method", "at"), [("gptq", 1), ("gptq", 13), ("gptq", 20), ("awq", 9), ("rtn", 2), ("gguf", 8)]
+    ("method", "at"),
+    [
+        ("mixed", 3),
+        ("mixed", 8),
+        ("mixed", 20),
+        ("gptq", 1),
+        ("gptq", 13),
+        ("gptq", 20),
+        ("awq", 9),
+        ("rtn", 2),
+        ("gguf", 8),
+    ],
 )
 def test_an_interrupted_run_continues_to_the_same_bytes(
     method: str, at: int, model: Path, text: str, tmp_path: Path
 ) -> None:
     suffix = ".gguf" if method == "gguf" else ""
     out, whole = tmp_path / f"out{suffix}", tmp_path / f"whole{suffix}"
-    how = recipe(method, gguf_type="Q5_0") if method == "gguf" else recipe(method)
+    more: dict[str, Any] = {"gguf": {"gguf_type": "Q5_0"}, "mixed": {"target_bits": 5.5}}.get(method, {})
+    how = recipe("gptq" if method == "mixed" else method, **more)
     quantize(str(model), whole, how, ASKED, calibration=text)
     with pytest.raises(Stop):
         quantize(str(model), out, how, ASKED, calibration=text, progress=stopping(at))
     assert not out.exists()
     steps: list[int] = []
     quantize(str(model), out, how, ASKED, calibration=text, progress=lambda done, _: steps.append(done))
-    first = {"gptq": 12, "awq": 6, "rtn": 1, "gguf": 6}[method]  # passes of a layer
-    assert steps[0] == (first + 1 if at > first else 1)
+    first = {"mixed": 6, "gptq": 12, "awq": 6, "rtn": 1, "gguf": 6}[method]  # passes of a layer
+    if method == "mixed" and at > 12:  # widths of both layers are measured
+        assert steps[0] == 13
+    else:
+        assert steps[0] == (first + 1 if at > first else 1)
     files = [whole] if suffix else sorted(whole.iterdir())
     for path in files:
         assert (out if suffix else out / path.name).read_bytes() == path.read_bytes()
     assert sorted(tmp_path.iterdir()) == sorted([out, whole])
+
+
+@pytest.mark.parametrize(("target", "widths"), [(5.5, {4, 8}), (3.2, {2, 3, 4, 8})])
+def test_bits_go_where_they_save_most(
+    target: float, widths: set[int], model: Path, text: str, tmp_path: Path
+) -> None:
+    """The mean is the target at most; one input, one width; a pattern of `dynamic` for each module that differs."""
+    quantize(str(model), tmp_path / "out", recipe("gptq", target_bits=target), ASKED, calibration=text)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    quant, found = config["quantization_config"], dict[str, int]()
+    stored = bits = 0
+    with open_weights(open_model(tmp_path / "out")) as source:
+        parts, names = source.stored_parts()  # type: ignore[attr-defined]
+        stored = sum(parts.info(name).nbytes for name in names if not name.endswith("g_idx"))
+        numbers = sum(
+            int(np.prod(source.info(name).shape)) for name in source.names() if source.info(name).stored
+        )
+        for name in source.names():
+            if source.info(name).stored:
+                found[name.removesuffix(".weight")] = int(source.info(name).stored.split("-bit")[0][-1])  # type: ignore[union-attr]
+    assert target - 1 < 8 * stored / numbers <= target
+    assert len(set(found.values())) > 1
+    assert set(found.values()) <= widths
+    for name, bits in found.items():
+        matches = [
+            each["bits"] for key, each in quant["dynamic"].items() if re.match(key.removeprefix("+:"), name)
+        ]
+        assert matches == ([bits] if bits != quant["bits"] else [])
+        query = found[re.sub("[kv]_proj$", "q_proj", re.sub("up_proj$", "gate_proj", name))]
+        assert bits == query
+        fused = re.sub("q_proj$", "qkv_proj", re.sub("gate_proj$", "gate_up_proj", name))
+        assert bits == quant["bits"] or any(re.match(key[2:], fused) for key in quant["dynamic"])
+    assert scheme(config) == f"W{'/'.join(map(str, sorted({*found.values()})))}A16 g32 sym"
 
 
 def test_a_run_that_is_killed_while_it_writes(

@@ -15,7 +15,7 @@ from quire.offline.quantize.knapsack import Choice, choose
 from quire.offline.quantize.layout import Rounded, arrays_of
 from quire.quant.compressed import E4M3
 from quire.quant.floats import to_e4m3
-from quire.quant.gptq import awq, gptq
+from quire.quant.gptq import awq, bits_of, gptq
 from quire.quant.linear_codes import Stored
 
 F32 = npt.NDArray[np.float32]
@@ -95,7 +95,10 @@ def test_layouts_give_the_values_back(kind: GridKind) -> None:
     infos = {
         name: Stored({"int32": "I32", "float16": "F16"}[a.dtype.name], a.shape) for name, a in arrays.items()
     }
-    read = gptq(infos, "m", bits=kind.bits, zero_offset=1, ordered=False, symmetric=kind.symmetric)
+    assert bits_of(infos, "m") == kind.bits
+    read = gptq(
+        infos, "m", bits=kind.bits, zero_offset=int(kind.symmetric), ordered=False, symmetric=kind.symmetric
+    )
     np.testing.assert_array_equal(read.dequantize(arrays, 0, 32), rounded.values())
     if kind.bits == 4 and not kind.symmetric:
         arrays = arrays_of("awq", rounded)

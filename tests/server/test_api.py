@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -370,7 +371,10 @@ def test_timings_sum_to_the_whole(server: LiveServer, stream: bool) -> None:
         body = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream, **GREEDY, **field}
         reply = server.post("/v1/chat/completions", body, headers)
         timings = (reply.events[-2] if stream else reply.json)["timings"]
-        total = timings.pop("total_seconds")
+        total, parts = timings.pop("total_seconds"), timings.pop("parts")
+        assert sum(parts.values()) >= total - 1e-9  # from the first byte, not from the end of the headers
+        assert sum(parts.values()) == pytest.approx(total, abs=0.5)
+        assert parts["decode"] == pytest.approx(timings["decode_seconds"])
         assert sum(timings.values()) == pytest.approx(total)
         assert set(timings) == {
             f"{part}_seconds" for part in ("tokenize", "queue", "prefill", "decode", "deliver")
@@ -431,3 +435,14 @@ def test_expect_continue(server: LiveServer) -> None:
 
         answer = read_all(sock)
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["count"] == 3
+
+
+def test_tokenizer_info(server: LiveServer) -> None:
+    """What vLLM's route says; clients such as lm-eval make prompts with it."""
+    found = server.get("/tokenizer_info").json
+    (card,) = server.get("/v1/models").json["data"][:1]
+    assert found["model_max_length"] == card["max_model_len"]
+    assert found["vocab_size"] > 0
+    assert hashlib.sha256(found["chat_template"].encode()).hexdigest() == card["template_sha256"]
+    ids = server.post("/tokenize", {"prompt": found["eos_token"], "add_special_tokens": False}).json["tokens"]
+    assert len(ids) == 1

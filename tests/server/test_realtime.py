@@ -19,6 +19,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from helpers.server import ENDLESS, PATIENT, LiveServer, serving
+from quire.answers import AnswerPart, PartKind
+from quire.server.dialects.responses_answers import ResponseStream
+from quire.server.dialects.responses_types import ResponseBody
+from quire.server.realtime.realtime_events import RealtimeAnswer
 from quire.server.realtime.realtime_session import MAX_RESPONSES
 from quire.server.realtime.websocket import MAX_MESSAGE_BYTES
 
@@ -350,3 +354,26 @@ def test_a_server_that_stops_closes_its_sockets(folder: Path) -> None:
                 pass
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1012
+
+
+def test_a_text_in_pieces_is_the_event_that_its_bytes_are() -> None:
+    """What is written past the reader, and what is not, make the same events, also of a response that is cut."""
+    body = ResponseBody(
+        id="resp_1", created_at=1, status="in_progress", background=False, instructions=None, max_output_tokens=None,
+        max_tool_calls=None, metadata={}, model="tiny", parallel_tool_calls=True, previous_response_id=None,
+        reasoning={}, store=False, temperature=None, text={}, tool_choice="auto", tools=[], top_p=None, user=None,
+    )  # fmt: skip
+    stream = ResponseStream(body, 0)
+    slow, fast = RealtimeAnswer(None, None), RealtimeAnswer(None, None)
+    slow.id = fast.id
+    begun = stream.begun + stream.direct(0, [AnswerPart(PartKind.TEXT, 'a"')])
+    assert list(slow.feed(begun)) == list(fast.feed(begun))
+    for text in ("é\n", '"}\n\n', "\\", "𝄞", "data: {"):
+        pieces = stream.text_of(text)
+        assert pieces is not None
+        (event,) = slow.feed(b"".join(pieces))
+        fields = fast.continued(*pieces[:2])
+        assert fields is not None
+        assert json.loads(b"{%b%b}" % (fields, pieces[1])) == event
+    assert fast.continued(b"event: other\n", b'"a"') is None
+    assert list(slow.cancelled()) == list(fast.cancelled())

@@ -19,7 +19,8 @@ from helpers.memory import memory_for
 from helpers.process import running, until
 from helpers.server import LiveServer, plenty, read_all, request_bytes, serving, stream_text
 from quire._native import NgramIndex
-from quire.engine.api import DeadlineError, GenerateAsk, OverloadedError, StreamDelta, constrained
+from quire.engine.api import DeadlineError, GenerateAsk, OverloadedError, StreamDelta
+from quire.engine.request_forms import constrained
 from quire.logprobs import LogprobTable, TokenLogprob
 from quire.server import pieces
 from quire.server.errors import ApiError

@@ -149,6 +149,30 @@ def test_input_items(server: LiveServer) -> None:
     get(server, f"{name}?stream=true").error(400, "unsupported_parameter", "stream")
 
 
+def test_an_input_is_counted_as_a_response_counts_it(server: LiveServer) -> None:
+    fields = {"instructions": "Be brief.", "tools": FUNCTIONS}
+    first = made(server, "plain", **fields)
+    for said, more in (("plain", fields), ("plain", {**fields, "previous_response_id": first["id"]})):
+        expected = made(server, said, **more)["usage"]["input_tokens"]
+        reply = server.post("/v1/responses/input_tokens", {"input": said, **more}, KEY)
+        assert reply.json == {"object": "response.input_tokens", "input_tokens": expected}
+    long = server.post("/v1/responses/input_tokens", {"input": "word " * 4000}, KEY)
+    long.error(400, "context_length_exceeded", "input")
+    for body, param in (
+        ({}, "input"), ({"input": 1}, "input"), ({"input": "a", "model": "x"}, "model"),
+        ({"input": "a", "truncation": "auto"}, "truncation"),
+        ({"input": "a", "personality": "friendly"}, "personality"),
+        ({"input": "a", "conversation": "c"}, "conversation"),
+    ):  # fmt: skip
+        reply = server.post("/v1/responses/input_tokens", body, KEY)
+        assert (reply.status, reply.json["error"]["param"]) == (404 if param == "model" else 400, param), (
+            reply.text
+        )
+    foreign = {"input": "a", "previous_response_id": first["id"]}
+    server.post("/v1/responses/input_tokens", foreign, OTHER).error(404, None, "previous_response_id")
+    server.post("/v1/responses/compact", {"model": "tiny", "input": "a"}, KEY).error(400, "unsupported_route")
+
+
 def test_background(server: LiveServer) -> None:
     begun = made(server, background=True)
     assert (begun["status"], begun["output"]) == ("queued", [])

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -26,8 +21,6 @@ from helpers.server import read_all
 from quire.cli.several_models import served_models
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.engine.host import step_turns
-from quire.engine.host.step_turns import StepTurns
 from quire.server.fleet.fleet import Fleet
 from quire.server.fleet.shares import ServedModel, divided
 from quire.types import MemoryBudgetError
@@ -298,82 +291,3 @@ def test_names_are_unique_and_a_folder_gives_all_of_its_models(folder: Path, tmp
         Fleet(models, divided(4 * 2**30, models, config), config)
     with pytest.raises(ValueError, match="served_model_name"):
         Fleet(models[1:], divided(4 * 2**30, models, config), ServingConfig(served_model_name=("one",)))
-
-
-def test_turns_alternate_and_survive_a_killed_holder(tmp_path: Path) -> None:
-    path = str(tmp_path / "steps")
-    taken: list[int] = []
-    turns = [StepTurns(path) for _ in range(3)]
-
-    def work(name: int) -> None:
-        for _ in range(50):
-            with turns[name]:
-                taken.append(name)
-        turns[name].rest()
-
-    with turns[2]:
-        threads = [threading.Thread(target=work, args=(name,)) for name in range(2)]
-        for thread in threads:
-            thread.start()
-    turns[2].rest()
-    for thread in threads:
-        thread.join()
-    assert len(taken) == 100
-    code = (
-        "import sys, time; from quire.engine.host.step_turns import StepTurns; t = StepTurns(sys.argv[1])\n"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code + "t.__enter__(); print('held', flush=True); time.sleep(600)", path],
-        stdout=subprocess.PIPE,
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
-    waiting = threading.Thread(target=work, args=(0,))
-    waiting.start()
-    assert waiting.is_alive()
-    holder.kill()
-    holder.communicate()
-    waiting.join()
-    assert len(taken) == 150
-    for each in turns:
-        each.close()
-
-
-def test_a_turn_is_many_short_steps_and_nearly_as_long_as_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, now = str(tmp_path / "steps"), [0.0]
-    monkeypatch.setattr(step_turns, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    first, second = StepTurns(path), StepTurns(path)
-
-    def taken() -> bool:
-        with open(f"{path}.turn", "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
-
-    def steps(turns: StepTurns, seconds: float) -> int:
-        for count in range(1, 10_000):
-            with turns:
-                assert taken()
-                now[0] += seconds
-            if not taken():
-                return count
-        raise AssertionError
-
-    assert steps(first, 0.0003) == 7  # 2 ms
-    assert steps(second, 0.0003) == 7  # again
-    assert steps(second, 0.04) == 1
-    assert steps(first, 0.0003) in {120, 121}  # 36 ms
-    assert steps(second, 0.04) == 1
-    assert steps(second, 0.3) == 1
-    assert 165 <= steps(first, 0.0003) <= 168  # 50 ms at most
-    with first:
-        pass
-    assert taken()
-    first.rest()
-    assert not taken()
-    for each in (first, second):
-        each.close()

@@ -91,6 +91,8 @@ class StandInEngine:
     async def debug(self) -> Mapping[str, Any]:
         return {}
 
+    def tell(self, row: bytes) -> None: ...
+
     def generate(self, ask: GenerateAsk) -> Stream:
         if self.failure is not None:
             raise self.failure

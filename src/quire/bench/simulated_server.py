@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
+from functools import partial
 
 from quire.bench.timeline import RequestRecord
 from quire.core.admission_rules import LATE_DEADLINES, Broken, Caution, Promises, check_wishes
@@ -22,6 +23,12 @@ from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
 from quire.types import Request, SamplingParams, StepOutput, TokenIds
+
+StepTime = Callable[[Sequence[float]], float]
+
+
+def _summed(costs: Sequence[float], features: Sequence[float]) -> float:
+    return sum(x * cost for x, cost in zip(features, costs, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +61,15 @@ class SimulatedRun:
 
 
 class SimulatedServer:
-    """One run. `costs` are the true seconds by cost_model.FEATURES; `noise` is the standard deviation of a step's time,
-    relative. Without `admits` everything is queued, without `controls` all steps have the limits of the config. With
-    `batch_wait` it collects whole batches: full ones, or after so many seconds.
+    """One run. `costs` are the true seconds by cost_model.FEATURES, or a function of these; `noise` is the standard
+    deviation of a step's time, relative. Without `admits` everything is queued, without `controls` all steps have the
+    limits of the config. With `batch_wait` it collects whole batches: full ones, or after so many seconds.
     """
 
     def __init__(
         self,
         config: SchedulerConfig,
-        costs: Sequence[float],
+        costs: Sequence[float] | StepTime,
         classes: Sequence[ServiceClass] = (),
         *,
         admits: bool = False,
@@ -76,7 +83,8 @@ class SimulatedServer:
         kind = Scheduler if batch_wait is None else WholeBatchScheduler
         self.scheduler = kind(config, random.Random(seed), costs=self.costs)
         self._wait = batch_wait
-        self._true, self._noise, self._rng = costs, noise, random.Random(f"noise {seed}")
+        self._true = costs if callable(costs) else partial(_summed, costs)
+        self._noise, self._rng = noise, random.Random(f"noise {seed}")
         self._admits = admits
         self._controller = StepController(self.scheduler, classes, self.costs) if controls else None
         self._caution, self._end_caution = Caution(), Caution(LATE_DEADLINES)
@@ -237,8 +245,7 @@ class SimulatedServer:
             self._controller.plan()
         out = scheduler.schedule()
         features = scheduler.step_features
-        seconds = sum(x * cost for x, cost in zip(features, self._true, strict=True))
-        seconds *= max(0.5, self._rng.gauss(1, self._noise))
+        seconds = self._true(features) * max(0.5, self._rng.gauss(1, self._noise))
         self.now += seconds
         if features[1]:
             self._pace += (seconds - self._pace) * (PACE_MEMORY if self._pace else 1.0)

@@ -26,20 +26,10 @@ def take_adapter_name(args: argparse.Namespace) -> None:
 
 
 def adapter_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of LLM for the adapter, and the largest rank that it has. Raises CheckpointError."""
+    """The arguments of LLM for the adapter."""
     if args.adapter is None:
         return {}
-    from quire.lora.read import find_adapter, open_adapter, targets_of
-
-    with open_adapter(find_adapter(args.adapter)) as file:
-        ranks, targets = [target.rank for target in file.targets()], targets_of(file)
-    return {
-        "adapters": {_NAME: args.adapter},
-        "enable_lora": True,
-        "max_loras": 1,
-        "max_lora_rank": max([args.max_lora_rank, *ranks]),
-        "lora_target_modules": (*args.lora_target_modules, *targets),
-    }
+    return {"adapters": {_NAME: args.adapter}, "enable_lora": True, "max_loras": 1}
 
 
 def chosen_adapter(args: argparse.Namespace) -> str:

@@ -25,14 +25,12 @@ def run(args: argparse.Namespace) -> int:
     from quire.engine.build.opening import open_model
     from quire.loader.kv_codes import write_codes
     from quire.loader.kv_scales import write_scales
-    from quire.offline.eval_text import text_of
+    from quire.offline.eval_text import text_of, tokenizer_of
     from quire.offline.kv_calibration import calibrate_codes, calibrate_scales
     from quire.util.progress import ByteProgress
 
     model, asked = open_model(named_model(args.model, quiet=args.quiet)), engine_config(args)
-    if model.tokenizer is None:
-        raise ValueError(f"model: {model.folder} has no tokenizer, so a text cannot be run")
-    tokens = model.tokenizer.encode(text_of(args.text))
+    tokens = tokenizer_of(model).encode(text_of(args.text))
     with ByteProgress("loading weights", enabled=not args.quiet) as loading:
         length = min(LENGTH, model.facts.spec.max_positions)
         if asked.formats.kv_cache_dtype == "kvquant3":

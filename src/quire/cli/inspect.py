@@ -118,7 +118,7 @@ def _report(
     config, program, draft = choose_with_draft(model, asked, facts, weights)
     files = model.gguf.files if model.gguf else None
     process = facts.resident_memory + (0 if model.tokenizer else tokenizer_memory(model.folder, files))
-    machine = None if args.no_measure else _measure(config)
+    machine = None if args.no_measure else measure_machine(config)
     steps = {
         "prefill": [Row(args.prefill, 0)],
         "decode": [Row(1, args.context)] * args.batch,
@@ -224,7 +224,7 @@ def _stored(model: Model, program: Program, source: Source) -> tuple[dict[str, A
     return formats, None
 
 
-def _measure(config: ResolvedConfig) -> Machine:
+def measure_machine(config: ResolvedConfig) -> Machine:
     """Measure the limits of this machine with the threads of the engine: the best of three."""
     from quire import _native
     from quire.program.cost import Machine

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gguf: type of the linears (default: Q4_K, or what --bits says)",
     )
     add("--target-bits", type=float, default=0.0, metavar="X",
-        help="gguf: mean bits of a weight; each linear gets a type by its measured error")  # fmt: skip
+        help="rtn, gptq, awq, gguf: mean bits of a weight; each linear gets bits by its measured error")  # fmt: skip
     add_calibration_arguments(parser)
     add_run_arguments(parser)
     add_gate_arguments(parser)

@@ -1,4 +1,4 @@
-"""A server that runs, as its administrators reach it from the command line."""
+"""A server that runs, as its clients and administrators reach it from the command line."""
 
 from __future__ import annotations
 
@@ -25,67 +25,80 @@ class ServerRefusedError(QuireError):
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """--url and --admin-api-key-file."""
-    parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
-    )
+    _add_url(parser)
     parser.add_argument(
         "--admin-api-key-file", metavar="FILE",
         help=f"file with an administrator's key in its first line; else {_VARIABLE} has it",
     )  # fmt: skip
 
 
+def add_client_options(parser: argparse.ArgumentParser) -> None:
+    """--url and --api-key-file."""
+    _add_url(parser)
+    _add_key(parser, "--api-key-file", "an API key", _CLIENT_VARIABLE)
+
+
 def add_key_options(parser: argparse.ArgumentParser) -> None:
     """--api-key-file and --admin-api-key-file, for what works without keys where a server has none."""
-    for name, of, variable in (
-        ("--api-key-file", "a key", _CLIENT_VARIABLE),
-        ("--admin-api-key-file", "an administrator's key", _VARIABLE),
-    ):
-        parser.add_argument(name, metavar="FILE", help=f"file with {of} in its first line; else {variable}")
+    _add_key(parser, "--api-key-file", "an API key", _CLIENT_VARIABLE)
+    _add_key(parser, "--admin-api-key-file", "an administrator's key", _VARIABLE)
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
+    )
+
+
+def _add_key(parser: argparse.ArgumentParser, name: str, of: str, variable: str) -> None:
+    parser.add_argument(name, metavar="FILE", help=f"file with {of} in its first line; else {variable}")
 
 
 def fetch(args: argparse.Namespace, path: str, *, administrator: bool = False) -> bytes:
     """What a server answers, with the key there is, for `administrator` rather an administrator's. Raises
     ServerRefusedError, with what it says."""
-    if urlsplit(args.url).scheme not in {"http", "https"}:
-        raise ValueError(f"url: {args.url!r} is not an address like http://host:port")
     key = _given(args.api_key_file, _CLIENT_VARIABLE)
     if administrator:
         key = _given(args.admin_api_key_file, _VARIABLE) or key
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(args.url.rstrip("/") + path, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
-            return bytes(response.read(_MOST))
-    except urllib.error.HTTPError as error:
-        raise ServerRefusedError(f"{path}: {error.code}: {_message(error.read(_MOST))}") from None
-    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-        raise ServerRefusedError(f"{args.url}: {getattr(error, 'reason', error)}") from None
+    return _ask(args.url, "GET", path, None, key, _SECONDS)
+
+
+def ask_as_client(args: argparse.Namespace, path: str) -> Any:
+    """The JSON of what a client may read. Raises as `ask_server`."""
+    return _json(args.url, _ask(args.url, "GET", path, None, _given(args.api_key_file, _CLIENT_VARIABLE)))
 
 
 def ask_server(args: argparse.Namespace, verb: str, path: str, body: Any = None) -> Any:
     """The JSON of an answer; None for an empty one. Raises ServerRefusedError, with what the server says, and
     ValueError for options that are wrong.
     """
-    if urlsplit(args.url).scheme not in {"http", "https"}:
-        raise ValueError(f"url: {args.url!r} is not an address like http://host:port")
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"content-type": "application/json", "authorization": f"Bearer {_key(args)}"}
-    request = urllib.request.Request(args.url.rstrip("/") + path, data, headers, method=verb)
-    try:
-        with urllib.request.urlopen(request) as response:  # loading takes as long as it takes
-            text = response.read()
-        return json.loads(text) if text else None
-    except urllib.error.HTTPError as error:
-        raise ServerRefusedError(f"{error.code}: {_message(error.read())}") from None
-    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-        raise ServerRefusedError(f"{args.url}: {getattr(error, 'reason', error)}") from None
-
-
-def _key(args: argparse.Namespace) -> str:
     key = _given(args.admin_api_key_file, _VARIABLE)
     if not key:
         raise ValueError(f"admin_api_key_file: no key; set {_VARIABLE}, or name a file that has one")
-    return key
+    return _json(args.url, _ask(args.url, verb, path, body, key))
+
+
+def _ask(url: str, verb: str, path: str, body: Any, key: str, seconds: float | None = None) -> bytes:
+    """Without `seconds` it takes as long as it takes: a model may be loaded."""
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise ValueError(f"url: {url!r} is not an address like http://host:port")
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(url.rstrip("/") + path, data, headers, method=verb)
+    try:
+        with urllib.request.urlopen(request, timeout=seconds) as response:
+            return bytes(response.read(_MOST))
+    except urllib.error.HTTPError as error:
+        raise ServerRefusedError(f"{error.code}: {_message(error.read(_MOST))}") from None
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        raise ServerRefusedError(f"{url}: {getattr(error, 'reason', error)}") from None
+
+
+def _json(url: str, text: bytes) -> Any:
+    try:
+        return json.loads(text) if text else None
+    except ValueError as error:
+        raise ServerRefusedError(f"{url}: {error}") from None
 
 
 def _given(file: str | None, variable: str) -> str:

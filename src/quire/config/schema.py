@@ -11,6 +11,7 @@ from dataclasses import Field, field, fields, replace
 from typing import Any
 
 from quire.cache_kinds import KV_DTYPES, KVType
+from quire.config.option import check_options, option
 from quire.config.speculative import ACCEPTANCES, SpeculativeConfig, parse_speculative_config
 from quire.objectives import class_policies, parse_classes, parse_degrade
 from quire.records import dataclass
@@ -41,52 +42,13 @@ LORA_TARGETS = (
     "experts",
     "modules_to_save",
 )  # what adapters may change, if it is asked
+DEFAULT_LORA_RANK = 16
 # Linears that vLLM and SGLang list one by one: adapters may always change them.
 LORA_LINEARS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
 )  # fmt: skip
 TASKS = ("auto", "generate", "embed", "classify", "score")
 ATTENTION_BACKENDS = {"native": "native", "torch": "eager"}  # of each executor
-
-
-def option(
-    default: Any,
-    text: str,
-    *,
-    choices: tuple[str, ...] = (),
-    metavar: str = "",
-    aliases: Mapping[str, str] = {},
-    count: bool = False,
-    most: int | None = None,
-    size: bool = False,
-) -> Any:
-    """A config field with the metadata of its command-line option.
-
-    `aliases` are names of values in vLLM, PyTorch and llama.cpp; `count` is an integer from 1 to `most`; `size` is in
-    bytes, written like 6GiB.
-    """
-    return field(default=default, metadata={
-        "help": text, "choices": choices, "metavar": metavar, "aliases": aliases, "count": count, "most": most,
-        "size": size,
-    })  # fmt: skip
-
-
-def _check(group: Any) -> None:
-    """Resolve the aliases of a group's values and check their ranges. Raises ValueError naming the field."""
-    for f in fields(group):
-        value, meta = getattr(group, f.name), f.metadata
-        if meta["aliases"] and value in meta["aliases"]:
-            value = meta["aliases"][value]
-            object.__setattr__(group, f.name, value)
-        if meta["choices"] and value not in meta["choices"]:
-            raise ValueError(f"{f.name}: {value!r} is not one of {', '.join(meta['choices'])}")
-        if not meta["count"] or value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{f.name}: {value!r} is not a positive integer")
-        # Larger values gain nothing and overflow the arrays of a step.
-        if meta["most"] is not None and value > meta["most"]:
-            raise ValueError(f"{f.name}: {value} exceeds the limit of {meta['most']}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +107,7 @@ class FormatOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         if self.kv_cache_scales and self.kv_cache_dtype not in {"fp8_e4m3", "fp8_e5m2", "kvquant3"}:
             raise ValueError(
                 f"kv_cache_scales: scales are of an fp8 or kvquant3 cache, but kv_cache_dtype is {self.kv_cache_dtype}"
@@ -200,7 +162,7 @@ class LimitOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +205,7 @@ class CacheOptions:
     def __post_init__(self) -> None:
         if self.swap_space == 0:  # none, as vLLM writes it
             object.__setattr__(self, "swap_space", None)
-        _check(self)
+        check_options(self)
         if self.cache_ttl is not None and not 0 < self.cache_ttl < float("inf"):
             raise ValueError(f"cache_ttl: {self.cache_ttl} is not a positive number of seconds")
         if not 0 <= self.cache_pin_share <= 1:
@@ -310,7 +272,7 @@ class SchedulerOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         class_policies(self.scheduling_policy, parse_classes(self.slo), POLICIES)
         parse_degrade(self.degrade)
         if not 0 < self.degrade_after_ms < float("inf"):
@@ -356,7 +318,7 @@ class LoadingOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,7 +360,7 @@ class ExecutionOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         if self.device != "cpu" and self.executor == "native":
             raise ValueError(
                 f"device: {self.device!r} needs --executor torch; the native executor runs on the CPU"
@@ -418,12 +380,23 @@ class AdapterOptions:
     enable_lora: bool = option(False, "take adapters of low rank (LoRA)")
     max_loras: int = option(
         4,
-        "adapters that can run at once; others wait for a slot. Slots for --max-lora-rank are part of --memory",
+        "adapters that can run at once; requests of others wait",
         metavar="N",
         count=True,
         most=1024,
     )
-    max_lora_rank: int = option(16, "largest rank of an adapter", metavar="N", count=True, most=256)
+    max_lora_rank: int | None = option(
+        None, "largest rank of an adapter (default: that of the adapters given at start, at least 16)", metavar="N",
+        count=True, most=256,
+    )  # fmt: skip
+    lora_memory: int | None = option(
+        None,
+        "memory of the pool that adapters run from, part of --memory; each takes what its ranks and modules need, and "
+        "those used least recently make room (default: enough for --max-loras of the largest)",
+        metavar="SIZE",
+        count=True,
+        size=True,
+    )
     max_cpu_loras: int | None = option(
         None,
         "adapters whose weights stay in memory as they were read (default: none; they are read from their files again, "
@@ -435,26 +408,27 @@ class AdapterOptions:
     lora_target_modules: tuple[str, ...] = option(
         (),
         "what adapters may change besides linears of attention, feed-forwards and routers: embed_tokens, lm_head, "
-        "experts (of low rank), modules_to_save (whole embeddings and heads), or all; slots have room for it",
+        "experts (of low rank), modules_to_save (whole embeddings and heads), or all (default: what the adapters given "
+        "at start change)",
         metavar="NAME",
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         object.__setattr__(self, "lora_target_modules", tuple(self.lora_target_modules))
         known = (*LORA_TARGETS, "all")
         for name in self.lora_target_modules:
             if name not in known and name not in LORA_LINEARS:
                 raise ValueError(f"lora_target_modules: {name!r} is not one of {', '.join(known)}")
 
-    def has_room(self, target: str) -> bool:
-        """Whether slots have room for one of LORA_TARGETS."""
-        return "all" in self.lora_target_modules or target in self.lora_target_modules
-
     @property
-    def slots(self) -> int:
-        """Slots for adapters; 0 without any."""
-        return self.max_loras if self.enable_lora else 0
+    def rank(self) -> int:
+        """The largest rank."""
+        return self.max_lora_rank or DEFAULT_LORA_RANK
+
+    def has_room(self, target: str) -> bool:
+        """Whether adapters may change one of LORA_TARGETS."""
+        return "all" in self.lora_target_modules or target in self.lora_target_modules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -485,7 +459,7 @@ class SpeculationOptions:
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_options(self)
         given = [self.speculative_config is not None, self.speculate != "off", self.draft_model is not None]
         if sum(given) > 1:
             raise ValueError("speculate, draft_model, speculative_config: only one of them can be given")
@@ -517,6 +491,33 @@ class SpeculationOptions:
         return "same" if chosen is None else chosen.acceptance
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """The log of steps and requests."""
+
+    record: str | None = option(
+        None,
+        "write a log of all steps, requests and decisions, for quire explain and quire replay; no texts and no tokens "
+        "are in it (default: none)",
+        metavar="FILE",
+    )
+    record_size: int = option(
+        256 * 2**20,
+        "most bytes of the log and of the file before it, FILE.1",
+        metavar="SIZE",
+        count=True,
+        size=True,
+    )
+    record_prompts: bool = option(False, "the log has the token ids of prompts and answers, too")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.record_prompts and self.record is None:
+            raise ValueError("record_prompts: needs record, the file that they are written to")
+        if self.record_size < 2**16:
+            raise ValueError(f"record_size: {self.record_size} bytes are below the minimum of {2**16}")
+
+
 def _group(title: str, kind: type[Any]) -> Any:
     """A group of options under a title."""
     return field(default_factory=kind, metadata={"title": title, "kind": kind})
@@ -538,6 +539,7 @@ class EngineConfig:
     execution: ExecutionOptions = _group("execution", ExecutionOptions)
     speculation: SpeculationOptions = _group("speculation", SpeculationOptions)
     adapters: AdapterOptions = _group("adapters", AdapterOptions)
+    recording: RecordOptions = _group("recording", RecordOptions)
 
     def __init__(self, **options: Any) -> None:
         unknown = options.keys() - OPTIONS.keys()

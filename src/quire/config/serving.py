@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from quire.config.lora_modules import adapter_paths
-from quire.config.schema import option
+from quire.config.option import option
 from quire.records import dataclass
 
 _NOT_NEGATIVE = ("shutdown_timeout", "hang_timeout", "engine_restarts", "sse_ping_interval", "models_max")

@@ -14,7 +14,7 @@ never sees tokens, tensors or windows. Every block is in exactly one state:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from quire.types import QuireError
 
@@ -24,13 +24,19 @@ class AuditError(QuireError):
 
 
 class BlockPool:
-    """Block ids 0..num_blocks-1 with reference counts. Every operation is O(1) per block."""
+    """Block ids 0..num_blocks-1 with reference counts. Every operation is O(1) per block.
+
+    Blocks from `top` on were never taken: those that were are taken again first. `reach`, if there is one, is called
+    with the new `top` before it rises.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks: {num_blocks} is below the minimum of 1")
         self.num_blocks = num_blocks
         self.num_cached = 0
+        self.top = 0
+        self.reach: Callable[[int], None] | None = None
         # Last in, first out: the block freed last is most likely still in the machine's caches.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
@@ -51,6 +57,9 @@ class BlockPool:
         if count <= 0:
             return []
         taken = self._free[-count:]
+        if self.reach is not None and (top := max(taken) + 1) > self.top:
+            self.reach(top)
+            self.top = top
         del self._free[-count:]
         for block in taken:
             self._references[block] = 1
@@ -101,6 +110,12 @@ class BlockPool:
             self.num_cached -= 1
             self._free.append(block)
 
+    def forget_top(self) -> None:
+        """As if no block had been taken yet, once all are free; else nothing changes."""
+        if len(self._free) == self.num_blocks:
+            self._free.sort(reverse=True)
+            self.top = 0
+
     def is_cached(self, block: int) -> bool:
         """Whether the block is published and not held."""
         return self._references[block] == 0 and self._published[block] == 1
@@ -114,6 +129,8 @@ class BlockPool:
         `published` are the blocks that a prefix cache can find; the flags must match them.
         """
         free = set(self._free)
+        if self.reach is not None and any(block not in free for block in range(self.top, self.num_blocks)):
+            raise AuditError(f"a block from {self.top} on is in use, where none was taken yet")
         if len(free) != len(self._free):
             raise AuditError(f"blocks {_repeated(self._free)} are on the free list twice")
         cached = 0

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 
 from quire.cache_kinds import Move
+from quire.core.cached_prefix import TOKEN_BYTES, BlockNode, Hit, Holder
 from quire.core.capacity import first_live_block
-from quire.core.prefix_cache import TOKEN_BYTES, BlockNode, Hit, Holder, PrefixCache, PrefixCaches
+from quire.core.prefix_cache import PrefixCache, PrefixCaches
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
 from quire.core.service_estimates import TokenCosts

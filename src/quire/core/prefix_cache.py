@@ -42,70 +42,26 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from quire.cache_kinds import CacheGroup, Move
 from quire.core.block_pool import AuditError, BlockPool
+from quire.core.cached_prefix import (
+    TOKEN_BYTES,
+    BlockNode,
+    CacheRules,
+    CacheWatch,
+    Hit,
+    Holder,
+    PrefixCacheStats,
+    no_watches,
+)
 from quire.core.capacity import first_live_block
-from quire.core.radix import Node, RadixTree
+from quire.core.radix import RadixTree
 from quire.core.soft_tokens import NO_MARKS, Marks
 from quire.core.tier import Tier, chain, root_digest
-from quire.records import dataclass
 from quire.types import NO_BLOCK
 
-TOKEN_BYTES = 4
 LOOK_SECONDS = 0.1
-BlockNode = Node[list[int]]
-Holder = tuple[str, Iterable[int], BlockNode | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A prefix that every group can provide. `blocks[group]` are table entries, NO_BLOCK behind a window."""
-
-    length: int  # tokens, a whole number of blocks
-    node: BlockNode | None  # the deepest node, None for no hit
-    blocks: tuple[list[int], ...]
-
-    def live(self) -> list[int]:
-        """The blocks that a sequence with this hit will hold."""
-        return [block for group in self.blocks for block in group if block != NO_BLOCK]
-
-
-@dataclass(slots=True)
-class PrefixCacheStats:
-    """Prompt tokens looked up, how many of them were found, and how many of these in parts of blocks; blocks that
-    requests asked to keep, as of the last look."""
-
-    queried_tokens: int = 0
-    hit_tokens: int = 0
-    copied_tokens: int = 0
-    pinned_blocks: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CacheRules:
-    """What is kept. `by_uses`: by how often it is used, too; `ttl`: seconds without use after which it is forgotten;
-    `pin_share`: the part of the pool of which each tenant may pin blocks."""
-
-    by_uses: bool = False
-    ttl: float | None = None
-    pin_share: float = 0.5
-
-
-class CacheWatch(Protocol):
-    """Hears which blocks can be found: a queue that ranks by cached prefixes."""
-
-    def published(self, tenant: str, parent: BlockNode, node: BlockNode) -> None:
-        """A block became known below another one, or below the root of its namespace."""
-
-    def removed(self, node: BlockNode) -> None:
-        """A block, with none below it, is not known any more."""
-
-
-def no_watches() -> Iterable[CacheWatch]:
-    """Nobody hears of blocks."""
-    return ()
 
 
 class PrefixCache:
@@ -300,6 +256,10 @@ class PrefixCache:
     def path(self, key: bytes, namespace: str, marks: Marks) -> list[BlockNode]:
         """The nodes of the longest known prefix of `key`, shortest first; some may lack blocks."""
         return self._tree.match(key, namespace, marks)
+
+    def namespaces(self, most: int) -> dict[str, BlockNode]:
+        """The roots of at most so many namespaces, which hold no blocks, by name."""
+        return self._tree.roots(most)
 
     def audit(self, tables: Iterable[Iterable[int]], tips: Iterable[BlockNode]) -> set[int]:
         """Check tree and counts against the pool. `tables` are the live blocks of the tenant's running sequences,
@@ -498,6 +458,10 @@ class PrefixCaches:
             cache = self._caches[tenant] = PrefixCache(self, tenant, self._groups, self._block_size)
             cache.floor = self.floors.get(tenant, 0)
         return cache
+
+    def find(self, tenant: str) -> PrefixCache | None:
+        """The cache of a tenant, if it has one."""
+        return self._caches.get(tenant)
 
     def path(self, tenant: str, key: bytes, namespace: str, marks: Marks) -> list[BlockNode]:
         """The nodes of the longest known prefix of `key` of a tenant, shortest first; some may lack blocks."""

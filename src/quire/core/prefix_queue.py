@@ -18,8 +18,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
+from quire.core.cached_prefix import TOKEN_BYTES, BlockNode
 from quire.core.policy import Policy
-from quire.core.prefix_cache import TOKEN_BYTES, BlockNode, PrefixCaches
+from quire.core.prefix_cache import PrefixCaches
 from quire.core.sequence import Rank, Sequence, Status
 from quire.core.soft_tokens import block_keys
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -301,6 +302,11 @@ class RadixTree(Generic[V]):
         """Every node that has a value, parents first."""
         for root in self._top.children.values():
             yield from _below(root)
+
+    def roots(self, most: int) -> dict[str, Node[V]]:
+        """The roots of at most so many namespaces, by name."""
+        names = islice(self._top.children.items(), most)
+        return {name.decode("utf-8", "surrogatepass"): root for name, root in names}
 
     def audit(self) -> None:
         """Check the tree's own accounts in O(nodes). Raises ValueError saying what is wrong."""

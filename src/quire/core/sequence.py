@@ -7,7 +7,8 @@ import sys
 from array import array
 from collections import deque
 
-from quire.core.prefix_cache import BlockNode, PrefixCache
+from quire.core.cached_prefix import BlockNode
+from quire.core.prefix_cache import PrefixCache
 from quire.core.soft_tokens import NO_MARKS, Marks
 from quire.core.usage_line import UsageLine
 from quire.types import FinishReason, Request

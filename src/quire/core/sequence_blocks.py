@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quire.core.block_pool import AuditError, BlockPool
+from quire.core.cached_prefix import TOKEN_BYTES, CacheRules, Hit, Holder
 from quire.core.capacity import blocks_for, first_live_block, window_blocks
-from quire.core.prefix_cache import TOKEN_BYTES, CacheRules, Hit, Holder, PrefixCache, PrefixCaches
+from quire.core.prefix_cache import PrefixCache, PrefixCaches
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, BlockTable, RequestState, Sequence
 from quire.core.soft_tokens import block_keys

@@ -8,8 +8,8 @@ from dataclasses import field, replace
 from operator import add
 from typing import NamedTuple
 
+from quire.core.cached_prefix import Hit
 from quire.core.cost_model import StepFeatures
-from quire.core.prefix_cache import Hit
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence
 from quire.core.sequence_blocks import SequenceBlocks

@@ -7,7 +7,7 @@ called on the thread of the event loop; none of them blocks it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,14 +21,11 @@ from quire.parameters import Structure, TextTokens
 from quire.records import dataclass
 from quire.spec.pooling_facts import PoolingFacts
 from quire.types import (
-    ContextLengthError,
     FinishReason,
     Grammar,
     QuireError,
     Request,
-    RequestError,
     SamplingParams,
-    TokenIds,
 )
 
 if TYPE_CHECKING:
@@ -198,38 +195,6 @@ class CompiledStructure:
     seconds: float = 0.0
 
 
-def check_prediction(prediction: Sequence[int], vocab: int, window: int) -> None:
-    """Raise RequestError for a prediction that is longer than a prompt may be, or that is not of the vocabulary."""
-    if len(prediction) >= window:
-        raise ContextLengthError(
-            "prediction", f"{len(prediction)} tokens do not fit in the model's context of {window} tokens"
-        )
-    if prediction and not 0 <= min(prediction) <= max(prediction) < vocab:
-        wrong = next(token for token in prediction if not 0 <= token < vocab)
-        raise RequestError("prediction", f"{wrong} is not a token id below the vocabulary size {vocab}")
-
-
-def guided(request: Request, negative: Sequence[int]) -> Request:
-    """The same request with its negative prompt, where it asks for guidance.
-
-    Without one it is the last token of the prompt, as in transformers. Raises RequestError without a guidance_scale.
-    """
-    if request.params.guidance_scale == 1:
-        if negative:
-            raise RequestError("negative_prompt", "has no effect without a guidance_scale other than 1")
-        return request
-    found = TokenIds(negative or request.prompt_token_ids[-1:])
-    return replace(request, negative_prompt=found, stepwise=True, speculate=False)
-
-
-def constrained(request: Request, grammar: Grammar) -> Request:
-    """The same request with a grammar in place of what it was made from."""
-    params = request.params
-    if params.structured is not None:
-        params = replace(params, structured=None)
-    return replace(request, params=params, grammar=grammar, stepwise=True)
-
-
 @dataclass(slots=True)
 class StreamDelta:
     """The result of one step for one sample. Text may be empty while a character or stop string is incomplete.
@@ -297,6 +262,11 @@ class TextSink(Protocol):
     def take_delta(self, delta: StreamDelta, now: float, /) -> bool:
         """Accept a delta, as `take`."""
 
+    def take_token(self, text: str, token_id: int, logprob: float | None, now: float, /) -> bool:
+        """Accept a delta of one token that has a log-probability or none, as `take`; or return false to get it by
+        `take_delta`.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -319,6 +289,9 @@ class ModelCard:
     template_variables: frozenset[str] = frozenset()  # that a request may set with chat_template_kwargs
     pooling: PoolingFacts | None = None  # of a model that gives vectors or scores
     chat_template: str = ""
+    special_tokens: Mapping[str, str] = field(
+        default_factory=dict
+    )  # text by role, as templates name it: eos_token, …
     max_num_seqs: int = 0  # sequences that run at once
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
     service_classes: tuple[ServiceClass, ...] = ()
@@ -383,8 +356,9 @@ class EngineStats:
     rows_by_drafts: tuple[int, ...] = ()  # from none up
     draft_faults: int = 0  # sequences that go on without drafts
     speculation_seconds_won: float = 0.0  # estimated
-    adapter_slots: int = 0
-    adapter_loads: Mapping[str, int] = field(default_factory=dict)  # into slots, by version
+    max_loras: int = 0
+    adapter_bytes: tuple[int, int] = (0, 0)  # of the pool: those that adapters have, and all
+    adapter_loads: Mapping[str, int] = field(default_factory=dict)  # into the pool, by version
     adapter_evictions: Mapping[str, int] = field(default_factory=dict)
     resident_bytes: int = 0
     step_costs: tuple[float, ...] = ()  # seconds, by core.cost_model.FEATURES
@@ -393,6 +367,8 @@ class EngineStats:
     swap_blocks: int = 0  # kept in the swap space
     swapped_out: int = 0  # blocks copied there
     swapped_in: int = 0  # and back
+    borrowed_bytes: int = 0  # of other models' shares of the memory, for swapped blocks
+    lent_bytes: int = 0  # of its own share
     step_budget: int = 0  # tokens that a step may have now
     step_slots: int = 0  # sequences that may run now
     level_kept: Mapping[str, int] = field(default_factory=dict)  # requests by class of service
@@ -597,3 +573,9 @@ class Engine(Protocol):
 
     async def debug(self) -> Mapping[str, Any]:
         """The latest step records, to explain latency."""
+
+    async def log(self) -> bytes:
+        """The latest rows of the engine's log, as a log; see quire.steplog."""
+
+    def tell(self, row: bytes) -> None:
+        """Add a row, what only the server knows of a request, to the log of the engine."""

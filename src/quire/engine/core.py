@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from quire.config.live import LiveEngineConfig
+from quire.core.cache_misses import MissWatch
 from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
@@ -19,6 +20,7 @@ from quire.engine.policies import named_policies
 from quire.engine.whole_batches import BatchGate
 from quire.objectives import parse_classes
 from quire.speculate.speculation import NO_DRAFTS, Speculation
+from quire.steplog.recorder import Recorder, StepTimes
 from quire.text.token_bytes import TokenBytes
 from quire.types import (
     FinishReason,
@@ -110,6 +112,9 @@ class EngineCore:
         controller: StepController | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.clock: Callable[[], int] = time.monotonic_ns  # of steps; a simulation has its own
+        self.recorder: Recorder | None = None
+        self.misses: MissWatch | None = None
         self.adapters = adapters
         self.costs = costs or StepCostModel()
         self._controller = controller
@@ -130,6 +135,7 @@ class EngineCore:
         self._preparing: dict[str, Request] = {}
         self._beams: BeamSequences | None = None  # before the first request that needs them
         self._gate = gate
+        self._drafting = 0  # nanoseconds for the drafts of the last step
         self._resume = 0.0  # no step before this time: only moves would be looked at
 
     @property
@@ -142,8 +148,25 @@ class EngineCore:
         """What decides which tokens sequences with a grammar may sample, or makes it."""
         return self._grammars or self._make_grammars
 
+    def record(self, recorder: Recorder) -> None:
+        """Keep a log from now on: before the first request."""
+        self.recorder = recorder
+        if self.scheduler.config.enable_prefix_caching:
+            self.misses = MissWatch(self.scheduler.caches, self.scheduler.config.block_size)
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError if it could never complete."""
+        if self.recorder is None:
+            self._admit(request)
+            return
+        self.recorder.arrived(request)
+        try:
+            self._admit(request)
+        except RequestError:
+            self.recorder.aborted(request.request_id)
+            raise
+
+    def _admit(self, request: Request) -> None:
         if request.adapter:
             if self.adapters is None:
                 raise RequestError("adapter", "this engine has no adapters: use enable_lora")
@@ -168,10 +191,14 @@ class EngineCore:
         except RequestError:
             self._leave_slot(request.request_id, request.params.n)
             raise
+        if self.recorder is not None:
+            self.recorder.queued(request.request_id)
         self._resume = 0.0
 
     def abort(self, request_id: str) -> list[SeqEvent]:
         """End a request now; returns its final events."""
+        if self.recorder is not None:
+            self.recorder.aborted(request_id)
         if self._beams is not None and (events := self._beams.abort(request_id)) is not None:
             return self._ended(events)
         request = self._preparing.pop(request_id, None)
@@ -189,6 +216,8 @@ class EngineCore:
         event = self.scheduler.finish(request_id, sample_index, FinishReason.STOP)
         if event is not None:
             self._ended([event])
+            if self.recorder is not None:
+                self.recorder.finished(request_id, sample_index)
         return event
 
     def limit_drafts(self, most: int) -> None:
@@ -218,7 +247,7 @@ class EngineCore:
             self._add_prepared()
         if self._resume and (early := self._resume - time.monotonic()) > 0:
             time.sleep(early)
-        start = time.perf_counter()
+        begun = self.clock()
         preempted = self.scheduler.num_preemptions
         if self._controller is not None:
             self._controller.plan()
@@ -228,50 +257,90 @@ class EngineCore:
             each = self.costs.weights if len(self.scheduler.usage.lines) > 1 else ()
             self.scheduler.usage.weigh(flight.rows, flight.seqs, each)
             self.scheduler.usage.hold(self.scheduler.caches, self.scheduler.running, time.monotonic())
-        scheduled = time.perf_counter()
+        scheduled = self.clock()
         self.started = [new.request_id for new in out.new if new.leader is None]
         if self._beams is not None:
             self.started = [*map(self._beams.asked, self.started)]
-        result = self._execute(out, start)
-        executed = time.perf_counter()
+        if self.recorder is not None and out.scheduled:
+            self._look(out)
+            self.recorder.planned(out)
+        result = self._execute(out, begun)
+        executed = self.clock()
         events = self.scheduler.update(out, result)
         if self._beams is not None:
             events = self._beams.settle(events)
         self._ended(events)
-        updated = time.perf_counter()
+        updated = self.clock()
         self.rows, self._resume = len(out.scheduled), 0.0
         if not self.rows:
             if not result.filled:
                 self._resume = time.monotonic() + MOVES_SECONDS
             return events
-        self.scheduler.usage.ran(updated - start)
+        self.scheduler.usage.ran((updated - begun) / 1e9)
         self.last_phases = result.seconds
-        predicted = self.costs.seconds(features)
-        self.costs.observe(features, updated - start)
+        predicted, seconds = self.costs.seconds(features), (updated - begun) / 1e9
+        self.costs.observe(features, seconds)
         if self._controller is not None:
-            self._controller.ran(updated - start)
-        drafts = self.speculation.last if self.speculation else NO_DRAFTS
+            self._controller.ran(seconds)
+        drafts, scheduler = self.speculation.last if self.speculation else NO_DRAFTS, self.scheduler
         self.records.append(
             StepRecord(
                 step=out.step,
-                start=start,
-                schedule_seconds=scheduled - start,
-                execute_seconds=executed - scheduled,
-                update_seconds=updated - executed,
+                start=begun / 1e9,
+                schedule_seconds=(scheduled - begun) / 1e9,
+                execute_seconds=(executed - scheduled) / 1e9,
+                update_seconds=(updated - executed) / 1e9,
                 rows=self.rows,
                 prefill_tokens=counts.prefill_tokens,
                 decode_tokens=counts.decode_tokens,
                 context_tokens=counts.context_tokens,
-                blocks_used=self.scheduler.blocks_used,
-                running=self.scheduler.num_running,
-                waiting=self.scheduler.num_waiting,
-                preempted=self.scheduler.num_preemptions - preempted,
+                blocks_used=scheduler.blocks_used,
+                running=scheduler.num_running,
+                waiting=scheduler.num_waiting,
+                preempted=scheduler.num_preemptions - preempted,
                 drafted=drafts.drafted,
                 accepted=drafts.accepted,
                 predicted_seconds=predicted,
             )
         )
+        if self.recorder is not None:
+            self._record(out, result, events, StepTimes(begun, scheduled, executed, updated, self._drafting))
         return events
+
+    def _look(self, out: SchedulerOutput) -> None:
+        """See why the prompts that start in a step were not in the cache."""
+        recorder, misses, size = self.recorder, self.misses, self.scheduler.config.block_size
+        assert recorder is not None
+        for new in out.new:
+            if misses is None or not recorder.starts(new.request_id, new.sample_index):
+                continue
+            space = f"adapter:{new.adapter}:" if new.adapter else "shared:"
+            hit = max(map(len, new.blocks)) * size
+            scored = new.params.scored_tokens(new.prompt_len)
+            usable = new.prompt_len - 1 - scored
+            miss = misses.look(new.origin[0], space + new.origin[1], new.token_ids, hit, usable)
+            if miss is not None:
+                recorder.missed(new.request_id, miss)
+
+    def _record(
+        self, out: SchedulerOutput, result: StepOutput, events: list[SeqEvent], times: StepTimes
+    ) -> None:
+        recorder, scheduler, record = self.recorder, self.scheduler, self.records[-1]
+        assert recorder is not None
+        if recorder.wants_costs:
+            recorder.costs = self.costs.weights
+        fetching = [fetch.seq for fetch in scheduler.fetches or ()]
+        facts = {
+            "predicted": round(1e6 * record.predicted_seconds),
+            "blocks": record.blocks_used,
+            "waiting": record.waiting,
+            "limits": (
+                min(scheduler.limits.tokens, scheduler.config.max_num_batched_tokens),
+                min(scheduler.limits.sequences, scheduler.config.max_num_seqs),
+            ),
+            "fetching": [recorder.key(seq.state.request.request_id, seq.sample_index) for seq in fetching],
+        }
+        recorder.stepped(out, result, events, times, facts)
 
     def configure(self, live: LiveEngineConfig) -> None:
         """Another configuration from the next step on, as a whole. Raises ValueError naming the field, and changes
@@ -283,6 +352,8 @@ class EngineCore:
         blocks = {name: int(share * scheduler.config.num_blocks) for name, share in live.cache_shares.items()}
         if sum(blocks.values()) > scheduler.config.num_blocks:
             raise ValueError(f"cache_shares: they add up to {sum(live.cache_shares.values()):g}, above 1")
+        if self.recorder is not None:
+            self.recorder.changed("configuration", (live.max_num_batched_tokens, live.max_num_seqs))
         caps = StepLimits(live.max_num_batched_tokens, live.max_num_seqs, live.max_draft_tokens)
         scheduler.set_caps(caps)  # raises, or changes; the rest cannot fail
         if policies != scheduler.policies:
@@ -335,14 +406,19 @@ class EngineCore:
             try:
                 self._add(request)
             except RequestError as error:
+                if self.recorder is not None:
+                    self.recorder.aborted(request_id)
                 self.refused.append((request_id, error))
 
-    def _execute(self, out: SchedulerOutput, start: float) -> StepOutput:
+    def _execute(self, out: SchedulerOutput, begun: int) -> StepOutput:
         """Both halves of a step; its drafts are made before, its masks filled during the first."""
         worker, grammars = self._worker, self._grammars
         worker.begin(out)
+        self._drafting = 0
         if self.speculation is not None:
+            before = self.clock()
             self.speculation.fill(out)
+            self._drafting = self.clock() - before
         if grammars is None:
             worker.forward(out)
             result = worker.sample()
@@ -355,5 +431,5 @@ class EngineCore:
         if self._beams is not None:
             self._beams.choose(out, result)
         if self.speculation is not None:
-            self.speculation.advance(out, result, time.perf_counter() - start)
+            self.speculation.advance(out, result, (self.clock() - begun) / 1e9)
         return result

@@ -9,13 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quire.answers import AnswerPart
-from quire.engine.api import Ask, CompiledStructure, check_prediction, guided
+from quire.engine.api import Ask, CompiledStructure
 from quire.engine.build.assemble import Built
 from quire.engine.front.forming import asked_part, formed_now, forming
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.prompt_embeds import PromptEmbeds, embedded
 from quire.engine.front.text_tokens import text_tokens
+from quire.engine.request_forms import check_prediction, guided
 from quire.outputs import RequestOutput
 from quire.parameters import Structure
 from quire.records import dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 
-from quire.core.prefix_cache import Hit
+from quire.core.cached_prefix import Hit
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence

@@ -26,7 +26,7 @@ from quire.loader.source import Sink
 from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Entry, Program
-from quire.program.tensors import Adapted, Owned
+from quire.program.tensors import Adapted, AdapterShape, Owned
 from quire.records import dataclass
 from quire.types import FinishReason, NewSeq, UnsupportedModelError
 
@@ -46,7 +46,7 @@ class Limits:
     max_logit_rows: rows of one head run. max_len: positions of one sequence. num_blocks: KV blocks, each of
     block_size tokens (a multiple of 16) for layers_per_group layers, or of their states. branches: rows of a step
     behind those of sequences, each with a line behind those of slots; branch_blocks: blocks that only they write.
-    max_loras: slots for adapters.
+    max_loras: slots for adapters; adapter_pages: pages that all of them share, see AdapterLayout.
     """
 
     max_tokens: int
@@ -58,6 +58,7 @@ class Limits:
     branches: int = 0
     branch_blocks: int = 0
     max_loras: int = 0
+    adapter_pages: int = 0
 
     @property
     def lines(self) -> int:
@@ -357,24 +358,30 @@ class Runnable(Protocol):
     def run_head(self, num_logit_rows: int) -> Outputs:
         """The head again for other arrays.logit_rows of the same step (prompt logprobs in slices)."""
 
+    def open_adapter(self, slot: int, shape: AdapterShape) -> None:
+        """Give a slot the pages for an adapter, in place of what it has. No step that runs has a row of that slot;
+        steps of other slots may run meanwhile. After bind; one call at a time of this and those below.
+
+        Raises ValueError for a slot that does not exist and for a shape that the program has no room for, and
+        RuntimeError if too few pages are free: then the slot is empty.
+        """
+
     def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> None:
-        """Fill a part of Program.adapted[name] in a slot with a [rank, cols] and b [rows, rank], which are rounded to
-        bfloat16, and `gain` [rows]: see Linear. No step that runs has a row of that slot; steps of other slots may run
-        meanwhile. After bind.
+        """Fill a part of Program.adapted[name] in a slot that was opened for it, with a [rank, cols] and
+        b [rows, rank], which are rounded to bfloat16, and `gain` [rows]: see Linear.
 
         Raises ValueError for a slot or part that does not exist, and for matrices of other shapes.
         """
 
     def put_own_rows(self, slot: int, name: str, first: int, rows: F32) -> None:
-        """Fill rows from `first` on of Program.owned[name] in a slot, rounded to the parameter's format.
-
-        Steps as above; all rows are filled before a step has a row of that slot.
+        """Fill rows from `first` on of Program.owned[name] in a slot that was opened for it, rounded to the parameter's
+        format. All rows are filled before a step has a row of that slot.
 
         Raises ValueError for a slot that does not exist, and for rows that do not fit.
         """
 
     def clear_adapter(self, slot: int) -> None:
-        """Take all parts out of a slot."""
+        """Take all parts out of a slot, and give its pages back."""
 
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         """Copy KV blocks out: into[i] is the content of blocks[i], as many bytes as memory.kv_block_bytes says.
@@ -389,6 +396,14 @@ class Runnable(Protocol):
     def copy_blocks(self, blocks: Sequence[int], targets: Sequence[int]) -> None:
         """Copy the content of each block to another, those of branches included. No block is named twice among targets,
         or in both. Raises ValueError for a block that does not exist."""
+
+    def use_threads(self, count: int) -> None:
+        """Run steps from now on with so many of its threads, if it has its own. Changes no bit of a result."""
+
+    def warm_blocks(self, count: int) -> int | None:
+        """Bring no pages of blocks from this one on into memory before they are written. Returns the first block of
+        whose pages none is there, None if all are.
+        """
 
     def close(self) -> None:
         """Free everything."""

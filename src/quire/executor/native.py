@@ -35,7 +35,7 @@ from quire.loader.finite import first_nonfinite
 from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
     ArenaPlan,
-    adapter_bytes,
+    adapter_layout,
     codebook_bytes,
     kv_block_bytes,
     kv_head_elems,
@@ -51,7 +51,7 @@ from quire.program.memory import (
 )
 from quire.program.op import AttentionScratch, ExpertScratch, RowScratch
 from quire.program.program import Program
-from quire.program.tensors import Buffer, Param
+from quire.program.tensors import AdapterShape, Buffer, Param
 from quire.quant import GroupCodes, check_codes, quantize
 from quire.quant.groups import rotate, weight_share
 from quire.records import dataclass
@@ -84,7 +84,9 @@ class NativeKind:
             "kv": limits.blocks * kv_block_bytes(program, limits.block_size),
             "activations": arena.total + _scratch_bytes(program, self.threads, limits),
             "tables": rope_table_bytes(program, limits.max_len) + codebook_bytes(program),
-            "adapters": limits.max_loras * adapter_bytes(program),
+            "adapters": adapter_layout(program).pool_bytes(limits.max_loras, limits.adapter_pages)
+            if limits.max_loras
+            else 0,
         }
 
     def sampler_bytes(self, program: Program, limits: Limits) -> int:
@@ -239,10 +241,7 @@ class NativeExecutor:
                 [] if layer.codes is None else layer.codes.book(kv_head_elems(layer.head_dim)),
                 -1 if layer.rope is None else layer.rope,
             )
-        for each in program.adapted:
-            self._core.add_adapted(each.name, each.cols, each.rank, list(each.rows), each.shared)
-        for own in program.owned:
-            self._core.add_own(own.name, packed(own.param))
+        self._core.set_adapter_layout(adapter_layout(program))
         for op in program.body:
             self._core.add_op(type(op).__name__, _fields(op))
         self._core.begin_head()
@@ -398,6 +397,10 @@ class NativeExecutor:
         address = self._core.buffer(name) + offset
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
+    def open_adapter(self, slot: int, shape: AdapterShape) -> None:
+        """Give a slot the pages for an adapter; see Runnable.open_adapter."""
+        self._core.open_adapter(slot, shape.parts, shape.own)
+
     def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> None:
         """Fill a part of a slot; see Runnable.put_adapter."""
         check_adapter(self.program, name, part, a, b, gain)
@@ -431,6 +434,18 @@ class NativeExecutor:
     def copy_blocks(self, blocks: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks inside the cache; see Runnable.copy_blocks."""
         self._core.copy_blocks(blocks, targets)
+
+    def use_threads(self, count: int) -> None:
+        """Run steps with so many of the threads; see Runnable.use_threads."""
+        self._core.use_threads(count)
+
+    def warm_blocks(self, count: int) -> int | None:
+        """Bring in no pages of blocks from this one on; see Runnable.warm_blocks."""
+        if self._limits is None:
+            raise RuntimeError("blocks are there after bind")
+        self._core.warm_blocks(count)
+        chunk = 2 * 2**21  # one may be on its way, and pages may be huge
+        return -(-(self._core.kv_warmed + chunk) // kv_block_bytes(self.program, self._limits.block_size))
 
     def _cache(self, blocks: Sequence[int], content: U8) -> U8:
         """The KV cache, one row a block."""

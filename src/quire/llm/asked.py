@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from quire.config.schema import OPTIONS, EngineConfig
 from quire.types import RequestError
 from quire.util.sizes import parse_size
 
 if TYPE_CHECKING:
+    from quire.lora.adapter import Adapter
     from quire.lora.adapter_service import AdapterService, Open
     from quire.text.tools import ToolUse
 
@@ -157,11 +158,21 @@ def _texts_beside(name: str, given: Prompt | Sequence[Prompt] | None, count: int
 
 def adapter_opener(name: str, given: object, service: AdapterService) -> Open:
     """What reads an adapter: its path, or its numbers. Raises ValueError."""
-    from quire.lora.adapter import Adapter
-
-    if isinstance(given, Adapter):
+    if _is_adapter(given):
         return lambda: given
     return service.opener(name, adapter_path(name, given))
+
+
+def _is_adapter(given: object) -> TypeGuard[Adapter]:
+    from quire.lora.adapter import Adapter
+
+    return isinstance(given, Adapter)
+
+
+def adapter_sources(adapters: Mapping[str, object]) -> Iterator[str | Adapter]:
+    """Paths of adapters, or their numbers. Raises ValueError."""
+    for name, given in adapters.items():
+        yield given if _is_adapter(given) else adapter_path(name, given)
 
 
 def adapter_path(name: str, given: object) -> str:

@@ -22,11 +22,11 @@ from quire.engine.api import (
     OverloadedError,
     Stream,
     StreamDelta,
-    guided,
 )
 from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.front.forming import asked_part, formed, forming
 from quire.engine.front.prompt_embeds import PromptEmbeds, embedded
+from quire.engine.request_forms import guided
 from quire.llm.asked import (
     Message,
     Prompt,

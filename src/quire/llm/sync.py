@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.engine.api import Ask, StepRecord
+from quire.engine.build.adapter_room import with_room_for
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import kept_files, open_model
 from quire.engine.shared_engine import SharedEngine
@@ -17,6 +18,7 @@ from quire.llm.asked import (
     Message,
     Prompt,
     adapter_opener,
+    adapter_sources,
     asks_beside,
     chats_beside,
     check_salt,
@@ -87,6 +89,7 @@ class LLM:
         config = engine_options(options)
         if adapters and not config.adapters.enable_lora:
             raise ValueError("adapters: they need enable_lora=True")
+        config = with_room_for(config, adapter_sources(adapters or {}))
         self._parsers = {"tool_call_parser": tool_call_parser, "reasoning_parser": reasoning_parser}
         self._template: str | None = None
         if chat_template is not None or any(self._parsers.values()):

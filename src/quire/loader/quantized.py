@@ -142,7 +142,7 @@ def _gptq(source: QuantizedSource, prefix: str, infos: Infos) -> QuantizedLinear
     return gptq.gptq(
         infos,
         prefix,
-        bits=found.bits,
+        bits=found.bits or gptq.bits_of(infos, prefix),
         zero_offset=found.zero_offset,
         ordered=found.ordered,
         symmetric=found.symmetric,

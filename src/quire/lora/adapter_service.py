@@ -1,4 +1,4 @@
-"""The adapters of an engine: versions by name, and those that are in the slots of its executor."""
+"""The adapters of an engine: versions by name, and those that are in the pool of its executor."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from quire.executor.base import Runnable
 from quire.lora.adapter import Adapter
 from quire.lora.base_modules import BaseModules
-from quire.lora.fitting import check_fits, fill_slot
+from quire.lora.fitting import check_fits, fill_slot, shape_of
 from quire.lora.gains import BaseWeights
 from quire.lora.mix import mix
+from quire.lora.pool_turns import PoolTurns
 from quire.lora.read import find_adapter, inside, read_adapter
-from quire.lora.slot_turns import SlotTurns
-from quire.program.memory import low_rank_bytes
+from quire.program.memory import adapter_layout, largest_adapter, low_rank_bytes
 from quire.spec import ModelSpec
 from quire.types import CheckpointError, RequestError
 
@@ -27,9 +27,11 @@ class AdapterService:
     """One thread calls it, between steps; adapters are read, and slots filled, in threads of its own while steps run.
 
     A version is the digest of an adapter's weights and configuration. The weights of the `kept` versions that were read
-    last stay in memory; others are opened again when they are to be put into a slot. `weights` are those of the base,
-    which adapters with magnitudes are measured by. `loads` and `evictions` count how
-    often each version was put into a slot, and gave one up to another.
+    last stay in memory; others are opened again when they are to be put into the pool. `weights` are those of the base,
+    which adapters with magnitudes are measured by. `loads` and `evictions` count how often each version was put into
+    the pool, and made room for others.
+
+    Up to `max_loras` adapters are in use at once. `pool`: its slots and its pages, as in Limits.
     """
 
     def __init__(
@@ -38,14 +40,19 @@ class AdapterService:
         spec: ModelSpec,
         max_loras: int,
         max_rank: int,
+        pool: tuple[int, int],
         kept: int = 0,
         weights: BaseWeights | None = None,
     ) -> None:
         self._executor, self._max_rank, self._most_kept = executor, max_rank, kept
         self._weights = weights
         self._base = cache(partial(BaseModules.of, spec))  # made with the first adapter
-        self.slot_count = max_loras
-        self._turns = SlotTurns(max_loras)
+        self.max_loras, self._pool_pages = max_loras, pool[1]
+        self._turns = PoolTurns(max_loras, *pool)
+        self._layout = adapter_layout(executor.program)
+        largest = largest_adapter(executor.program)
+        self._most_pages = self._layout.pages(largest.parts, largest.own)
+        self._pages: dict[str, int] = {}  # of versions that were read
         self._slots: dict[str, int] = {}
         self._versions: dict[str, str] = {}
         self._sources: dict[str, Open] = {}
@@ -61,6 +68,11 @@ class AdapterService:
     def slots(self) -> Mapping[str, int]:
         """The slot of each loaded version; what a worker looks sequences up in."""
         return self._slots
+
+    @property
+    def pool_bytes(self) -> tuple[int, int]:
+        """Bytes of the pool's pages: of those that adapters have, and of all."""
+        return self._turns.used_pages * self._layout.page_bytes, self._pool_pages * self._layout.page_bytes
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -113,14 +125,20 @@ class AdapterService:
         self._sources[digest] = opener
 
     def forget(self, digest: str) -> None:
-        """Have a version unknown, of which no request is left; it stays in its slot until that is needed."""
-        for known in (self._sources, self._kept, self.loads, self.evictions):
+        """Have a version unknown, of which no request is left; it stays in the pool until its room is needed."""
+        for known in (self._sources, self._kept, self._pages, self.loads, self.evictions):
             known.pop(digest, None)
 
     def _checked(self, opener: Open) -> Adapter:
         adapter = opener()
         check_fits(self._executor.program, adapter, self._max_rank)
-        return self._measured(adapter)
+        adapter = self._measured(adapter)
+        self._pages[adapter.digest] = self._pages_of(adapter)
+        return adapter
+
+    def _pages_of(self, adapter: Adapter) -> int:
+        shape = shape_of(self._executor.program, adapter)
+        return self._layout.pages(shape.parts, shape.own)
 
     def _measured(self, adapter: Adapter) -> Adapter:
         """An adapter that fits, without magnitudes."""
@@ -148,14 +166,14 @@ class AdapterService:
 
     def begin_round(self) -> None:
         """Every request that waits asks again with `acquire`, the oldest first."""
+        self._settle()
         self._turns.begin_round()
 
     def acquire(self, digest: str) -> bool:
-        """Whether a request may run with a version, which then stays in its slot until `release`; if not, ask again.
+        """Whether a request may run with a version, which then stays in the pool until `release`; if not, ask again.
 
         Raises RequestError if the version cannot be loaded.
         """
-        self._settle()
         if digest in self._failed:
             raise RequestError("adapter", self._failed.pop(digest))
         if digest in self._slots:
@@ -164,15 +182,16 @@ class AdapterService:
             opener = self._sources.get(digest)
             if opener is None:
                 raise RequestError("adapter", "this version is not loaded any more")
-            claimed = self._turns.claim(digest)
+            # One that was never read here takes the room of the largest until it is.
+            claimed = self._turns.claim(digest, self._pages.get(digest, self._most_pages))
             if claimed is not None:
-                slot, before = claimed
-                if before is not None:
+                slot, gone = claimed
+                for before, _ in gone:
                     del self._slots[before]
                     if before in self._sources:
                         self.evictions[before] += 1
-                kept = self._kept.get(digest)
-                self._loading[digest] = self._thread.submit(self._load, slot, digest, kept, opener)
+                emptied, kept = [slot for _, slot in gone], self._kept.get(digest)
+                self._loading[digest] = self._thread.submit(self._load, slot, emptied, digest, kept, opener)
         return False
 
     def release(self, digest: str) -> None:
@@ -194,15 +213,24 @@ class AdapterService:
                 self._failed[digest] = str(error)
                 continue
             self._slots[digest] = slot
+            self._turns.shrink(digest, self._pages_of(future.result()))
             self.loads[digest] += 1
             self._turns.leave(digest)  # the claim's
             self._keep(future.result())
 
-    def _load(self, slot: int, digest: str, kept: Adapter | None, opener: Open) -> Adapter:
+    def _load(
+        self, slot: int, emptied: list[int], digest: str, kept: Adapter | None, opener: Open
+    ) -> Adapter:
+        for each in emptied:
+            self._executor.clear_adapter(each)
         adapter = kept or self._measured(opener())
         if adapter.digest != digest:
             raise CheckpointError(f"adapter {adapter.name}: its files changed since it was loaded")
-        fill_slot(self._executor, slot, adapter)
+        try:
+            fill_slot(self._executor, slot, adapter)
+        except BaseException:
+            self._executor.clear_adapter(slot)
+            raise
         return adapter
 
     def _keep(self, adapter: Adapter) -> None:

@@ -10,7 +10,7 @@ from quire.executor.base import Runnable
 from quire.lora import BLOCK_BYTES
 from quire.lora.adapter import F32, Adapter, LowRank, MatrixRows
 from quire.program.program import Program
-from quire.program.tensors import Adapted, AdaptedPart
+from quire.program.tensors import Adapted, AdaptedPart, AdapterShape
 from quire.types import CheckpointError
 
 LARGEST = 3.38e38  # a little below bfloat16's largest number
@@ -28,7 +28,7 @@ def check_fits(program: Program, adapter: Adapter, max_rank: int) -> None:
     for key, whole in adapter.modules_to_save.items():
         if key not in own:
             raise CheckpointError(
-                f"{where}: modules_to_save: {key}: slots have no room for whole weights: use "
+                f"{where}: modules_to_save: {key}: there is no room for whole weights: use "
                 "--lora-target-modules modules_to_save"
             )
         if whole.shape != (own[key].rows, own[key].cols):
@@ -46,7 +46,7 @@ def _why_not(key: str, places: Places) -> str:
     names = {"embed_tokens": "embed_tokens", "lm_head": "lm_head", "experts": "experts"}
     group = next((names[word] for word in names if f".{word}." in f".{key}."), "")
     if group:
-        return f"slots have no room for it: use --lora-target-modules {group}"
+        return f"there is no room for it: use --lora-target-modules {group}"
     return (
         "no linear that adapters may change has this name; those of attention and of dense feed-forwards may be, with "
         f"names such as {min(places, default='none')}"
@@ -87,9 +87,22 @@ def _sizes(places: list[tuple[Adapted, int]]) -> tuple[int, int]:
     return cols, rows
 
 
+def shape_of(program: Program, adapter: Adapter) -> AdapterShape:
+    """What an adapter that fits takes room for; it has gains, no magnitudes."""
+    places, parts = _places(program), dict[str, list[tuple[int, bool]]]()
+    for key, part in adapter.parts.items():
+        for adapted, number in places[key]:
+            ranks = parts.setdefault(adapted.name, [(0, False)] * len(adapted.parts))
+            ranks[number] = part.rank, part.gain is not None
+    return AdapterShape(parts, [own.name for own in program.owned if own.module in adapter.modules_to_save])
+
+
 def fill_slot(executor: Runnable, slot: int, adapter: Adapter) -> None:
-    """Fill an empty or unused slot with an adapter that fits; B is multiplied by the scale before it is rounded."""
-    executor.clear_adapter(slot)
+    """Fill an unused slot with an adapter that fits; B is multiplied by the scale before it is rounded.
+
+    Raises RuntimeError, with the slot empty, if too few pages are free.
+    """
+    executor.open_adapter(slot, shape_of(executor.program, adapter))
     places = _places(executor.program)
     for own in executor.program.owned:
         if (whole := adapter.modules_to_save.get(own.module)) is not None:

@@ -6,7 +6,7 @@ before the first number is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -103,10 +103,24 @@ def open_adapter(path: Path, *, root: Path | None = None) -> Iterator[AdapterFil
         file.close()
 
 
-def targets_of(file: AdapterFile) -> list[str]:
-    """What slots must have room for, as --lora-target-modules names it."""
-    found = {_target(module.module, whole=not module.rank) for module in file.targets()}
-    return sorted(found - {""})
+def room_of(adapters: Iterable[str | Adapter]) -> tuple[int, tuple[str, ...]]:
+    """The largest rank of adapters (paths, names or numbers), and what they change, as --lora-target-modules names it.
+
+    Raises CheckpointError or UnsupportedModelError for a file whose header cannot be read.
+    """
+    rank, targets = 0, set[str]()
+    for each in adapters:
+        if isinstance(each, Adapter):
+            ranks = [
+                *((key, part.rank) for key, part in each.parts.items()),
+                *((key, 0) for key in each.modules_to_save),
+            ]
+        else:
+            with open_adapter(find_adapter(each)) as file:
+                ranks = [(one.module, one.rank) for one in file.targets()]
+        rank = max([rank, *(one for _, one in ranks)])
+        targets |= {_target(module, whole=not one) for module, one in ranks}
+    return rank, tuple(sorted(targets - {""}))
 
 
 def _target(module: str, *, whole: bool) -> str:

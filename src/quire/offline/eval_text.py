@@ -30,7 +30,7 @@ def eval_texts(model: Model, file: str | None) -> tuple[dict[str, Sequence[int]]
 def tokenizer_of(model: Model) -> Tokenizer:
     """Raises ValueError if there is none."""
     if model.tokenizer is None:
-        raise ValueError(f"model: {model.folder} has no tokenizer, so a text cannot be scored")
+        raise ValueError(f"model: {model.folder} has no tokenizer, so a text cannot be run")
     return model.tokenizer
 
 

@@ -11,7 +11,7 @@ from quire.cache_kinds import KVType
 from quire.program.formats import DTYPE_BYTES
 from quire.program.op import Op, reads, writes
 from quire.program.program import Program
-from quire.program.tensors import Adapted, Buffer, KVLayer, Param
+from quire.program.tensors import Adapted, AdapterShape, Buffer, KVLayer, Param
 from quire.records import dataclass
 from quire.types import MemoryBudgetError, UnsupportedModelError
 
@@ -185,19 +185,31 @@ def weight_bytes(program: Program) -> int:
     return sum(param_bytes(param) for param in program.params)
 
 
-def adapter_bytes(program: Program) -> int:
-    """Bytes of a slot for an adapter, as the native executor holds it."""
-    return low_rank_bytes(program) + sum(param_bytes(own.param) for own in program.owned)
+def adapter_layout(program: Program) -> _native.AdapterLayout:
+    """How adapters lie in the pages of a pool, as the native executor holds them."""
+    layout = _native.AdapterLayout()
+    for adapted in program.adapted:
+        layout.add_linear(adapted.name, adapted.cols, adapted.rank, list(adapted.rows), adapted.shared)
+    for own in program.owned:
+        layout.add_own(own.name, packed(own.param))
+    return layout
+
+
+def largest_adapter(program: Program) -> AdapterShape:
+    """An adapter that changes all it can at the greatest rank."""
+    parts = {each.name: [(each.rank, not each.shared)] * len(each.parts) for each in program.adapted}
+    return AdapterShape(parts, [own.name for own in program.owned])
 
 
 def low_rank_bytes(program: Program) -> int:
-    """Bytes of a slot without whole parameters."""
-    return sum(adapted_bytes(each) for each in program.adapted)
+    """Bytes of what the largest adapter has besides whole parameters, in bfloat16."""
+    return sum(_low_rank_bytes(each) for each in program.adapted)
 
 
-def adapted_bytes(adapted: Adapted) -> int:
-    """Bytes of one linear in a slot for an adapter."""
-    return _native.adapted_bytes(adapted.cols, adapted.rank, list(adapted.rows), adapted.shared)
+def _low_rank_bytes(adapted: Adapted) -> int:
+    wide = adapted.cols * (1 if adapted.shared == "a" else len(adapted.rows))
+    tall = adapted.rows[0] if adapted.shared == "b" else sum(adapted.rows)
+    return DTYPE_BYTES["bf16"] * adapted.rank * (wide + tall) + DTYPE_BYTES["f32"] * sum(adapted.rows)
 
 
 def rope_table_bytes(program: Program, max_len: int) -> int:

@@ -156,6 +156,18 @@ class Owned:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterShape:
+    """What an adapter takes room for.
+
+    `parts`: by name of an Adapted, of each of its parts the rank, 0 for none, and whether it has gains; parts that
+    share a matrix have one rank. `own`: names of Owned.
+    """
+
+    parts: dict[str, list[tuple[int, bool]]]
+    own: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class KVLayer:
     """Keys and values of one layer: which group's block table they follow, and their place in a block of that group.
 

@@ -82,6 +82,15 @@ class GPTQ:
         return Integers(codes, np.ascontiguousarray(arrays["scales"][:, start:stop].T), zeros, group_of)
 
 
+def bits_of(infos: Mapping[str, Stored], where: str) -> int:
+    """The bits of a linear by its shapes: zero points have as many bits as codes, and one for each output."""
+    weight, zeros = need(infos, "qweight", ("I32",), where), need(infos, "qzeros", ("I32",), where)
+    for bits in (2, 3, 4, 8):
+        if len(weight.shape) == len(zeros.shape) == 2 and zeros.shape[1] == weight.shape[1] * bits // 32:
+            return bits
+    raise CheckpointError(f"{where}: qzeros: shape {list(zeros.shape)} is not that of 2, 3, 4 or 8 bits")
+
+
 def gptq(
     infos: Mapping[str, Stored],
     where: str,
@@ -114,13 +123,15 @@ def gptq(
     return GPTQ(label, (rows, cols), bits, groups, zero_offset, packed)
 
 
-def pack_gptq(codes: Array, scales: Array, zeros: Array, bits: int) -> dict[str, Array]:
-    """The arrays of a linear in checkpoint format "gptq": codes [out, in], scales float16 and zeros [out, groups].
+def pack_gptq(codes: Array, scales: Array, zeros: Array, bits: int, *, v2: bool = False) -> dict[str, Array]:
+    """The arrays of a linear in checkpoint format "gptq", or "gptq_v2", which alone can store a zero point of 0.
+
+    codes [out, in], scales float16 and zeros [out, groups].
 
     Raises ValueError if its input features or outputs do not fill words of 32 bits.
     """
     cols = codes.shape[1]
-    stored = (zeros.astype(np.int16) - 1) & ((1 << bits) - 1)
+    stored = zeros if v2 else (zeros.astype(np.int16) - 1) & ((1 << bits) - 1)
     return {
         "qweight": pack_bits(codes.T, bits),
         "qzeros": np.ascontiguousarray(pack_bits(stored.astype(np.uint8), bits).T),

@@ -15,17 +15,20 @@ from quire.server.metrics import ServerMetrics
 def adapter_families(metrics: ServerMetrics, labels: Mapping[str, str]) -> Iterator[Metric]:
     """The families of a server with adapters. Counts of names that are not loaded any more are dropped."""
     engine, stats = metrics.engine, metrics.engine.stats
-    if not stats.adapter_slots:
+    if not stats.max_loras:
         return
     running, waiting = _requests(metrics)
     info = GaugeMetricFamily(
         "vllm:lora_requests_info", "adapters of running and of waiting requests, at this time",
         labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
     )  # fmt: skip
-    info.add_metric(
-        [str(stats.adapter_slots), ",".join(sorted(running)), ",".join(sorted(waiting))], time.time()
-    )
+    info.add_metric([str(stats.max_loras), ",".join(sorted(running)), ",".join(sorted(waiting))], time.time())
     yield info
+    for kind, size in zip(("used", "size"), stats.adapter_bytes, strict=True):
+        text = "bytes of the pool of adapters" + (", of those that are in it" if kind == "used" else "")
+        gauge = GaugeMetricFamily(f"quire_adapter_pool_{kind}_bytes", text, labels=list(labels))
+        gauge.add_metric(list(labels.values()), size)
+        yield gauge
     names = list(engine.adapters)
     for gone in {name for name, _ in metrics.adapter_tokens} - {*names}:
         for kind in ("prompt", "generation"):
@@ -34,8 +37,8 @@ def adapter_families(metrics: ServerMetrics, labels: Mapping[str, str]) -> Itera
     for family, text, counts in (
         ("quire_adapter_requests_running", "running requests by adapter", running),
         ("quire_adapter_requests_waiting", "waiting requests by adapter", waiting),
-        ("quire_adapter_loads", "how often an adapter was put into a slot", _by_name(metrics, stats.adapter_loads)),
-        ("quire_adapter_evictions", "how often an adapter gave its slot up to another",
+        ("quire_adapter_loads", "how often an adapter was put into the pool", _by_name(metrics, stats.adapter_loads)),
+        ("quire_adapter_evictions", "how often an adapter made room for others",
          _by_name(metrics, stats.adapter_evictions)),
         ("quire_adapter_prompt_tokens", "prompt tokens of ended requests by adapter",
          Counter({name: tokens[name, "prompt"] for name in names})),

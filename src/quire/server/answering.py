@@ -17,7 +17,7 @@ from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Exchange
-from quire.server.generation import Answer, ChunkOf, Deltas, EventsOf, HttpGeneration
+from quire.server.generation import Answer, ChunkOf, Deltas, EventsOf, HttpGeneration, TextOf, TokenOf
 from quire.server.heartbeat import Heartbeat
 from quire.server.pieces import Pieces, gathered, portions, value
 from quire.server.request_memory import answer_costs
@@ -190,12 +190,12 @@ class StreamForm:
     bytes of a delta of a choice, `last` the end.
 
     While the client keeps up, text is written past the reader: `around` returns the JSON before and after a text, and
-    `direct` the events of parts (see HttpGeneration.deliver). Without `around`, text is a part too. Of `whole` answers
-    each chunk has more than text: `chunk_of` makes them all. `kept` answers are held until their end, where they are
-    repeated. `ended` is awaited before the end is sent. `begun` is told of the run before its first delta. `turn` is
-    awaited with None and then with each generation: it says what is asked next, nothing at the end, and may send bytes
-    meanwhile. `progress` makes what says how far the prompt of a choice is; `ping` keeps the connection open while
-    there is nothing to say.
+    `direct` the events of parts, `text_of` that of most texts (see HttpGeneration.deliver). Without `around`, text is a
+    part too. Of `whole` answers each chunk has more than text: `chunk_of` makes them all, and `token_of` those of most
+    tokens. `kept` answers are held until their end, where they are repeated. `ended` is awaited before the end is sent.
+    `begun` is told of the run before its first delta. `turn` is awaited with None and then with each generation: it
+    says what is asked next, nothing at the end, and may send bytes meanwhile. `progress` makes what says how far the
+    prompt of a choice is; `ping` keeps the connection open while there is nothing to say.
     """
 
     chunk_of: ChunkOf
@@ -204,6 +204,8 @@ class StreamForm:
     around: Callable[[int], tuple[bytes, bytes]] | None = None
     direct: EventsOf | None = None
     whole: bool = False
+    token_of: TokenOf | None = None
+    text_of: TextOf | None = None
     kept: bool = False
     ended: Callable[[], Awaitable[None]] | None = None
     begun: Callable[[HttpGeneration], None] | None = None
@@ -317,7 +319,10 @@ class AnswerStream:
                     delivering = True
                     writer = exchange.direct_writer()
                     if writer is not None:
-                        run.deliver(writer, around=form.around, events_of=form.direct, chunk_of=chunk_of)
+                        run.deliver(
+                            writer, around=form.around, events_of=form.direct, chunk_of=chunk_of,
+                            token_of=form.token_of, text_of=form.text_of,
+                        )  # fmt: skip
         finally:
             exchange.bytes_out += run.delivered()
 

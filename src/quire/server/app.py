@@ -11,6 +11,7 @@ from quire.server import (
     completions,
     control,
     embeddings,
+    explaining,
     live_control,
     request_routes,
     scoring,
@@ -25,6 +26,7 @@ from quire.server.dialects import DIALECTS
 from quire.server.dialects.generate_route import shared
 from quire.server.errors import ApiError, ClientGoneError, api_error
 from quire.server.exchange import Exchange, Receive, Scope, Send
+from quire.server.log_marks import tell_marks
 from quire.server.logs import log, log_access
 from quire.server.pages import learn_routes, page_routes
 from quire.server.realtime.websocket import PATH as REALTIME_PATH
@@ -53,6 +55,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     *tokens.ROUTES,
     *status.ROUTES,
     *control.ROUTES,
+    *explaining.ROUTES,
     *live_control.ROUTES,
     *request_routes.ROUTES,
     *adapter_routes.ROUTES,
@@ -102,6 +105,8 @@ class App:
         except Exception as error:
             await self.fail(exchange, error)
         finally:
+            if exchange.asked:
+                tell_marks(self.context.engine, exchange)
             exchange.held.close()
             self.context.metrics.count_http(exchange)
             if self.context.tracer is not None:

@@ -31,14 +31,19 @@ class TooFewDescriptorsError(QuireError):
     """The process may not open enough files to serve connections."""
 
 
-class Connection(Protocol):
-    """What the table of connections needs from each connection; implemented by server/protocol."""
+class QueuedSender(Protocol):
+    """A connection with chunks to send."""
 
     loop: asyncio.AbstractEventLoop
-    buffered: int  # bytes
 
     def send_chunks(self) -> None:
         """Send the chunks that were queued."""
+
+
+class Connection(QueuedSender, Protocol):
+    """What the table of connections needs from each connection; implemented by server/protocol."""
+
+    buffered: int  # bytes
 
     def drop(self) -> None:
         """Close it to make room for another."""
@@ -68,9 +73,9 @@ class Connections:
     buffered: int = 0
     idle: dict[Connection, None] = field(default_factory=dict)
     beyond: dict[Connection, None] = field(default_factory=dict)
-    unsent: list[Connection] = field(default_factory=list)
+    unsent: list[QueuedSender] = field(default_factory=list)
 
-    def send_soon(self, connection: Connection) -> None:
+    def send_soon(self, connection: QueuedSender) -> None:
         """Send a connection's chunks when the current callback is over, after those of the others before it.
 
         A step of the engine brings a token to every stream. Making all events first and then sending all of them

@@ -15,6 +15,7 @@ from quire.engine.api import Engine, EngineState, ModelCard, require_ready
 from quire.records import dataclass
 from quire.server.errors import ApiError, shorten
 from quire.server.exchange import Exchange, HangUpWatch
+from quire.server.log_marks import Owners
 from quire.server.logprob_bodies import TokenTexts
 from quire.server.metrics import ServerMetrics
 from quire.server.replay import Replays
@@ -79,6 +80,7 @@ class ServerContext:
     behind: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # responses in the background, by id
     served: ServedModels = field(init=False)
     replays: Replays = field(init=False)
+    owners: Owners = field(default_factory=Owners)
     profile: StepProfile = field(init=False)
     connections: Collection[Reader] = ()
     batches: BatchService | None = None  # with --files-dir

@@ -32,6 +32,7 @@ JSON = b"application/json"
 # After this process was suspended its timers fire before data that arrived meanwhile is read; wait this long for it.
 GRACE_SECONDS = 0.1
 MAX_PACKED_BYTES = 2**20
+_UNREAD_SECONDS = 0.002  # a write that takes longer waits for its reader
 _NO_WEIGHT = re.compile(r"\bq=0(\.0*)?\s*$")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
@@ -56,12 +57,16 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
     return work() if size <= json_input.INLINE_BYTES else await asyncio.to_thread(alone)
 
 
+ChunkPiece = bytes | bytearray  # of a part: copied before anything else runs
+
+
 class ChunkWriter(Protocol):
     """Sends parts of a response. `paused`: the client does not read, and nothing is queued."""
 
-    paused: bool
+    @property
+    def paused(self) -> bool: ...
 
-    def write_chunk(self, before: bytes, text: bytes, after: bytes, /) -> int:
+    def write_chunk(self, before: ChunkPiece, text: ChunkPiece, after: ChunkPiece, /) -> int:
         """Queue a part given in three pieces; returns its bytes. While the client does not read: 0, and not queued."""
 
 
@@ -92,6 +97,10 @@ class Exchange:
         self.status = 0
         self.bytes_in = 0
         self.bytes_out = 0
+        self.begun: float = scope.get("quire.begun", self.arrival)  # when the first byte was read
+        self.parsed = self.compiled = self.admitted = 0.0  # body, grammar, memory: for explanations
+        self.unread = 0.0  # seconds of waiting for the client to read since the last token
+        self.asked: list[str] = []  # requests to the engine
         self.received = 0.0  # when the body was complete; a time like `arrival`
         self.details: dict[str, Any] = {}  # for the access log and the span
         self.timings: Timings | None = None  # of the prompt that ended last
@@ -160,7 +169,9 @@ class Exchange:
             return Body(len(raw), value)
 
         self._raw = None  # it can be read once only
-        return await off_loop(len(raw), parse)
+        parsed = await off_loop(len(raw), parse)
+        self.parsed = time.monotonic()
+        return parsed
 
     async def _rewritten(self, packed: bytes, limit: int) -> bytes:
         """A body of MessagePack as JSON, whose bytes count as those of the body. Raises ApiError."""
@@ -307,6 +318,18 @@ class Exchange:
     def write(self, data: bytes, *, more: bool = True) -> Awaitable[None]:
         """Send a part of the body; awaiting it waits while the client does not read."""
         self.bytes_out += len(data)
+        if self.timings is not None and (self.blocked() or not more):
+            return self._write_last(data, more=more)
+        return self._write(data, more=more)
+
+    async def _write_last(self, data: bytes, *, more: bool) -> None:
+        """Write after the last token, and count how long the client does not read."""
+        began = time.monotonic()
+        await self._write(data, more=more)
+        if (waited := time.monotonic() - began) >= _UNREAD_SECONDS:
+            self.unread += waited
+
+    def _write(self, data: bytes, *, more: bool) -> Awaitable[None]:
         if self.recorded is None and self._held is None:
             return self._send({"type": "http.response.body", "body": data, "more_body": more})
         return self._write_kept(data, more=more)

@@ -16,17 +16,22 @@ from quire.outputs import RequestOutput
 from quire.records import dataclass
 from quire.server.context import ServerContext
 from quire.server.errors import DEGRADED, ApiError
-from quire.server.exchange import ChunkWriter, Exchange
+from quire.server.exchange import ChunkPiece, ChunkWriter, Exchange
+from quire.server.log_marks import tell_refused
 from quire.server.pieces import is_portion
 from quire.server.rate_limits import TokenCharge
 from quire.server.responses import CompletionTokensDetails, PromptTokensDetails, TimingsBody, UsageBody
-from quire.types import FinishReason
+from quire.types import FinishReason, QuireError
 
 Deltas = Sequence[tuple[int, StreamDelta]]
 # The events of parts of a choice; None for those that only a reader can deliver.
 EventsOf = Callable[[int, Sequence[AnswerPart]], bytes | None]
 # The events of a delta of a choice.
 ChunkOf = Callable[[int, StreamDelta], bytes]
+# The event of a token of a choice, with its text and log-probability, in three pieces; None if `ChunkOf` must make it.
+TokenOf = Callable[[int, str, int, float | None], tuple[ChunkPiece, ChunkPiece, ChunkPiece] | None]
+# The event of a text of an answer that is read in parts, likewise; None if `EventsOf` must make it.
+TextOf = Callable[[str], tuple[ChunkPiece, ChunkPiece, ChunkPiece] | None]
 
 _LOGPROB_BYTES = 64
 _encode = msgspec.json.Encoder().encode
@@ -63,10 +68,16 @@ class HttpGeneration:
 
     async def __aenter__(self) -> HttpGeneration:
         """Admit every prompt, or none. Raises what Engine.generate and RequestMemory.take_answer raise."""
+        exchange = self._exchange
+        exchange.compiled = time.monotonic()
         try:
             self._exchange.held.give(self._context.memory.work)  # no longer needed: the prompts are token ids
             self._charge = self._context.tenants.charge(self._exchange, self._asks)
             await self._context.memory.take_answer(self._exchange.held, self._asks, self._costs)
+            exchange.admitted = time.monotonic()
+            for ask in self._asks:
+                exchange.asked.append(ask.request.request_id)
+                self._context.owners.add(exchange, ask.request.request_id)
             hooks = self._context.hooks
             if steps := self._context.engine.degraded:
                 self._exchange.add_headers(
@@ -75,9 +86,11 @@ class HttpGeneration:
             for ask in self._asks:
                 stream = self._context.engine.generate(ask)
                 self.streams.append(stream if hooks is None else hooks.wrap(stream))
-        except BaseException:
+        except BaseException as error:
             for stream in self.streams:
                 stream.cancel()
+            if isinstance(error, QuireError):
+                tell_refused(self._context.engine, self._asks, error)
             self._context.tenants.settle(self._exchange, self._charge, 0)
             raise
         return self
@@ -161,14 +174,18 @@ class HttpGeneration:
         around: Callable[[int], tuple[bytes, bytes]] | None = None,
         events_of: EventsOf | None = None,
         chunk_of: ChunkOf | None = None,
+        token_of: TokenOf | None = None,
+        text_of: TextOf | None = None,
     ) -> None:
         """From now on write the text of the only prompt's samples the moment it arrives, whenever `writer` accepts it.
 
         `around` returns the JSON before and after the text of a choice in an event, `events_of` the events of parts;
-        without `around`, a text is a part. With `chunk_of`, it makes the events of all deltas.
+        without `around`, a text is a part. With `chunk_of`, it makes the events of all deltas, and `token_of` those of
+        most tokens. `text_of` makes the event of a text that continues the text of the only choice.
         """
         for choice, track in enumerate(self._tracks):
             track.parted, track.chunk_of, track.whole = around is None, chunk_of, chunk_of is not None
+            track.token_of, track.text_of = token_of, text_of
             if around is not None:
                 track.opening, track.closing = around(choice)
             track.choice, track.events_of, track.writer = choice, events_of, writer
@@ -252,10 +269,24 @@ class HttpGeneration:
         parts = [after - before for before, after in itertools.pairwise(marks)]
         tokenize, queue, prefill, decode, deliver = parts
         made = TimingsBody(tokenize, queue, prefill, decode, deliver, sum(parts))
+        made.parts = self._parts(times, now)
         if drafted := sum(output.usage.draft_tokens for output in self.outputs):
             made.draft_n = drafted
             made.draft_n_accepted = sum(output.usage.accepted_draft_tokens for output in self.outputs)
         return made
+
+    def _parts(self, times: Timings, now: float) -> dict[str, float]:
+        """The same by the names of an explanation, from the first byte read."""
+        exchange = self._exchange
+        marks = {
+            "receive": exchange.received, "parse": exchange.parsed, "tokenize": times.arrival,
+            "grammar": exchange.compiled, "memory": exchange.admitted, "queue": times.scheduled,
+            "prefill": times.first_token, "decode": times.finished, "write": now,
+        }  # fmt: skip
+        last, parts = exchange.begun, {}
+        for name, mark in marks.items():
+            parts[name], last = max(0.0, mark - last), max(mark, last)
+        return parts
 
     def _latest(self) -> Timings:
         return max((output.timings for output in self.outputs), key=lambda t: t.finished)
@@ -314,8 +345,8 @@ class ChoiceStream:
     """One choice of a stream, and all that turns its tokens into events: kept together, as caches are cold."""
 
     __slots__ = (
-        "choice", "chunk_of", "closing", "events_of", "last", "observe", "opening", "parted", "whole", "writer",
-        "written",
+        "choice", "chunk_of", "closing", "events_of", "last", "observe", "opening", "parted", "text_of",
+        "token_of", "whole", "writer", "written",
     )  # fmt: skip
 
     def __init__(self, observe: Callable[[float], None]) -> None:
@@ -328,11 +359,15 @@ class ChoiceStream:
         self.events_of: EventsOf | None = None  # for an answer that is read in parts
         self.parted = False  # text is an event of `events_of`
         self.chunk_of: ChunkOf | None = None
+        self.token_of: TokenOf | None = None
+        self.text_of: TextOf | None = None
         self.whole = False  # everything is an event of `chunk_of`
 
     def take(self, text: str, now: float) -> bool:
         """Write text as an event; false, without writing, when the text has to wait for the client."""
         if self.parted:
+            if text and self._take_text(text, now):
+                return True
             return self.take_parts([AnswerPart(PartKind.TEXT, text)] if text else (), now)
         if text:
             size = (
@@ -349,6 +384,8 @@ class ChoiceStream:
 
     def take_parts(self, parts: Sequence[AnswerPart], now: float) -> bool:
         """Write parts as events; false, without writing, when they have to wait for the client."""
+        if len(parts) == 1 and parts[0].kind is PartKind.TEXT and self._take_text(parts[0].text, now):
+            return True
         if parts:
             if self.writer is None or self.events_of is None or self.writer.paused:
                 return False  # before the events are made: they are numbered
@@ -361,12 +398,36 @@ class ChoiceStream:
         self.last = now
         return True
 
+    def _take_text(self, text: str, now: float) -> bool:
+        """Write a text that continues the text of the answer; false, without writing, if it does not."""
+        if self.text_of is None or self.writer is None or self.writer.paused:
+            return False
+        event = self.text_of(text)
+        if event is None:
+            return False
+        self.written += self.writer.write_chunk(*event)
+        self.observe(now - self.last)
+        self.last = now
+        return True
+
     def take_delta(self, delta: StreamDelta, now: float) -> bool:
         """Write a delta as events; false, without writing, when it has to wait for the client."""
         if self.writer is None or self.chunk_of is None or self.writer.paused or not is_portion(delta):
             return False
         if events := self.chunk_of(self.choice, delta):
             self.written += self.writer.write_chunk(b"", events, b"")
+        self.observe(now - self.last)
+        self.last = now
+        return True
+
+    def take_token(self, text: str, token_id: int, logprob: float | None, now: float) -> bool:
+        """Write a token as an event; false, without writing, when `take_delta` has to."""
+        if self.token_of is None or self.writer is None or self.writer.paused:
+            return False
+        event = self.token_of(self.choice, text, token_id, logprob)
+        if event is None:
+            return False
+        self.written += self.writer.write_chunk(*event)
         self.observe(now - self.last)
         self.last = now
         return True

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.records import dataclass
 from quire.server.errors import OPENAI_ERRORS, ApiError
-from quire.server.exchange import Receive, Scope, Send
+from quire.server.exchange import ChunkWriter, Receive, Scope, Send
 from quire.server.request_memory import Held, RequestMemory
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -52,10 +52,16 @@ async def ask_inner(
 
 
 async def stream_inner(
-    application: Application, memory: RequestMemory, path: str, body: bytes, tenant: str, take: Take
+    application: Application,
+    memory: RequestMemory,
+    path: str,
+    body: bytes,
+    tenant: str,
+    take: Take,
+    writer: ChunkWriter | None = None,
 ) -> None:
-    """Post a JSON body to a route, as a request of `tenant`; `take` gets each piece of the answer. Cancelling this ends
-    the request. Raises ApiError if there is no memory for it.
+    """Post a JSON body to a route, as a request of `tenant`; `take` gets each piece of the answer but those of a stream
+    that `writer` accepts. Cancelling this ends the request. Raises ApiError if there is no memory for it.
     """
     collected, status = _Collected(body), 0
 
@@ -66,7 +72,8 @@ async def stream_inner(
         else:
             await take(status, message.get("body", b""))
 
-    await application(_scope(memory, path, body, tenant, tenant), collected.receive, send)
+    scope = _scope(memory, path, body, tenant, tenant) | {"quire.writer": writer}
+    await application(scope, collected.receive, send)
 
 
 def _scope(memory: RequestMemory, path: str, body: bytes, tenant: str, payer: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ T = TypeVar("T")
 PIECE_BYTES = 64 * 1024
 _SLICE_CHARS = 16 * 1024
 _SLICE_NUMBERS = 4096
+SHORT_CHARS = 1024  # of one token: nearly all texts are far shorter
 _SLICE_CANDIDATES = 128  # of logprobs; one may take a kilobyte of JSON
 _encode = msgspec.json.Encoder().encode
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import ssl
+import time
 from asyncio import AbstractEventLoop, Protocol, Task, TimerHandle, Transport
 from typing import Any
 
@@ -16,8 +16,9 @@ from uvicorn.server import ServerState
 
 from quire.server.connections import Connections
 from quire.server.errors import OPENAI_ERRORS, ApiError
-from quire.server.exchange import GRACE_SECONDS
+from quire.server.exchange import GRACE_SECONDS, ChunkPiece
 from quire.server.logs import log_refusal
+from quire.server.queued_writes import QueuedWrites
 from quire.server.request_memory import HEADER, Held, RequestMemory
 from quire.util.sizes import format_size
 
@@ -45,20 +46,18 @@ _SMALL_PIECE = 16 * 1024
 _GROWTH = 1.5
 
 
-class LimitedProtocol(HttpToolsProtocol):
+class LimitedProtocol(QueuedWrites, HttpToolsProtocol):
     """Limits connections, the time for a TLS handshake and headers, everything sent besides bodies, and pipelining.
 
     An error that comes before the application knows of a request is answered here, with a JSON error. An error within a
     body reaches the reader of the body as scope["quire.refused"], an ApiError.
 
-    Adds scope["quire.abort"], which drops the connection and discards unsent output;
+    Adds scope["quire.begun"], when the first byte was read;
+    scope["quire.abort"], which drops the connection and discards unsent output;
     scope["quire.blocked"], whether sending has to wait for the client or the client is gone; and
     scope["quire.writer"], whose write_chunk sends a chunk of a started response at the end of the current callback.
     Data sent by a task that wakes up after such a chunk was queued follows that chunk.
     """
-
-    # Fields that every token touches are kept together: caches are cold when the tokens of a step arrive.
-    __slots__ = ("_chunks", "_file", "_line", "_wire", "paused")
 
     for_admin = False  # it came in at the address for administrators
     buffered = 0  # bytes that count towards the limit of all connection buffers
@@ -71,7 +70,8 @@ class LimitedProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        QueuedWrites.__init__(self, table)
+        HttpToolsProtocol.__init__(self, config, server_state, app_state, _loop)
         self._table = table
         self._timer: TimerHandle | None = None
         self._socket: socket.socket | None = None  # until there is a transport
@@ -91,12 +91,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusal: ApiError | None = None
         self._pending: ApiError | None = None  # why the parser was stopped
         self._active: Any = None  # the cycle being answered; self.cycle may be a pipelined one
-        self._chunks = b""  # sent at the end of the current callback
-        self._line = table
-        self.paused = False  # same as self.flow.write_paused
         self.heir: Protocol | None = None  # what continues the connection as another protocol
         self.tls = False
-        self._file = -1  # the socket, if this class may write to it directly
 
     # ---- connection
 
@@ -286,6 +282,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers, self._header_bytes, self._headers_seen, self._beside = True, 0, 0, 0
+        self.scope["quire.begun"] = time.monotonic()  # type: ignore[typeddict-unknown-key]
         self.scope["quire.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope["quire.admin"] = self.for_admin  # type: ignore[typeddict-unknown-key]
         self.scope["quire.blocked"] = self._blocked  # type: ignore[typeddict-unknown-key]
@@ -303,40 +300,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self.paused = False
         self._unread = 0  # the reader makes progress
 
-    def write_chunk(self, before: bytes, text: bytes, after: bytes) -> int:
+    def write_chunk(self, before: ChunkPiece, text: ChunkPiece, after: ChunkPiece) -> int:
         """Queue the three pieces as one chunk (RFC 9112, section 7.1); returns their size, or 0 while the client does
         not read.
         """
         if self.paused:
             return 0
         size = len(before) + len(text) + len(after)
-        chunk = b"%x\r\n%b%b%b\r\n" % (size, before, text, after)
-        if self._chunks:
-            self._chunks += chunk
-        else:
-            self._chunks = chunk
-            self._line.send_soon(self)
+        self.send_later(b"%x\r\n%b%b%b\r\n" % (size, before, text, after))  # type: ignore[str-format]
         return size
-
-    def send_chunks(self) -> None:
-        """Send the chunks queued by `write_chunk`; discard them if the client has gone.
-
-        While nothing is buffered this writes to the socket directly: going through the transport costs a tenth of the
-        time of a token. The transport handles what the socket does not accept, and all failures.
-        """
-        chunks, self._chunks = self._chunks, b""
-        transport = self._wire
-        if transport.is_closing():
-            return
-        if self._file >= 0 and not transport.get_write_buffer_size():
-            try:
-                written = os.write(self._file, chunks)
-            except OSError:
-                written = 0
-            if written == len(chunks):
-                return
-            chunks = chunks[written:]
-        transport.write(chunks)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)

@@ -46,6 +46,8 @@ class TimingsBody(msgspec.Struct):
     decode_seconds: float
     deliver_seconds: float  # last token to the making of this object
     total_seconds: float
+    # seconds by part of /v1/requests/{id}/explain, as far as the server knows them; from the first byte read
+    parts: dict[str, float] | UnsetType = UNSET
     draft_n: int | UnsetType = UNSET  # drafts run over all samples, if any, as llama-server calls them
     draft_n_accepted: int | UnsetType = UNSET  # of them, those that were right
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from quire.beams import Beams
 from quire.core.policy import BACKGROUND
-from quire.engine.api import GenerateAsk, guided
+from quire.engine.api import GenerateAsk
+from quire.engine.request_forms import guided
 from quire.objectives import ServiceTerms, class_of
 from quire.parameters import TextTokens
 from quire.server.context import ServerContext

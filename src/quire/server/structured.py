@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from quire.engine.api import CompiledStructure, DeadlineError, GenerateAsk, constrained
+from quire.engine.api import CompiledStructure, DeadlineError, GenerateAsk
+from quire.engine.request_forms import constrained
 from quire.records import dataclass
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request

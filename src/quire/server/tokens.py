@@ -13,7 +13,7 @@ from quire.server.context import ServerContext
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange
 from quire.server.requests import IdList, Messages, Tools, Variables
-from quire.server.routes import Post
+from quire.server.routes import Get, Post
 from quire.server.sampling import check_token_ids
 from quire.text.tools import read_tools
 
@@ -138,7 +138,37 @@ async def detokenize(
     return DetokenizeResponse(prompt=text, content=text)
 
 
+class TokenizerInfo(msgspec.Struct, kw_only=True, rename={"maximum": "model_max_length"}):
+    """Answer to GET /tokenizer_info: what clients need to make prompts, by the names of tokenizer_config.json."""
+
+    chat_template: str | None
+    maximum: int
+    vocab_size: int
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+
+
+async def tokenizer_info(context: ServerContext, _: Exchange) -> TokenizerInfo:
+    """The special tokens and the chat template of the model."""
+    card = context.card()
+    texts = {
+        role: card.special_tokens.get(role) for role in ("bos_token", "eos_token", "pad_token", "unk_token")
+    }
+    return TokenizerInfo(
+        chat_template=card.chat_template or None,
+        maximum=card.max_model_len,
+        vocab_size=card.vocab_size,
+        **texts,
+    )
+
+
 ROUTES = (
+    Get(
+        path="/tokenizer_info", summary="Special tokens and the chat template", tag="tokens", handler=tokenizer_info,
+        response=TokenizerInfo,
+    ),
     Post(
         path="/tokenize", summary="Token ids of a text or conversation", tag="tokens", handler=tokenize,
         request=TokenizeRequest, response=TokenizeResponse, refused=fields.CONVERSATION,

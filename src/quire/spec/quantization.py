@@ -22,8 +22,9 @@ _MXFP4_BITS = 4
 class Quantization:
     """The format of a checkpoint's quantized tensors.
 
-    `method` is the name for messages; `layout` that of the tensor layout. GPTQ: `bits`, `zero_offset` (to add to stored
-    zero points), `ordered` (groups follow activations), `symmetric` (all zero points are the middle).
+    `method` is the name for messages; `layout` that of the tensor layout. GPTQ: `bits` (0: a
+    module's own), `zero_offset` (to add to stored zero points), `ordered` (groups follow activations), `symmetric` (all
+    zero points are the middle).
     FP8: `block` of outputs and input features with one scale.
     """
 
@@ -59,13 +60,21 @@ def _gptq(quant: ConfigReader) -> Quantization:
     bits = quant.integer("bits", high=32)
     if bits not in {2, 3, 4, 8}:
         raise quant.unsupported("bits", "GPTQ has 2, 3, 4 or 8")
-    if quant.child("dynamic") is not None:
-        raise quant.unsupported("dynamic", "per-module settings are not implemented")
     kind = quant.string("checkpoint_format", "gptq")
     if kind not in {"gptq", "gptq_v2"}:
         raise quant.unsupported("checkpoint_format", "implemented are gptq and gptq_v2")
-    ordered, symmetric = quant.boolean("desc_act", False), quant.boolean("sym", False)
-    return Quantization("GPTQ", "gptq", bits, int(kind == "gptq"), ordered, symmetric)
+    modules = _dynamic(quant)
+    every = (quant, *modules)
+    ordered = any(each.boolean("desc_act", False) for each in every)
+    symmetric = all(each.boolean("sym", each is not quant) for each in every)
+    return Quantization("GPTQ", "gptq", 0 if modules else bits, int(kind == "gptq"), ordered, symmetric)
+
+
+def _dynamic(quant: ConfigReader) -> list[ConfigReader]:
+    """GPTQModel's settings of modules. Tensors show which modules have them, so their patterns are not used."""
+    settings = quant.child("dynamic")
+    found = [] if settings is None else [settings.child(name) for name in settings.values]
+    return [each for each in found if each is not None]
 
 
 def _awq(quant: ConfigReader) -> Quantization:
@@ -195,7 +204,10 @@ def _pair(reader: ConfigReader, key: str) -> tuple[int, int]:
 
 # quant_method -> its reader, and a description of the supported variants.
 METHODS: dict[str, tuple[Callable[[ConfigReader], Quantization], str]] = {
-    "gptq": (_gptq, "2, 3, 4, 8 bits; checkpoint_format gptq (v1) and gptq_v2; desc_act with g_idx"),
+    "gptq": (
+        _gptq,
+        "2, 3, 4, 8 bits, by module too; checkpoint_format gptq (v1) and gptq_v2; desc_act with g_idx",
+    ),
     "awq": (_awq, "4 bits, version gemm"),
     "auto-round": (
         _auto_round,

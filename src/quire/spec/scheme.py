@@ -1,7 +1,8 @@
 """The scheme of a checkpoint's weights in the field's words: W4A16 g128 sym, W8A8 dynamic, W8A8-FP8 static.
 
-W4A16: weights of 4 bits, activations of 16. g128: 128 input features share a scale. sym: the grid is symmetric around
-zero. dynamic: activations are rounded with the scale of each token, static: with one that is stored.
+W4A16: weights of 4 bits, activations of 16; W3/4/8A16: linears differ in bits. g128: 128 input features share a scale.
+sym: the grid is symmetric around zero. dynamic: activations are rounded with the scale of each token, static: with one
+that is stored.
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ def _symmetry(symmetric: bool) -> str:
 
 
 def _gptq(quant: ConfigReader) -> str:
+    settings = quant.child("dynamic")
+    modules = [] if settings is None else [settings.child(name) for name in settings.values]
+    bits = quant.integer("bits", 4, high=_BITS)
+    widths = {bits, *(each.integer("bits", bits, high=_BITS) for each in modules if each is not None)}
     return _words(
-        f"W{quant.integer('bits', 4, high=_BITS)}A16",
+        f"W{'/'.join(map(str, sorted(widths)))}A16",
         _group(quant.integer("group_size", -1, low=-1, high=_GROUP)),
         _symmetry(quant.boolean("sym", True)),
         "desc_act" if quant.boolean("desc_act", False) else "",

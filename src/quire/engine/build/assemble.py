@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire._native import supported_isas
-from quire.cache_kinds import FP8_KV, LATE_KV, NUQ_KV, FullGroup, StateGroup
+from quire.cache_kinds import FP8_KV, LATE_KV, FullGroup, StateGroup
 from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import (
@@ -41,7 +41,9 @@ from quire.engine.build.drafts import (
     within,
 )
 from quire.engine.build.kept_costs import keep_costs, load_costs
+from quire.engine.build.kv_codes import kv_codes
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
+from quire.engine.build.log_file import make_recorder
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
 from quire.engine.build.tasks import check_pooling_options, for_task
 from quire.engine.core import EngineCore, Grammars
@@ -54,19 +56,18 @@ from quire.loader import (
     Source,
     checkpoint_files,
 )
-from quire.loader.kv_codes import read_codes_file
 from quire.loader.kv_scales import read_scales, read_scales_file
 from quire.loader.source import CodesSource
 from quire.objectives import class_policies, parse_classes
 from quire.program.cost import Row, step_cost
-from quire.program.formats import DType, Groups, HeadCodes, HeadScales, NumberFormats, WeightFormat
+from quire.program.formats import DType, Groups, HeadScales, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.lower_draft import trimmed
 from quire.program.lowering import LoraRoom
 from quire.program.memory import kv_block_bytes, param_bytes
 from quire.program.program import Program
 from quire.records import dataclass
-from quire.spec import Attention, LatentAttention, ModelSpec
+from quire.spec import Attention, ModelSpec
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
 from quire.speculate.build import judging, make_speculation, max_draft_tokens
 from quire.store.gguf_names import shards
@@ -75,7 +76,7 @@ from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
 from quire.util.startup_spans import Startup
-from quire.worker.swap_space import ENTRY_BYTES, SwapSpace
+from quire.worker.swap_space import SwapSpace, place_bytes
 from quire.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class Built:
     def close(self) -> None:
         """Free the memory of the executors, and keep what was learned of their speed."""
         keep_costs(self.core.costs, self.model.folder, self.config)
+        if self.core.recorder is not None:
+            self.core.recorder.close()
         if self.core.adapters is not None:
             self.core.adapters.close()
         if self.draft is not None:
@@ -216,7 +219,7 @@ def choose(
     config = resolve(asked, traits, machine)
     check_pooling_options(spec, config)
     formats = replace(
-        _formats(config), kv_scales=_kv_scales(model, config, weights), kv_codes=_kv_codes(model, config)
+        _formats(config), kv_scales=_kv_scales(model, config, weights), kv_codes=kv_codes(model, config)
     )
     room = _lora_room(asked.adapters)
     program = lower(spec, formats, features=features, lora=room)
@@ -246,7 +249,7 @@ def _lora_room(asked: AdapterOptions) -> LoraRoom | None:
     if not asked.enable_lora:
         return None
     embedding, head, experts, whole = map(asked.has_room, LORA_TARGETS)
-    return LoraRoom(asked.max_lora_rank, embedding, head, experts, whole)
+    return LoraRoom(asked.rank, embedding, head, experts, whole)
 
 
 def _formats(config: ResolvedConfig) -> NumberFormats:
@@ -275,24 +278,6 @@ def _kv_scales(model: Model, config: ResolvedConfig, weights: Source | None) -> 
         return read_scales_file(Path(config.asked.formats.kv_cache_scales), heads)
     with nullcontext(weights) if weights is not None else open_weights(model) as opened:
         return read_scales(opened, heads)
-
-
-def _kv_codes(model: Model, config: ResolvedConfig) -> dict[int, HeadCodes]:
-    """What codes of a kvquant3 cache stand for. Raises CheckpointError, and ValueError if no file was named."""
-    if config.kv not in NUQ_KV or config.asked.loading.load_format == "random":
-        return {}
-    mixers = [layer.mixer for layer in model.facts.spec.layers]
-    if any(isinstance(mixer, LatentAttention) for mixer in mixers):
-        return {}  # lowering refuses it by name
-    if not config.asked.formats.kv_cache_scales:
-        raise ValueError(
-            "kv_cache_dtype: kvquant3 needs kv_cache_scales, a file that `quire calibrate MODEL --kv-cache-dtype "
-            "kvquant3 --out FILE` writes"
-        )
-    heads = {
-        i: (each.kv_heads, each.head_dim) for i, each in enumerate(mixers) if isinstance(each, Attention)
-    }
-    return read_codes_file(Path(config.asked.formats.kv_cache_scales), heads)
 
 
 def _agreed(model: Model, asked: EngineConfig) -> EngineConfig:
@@ -361,10 +346,12 @@ def build(
     *,
     beside: Mapping[str, int] | None = None,
     startup: Startup | None = None,
+    lent: int = 0,
 ) -> Built:
     """Load the weights and bind an engine. `progress(done, total)` is called with bytes of weights.
 
-    `beside` is what the other process of a server holds under the same memory bound, in bytes by part.
+    `beside` is what the other process of a server holds under the same memory bound, in bytes by part; `lent` the
+    most bytes that the engine may borrow for cached blocks from other models.
 
     Raises MemoryBudgetError before anything large is allocated when the bound is too small.
     """
@@ -383,8 +370,8 @@ def build(
                 raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
     with startup.span("bind"):
-        adapters = _adapters(executor, model, config)
-        swap = _swap_space(program, config, draft)
+        adapters = _adapters(executor, model, config, plan.limits)
+        swap = _swap_space(model, program, config, draft, lent)
         worker = _worker(model, executor, plan.limits, config, adapters, swap)
         costs = load_costs(model.folder, config)
         scheduler = _scheduler(program, config, plan, model.facts.spec, costs, swap, made)
@@ -397,6 +384,7 @@ def build(
         scheduler, worker, _gate(scheduler, config), grammars, speculation, adapters, costs, controller
     )
     core.swap = swap
+    core.record(make_recorder(core.scheduler.config, config.asked, costs, model.folder.name))
     return Built(later.model, config, program, plan, executor, core, weights, made)
 
 
@@ -426,7 +414,9 @@ def plan_engine(
     )
 
 
-def _adapters(executor: Executor, model: Model, config: ResolvedConfig) -> AdapterService | None:
+def _adapters(
+    executor: Executor, model: Model, config: ResolvedConfig, limits: Limits
+) -> AdapterService | None:
     asked = config.asked.adapters
     if not asked.enable_lora:
         return None
@@ -438,19 +428,29 @@ def _adapters(executor: Executor, model: Model, config: ResolvedConfig) -> Adapt
         origin = weight_origin(model)
         weights = BaseWeights(origin.open, origin.rules)
     return AdapterService(
-        executor, model.facts.spec, asked.max_loras, asked.max_lora_rank, asked.max_cpu_loras or 0, weights
-    )
+        executor, model.facts.spec, asked.max_loras, asked.rank, (limits.max_loras, limits.adapter_pages),
+        asked.max_cpu_loras or 0, weights,
+    )  # fmt: skip
 
 
-def _swap_space(program: Program, config: ResolvedConfig, draft: Draft | None) -> SwapSpace | None:
+def _swap_space(
+    model: Model, program: Program, config: ResolvedConfig, draft: Draft | None, lent: int
+) -> SwapSpace | None:
     """Raises ValueError where blocks cannot be taken back alone, or none fits."""
-    size = config.asked.cache.swap_space
-    if size is None:
+    asked, spec = config.asked.cache, model.facts.spec
+    if not asked.enable_prefix_caching or draft is not None or spec.whole or spec.pooling is not None:
+        lent = 0
+    size = asked.swap_space
+    if size is None and not lent:
         return None
     if draft is not None:
         raise ValueError("swap_space: not with a draft model, whose keys and values would be missing")
-    block = kv_block_bytes(program, config.asked.cache.block_size)
-    return SwapSpace(size // (block + ENTRY_BYTES), block)
+    block = kv_block_bytes(program, asked.block_size)
+    place = place_bytes(block)
+    own = 0 if size is None else size // place
+    if size is not None and not own:
+        raise ValueError(f"swap_space: has no room for a block of {block} bytes")
+    return SwapSpace(own, block, own + lent // place) if own + lent // place else None
 
 
 def _worker(

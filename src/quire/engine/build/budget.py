@@ -1,7 +1,7 @@
 """The memory promise: every byte of the process belongs to a named part, and the sum is known before it is spent.
 
     bound = process + steps + server + weights + tables + activations + adapters + step + branches + sampler + drafts
-            + vocabulary + grammars + compiler + requests + per block · blocks
+            + records + vocabulary + grammars + compiler + requests + per block · blocks
 
 `process` and `server` are what the engine process and the server process hold when the plan is made, before weights are
 loaded; `steps` is what running steps adds to the first, and the server's part includes what serving adds to the second.
@@ -14,16 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from quire.cache_kinds import FLOAT_KV
 from quire.config.schema import AdapterOptions, ResolvedConfig
 from quire.core.capacity import least_blocks
+from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import REQUESTS
 from quire.engine.build.drafts import Draft
+from quire.engine.build.log_file import recorder_bytes
 from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.loader.load import ROW_QUANTUM
 from quire.lora import BLOCK_BYTES
-from quire.program.memory import kv_block_bytes, low_rank_bytes
+from quire.program.memory import adapter_layout, kv_block_bytes, largest_adapter, low_rank_bytes
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.speculate.build import max_draft_tokens, proposer_bytes, tree_branches
@@ -36,8 +39,8 @@ from quire.util.sizes import format_size
 # An eighth of the rest, within these bounds.
 REQUEST_SHARE, MIN_REQUESTS, MAX_REQUESTS = 8, 8 * 2**20, 2**30
 # Bookkeeping of a block: a node of the prefix cache with its slot in dictionaries and heaps, and per token four
-# bytes of key and its share of the tables. Measured: 740 bytes with 16 tokens, 930 with 64.
-BLOCK_OVERHEAD, TOKEN_OVERHEAD = 768, 5
+# bytes of key and its share of the tables. Measured: 740 bytes with 16 tokens, 930 with 64, and 49 of the digest.
+BLOCK_OVERHEAD, TOKEN_OVERHEAD = 824, 5
 DRAFT_OVERHEAD = 160  # of a block: the text that a draft model has computed in it
 # What steps add to the engine process: code pages that run for the first time (0.5 MiB measured), records of the latest
 # steps.
@@ -55,6 +58,7 @@ GRAMMAR_SHARE, MIN_GRAMMARS, MAX_GRAMMARS = 16, 8 * 2**20, 256 * 2**20
 GRAMMAR_LIBRARY, GRAMMAR_TOKEN = 8 * 2**20, 768 + 24
 # The bytes of a token and their end, in both processes of a server: see host/messages.Vocabulary.
 VOCABULARY_TOKEN = 2 * (MAX_MEAN_BYTES + 4)
+SMALL_ADAPTERS = 16  # that may be in the pool in the room of one of the largest
 ADAPTERS_READ = 2  # adapters that are read at once: one to be checked, one for a slot
 MIN_MODEL_LEN = 128
 MAX_BLOCKS = 2**31 - 1  # the largest number in a block table
@@ -137,7 +141,7 @@ def _plan(
         max_len=length,
         num_blocks=0,
         block_size=asked.cache.block_size,
-        max_loras=asked.adapters.slots,
+        **_adapter_pool(program, asked.adapters),
         branches=tree_branches(config),
         # A branch touches no more blocks of a group than it has drafts.
         branch_blocks=tree_branches(config) * len(program.cache_groups),
@@ -152,9 +156,9 @@ def _plan(
         "drafts": proposer_bytes(config, length, program.vocab)
         + (draft.kept_bytes(limits, program.vocab) if draft else 0),
         "swap": asked.cache.swap_space or 0,
+        "records": recorder_bytes(asked),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
-        "grammars": 0,
-        "compiler": 0,
+        **dict.fromkeys(("grammars", "compiler"), 0),
     }
     overhead = BLOCK_OVERHEAD + TOKEN_OVERHEAD * asked.cache.block_size + (DRAFT_OVERHEAD if draft else 0)
     block_bytes = kv_bytes + overhead
@@ -211,8 +215,25 @@ def _computing(
     return parts, sum(kv_block_bytes(each, limits.block_size) for each, _, _ in every)
 
 
+def _adapter_pool(program: Program, asked: AdapterOptions) -> dict[str, int]:
+    """The fields of Limits for the pool of adapters. Raises MemoryBudgetError for one that holds no adapter."""
+    if not asked.enable_lora:
+        return {}
+    layout, largest = adapter_layout(program), largest_adapter(program)
+    each = layout.pages(largest.parts, largest.own)
+    pages = asked.max_loras * each
+    if asked.lora_memory is not None:
+        pages = asked.lora_memory // layout.page_bytes
+        if pages < each:
+            raise MemoryBudgetError(
+                f"lora_memory: {format_size(asked.lora_memory)} holds no adapter of max_lora_rank {asked.rank}, which "
+                f"takes {format_size(each * layout.page_bytes)}"
+            )
+    return {"max_loras": min(pages, SMALL_ADAPTERS * -(-pages // each)), "adapter_pages": pages}
+
+
 def _adapters_read(program: Program, asked: AdapterOptions) -> int:
-    """What adapters take outside of their slots, in float32: those that are being read, and those that are kept; and
+    """What adapters take outside of the pool, in float32: those that are being read, and those that are kept; and
     blocks of whole matrices, of the base or an adapter, as they are stored and in float32, which are never kept."""
     if not program.adapted:
         return 0
@@ -238,6 +259,21 @@ def _grammar_parts(
     return first + grammars, PLANNED_BYTES, grammars
 
 
+def options_of(limits: SchedulerConfig) -> dict[str, Any]:
+    """The options of an engine whose scheduler has these limits."""
+    return {
+        "num_kv_blocks": limits.num_blocks,
+        "block_size": limits.block_size,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "max_model_len": limits.max_model_len,
+        "enable_prefix_caching": limits.enable_prefix_caching,
+        "enable_chunked_prefill": limits.enable_chunked_prefill,
+        "scheduling_policy": limits.policy,
+        "overtake_ms": limits.overtake * 1e3,
+    }
+
+
 def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig) -> str:
     short = plan.total + (needed - plan.limits.num_blocks) * plan.block_bytes
     advice = [f"raise --memory to at least {format_size(short * 1.01)}"]
@@ -248,7 +284,12 @@ def _refusal(plan: MemoryPlan, needed: int, length: int, config: ResolvedConfig)
     if config.max_num_seqs > 1:
         advice.append(f"lower --max-num-seqs ({config.max_num_seqs})")
     if config.asked.adapters.enable_lora:
-        advice.append(f"lower --max-loras ({config.asked.adapters.max_loras})")
+        pool = config.asked.adapters.lora_memory
+        advice.append(
+            f"lower --max-loras ({config.asked.adapters.max_loras})"
+            if pool is None
+            else f"lower --lora-memory ({format_size(pool)})"
+        )
     if config.asked.limits.grammar_memory is not None:
         advice.append(f"lower --grammar-memory ({format_size(config.asked.limits.grammar_memory)})")
     if config.asked.limits.request_memory is not None:

@@ -10,11 +10,12 @@ from quire.config.live import LiveConfig
 from quire.config.schema import SchedulerOptions
 from quire.core.beam_search import check_beams
 from quire.core.policy import BACKGROUND
-from quire.engine.api import EngineStats, GenerateAsk, OverloadedError, check_prediction
+from quire.engine.api import EngineStats, GenerateAsk, OverloadedError
 from quire.engine.front.outlook import Outlook
 from quire.engine.front.stream import LiveRequest
 from quire.engine.host.messages import Ready
 from quire.engine.policies import named_policies
+from quire.engine.request_forms import check_prediction
 from quire.types import Request, RequestError
 
 _WINDOW_SECONDS = 30.0

@@ -20,7 +20,6 @@ from quire.config.lora_modules import adapter_paths
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
-    AdapterVersion,
     CompiledStructure,
     DeadlineError,
     EngineState,
@@ -38,6 +37,7 @@ from quire.engine.build.tasks import for_task
 from quire.engine.front.adapter_names import AdapterNames
 from quire.engine.front.admission import Admission
 from quire.engine.front.card import first_live_config, model_card
+from quire.engine.front.engine_settings import EngineSettings
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.pool_inputs import PoolInputs
@@ -49,11 +49,11 @@ from quire.engine.front.text_service import TextService
 from quire.engine.host.client import EngineClient
 from quire.engine.host.held import memory_beside, tokenizer_beside
 from quire.engine.host.hosts import host_factory
+from quire.engine.host.memory_ledger import LedgerEntry
 from quire.engine.host.messages import (
     SAMPLE_BITS,
     SAMPLE_MASK,
     Abort,
-    AdapterOpened,
     AddRequest,
     ClearCache,
     Command,
@@ -64,12 +64,13 @@ from quire.engine.host.messages import (
     Ready,
     Refused,
     StepReport,
+    Tell,
     Vocabulary,
     unpack_handles,
 )
 from quire.engine.host.spawn import Spawned
 from quire.engine.usage_ledger import UsageLedger
-from quire.objectives import DegradeStep, parse_classes
+from quire.objectives import DegradeStep
 from quire.outputs import RequestOutput
 from quire.parameters import Structure, TextTokens
 from quire.text.chat_renderer import ChatAsk, read_template
@@ -90,7 +91,7 @@ Progress = Callable[[int, int], None]
 _REFUSING = (EngineState.DRAINING, EngineState.SLEEPING)
 
 
-class AsyncEngine:
+class AsyncEngine(EngineSettings):
     """api.Engine with the engine in a process of its own, or with `in_process` in a thread of this one.
 
         engine = AsyncEngine("path/to/model", EngineConfig(memory=6 * 2**30))
@@ -100,8 +101,9 @@ class AsyncEngine:
             print(delta.text, end="")
         await engine.stop(drain_seconds=10)
 
-    Belongs to the event loop that starts it. `spawned` is an engine process started earlier. `turns`: the file over
-    which the engines of one server take turns; the memory of the server itself is then not in the bound of each.
+    Belongs to the event loop that starts it. `spawned` is an engine process started earlier. `cores`: the file by
+    which the engines of one server share the cores; the memory of the server itself is then not in the bound of each.
+    `memory`: its account with these, by which unused memory is lent.
     """
 
     def __init__(
@@ -113,7 +115,8 @@ class AsyncEngine:
         in_process: bool = False,
         progress: Progress | None = None,
         spawned: Spawned | None = None,
-        turns: str = "",
+        cores: str = "",
+        memory: LedgerEntry | None = None,
     ) -> None:
         self.serving = serving or ServingConfig()
         self._name, self._config = str(model), config or EngineConfig()
@@ -122,7 +125,7 @@ class AsyncEngine:
         self._progress = progress
         self._startup = Startup()
         self._new_host = host_factory(in_process=in_process, spawned=spawned)
-        self._in_process, self._turns = in_process, turns
+        self._in_process, self._cores, self._memory = in_process, cores, memory
         self._client: EngineClient | None = None
         self._text: TextService | None = None
         self._admission: Admission | None = None
@@ -155,7 +158,6 @@ class AsyncEngine:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine process; None for a thread, or while there is none."""
         return self._client.pid if self._client else None
 
     @property
@@ -201,13 +203,13 @@ class AsyncEngine:
         files = await loop.run_in_executor(None, gguf_files, folder)
         if self._config.execution.enable_prompt_embeds:
             importlib.import_module("numpy")  # what it takes is then in the plan
-        if self._turns:
+        if self._cores:
             beside = tokenizer_beside(folder, files)
         else:
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
-        client = self._client = EngineClient(
-            Load(str(folder), self._config, beside, self._turns), self.serving, self._new_host, self
-        )
+        first = adapter_paths(self.serving.lora_modules)
+        load = Load(str(folder), self._config, beside, self._cores, adapters=tuple(first.values()))
+        client = self._client = EngineClient(load, self.serving, self._new_host, self, self._memory)
         loading = asyncio.create_task(client.start(self._progress))
         try:
             # this process reads the tokenizer while the engine reads the weights
@@ -222,7 +224,6 @@ class AsyncEngine:
                 self._text.close()
             raise
         try:
-            first = adapter_paths(self.serving.lora_modules)
             await asyncio.gather(
                 *(self._adapters.load(adapter, path, None) for adapter, path in first.items())
             )
@@ -265,7 +266,6 @@ class AsyncEngine:
         await self._client.give_back(level)
 
     async def wake(self) -> None:
-        """The end of a sleep; nothing for an engine that does not sleep. Raises the errors of loading."""
         if self._client is not None and self.state is EngineState.SLEEPING:
             await self._client.wake()
 
@@ -295,88 +295,20 @@ class AsyncEngine:
         self._client.send(ClearCache())
         return await self.ping(timeout)  # commands are obeyed in order
 
-    @property
-    def live(self) -> LiveConfig:
-        if self._live_config is None:
-            raise EngineUnavailableError("the engine is loading")
-        return self._live_config
-
-    async def configure(self, live: LiveConfig) -> None:
-        require_ready(self.state)
-        assert self._client is not None
-        await self._client.configure(live.engine)
-        self._use(live)
-
-    @property
-    def first_live(self) -> LiveConfig:
-        if self._first_live is None:
-            raise EngineUnavailableError("the engine is loading")
-        return self._first_live
-
-    def share_cache(self, shares: Mapping[str, float]) -> None:
-        self._shares = shares
-        if self._live_config is not None:
-            self._use(replace(self._live_config, cache_shares=dict(shares)))
-            self._send(Configure(0, self._live_config.engine))
-
-    def _use(self, live: LiveConfig) -> None:
-        """Take over what the engine has taken."""
-        self._live_config = live
-        if self._admission is not None:
-            self._admission.configure(live)
-        if self._card is not None:
-            self._card = replace(self._card, service_classes=parse_classes(live.slo))
-
-    def predict(self, live: LiveConfig, prompt: int) -> Mapping[str, float] | None:
-        if self._admission is None or self._client is None:
-            return None
-        return self._admission.outlook.effect(live, prompt, self._live.values(), self._client.reported)
-
-    def counted(self, stats: EngineStats) -> None:
-        self.ledger.take(stats.usage)
-
     async def debug(self) -> Mapping[str, Any]:
-        """The latest step records, to explain latency."""
         records = await self._client.records() if self._client else []
         return {"steps": msgspec.to_builtins(records)}
 
+    async def log(self) -> bytes:
+        return await self._client.log() if self._client else b""
+
+    def tell(self, row: bytes) -> None:
+        self._send(Tell(row))
+
     async def memory(self) -> Mapping[str, Any]:
-        """What each process holds, by part, and the plan; see docs/memory.md."""
         if self._client is None:
             raise EngineUnavailableError("the engine is loading")
         return await self._client.memory(self._grammars.pid)
-
-    @property
-    def adapters(self) -> Mapping[str, AdapterVersion]:
-        return self._adapters.named
-
-    async def load_adapter(self, name: str, path: str, *, root: str | None = None) -> AdapterVersion:
-        require_ready(self.state)
-        return await self._adapters.load(name, path, root)
-
-    async def mix_adapters(
-        self, parts: Sequence[tuple[str, float]]
-    ) -> tuple[AdapterVersion, Callable[[], None]]:
-        require_ready(self.state)
-        version = await self._adapters.mix(parts)
-        return version, partial(self._adapters.leave, version.digest)
-
-    def unload_adapter(self, name: str) -> None:
-        self._adapters.unload(name)
-
-    def keep_adapter(self, digest: str) -> Callable[[], None]:
-        self._adapters.enter(digest)
-        return partial(self._adapters.leave, digest)
-
-    def adapter(self, name: str) -> AdapterVersion:
-        """What a name stands for now. Raises RequestError for an unknown one."""
-        return self._adapters.version(name)
-
-    def adapter_name(self, digest: str) -> str:
-        return self._adapters.name(digest)
-
-    def adapter_opened(self, report: AdapterOpened) -> None:
-        self._adapters.opened(report)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

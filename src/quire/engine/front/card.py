@@ -36,6 +36,7 @@ def model_card(name: str, model: Model, ready: Ready, text: TextService, config:
         template_variables=text.template_variables,
         pooling=facts.pooling,
         chat_template=text.template_source,
+        special_tokens={} if text.tokenizer is None else text.tokenizer.special_tokens,
         max_num_seqs=ready.scheduler.max_num_seqs,
         embed_dim=ready.embed_dim,
         service_classes=parse_classes(config.scheduler.slo),

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.engine.api import CompiledStructure, constrained
+from quire.engine.api import CompiledStructure
+from quire.engine.request_forms import constrained
 from quire.records import dataclass
 from quire.types import MAX_NAMED_TOKENS, Request, RequestError, SamplingParams
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from quire.answers import AnswerPart, PromptProgress
 from quire.engine.api import DeadlineError, GenerateAsk, StreamDelta, TextSink
 from quire.engine.front.output import OutputBuilder, Sample
-from quire.engine.host.messages import SAMPLE_BITS, Note, unpack_logprobs
+from quire.engine.host.messages import SAMPLE_BITS, Note, only_logprob, unpack_logprobs
 from quire.text.parts import PartedText, append
 from quire.text.sample_text import StoppedText
 from quire.types import QuireError, Request, SeqEvent
@@ -229,7 +229,22 @@ class SinkPath:
         """Accept tokens that add only text, and what a note says that is accepted, while `open`."""
         self._ids.extend(token_ids)
         text = "" if self._text is None else self._text.push(token_ids)
+        if self.whole and len(token_ids) == 1 and self._give_token(text, token_ids[0], note, now):
+            return
         self._pass_on(text, None, token_ids, note, now)
+
+    def _give_token(self, text: str, token_id: int, note: Note | None, now: float) -> bool:
+        """Give a whole sink a token; false for one that has more than the sink takes so."""
+        logprob = None
+        if note is not None and note.logprobs is not None:
+            logprob = only_logprob(note.logprobs)
+            if logprob is None:
+                return False
+        try:
+            return self._sink.take_token(text, token_id, logprob, now)
+        except Exception:
+            self._fail()
+            return False
 
     def _pass_on(
         self,
@@ -269,9 +284,12 @@ class SinkPath:
                 return self._sink.take_delta(delta, now)
             return self._sink.take(text, now) if parts is None else self._sink.take_parts(parts, now)
         except Exception:
-            logger.exception("writing a delta of %s failed", self._live.request_id)
-            self._sink = _Nowhere()
+            self._fail()
             return False
+
+    def _fail(self) -> None:
+        logger.exception("writing a delta of %s failed", self._live.request_id)
+        self._sink = _Nowhere()
 
     def settle(self) -> None:
         """Add the accepted tokens to usage; later tokens take another path."""
@@ -321,6 +339,9 @@ class _Nowhere:
         return False
 
     def take_delta(self, _delta: StreamDelta, _now: float) -> bool:
+        return False
+
+    def take_token(self, _text: str, _token_id: int, _logprob: float | None, _now: float) -> bool:
         return False
 
 

@@ -21,13 +21,21 @@ class Channel:
         self._sock = sock
         self._reader = FrameReader()
         self._decode = command_decoder().decode
+        self._returned: list[Command] = []
+
+    def put_back(self, commands: list[Command]) -> None:
+        """Let the next `receive` return these, after others that were put back."""
+        self._returned += commands
 
     def receive(self, *, wait: bool, seconds: float | None = None) -> list[Command]:
         """The commands that have arrived; with `wait`, at least one, or none after `seconds` if given.
 
         Raises ChannelClosedError at the end.
         """
-        commands: list[Command] = []
+        if self._returned:
+            commands, self._returned = self._returned, []
+            return commands
+        commands = []
         if wait and seconds is not None:
             wait = bool(select.select([self._sock], [], [], seconds)[0])
         while True:

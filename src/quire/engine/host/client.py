@@ -7,21 +7,26 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from msgspec import structs
 
 from quire.config.live import LiveEngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import REQUESTS, EngineState, EngineStats, EngineUnavailableError
 from quire.engine.host.held import memory_held
 from quire.engine.host.hosts import Host
+from quire.engine.host.memory_ledger import LedgerEntry
 from quire.engine.host.messages import (
     AdapterOpened,
+    AskLog,
     AskRecords,
     Command,
     Configure,
     Configured,
     GivePages,
     Load,
+    LogRows,
     Ready,
     Records,
     Refused,
@@ -33,6 +38,7 @@ from quire.engine.host.supervisor import Hooks, Supervisor
 
 logger = logging.getLogger("quire.engine")
 
+T = TypeVar("T")
 _RECORDS = 256
 _DEBUG_SECONDS = 2.0
 _CONFIGURE_SECONDS = 10.0
@@ -68,8 +74,15 @@ class EngineClient:
     """Starts an engine, sends commands, and passes its reports to a listener. Belongs to one event loop."""
 
     def __init__(
-        self, load: Load, serving: ServingConfig, new_host: Callable[[], Host], listener: EngineListener
+        self,
+        load: Load,
+        serving: ServingConfig,
+        new_host: Callable[[], Host],
+        listener: EngineListener,
+        memory: LedgerEntry | None = None,
     ) -> None:
+        if memory is not None:
+            load = structs.replace(load, lent=memory.most_borrowed)
         self.facts: Ready | None = None  # of the latest start
         self._listener = listener
         self._supervisor = Supervisor(
@@ -77,10 +90,13 @@ class EngineClient:
             serving,
             new_host,
             Hooks(self._receive, listener.engine_lost, self._ready, listener.working, listener.tick),
+            memory,
         )
+        self._memory = memory
         self._stats = EngineStats()  # as of the last report
         self._running = self._waiting = 0  # sequences, as of the last step
         self._records: list[asyncio.Future[list[Any]]] = []
+        self._logs: list[asyncio.Future[bytes]] = []
         self._configuring: dict[int, asyncio.Future[str]] = {}
         self._numbers = itertools.count(1)
 
@@ -157,20 +173,29 @@ class EngineClient:
             restarts=self._supervisor.restarts,
             memory_parts=self.facts.memory_parts if self.facts else {},
             calls=calls,
+            borrowed_bytes=self._memory.borrowed if self._memory else 0,
+            lent_bytes=self._memory.lent if self._memory else 0,
         )
 
     async def records(self) -> list[Any]:
         """The latest step records. Raises EngineUnavailableError when the engine does not answer."""
-        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._records.append(answer)
-        self.send(AskRecords(_RECORDS))
+        return await self._answer(self._records, AskRecords(_RECORDS))
+
+    async def log(self) -> bytes:
+        """The latest rows of the log. Raises EngineUnavailableError when the engine does not answer."""
+        return await self._answer(self._logs, AskLog())
+
+    async def _answer(self, waiting: list[asyncio.Future[T]], command: Command) -> T:
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        waiting.append(answer)
+        self.send(command)
         try:
             async with asyncio.timeout(_DEBUG_SECONDS):
                 return await answer
         except TimeoutError:
             raise EngineUnavailableError(f"the engine did not answer within {_DEBUG_SECONDS:g} s") from None
         finally:
-            self._records.remove(answer)
+            waiting.remove(answer)
 
     async def configure(self, live: LiveEngineConfig) -> None:
         """Raises ValueError if the engine refuses, EngineUnavailableError if it does not answer."""
@@ -228,8 +253,14 @@ class EngineClient:
                 if (waiting := self._configuring.get(number)) is not None and not waiting.done():
                     waiting.set_result(error)
             case Records(records):
-                for answer in self._records:
-                    if not answer.done():
-                        answer.set_result(records)
+                _give(self._records, records)
+            case LogRows(data):
+                _give(self._logs, data)
             case _:
                 logger.warning("the engine sent an unexpected message: %s", type(report).__name__)
+
+
+def _give(waiting: list[asyncio.Future[T]], found: T) -> None:
+    for answer in waiting:
+        if not answer.done():
+            answer.set_result(found)

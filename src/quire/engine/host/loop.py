@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 
 from quire.config.live import LiveEngineConfig
 from quire.core.streams import partial_prompts
 from quire.engine.core import EngineCore
+from quire.engine.host.borrowing import RoomInUse
 from quire.engine.host.channel import Channel
+from quire.engine.host.core_shares import CoreShares
 from quire.engine.host.messages import (
     SAMPLE_BITS,
     Abort,
     AddRequest,
+    AskLog,
     AskRecords,
     ClearCache,
     Command,
@@ -22,7 +24,9 @@ from quire.engine.host.messages import (
     Finish,
     ForgetAdapter,
     GivePages,
+    GrantRoom,
     LimitDrafts,
+    LogRows,
     Note,
     OpenAdapter,
     Ping,
@@ -32,6 +36,7 @@ from quire.engine.host.messages import (
     Stats,
     StepReport,
     Stop,
+    Tell,
     Vocabulary,
     pack_handles,
     pack_ids,
@@ -39,7 +44,6 @@ from quire.engine.host.messages import (
 )
 from quire.engine.host.opening_adapters import OpeningAdapters
 from quire.engine.host.stats import StepTotals
-from quire.engine.host.step_turns import StepTurns
 from quire.types import RequestError, SeqEvent
 
 STATS_SECONDS = 0.25
@@ -66,11 +70,13 @@ class EngineLoop:
         self,
         core: EngineCore,
         channel: Channel,
-        turns: StepTurns | None = None,
+        cores: CoreShares | None = None,
         give_pages: Callable[[], object] = lambda: None,
+        room: RoomInUse | None = None,
     ) -> None:
         self._core, self._channel = core, channel
-        self._turns, self._give_pages = turns, give_pages
+        self._cores, self._give_pages = cores, give_pages
+        self._room = room
         self._totals = StepTotals(core)
         self._adapters = OpeningAdapters(core.adapters, channel)
         self._live: dict[str, _Live] = {}
@@ -87,8 +93,6 @@ class EngineLoop:
                 self._refuse()
             idle = due != 0.0
             self._send_stats(now=idle)
-            if idle and self._turns is not None:
-                self._turns.rest()
             for command in self._channel.receive(wait=idle, seconds=due):
                 if isinstance(command, Stop):
                     return
@@ -108,30 +112,32 @@ class EngineLoop:
                     self._dirty = True
             case Finish(handle, index):
                 self._finish(handle, index)
-            case Ping() | AskRecords():
-                self._channel.send(self._answer(command))
+            case Ping(number):
+                self._channel.send(Pong(number))
+            case AskRecords() | AskLog() | Tell():
+                self._tell(command)
             case Vocabulary(tokens):
                 self._core.vocabulary = tokens
-            case ClearCache():
-                self._core.scheduler.clear_prefix_cache()
-                self._dirty = True
-            case GivePages():
-                self._core.scheduler.clear_prefix_cache()
-                self._give_pages()
-                self._dirty = True
             case LimitDrafts(most):
                 self._core.limit_drafts(most)
             case Configure(number, live):
                 self._configure(number, live)
+            case ClearCache() | GivePages() | GrantRoom():
+                self._obey_memory(command)
             case OpenAdapter() | ForgetAdapter():
                 self._adapters.obey(command)
             case _:
                 raise TypeError(f"{type(command).__name__} is not valid for a running engine")
 
-    def _answer(self, command: Ping | AskRecords) -> Pong | Records:
-        if isinstance(command, Ping):
-            return Pong(command.number)
-        return Records(list(self._core.records)[-command.count :])
+    def _tell(self, command: AskRecords | AskLog | Tell) -> None:
+        """Show or add to what was recorded."""
+        recorder = self._core.recorder
+        if isinstance(command, AskRecords):
+            self._channel.send(Records(list(self._core.records)[-command.count :]))
+        elif isinstance(command, AskLog):
+            self._channel.send(LogRows(b"" if recorder is None else recorder.ring()))
+        elif recorder is not None:
+            recorder.told(command.row)
 
     def _finish(self, handle: int, index: int) -> None:
         request_id = self._ids.get(handle)
@@ -147,6 +153,20 @@ class EngineLoop:
             error = str(wrong)
         self._dirty = True
         self._channel.send(Configured(number, error))
+
+    def _obey_memory(self, command: ClearCache | GivePages | GrantRoom) -> None:
+        if isinstance(command, GrantRoom):
+            if self._room is not None:
+                self._room.obey(command)
+            return
+        self._core.scheduler.clear_prefix_cache()
+        if self._core.swap is not None:
+            self._core.swap.clear()
+        if isinstance(command, GivePages):
+            if self._room is not None:
+                self._room.give()
+            self._give_pages()
+        self._dirty = True
 
     def _add(self, command: AddRequest) -> None:
         self._seen = max(self._seen, command.handle)
@@ -170,11 +190,14 @@ class EngineLoop:
 
     def _step(self) -> None:
         start = time.monotonic()
-        with self._turns or nullcontext():
+        if self._cores is None:
             events = self._core.step()
+        else:
+            with self._cores.step():
+                events = self._core.step()
         end = time.monotonic()
-        if self._turns is not None and not self._core.scheduler.has_work():
-            self._turns.rest()  # before others can know that it has ended
+        if self._room is not None:
+            self._room.stepped()
         if not self._core.rows:
             return  # moves go on, and no sequence can run before they end
         self._totals.add_step()

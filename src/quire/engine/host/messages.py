@@ -7,6 +7,7 @@ on one machine, so numbers are in native byte order. Decoding creates only these
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -45,14 +46,18 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Load(_Message, frozen=True, tag=1):
-    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `turns`
-    the file over which several engines take turns (step_turns), "" for one that is alone.
+    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `cores`
+    the file by which several engines share the cores (core_shares), "" for one that is alone; `lent` the most bytes
+    that it may borrow from them, None where nothing is lent. `adapters`: paths of those that it begins with, for which
+    there must be room.
     """
 
     folder: str
     config: EngineConfig
     beside: dict[str, int] = {}
-    turns: str = ""
+    cores: str = ""
+    lent: int | None = None
+    adapters: tuple[str, ...] = ()
 
 
 class AddRequest(_Message, frozen=True, tag=2):
@@ -105,6 +110,16 @@ class GivePages(_Message, frozen=True, tag=12):
     """Forget all cached prefixes, and give back the pages that can be had again; see engine/host/given_pages."""
 
 
+class GrantRoom(_Message, frozen=True, tag=13):
+    """How many bytes keys and values may take now: in blocks of the engine's own, and in those borrowed from other
+    models. Borrowed ones that are more are given back at once. The answer is UsesRoom.
+    """
+
+    number: int
+    own: int
+    borrowed: int
+
+
 class OpenAdapter(_Message, frozen=True, tag=10):
     """Read an adapter, and answer with AdapterOpened: a path, or with `root` a name in that folder; or the sum of
     versions that are known, with their weights.
@@ -126,13 +141,23 @@ class ForgetAdapter(_Message, frozen=True, tag=11):
     digest: str
 
 
-class LimitDrafts(_Message, frozen=True, tag=21):
+class AskLog(_Message, frozen=True, tag=20):
+    """Asks for the latest rows of the log."""
+
+
+class Tell(_Message, frozen=True, tag=21):
+    """A row for the log: what only the server knows of a request."""
+
+    row: bytes
+
+
+class LimitDrafts(_Message, frozen=True, tag=22):
     """Run at most so many drafts for a sequence from the next step on."""
 
     most: int
 
 
-class Configure(_Message, frozen=True, tag=13):
+class Configure(_Message, frozen=True, tag=14):
     """Another configuration from the next step on, answered with Configured."""
 
     number: int
@@ -151,8 +176,11 @@ Command = (
     | OpenAdapter
     | ForgetAdapter
     | GivePages
+    | AskLog
+    | Tell
     | LimitDrafts
     | Configure
+    | GrantRoom
 )
 
 
@@ -212,8 +240,13 @@ class Note(_Message, frozen=True):
     @property
     def only_logprobs(self) -> bool:
         """Whether this says nothing but the log-probabilities of the row's tokens."""
-        rest = self.cached_tokens, self.finish_reason, self.stop_token_id, self.prompt_logprobs
-        return not self.pooled and rest == (None, None, None, None)
+        return (
+            self.finish_reason is None
+            and self.cached_tokens is None
+            and self.stop_token_id is None
+            and self.prompt_logprobs is None
+            and not self.pooled
+        )
 
 
 class StepReport(_Message, frozen=True, tag=4):
@@ -303,6 +336,12 @@ class AdapterOpened(_Message, frozen=True, tag=9):
     error: str = ""
 
 
+class LogRows(_Message, frozen=True, tag=20):
+    """The latest rows of the log, as a log."""
+
+    data: bytes
+
+
 class Configured(_Message, frozen=True, tag=10):
     """The answer to a Configure: nothing, or why all is as before."""
 
@@ -310,8 +349,30 @@ class Configured(_Message, frozen=True, tag=10):
     error: str = ""
 
 
+class UsesRoom(_Message, frozen=True, tag=11):
+    """How many bytes an engine wants for keys and values, in blocks of its own and in borrowed ones, and how many of
+    the latter it has at most now. `seen`: the last GrantRoom.
+    """
+
+    seen: int
+    own: int
+    borrowed: int
+    held: int
+
+
 Report = (
-    LoadProgress | Ready | Fatal | StepReport | Refused | Pong | Stats | Records | AdapterOpened | Configured
+    LoadProgress
+    | Ready
+    | Fatal
+    | StepReport
+    | Refused
+    | Pong
+    | Stats
+    | Records
+    | AdapterOpened
+    | Configured
+    | LogRows
+    | UsesRoom
 )
 
 
@@ -417,6 +478,14 @@ def pack_logprobs(table: LogprobTable | None) -> Logprobs | None:
     if table is None:
         return None
     return Logprobs(table.ids.tobytes(), table.values.tobytes(), table.ranks.tobytes(), table.ends.tobytes())
+
+
+_DOUBLE = struct.Struct("d")
+
+
+def only_logprob(packed: Logprobs) -> float | None:
+    """The log-probability of a token, if there is one position with that alone."""
+    return _DOUBLE.unpack(packed.logprobs)[0] if len(packed.logprobs) == _DOUBLE.size else None
 
 
 def unpack_logprobs(packed: Logprobs | None) -> LogprobTable | None:

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from quire.engine.build.adapter_room import with_room_for
 from quire.engine.build.assemble import plan_engine
 from quire.engine.build.opening import open_model
 from quire.engine.host.messages import Command, FrameReader, Load, command_decoder, frame
@@ -47,7 +48,8 @@ def _answer(load: Command) -> dict[str, object]:
     if not isinstance(load, Load):
         raise TypeError(f"{type(load).__name__} is not a Load")
     try:
-        plan = plan_engine(open_model(load.folder, tokenizer=False), load.config, load.beside)[-1]
+        config = with_room_for(load.config, load.adapters)
+        plan = plan_engine(open_model(load.folder, tokenizer=False), config, load.beside)[-1]
         return {"lines": plan.lines()}
     except (QuireError, ValueError, OSError) as error:
         return {"error": str(error)}

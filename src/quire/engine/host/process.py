@@ -12,18 +12,21 @@ import signal
 import socket
 import sys
 import time
+from contextlib import nullcontext
 
 if __name__ == "__main__":  # the imports below take most of the start-up time
     gc.disable()  # imported objects are not garbage
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would disturb the kernels
 
+from quire.engine.build.adapter_room import with_room_for
 from quire.engine.build.assemble import Built, build
 from quire.engine.build.opening import open_model
+from quire.engine.host.borrowing import RoomInUse
 from quire.engine.host.channel import Channel, ChannelClosedError
+from quire.engine.host.core_shares import CoreShares
 from quire.engine.host.given_pages import give_pages
 from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import Fatal, Load, LoadProgress, Ready, Stop
-from quire.engine.host.step_turns import StepTurns
 from quire.types import QuireError
 from quire.util.platform import end_with_parent
 from quire.util.startup_spans import Startup
@@ -40,14 +43,18 @@ def serve(sock: socket.socket) -> None:
             return
         if not isinstance(first[0], Load) or len(first) > 1:
             raise TypeError(f"{type(first[-1]).__name__} arrived before the engine was ready")
-        built = _load(first[0], channel, startup)
+        cores = CoreShares(first[0].cores) if first[0].cores else None
+        with cores.step() if cores is not None else nullcontext():
+            built = _load(first[0], channel, startup)
         if built is None:
             return
+        if cores is not None:
+            cores.bind(built.config.threads, built.executor.use_threads)
         try:
             startup.mark("ready")
             channel.send(_ready(built, startup))
-            turns = StepTurns(first[0].turns) if first[0].turns else None
-            EngineLoop(built.core, channel, turns, lambda: give_pages(built.areas())).run()
+            room = _room(built, channel) if first[0].lent is not None else None
+            EngineLoop(built.core, channel, cores, lambda: give_pages(built.areas()), room).run()
         finally:
             built.close()
     except ChannelClosedError:
@@ -68,10 +75,20 @@ def _load(command: Load, channel: Channel, startup: Startup) -> Built | None:
 
     try:
         model = open_model(command.folder, tokenizer=False, startup=startup)
-        return build(model, command.config, progress, beside=command.beside, startup=startup)
+        config = with_room_for(command.config, command.adapters)
+        return build(model, config, progress, beside=command.beside, startup=startup, lent=command.lent or 0)
     except (QuireError, ValueError, OSError, MemoryError) as error:
         channel.send(Fatal(type(error).__name__, str(error)))
         return None
+
+
+def _room(built: Built, channel: Channel) -> RoomInUse:
+    """What other models may lend it, and borrow of it."""
+    executors = [each for each in (built.executor, built.draft) if each is not None]
+    kv = built.plan.parts["kv"]
+    room = RoomInUse(channel, built.core.scheduler.pool, kv, executors, built.core.swap)
+    room.begin()
+    return room
 
 
 def _ready(built: Built, startup: Startup) -> Ready:

@@ -13,7 +13,18 @@ from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError
 from quire.engine.host.connection import EngineConnection
 from quire.engine.host.hosts import Host
-from quire.engine.host.messages import Command, Load, Ping, Pong, Ready, Report, StepReport
+from quire.engine.host.memory_ledger import LedgerEntry
+from quire.engine.host.messages import (
+    Command,
+    GrantRoom,
+    Load,
+    Ping,
+    Pong,
+    Ready,
+    Report,
+    StepReport,
+    UsesRoom,
+)
 from quire.engine.host.watchdog import Verdict, Watchdog
 from quire.records import dataclass
 from quire.types import QuireError
@@ -43,12 +54,18 @@ class Supervisor:
     """State of one engine over all its lives. Everything happens on one event loop."""
 
     def __init__(
-        self, load: Load, serving: ServingConfig, new_host: Callable[[], Host], hooks: Hooks
+        self,
+        load: Load,
+        serving: ServingConfig,
+        new_host: Callable[[], Host],
+        hooks: Hooks,
+        memory: LedgerEntry | None = None,
     ) -> None:
         self.state = EngineState.STARTING
         self.given_up = asyncio.Event()
         self._load, self._serving, self._new_host, self._hooks = load, serving, new_host, hooks
         self._connection: EngineConnection | None = None
+        self._memory = memory
         self.restarts = 0
         self._failures: deque[float] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,6 +99,7 @@ class Supervisor:
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
+        self._left(stays=False)
 
     def rest(self) -> None:
         """From now on requests are refused; those that run go on."""
@@ -96,6 +114,7 @@ class Supervisor:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+            self._left()
 
     async def wake(self) -> None:
         """The end of a sleep: the process starts again if it was ended. Raises the errors of loading, and sleeps on."""
@@ -128,11 +147,25 @@ class Supervisor:
         return True
 
     async def _open(self, progress: Callable[[int, int], None] | None) -> Ready:
-        connection = EngineConnection(self._new_host(), self._receive, self._lost)
-        ready = await connection.open(self._load, progress)
+        connection, memory = EngineConnection(self._new_host(), self._receive, self._lost), self._memory
+        if memory is not None:
+            await memory.enter(lambda number, own, lent: connection.send(GrantRoom(number, own, lent)))
+        try:
+            ready = await connection.open(self._load, progress)
+        except BaseException:
+            self._left()
+            raise
+        if memory is not None:
+            blocks = ready.memory_parts["kv"]
+            memory.loaded(sum(ready.memory_parts.values()) - blocks, blocks)
         self._connection = connection
         self._watchdog = Watchdog(self._serving.stall_timeout, time.monotonic())
         return ready
+
+    def _left(self, *, stays: bool = True) -> None:
+        """The engine's process has ended; what this process has for it, its tokenizer, may stay."""
+        if self._memory is not None:
+            self._memory.leave(sum(self._load.beside.values()) if stays else 0)
 
     def _receive(self, report: Report) -> None:
         now = time.monotonic()
@@ -147,6 +180,9 @@ class Supervisor:
             answer = self._pings.get(report.number)
             if answer is not None and not answer.done():
                 answer.set_result(None)
+        elif isinstance(report, UsesRoom):
+            if self._memory is not None:
+                self._memory.use(report.seen, report.own, report.borrowed, report.held)
         else:
             self._hooks.report(report)
 
@@ -168,6 +204,7 @@ class Supervisor:
         """Restart the engine. Deaths with a known cause do not count as failures of the engine."""
         cause = await host.ended()
         self._dying.discard(host)
+        self._left()
         logger.error("the engine ended unexpectedly: %s", cause)
         for _ in range(min(explained - 1, len(self._failures))):
             self._failures.pop()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire.executor.base import F32, Limits, check_adapter, check_own_rows
 from quire.executor.torch.weights import TORCH_DTYPES, rounded
+from quire.program.memory import adapter_layout, param_bytes
 from quire.program.program import Program
-from quire.program.tensors import Adapted
+from quire.program.tensors import Adapted, AdapterShape
 from quire.records import dataclass
 
 
@@ -32,13 +35,26 @@ class AdapterMatrices:
     def __init__(self, program: Program, limits: Limits, device: torch.device) -> None:
         self._program, self._slots, self._device = program, limits.max_loras, device
         self._linears = {each.name: each for each in program.adapted}
+        self._layout, self._free = adapter_layout(program), limits.adapter_pages
+        self._opened: dict[int, tuple[AdapterShape, int]] = {}  # by slot, with its pages
         self._held: dict[tuple[int, str, int], Matrices] = {}
         self._own: dict[tuple[int, str], Tensor] = {}
+
+    def open(self, slot: int, shape: AdapterShape) -> None:
+        """Have a slot hold what an adapter of this shape has; see Runnable.open_adapter."""
+        self.clear(slot)
+        pages = self._layout.pages(shape.parts, shape.own)
+        if pages > self._free:
+            raise RuntimeError(f"the adapter takes {pages} pages of the pool, of which {self._free} are free")
+        self._free -= pages
+        self._opened[slot] = shape, pages
 
     def put(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None) -> None:
         """Fill a part of a slot; see Runnable.put_adapter."""
         check_adapter(self._program, name, part, a, b, gain)
         self._check(slot)
+        if self._shape(slot).parts.get(name, {part: None})[part] != (len(a), gain is not None):
+            raise ValueError(f"{name}: not the rank that the slot was opened for, or other gains")
         gains = None if gain is None else torch.from_numpy(gain.copy()).to(self._device)
         self._held[slot, name, part] = Matrices(self._rounded(a), self._rounded(b), gains)
 
@@ -46,6 +62,8 @@ class AdapterMatrices:
         """Fill rows of a parameter of a slot; see Runnable.put_own_rows."""
         param = check_own_rows(self._program, name, first, rows).param
         self._check(slot)
+        if name not in self._shape(slot).own:
+            raise ValueError(f"{name}: rows that a slot does not have")
         if (slot, name) not in self._own:
             shape = param.rows, param.cols
             self._own[slot, name] = torch.zeros(shape, dtype=TORCH_DTYPES[param.dtype], device=self._device)
@@ -59,6 +77,7 @@ class AdapterMatrices:
             del self._held[key]
         for own in [own for own in self._own if own[0] == slot]:
             del self._own[own]
+        self._free += self._opened.pop(slot, (None, 0))[1]
 
     def linear(self, name: str) -> Adapted:
         """The linear of that name."""
@@ -81,20 +100,20 @@ class AdapterMatrices:
         if not 0 <= slot < self._slots:
             raise ValueError(f"slot: {slot} is not in [0, {self._slots - 1}]")
 
+    def _shape(self, slot: int) -> AdapterShape:
+        return self._opened[slot][0] if slot in self._opened else AdapterShape({}, [])
+
     def _rounded(self, matrix: F32) -> Tensor:
         found = torch.from_numpy(np.ascontiguousarray(matrix, np.float32))
         return found.to(torch.bfloat16).float().to(self._device)
 
 
 def planned_bytes(program: Program, limits: Limits) -> int:
-    """The most bytes of all slots."""
-    low = (
-        4 * (adapted.rank * (adapted.cols + rows) + rows)
-        for adapted in program.adapted
-        for rows in adapted.rows
-    )
-    own = sum(
-        each.param.rows * each.param.cols * int(TORCH_DTYPES[each.param.dtype].itemsize)
-        for each in program.owned
-    )
-    return limits.max_loras * (sum(low) + own)
+    """The most bytes of all slots: bfloat16 is held as float32, and parameters as torch has them."""
+    if not limits.max_loras:
+        return 0
+    widest = max(
+        (TORCH_DTYPES[own.param.dtype].itemsize * own.param.rows * own.param.cols / param_bytes(own.param)
+         for own in program.owned), default=0,
+    )  # fmt: skip
+    return math.ceil(max(2, widest) * limits.adapter_pages * adapter_layout(program).page_bytes)

@@ -29,7 +29,7 @@ from quire.executor.torch.step import DeviceStep, StepReader
 from quire.executor.torch.weights import Weights
 from quire.loader.packed import Packer
 from quire.program.program import Program
-from quire.program.tensors import Param
+from quire.program.tensors import AdapterShape, Param
 from quire.quant import GroupCodes
 from quire.types import MemoryBudgetError
 
@@ -164,6 +164,16 @@ class TorchExecutor:
     def copy_blocks(self, blocks: Sequence[int], targets: Sequence[int]) -> None:
         memory = self._bound()[0].memory
         memory[list(targets)] = memory[list(blocks)]
+
+    def use_threads(self, count: int) -> None:  # the protocol names it
+        """Nothing changes: torch has threads of its own."""
+
+    def warm_blocks(self, count: int) -> int | None:  # noqa: ARG002  the protocol names it
+        """All pages are there."""
+        return None
+
+    def open_adapter(self, slot: int, shape: AdapterShape) -> None:
+        self._bound()[0].adapters.open(slot, shape)
 
     def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> None:
         self._bound()[0].adapters.put(slot, name, part, a, b, gain)

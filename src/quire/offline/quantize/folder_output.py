@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from quire.offline.quantize.quantize_output import Found, Grams, QuantizeResult
 from quire.offline.quantize.recipe import Recipe
 from quire.offline.quantize.sites import unseen_modules
 from quire.offline.quantize.unfinished import Tensors, UnfinishedRun
+from quire.offline.quantize.widths import module_patterns
 from quire.spec.gguf_keys import Config
 from quire.util.sizes import format_size
 
@@ -35,6 +37,9 @@ class FolderOutput:
 
     def check(self, recipe: Recipe, name: str, rows: int, cols: int) -> None:
         """See QuantizeOutput."""
+        recipe = (
+            replace(recipe, bits=8) if recipe.target_bits else recipe
+        )  # others are left out where they don't fit
         check_shape(self._layout, recipe, name, rows, cols)
 
     def round(
@@ -42,7 +47,7 @@ class FolderOutput:
     ) -> Found:
         """See QuantizeOutput."""
         unseen = unseen_modules(layer.program, layer.index)
-        found = round_weights(self._job.recipe, weights, layer.sites, unseen, grams, pool)
+        found = round_weights(self._job.recipe, weights, layer.sites, unseen, grams, self._job.widths, pool)
         work.notes |= {tensor.removesuffix(".weight"): error for tensor, (_, error) in found.items()}
         if grams:
             blind = [
@@ -79,7 +84,10 @@ class FolderOutput:
         if self._layout == "floats":
             config["quire_pruning"] = job.meta() | {"summary": job.recipe.pruned_text}
         else:
-            config["quantization_config"] = quantization_config(self._layout, job.recipe, kept, job.meta())
+            dynamic = module_patterns(job)
+            config["quantization_config"] = quantization_config(
+                self._layout, job.recipe, kept, job.meta(), dynamic
+            )
         total = finish_folder(job, work, config, of_layers, len(job.layers), judge)
         return self._result(work, total)
 

@@ -9,32 +9,47 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 
+_ROWS = 2048  # that are multiplied at a time: a short product spends its time on the sum
+
+
 class GramMatrix:
     """H = Σ xᵀx over rows x, and per column the greatest magnitude and the sum of magnitudes.
 
     The error that a change ΔW of a weight [out, in] makes in its outputs over all rows is tr(ΔW·H·ΔWᵀ).
     """
 
-    def __init__(self, cols: int) -> None:
+    def __init__(self, cols: int, h: F32 | None = None) -> None:
         self.rows = 0
-        self.h: F32 = np.zeros((cols, cols), np.float32)
+        self._h: F32 = np.zeros((cols, cols), np.float32) if h is None else h
+        self._waiting: list[F32] = []
         self.top: F32 = np.zeros(cols, np.float32)
         self.magnitude: F64 = np.zeros(cols, np.float64)
 
     @staticmethod
     def nbytes(cols: int) -> int:
-        """Bytes of one, while rows are added."""
+        """Bytes of one, with rows that wait."""
         return 8 * cols * cols + 12 * cols
+
+    @property
+    def h(self) -> F32:
+        """H; not while another thread reads it first."""
+        if self._waiting:
+            rows = np.concatenate(self._waiting)
+            self._waiting.clear()
+            self._h += rows.T @ rows  # numpy computes half of a product with the own transpose
+        return self._h
 
     def add(self, x: F32) -> None:
         """Add rows [n, cols]."""
         if not len(x):
             return
         self.rows += len(x)
-        self.h += x.T @ x  # numpy computes half of a product with the own transpose
+        self._waiting.append(x)
         sizes = np.abs(x)
         np.maximum(self.top, sizes.max(0), out=self.top)
         self.magnitude += sizes.sum(0, dtype=np.float64)
+        if sum(map(len, self._waiting)) >= min(_ROWS, self._h.shape[0]):
+            _ = self.h
 
     @property
     def importance(self) -> F32:

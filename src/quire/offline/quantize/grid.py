@@ -149,6 +149,5 @@ def _step(lowest: F32, highest: F32, kind: GridKind, share: np.float32) -> tuple
     stored = np.clip(scale, _SMALLEST, 65504).astype(np.float16)
     if kind.symmetric:
         return stored, np.full(stored.shape, kind.middle, np.uint8)
-    # A zero of 0 cannot be written in GPTQ's first checkpoint format, which stores one less.
-    zero = np.clip(np.rint(-lowest * share / stored.astype(np.float32)), 1, kind.top)
+    zero = np.clip(np.rint(-lowest * share / stored.astype(np.float32)), 0, kind.top)
     return stored, zero.astype(np.uint8)

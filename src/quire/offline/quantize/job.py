@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,11 @@ from quire.util.sizes import format_size
 
 @dataclass(frozen=True, slots=True)
 class QuantizeJob:
-    """Everything that a run knows before it begins. `stored`: the program's name of a tensor -> the checkpoint's."""
+    """Everything that a run knows before it begins.
+
+    `stored`: the program's name of a tensor -> the checkpoint's. `widths`: the bits of tensors that do not have the
+    recipe's.
+    """
 
     model: Model
     spec: ModelSpec
@@ -39,6 +43,7 @@ class QuantizeJob:
     stored: dict[str, str]
     calibration: Calibration | None
     layers: list[LayerForward]
+    widths: Mapping[str, int]
 
     def digest(self) -> str:
         """What a run must have in common with one that it continues."""
@@ -46,7 +51,8 @@ class QuantizeJob:
         text = None if self.calibration is None else self.calibration.digest
         machine = [self.config.weights, self.config.isa]
         config = self.model.facts.config_sha256
-        return digest(__version__, self.recipe.described(), text, fingerprint(files), config, machine)
+        recipe = self.recipe.described()
+        return digest(__version__, recipe, dict(self.widths), text, fingerprint(files), config, machine)
 
     def meta(self) -> dict[str, Any]:
         """How the checkpoint was made, for its files."""
@@ -81,7 +87,7 @@ def opened(name: str, recipe: Recipe, asked: EngineConfig, calibration: str) -> 
         rules = LoadRules.of(spec)
         check_tensors(lower(spec, NumberFormats()).params, source, rules)
         stored = stored_names(spec, source, rules.twins)
-        yield QuantizeJob(model, spec, recipe, config, source, stored, text, layers)
+        yield QuantizeJob(model, spec, recipe, config, source, stored, text, layers, {})
 
 
 def _check_model(model: Model) -> None:
@@ -146,5 +152,7 @@ def _layer_bytes(job: QuantizeJob, layer: LayerForward) -> int:
         GramMatrix.nbytes(site.cols) * max(len({module.expert for module in site.modules}), 1)
         for site in layer.sites
     )
-    factor = max(28 * site.cols**2 for site in layer.sites)  # in float64, its transpose and copies
-    return layer.nbytes + grams + rounded + max(factor + solving, 2**24)
+    widest = max(site.cols for site in layer.sites) ** 2
+    factor = 28 * widest  # in float64, its transpose and copies
+    products = 4 * widest * job.config.threads
+    return layer.nbytes + grams + max(products, rounded + max(factor + solving, 2**24))

@@ -5,6 +5,7 @@ A `Rounded` is what a method makes of a weight; a layout turns it into arrays.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def layout_of(recipe: Recipe) -> str:
     """The layout of tensors that a recipe is written in; "floats": as the checkpoint's own."""
     if recipe.method in PRUNERS:
         return "floats"
-    if recipe.method == "awq" and recipe.bits == 4:
+    if recipe.method == "awq" and recipe.bits == 4 and not recipe.target_bits:
         return "awq"
     return {"smoothquant": "int-quantized", "fp8": "float-quantized"}.get(recipe.method, "gptq")
 
@@ -66,7 +67,7 @@ def arrays_of(layout: str, rounded: Rounded) -> Arrays:
         grid = rounded.grid
         if layout == "awq":
             return pack_awq(rounded.codes, grid.scales, grid.zeros)
-        return pack_gptq(rounded.codes, grid.scales, grid.zeros, grid.kind.bits)
+        return pack_gptq(rounded.codes, grid.scales, grid.zeros, grid.kind.bits, v2=not grid.kind.symmetric)
     assert rounded.numbers is not None
     assert rounded.scales is not None
     found: Arrays = {"weight": rounded.numbers, "weight_scale": rounded.scales}
@@ -105,13 +106,19 @@ def tensors_of(name: str, arrays: Arrays) -> list[tuple[TensorInfo, Array]]:
     ]
 
 
-def quantization_config(layout: str, recipe: Recipe, kept: list[str], meta: dict[str, Any]) -> dict[str, Any]:
-    """The entry of config.json; `kept` are modules with plain weights, `meta` how it was made."""
+def quantization_config(
+    layout: str, recipe: Recipe, kept: list[str], meta: dict[str, Any], dynamic: Mapping[str, int]
+) -> dict[str, Any]:
+    """The entry of config.json; `kept` are modules with plain weights, `meta` how it was made, `dynamic` patterns of
+    the names of modules and the bits that they have in place of the recipe's.
+    """
     if layout == "gptq":
         return {
             "quant_method": "gptq", "bits": recipe.bits, "group_size": recipe.group_size or -1,
             "desc_act": False, "static_groups": True, "sym": recipe.symmetric, "damp_percent": recipe.damping,
-            "true_sequential": False, "lm_head": False, "checkpoint_format": "gptq", "pack_dtype": "int32",
+            "true_sequential": False, "lm_head": False, "pack_dtype": "int32",
+            "checkpoint_format": "gptq" if recipe.symmetric else "gptq_v2",
+            **({"dynamic": {f"+:{name}": {"bits": bits} for name, bits in dynamic.items()}} if dynamic else {}),
             "meta": meta,
         }  # fmt: skip
     if layout == "awq":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,33 +27,31 @@ E4M3_TOP = np.float32(448)
 
 def round_weights(
     recipe: Recipe, weights: LayerWeights, sites: tuple[Site, ...], unseen: tuple[Module, ...],
-    grams: Mapping[tuple[int, int], GramMatrix], pool: Executor,
+    grams: Mapping[tuple[int, int], GramMatrix], widths: Mapping[str, int], pool: Executor,
 ) -> dict[str, tuple[Rounded, float]]:  # fmt: skip
     """Round the weights of a layer: tensor -> what it became, and its relative error.
 
-    `grams`: those of each site, by its op and the number of the expert (-1 outside of experts). Weights whose inputs
-    were never seen are rounded to nearest. The relative error is tr(ΔW·H·ΔWᵀ) / tr(W·H·Wᵀ). Threads of the pool take
-    whole weights, so their number changes no bit.
+    `grams`: those of each site, by its op and the number of the expert (-1 outside of experts). `widths`: the bits of
+    tensors that do not have the recipe's. Weights whose inputs were never seen are rounded to nearest. The relative
+    error is tr(ΔW·H·ΔWᵀ) / tr(W·H·Wᵀ). Threads of the pool take whole weights, so their number changes no bit.
     """
     mine = dict(grams)
     if recipe.method in {"awq", "smoothquant"}:
-        mine |= _scaled(recipe, weights, sites, grams, pool)
-    prepare = _PREPARE[recipe.method]
+        mine |= _scaled(recipe, weights, sites, grams, widths, pool)
     modules = {module: mine.get((site.op, module.expert)) for site in sites for module in site.modules}
     modules |= dict.fromkeys(unseen)
-    by_gram = {id(gram): gram for gram in modules.values()}
-    made = dict(
-        zip(
-            by_gram,
-            pool.map(lambda gram: prepare(recipe, gram or GramMatrix(0)), by_gram.values()),
-            strict=True,
-        )
-    )
+    recipes = {module: _of_width(recipe, widths.get(module.tensor)) for module in modules}
+    kinds = {(id(gram), recipes[module].bits): (recipes[module], gram) for module, gram in modules.items()}
+
+    def prepared(item: tuple[Recipe, GramMatrix | None]) -> Round:
+        return _PREPARE[recipe.method](item[0], item[1] or GramMatrix(0))
+
+    made = dict(zip(kinds, pool.map(prepared, kinds.values()), strict=True))
 
     def rounded(item: tuple[Module, GramMatrix | None]) -> tuple[Rounded, float]:
         module, gram = item
         weight, seen = weights[module.tensor], gram or GramMatrix(0)
-        result = made[id(gram)](weight)
+        result = made[id(gram), recipes[module].bits](weight)
         whole = float(seen.error(weight).sum(dtype=np.float64))
         lost = float(seen.error(weight - result.values()).sum(dtype=np.float64))
         return result, lost / whole if whole else 0.0
@@ -63,15 +62,16 @@ def round_weights(
 
 def _scaled(
     recipe: Recipe, weights: LayerWeights, sites: tuple[Site, ...], grams: Mapping[tuple[int, int], GramMatrix],
-    pool: Executor,
+    widths: Mapping[str, int], pool: Executor,
 ) -> dict[tuple[int, int], GramMatrix]:  # fmt: skip
     """Apply the factors of a layer; the Gram matrices that they change."""
-    kind, found = _kind(recipe), {}
+    found = {}
     seen = [(site, grams[site.op, -1]) for site in sites if (site.op, -1) in grams]
 
     def factors_of(item: tuple[Site, GramMatrix]) -> F32 | None:
         if recipe.method == "awq":
-            return awq_factors(weights, *item, kind)
+            of_site = _of_width(recipe, widths.get(item[0].modules[0].tensor))
+            return awq_factors(weights, *item, kind_of(of_site))
         return smooth_factors(weights, *item, recipe.alpha)
 
     for (site, gram), factors in zip(seen, pool.map(factors_of, seen), strict=True):
@@ -81,7 +81,12 @@ def _scaled(
     return found
 
 
-def _kind(recipe: Recipe) -> GridKind:
+def _of_width(recipe: Recipe, bits: int | None) -> Recipe:
+    return recipe if bits is None else replace(recipe, bits=bits)
+
+
+def kind_of(recipe: Recipe) -> GridKind:
+    """The grid of a recipe whose choices are made."""
     assert recipe.group_size is not None  # recipe.fitted
     assert recipe.symmetric is not None
     return GridKind(recipe.bits, recipe.group_size, recipe.symmetric)
@@ -91,7 +96,7 @@ def _nearest(recipe: Recipe, gram: GramMatrix) -> Round:
     del gram
 
     def make(weight: F32) -> Rounded:
-        grid = find_grid(weight, _kind(recipe))
+        grid = find_grid(weight, kind_of(recipe))
         return Rounded(grid.codes(weight), grid)
 
     return make
@@ -103,7 +108,7 @@ def _gptq(recipe: Recipe, gram: GramMatrix) -> Round:
     factor = Factor.of(gram, damping=recipe.damping, desc_act=recipe.desc_act)
 
     def make(weight: F32) -> Rounded:
-        grid = find_grid(weight, _kind(recipe), gram.h)
+        grid = find_grid(weight, kind_of(recipe), gram.h)
         return Rounded(gptq_codes(weight, grid, gram, factor), grid)
 
     return make
@@ -111,7 +116,7 @@ def _gptq(recipe: Recipe, gram: GramMatrix) -> Round:
 
 def _awq(recipe: Recipe, gram: GramMatrix) -> Round:
     def make(weight: F32) -> Rounded:
-        grid = find_grid(weight, _kind(recipe), gram.h if gram.rows else None)
+        grid = find_grid(weight, kind_of(recipe), gram.h if gram.rows else None)
         return Rounded(grid.codes(weight), grid)
 
     return make

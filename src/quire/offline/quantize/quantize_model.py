@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,7 @@ from quire.offline.quantize.quantize_output import QuantizeOutput, QuantizeResul
 from quire.offline.quantize.recipe import Recipe
 from quire.offline.quantize.sites import Site
 from quire.offline.quantize.unfinished import Residuals, UnfinishedRun
+from quire.offline.quantize.widths import MeasureWidths, with_widths
 from quire.types import CheckpointError
 
 Progress = Callable[[int, int], None]
@@ -44,8 +48,33 @@ def quantize(
     if out.exists():
         raise CheckpointError(f"{out}: already exists")
     with opened(name, recipe, asked, calibration) as job:
-        output: QuantizeOutput = GGUFOutput(job, out) if recipe.method == "gguf" else FolderOutput(job)
-        return run_job(job, output, out, progress, judge)
+        if recipe.method == "gguf":
+            return run_job(job, GGUFOutput(job, out), out, progress, judge)
+        if not recipe.target_bits:
+            return run_job(job, FolderOutput(job), out, progress, judge)
+        return _run_mixed(job, out, progress, judge)
+
+
+def _run_mixed(
+    job: QuantizeJob, out: Path, progress: Progress | None, judge: Callable[[Path], None] | None
+) -> QuantizeResult:
+    """Run the text through the model once to choose the width of each linear, then quantize."""
+    assert job.calibration is not None
+    once = len(job.calibration.windows) * len(job.layers)
+    total = once * (1 + job.recipe.passes)
+
+    def part(begin: int) -> Progress | None:
+        return None if progress is None else lambda done, _: progress(begin + done, total)
+
+    measuring = replace(job, recipe=replace(job.recipe, method="rtn"))
+    measured, place = MeasureWidths(measuring), out.with_name(f"{out.name}.widths")
+    run_job(measuring, measured, place, part(0), None)
+    mixed = with_widths(job, measured.widths)
+    result = run_job(mixed, FolderOutput(mixed), out, part(once), judge)
+    shutil.rmtree(UnfinishedRun(place, 0).folder)
+    counts = Counter(measured.widths.values())
+    widths = ", ".join(f"{counts[bits]} of {bits} bits" for bits in sorted(counts))
+    return QuantizeResult((f"linears: {widths}", *result.lines), result.errors)
 
 
 def run_job(
@@ -132,6 +161,7 @@ def _observe(
         if keep:
             residuals.write(after)
         steps.one()
+    list(pool.map(lambda gram: gram.h, grams.values()))  # of rows that wait
     return grams
 
 

@@ -19,6 +19,7 @@ STRUCTURES = ("heads", "channels", "layers")
 BITS = (2, 3, 4, 8)
 _SAME = 1e-6
 _SIZES = (128, 64, 32, 16)
+_MIXED = ("rtn", "gptq", "awq", "gguf")
 _WITHOUT_TEXT = {"rtn", "magnitude"}  # and fp8 with dynamic activations
 
 
@@ -45,7 +46,8 @@ class Recipe:
     symmetric (None: not for awq): the grid of rtn, gptq and awq. desc_act, damping: see gptq.
     alpha: how much of the difficulty SmoothQuant moves into the weights. activations: fp8's, "dynamic" or "static".
     gguf_type: the type of linears in a GGUF file. samples windows of `length` tokens are taken of the calibration text.
-    target_bits: mean bits of a weight, for mixed precision. sparsity, pattern, structure: the share that is pruned; N:M
+    target_bits: mean bits of a weight with its share of scales, for mixed precision; the linears' own then stand in
+    `bits`' place. sparsity, pattern, structure: the share that is pruned; N:M
     if N of every M weights in a row stay; what goes whole, for the method "structured".
     """
 
@@ -74,9 +76,10 @@ class Recipe:
             raise ValueError(f"bits: {self.bits} is not one of {', '.join(map(str, BITS))}")
         if self.method == "gguf" and self.bits not in {2, 3, 4, 5, 6, 8}:
             raise ValueError(f"bits: {self.bits} is not one of 2, 3, 4, 5, 6, 8")
-        if self.target_bits and (self.method != "gguf" or not 1 <= self.target_bits <= 9):
+        if self.target_bits and (self.method not in _MIXED or not 1 <= self.target_bits <= 9):
             raise ValueError(
-                f"target_bits: {self.target_bits:g} is not from 1 to 9, or {self.method} is not gguf"
+                f"target_bits: {self.target_bits:g} is not from 1 to 9, or {self.method} is not one of "
+                f"{', '.join(_MIXED)}"
             )
         if self.method in {"smoothquant", "fp8"} and self.bits != 8:
             raise ValueError(f"bits: {self.method} has 8, not {self.bits}")
@@ -109,7 +112,7 @@ class Recipe:
         """Whether the inputs of linears are needed."""
         if self.method == "fp8":
             return self.activations == "static"
-        return self.method not in _WITHOUT_TEXT
+        return self.method not in _WITHOUT_TEXT or bool(self.target_bits)
 
     def fitted(self, columns: Iterable[int]) -> Recipe:
         """This recipe with every choice made, for weights with these numbers of input features."""
@@ -144,6 +147,8 @@ class Recipe:
             "structured": ("structure", "sparsity", "damping"),
             "gguf": ("bits", "gguf_type", "target_bits"),
         }[self.method]
+        if self.target_bits and self.method != "gguf":
+            mine = ("target_bits", *mine[1:])
         text = ("samples", "length", "seed") if self.needs_text else ()
         return {"method": self.method} | {name: found[name] for name in (*mine, *text)}
 

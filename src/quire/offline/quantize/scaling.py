@@ -81,9 +81,8 @@ def apply_factors(weights: LayerWeights, site: Site, factors: F32) -> None:
 
 def scaled_gram(gram: GramMatrix, factors: F32) -> GramMatrix:
     """That of the inputs divided by the factors."""
-    found = GramMatrix(len(factors))
+    found = GramMatrix(len(factors), gram.h / factors / factors[:, None])
     found.rows = gram.rows
-    found.h = gram.h / factors / factors[:, None]
     found.top, found.magnitude = gram.top / factors, gram.magnitude / factors
     return found
 

@@ -14,6 +14,7 @@ from quire.server.dialects import (
     ollama,
     ollama_pages,
     openai_responses,
+    responses_counts,
     sglang,
     tgi,
 )
@@ -28,6 +29,7 @@ from quire.server.routes import HttpRoute
 
 DIALECTS: tuple[HttpRoute, ...] = (
     *openai_responses.ROUTES,
+    *responses_counts.ROUTES,
     *anthropic.ROUTES,
     *ollama.ROUTES,
     *ollama_pages.ROUTES,

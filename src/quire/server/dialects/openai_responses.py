@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from quire.server.dialects.responses_tools import ToolTurns
 
 _PATH = "/v1/responses/"
-_NAMES: Renames = {
+NAMES: Renames = {
     r"tools\[(\d+)\]\.function": r"tools[\1]",
     r"response_format\.json_schema\.schema": "text.format.schema",
     r"max_tokens\b": "max_output_tokens",
@@ -90,7 +90,7 @@ async def create(context: ServerContext, exchange: Exchange, read: Body[Response
         raise bad_request("store", "store: must be true with background")
     if body.max_tool_calls is not None and body.max_tool_calls < 1:
         raise bad_request("max_tool_calls", f"max_tool_calls: {body.max_tool_calls} is below 1")
-    names = dict(_NAMES)
+    names = dict(NAMES)
     with renamed(names):
         found = await _prepare(context, exchange, read, names)
         if body.background:
@@ -118,7 +118,7 @@ async def _stream(context: ServerContext, exchange: Exchange, found: _Prepared) 
         return events.finished(finish(found.body, turns.items, turns.cut, turns.usage))
 
     form = StreamForm(
-        events.chunk_of, last, opening=events.begun, direct=events.direct, kept=True,
+        events.chunk_of, last, opening=events.begun, direct=events.direct, text_of=events.text_of, kept=True,
         ended=lambda: _keep(context, found), turn=None if turns is None else turn,
     )  # fmt: skip
     await AnswerStream(context, exchange, form).write([found.ask] if found.ask else ())
@@ -130,13 +130,13 @@ async def _prepare(
     body = read.value
     model = generating_model(context, exchange, body.model).name
     items = input_items(body.input)
-    before = await _before(context, exchange, body.previous_response_id)
+    before = await items_before(context, exchange, body.previous_response_id)
     own = msgspec.json.encode(items)
     response = _begun(body, model)
     if any(isinstance(tool, McpOffer) for tool in body.tools or ()):
         turns = _with_turns(context, body, response, [*before, *items], len(items), names)
         return _Prepared(None, turns, response, own, response.store, exchange.tenant)
-    asked = _chat_request(context, body, chat_messages([*before, *items], body.instructions))
+    asked = chat_request(context, body, chat_messages([*before, *items], body.instructions))
     body.input = ""
     found = await prepare_chat(context, exchange, Body(read.size, asked), response.id)
     params = found.ask.request.params
@@ -154,14 +154,14 @@ def _with_turns(
     offers = find_offers(context, body)
     # what is wrong with the items, or with a parameter, is told before a server is asked
     messages = chat_messages(items, body.instructions)
-    params = chat_params(_chat_request(context, body, messages, ([], None)), context.card().default_sampling)
+    params = chat_params(chat_request(context, body, messages, ([], None)), context.card().default_sampling)
     response.temperature, response.top_p = params.temperature, params.top_p
     body.input = ""
 
     def ask(
         messages: list[dict[str, Any]], tools: list[dict[str, Any]], choice: Any
     ) -> ChatCompletionRequest:
-        return _chat_request(context, body, messages, (tools, choice))
+        return chat_request(context, body, messages, (tools, choice))
 
     turns = ToolTurns(context, body, offers, response, msgspec.json.encode(items), own, ask)
     turns.names = names
@@ -204,7 +204,7 @@ def _functions(body: ResponsesRequest) -> list[dict[str, Any]]:
     ]
 
 
-def _chat_request(
+def chat_request(
     context: ServerContext, body: ResponsesRequest, messages: list[dict[str, Any]],
     named: tuple[list[dict[str, Any]], Any] | None = None,
 ) -> ChatCompletionRequest:  # fmt: skip
@@ -245,7 +245,9 @@ def _response_format(body: ResponsesRequest) -> JsonSchemaFormat | JsonObjectFor
             return None
 
 
-async def _before(context: ServerContext, exchange: Exchange, previous: str | None) -> list[dict[str, Any]]:
+async def items_before(
+    context: ServerContext, exchange: Exchange, previous: str | None
+) -> list[dict[str, Any]]:
     """The items of the responses before. Raises ApiError for one that is not there, or not finished."""
     if previous is None:
         return []

@@ -189,6 +189,14 @@ class ResponseStream:
             return self._grown(text)
         return self._steps(parts)
 
+    def text_of(self, text: str) -> tuple[bytes, bytes, bytes] | None:
+        """The event of a text that continues the open message, in three pieces: the text is that in the middle."""
+        if self._around is None or not self.answer.grow_text(text):
+            return None
+        number, self._number = self._number, self._number + 1
+        before, behind = self._around
+        return b"%b%d%b" % (before, number, behind), _encode(text), b"}\n\n"
+
     def last(self, run: HttpGeneration) -> bytes:
         """The events after the last delta."""
         cut = run.outputs[0].outputs[0].finish_reason in CUT

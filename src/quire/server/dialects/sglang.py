@@ -189,7 +189,9 @@ async def _write(
         await answer_whole(context, exchange, asks, partial(answer_pieces, head), logprobs="top_logprobs_num")
         return
     events = SglangStream(head)
-    form = StreamForm(events.chunk_of, events.last, begun=events.begun, whole=True, kept=True)
+    form = StreamForm(
+        events.chunk_of, events.last, begun=events.begun, whole=True, token_of=events.token_of, kept=True
+    )
     await AnswerStream(context, exchange, form).write(asks)
 
 

@@ -14,6 +14,7 @@ from quire.records import dataclass
 from quire.server import pieces
 from quire.server.chunks import DONE
 from quire.server.dialects.sglang_types import SglangLogprob, SglangReason
+from quire.server.exchange import ChunkPiece
 from quire.server.generation import HttpGeneration
 from quire.server.logprob_bodies import TokenTexts, finite
 from quire.types import FinishReason, TokenIds
@@ -122,14 +123,14 @@ def _triple(head: SglangHead, token: TokenLogprob) -> SglangLogprob:
 
 
 class _Choice:
-    """What the next event of a choice repeats: its text and ids so far, both as JSON, and what stands around the number
-    of its tokens.
+    """What the next event of a choice repeats: its beginning with the text so far, the ids so far, and what stands
+    around the number of its tokens.
     """
 
     __slots__ = ("around", "count", "ids", "text")
 
     def __init__(self) -> None:
-        self.text, self.ids, self.count = bytearray(), bytearray(), 0
+        self.text, self.ids, self.count = bytearray(b'data: {"text":"'), bytearray(b'","output_ids":['), 0
         self.around = (b"", b"")
 
 
@@ -155,13 +156,23 @@ class SglangStream:
         choice.text += _encode(delta.text)[1:-1]
         choice.count += len(ids)
         if ids and not self._hidden:
-            choice.ids += (b",%b" if choice.ids else b"%b") % _encode(ids)[1:-1]
+            choice.ids += (b"%b" if choice.ids.endswith(b"[") else b",%b") % _encode(ids)[1:-1]
         if ended or not choice.around[0]:
             choice.around = self._around(number, choice, ended=ended)
-        return b"".join((
-            b'data: {"text":"', choice.text, b'","output_ids":[', choice.ids, choice.around[0],
-            b"%d" % choice.count, choice.around[1],
-        ))  # fmt: skip
+        return b"".join((choice.text, choice.ids, choice.around[0], b"%d" % choice.count, choice.around[1]))
+
+    def token_of(
+        self, number: int, text: str, token_id: int, _: float | None
+    ) -> tuple[ChunkPiece, ChunkPiece, bytes] | None:
+        """The event of a token behind others, in three pieces."""
+        choice = self._choices[number]
+        before, behind = choice.around
+        if not choice.count or self._hidden or len(text) > pieces.SHORT_CHARS:
+            return None
+        choice.text += _encode(text)[1:-1]
+        choice.ids += b",%d" % token_id
+        choice.count += 1
+        return choice.text, choice.ids, b"%b%d%b" % (before, choice.count, behind)
 
     def _around(self, number: int, choice: _Choice, *, ended: bool) -> tuple[bytes, bytes]:
         """What stands around the number of tokens in an event: it is the same until the last one."""

@@ -107,7 +107,7 @@ async def _answer(
             )
             return
         events = TgiStream(head)
-        form = StreamForm(events.chunk_of, events.last, whole=True, kept=True)
+        form = StreamForm(events.chunk_of, events.last, whole=True, token_of=events.token_of, kept=True)
         await AnswerStream(context, exchange, form, logprobs="parameters.top_n_tokens").write([ask])
 
 

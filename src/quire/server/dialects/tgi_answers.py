@@ -65,6 +65,18 @@ class TokenWriter:
         text = self._text(token_id, special=special)
         return TgiToken(token_id, text, None if logprob is None else finite(logprob), special)
 
+    def plain(self, token_id: int) -> str | None:
+        """The text of the next token; None, and nothing has changed, if it is special or its characters not whole."""
+        if self._held or token_id in self._special:
+            return None
+        raw = self._texts(token_id)[1]
+        if len(raw) > pieces.SHORT_CHARS:
+            return None
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return None
+
     def prefilled(self, token_id: int, logprob: float | None) -> TgiPrefillToken:
         """The next token of the inputs."""
         text = self._text(token_id, special=token_id in self._special)
@@ -181,6 +193,23 @@ class TgiStream:
         if delta.finish_reason is not None and found:
             self._kept = found.pop()
         return _written(found[0]) if len(found) == 1 else b"".join(map(_written, found))
+
+    def token_of(
+        self, _: int, text: str, token_id: int, logprob: float | None
+    ) -> tuple[bytes, bytes, bytes] | None:
+        """The event of a token, as `chunk_of` makes it, in three pieces; None unless it is plain."""
+        if self._top or self._hidden or logprob is None:
+            return None
+        plain = self._writer.plain(token_id)
+        if plain is None:
+            return None
+        self._text += text.encode()
+        self._index += 1
+        return (
+            b'data: {"index":%d,"token":{"id":%d,"text":' % (self._index, token_id), _encode(plain),
+            b',"logprob":%b,"special":false},"generated_text":null,"details":null}\n\n'
+            % _encode(finite(logprob)),
+        )  # fmt: skip
 
     def last(self, run: HttpGeneration) -> bytes:
         """The last event."""

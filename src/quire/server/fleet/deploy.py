@@ -17,6 +17,7 @@ from quire.engine.build.opening import find_model
 from quire.server.errors import ApiError, bad_request, shorten
 from quire.server.fleet.fleet import Fleet, check_shares
 from quire.server.fleet.member import Member
+from quire.server.fleet.pulls import PROCESS_BYTES
 from quire.server.fleet.shadows import text_of
 from quire.server.fleet.shares import with_share
 from quire.server.fleet.traffic import Failure, Fallback, TrafficRule
@@ -102,10 +103,11 @@ class Deployments:
             if (
                 not fits
             ):  # before the old one is drained; what is loaded beside it is planned when it is loaded
-                try:
-                    await check_shares([served])
-                except QuireError as error:
-                    raise _refused(str(error)) from None
+                with fleet.ledger.spare(PROCESS_BYTES) as there:  # else it is found when the old one is gone
+                    try:
+                        await check_shares([served] if there else [])
+                    except QuireError as error:
+                        raise _refused(str(error)) from None
             placed = old.places is not None
             member = fleet.add(served, number, placed=placed)
             fleet.added(member)

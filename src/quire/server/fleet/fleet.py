@@ -8,11 +8,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from quire.config.lora_modules import adapter_paths
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError
 from quire.engine.build.opening import find_model, gguf_files
 from quire.engine.host.held import tokenizer_beside
+from quire.engine.host.memory_ledger import MemoryLedger
 from quire.engine.host.messages import Load
 from quire.engine.host.plan_process import planned
 from quire.objectives import parse_degrade
@@ -56,6 +58,7 @@ class Fleet:
         self.places = ModelPlaces(shares.places, shares.place) if shares.places else None
         self._folder = tempfile.TemporaryDirectory(prefix="quire-")
         self._loading_turn = asyncio.Lock()
+        self.ledger = MemoryLedger(shares.bound - sum(shares.server.values()))
         self.members: dict[str, Member] = {}  # by id; the first one answers requests that name no model
         self.current: dict[str, str] = {}  # name of a model -> id of the version that answers
         self._aliases: dict[str, str] = {}
@@ -149,8 +152,9 @@ class Fleet:
         places = self.places if placed else None
         if places is not None:
             served = with_share(served, places.size)
-        turns = str(Path(self._folder.name) / "steps")
-        member = Member(served, version, turns, self._loading_turn, places, self.tenants)
+        memory = self.ledger.entry(served.config.limits.memory or 0)
+        cores = str(Path(self._folder.name) / "cores")
+        member = Member(served, version, cores, self._loading_turn, places, memory, self.tenants)
         self.members[member.id] = member
         return member
 
@@ -231,6 +235,8 @@ class Fleet:
 
 async def check_shares(models: Sequence[ServedModel]) -> None:
     """Raise MemoryBudgetError naming the first model that does not fit its share."""
+    if not models:
+        return
     found = await planned(await asyncio.to_thread(lambda: [_load_of(each) for each in models]))
     for served, plan in zip(models, found, strict=True):
         if isinstance(plan, MemoryBudgetError):
@@ -239,4 +245,6 @@ async def check_shares(models: Sequence[ServedModel]) -> None:
 
 def _load_of(served: ServedModel) -> Load:
     folder = find_model(served.model)
-    return Load(str(folder), served.config, tokenizer_beside(folder, gguf_files(folder)), "turns")
+    first = tuple(adapter_paths(served.serving.lora_modules).values())
+    beside = tokenizer_beside(folder, gguf_files(folder))
+    return Load(str(folder), served.config, beside, "cores", adapters=first)

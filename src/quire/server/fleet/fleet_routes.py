@@ -30,7 +30,9 @@ from quire.server.status import READY_PATHS, HealthBody, check_may_look
 
 
 class FleetModelBody(msgspec.Struct, kw_only=True):
-    """One name, and the version of the model that answers it. What is None is known once the model was loaded."""
+    """One name, and the version of the model that answers it. What is None is known once the model was loaded.
+    `memory` is its share in bytes, `borrowed` what it has of other models' shares, `lent` what they have of its own.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -41,6 +43,8 @@ class FleetModelBody(msgspec.Struct, kw_only=True):
     state: str
     version: int
     memory: int
+    borrowed: int = 0
+    lent: int = 0
     max_model_len: int | None = None
     architecture: str | None = None
     vocab_size: int | None = None
@@ -66,6 +70,8 @@ def model_body(name: str, member: Member) -> FleetModelBody:
         state=member.state, version=member.version, memory=served.config.limits.memory or 0,
         error=None if member.failure is None else shorten(str(member.failure)),
     )  # fmt: skip
+    if member.memory is not None:
+        body.borrowed, body.lent = member.memory.borrowed, member.memory.lent
     if member.loaded:
         card = member.engine.card
         body.max_model_len, body.architecture, body.vocab_size = (
@@ -209,6 +215,8 @@ async def _debug_memory(fleet: Fleet, context: ServerContext, exchange: Exchange
         "server": dict(shares.server),
         "shares": dict(shares.models),
         "models": models,
+        "borrowed": {member.id: member.memory.borrowed for member in loaded if member.memory is not None},
+        "at_most": fleet.ledger.used + sum(shares.server.values()),
     }
 
 

@@ -19,6 +19,7 @@ from quire.engine.api import (
     require_ready,
 )
 from quire.engine.front.async_engine import AsyncEngine
+from quire.engine.host.memory_ledger import LedgerEntry
 from quire.server.errors import ApiError
 from quire.server.fleet.places import ModelPlaces
 from quire.server.fleet.shares import ServedModel
@@ -44,16 +45,17 @@ class Member:
         self,
         served: ServedModel,
         version: int,
-        turns: str,
+        cores: str,
         loading_turn: asyncio.Lock,
         places: ModelPlaces | None = None,
+        memory: LedgerEntry | None = None,
         tenants: TenantDirectory | None = None,
     ) -> None:
-        self.served, self.version, self.places = served, version, places
+        self.served, self.version, self.places, self.memory = served, version, places, memory
         own = replace(
             served.serving, served_model_name=(served.name, *served.aliases), files_dir=None, grpc_port=None
         )  # what the whole server has
-        self.engine = AsyncEngine(served.model, served.config, own, turns=turns)
+        self.engine = AsyncEngine(served.model, served.config, own, cores=cores, memory=memory)
         self.service = Service(self.engine, own, tenants)
         self.created = int(time.time())
         self.active = 0  # requests that were passed to it and have not ended

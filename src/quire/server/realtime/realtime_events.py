@@ -8,9 +8,12 @@ from typing import Any
 
 import msgspec
 
+from quire.server.exchange import ChunkPiece
 from quire.server.realtime.conversation import Item, RealtimeConversation
 
 RealtimeEvent = dict[str, Any]
+
+_encode = msgspec.json.Encoder().encode
 
 _ENDED = {"response.completed": "completed", "response.incomplete": "incomplete"}
 # Events that are passed on with the id of the response, less what only the other API has.
@@ -36,7 +39,9 @@ class RealtimeAnswer:
         self._hidden: set[int] = set()  # indices of reasoning
         self._output: list[Item] = []
         self._open: Item | None = None
-        self._text = ""  # of the open item so far
+        self._text = bytearray()  # of the open item so far, as JSON
+        # of an event that continues the open text: what is before and behind its number, and both in the other form
+        self._around: tuple[bytes, bytes, bytes] | None = None
 
     def feed(self, data: bytes) -> Iterator[RealtimeEvent]:
         """The events that these bytes complete."""
@@ -45,6 +50,18 @@ class RealtimeAnswer:
             for line in block.split(b"\n"):
                 if line.startswith(b"data: "):
                     yield from self._take(msgspec.json.decode(line[6:]))
+
+    def continued(self, before: ChunkPiece, text: ChunkPiece) -> bytes | None:
+        """What is between its own number and `text`, the JSON of a text, in the Realtime event of one that has `before`
+        in front of the text; None if it does not continue the open text, and then nothing has changed.
+        """
+        if self._around is None or self._buffer:
+            return None
+        opening, place, fields = self._around
+        if not before.endswith(place) or not before.startswith(opening):
+            return None
+        self._text += text[1:-1]
+        return fields
 
     def cancelled(self) -> Iterator[RealtimeEvent]:
         """The events after the last one of a response that the client ends."""
@@ -90,21 +107,38 @@ class RealtimeAnswer:
             yield self._event(kind, **_without(event, "part"), part=part)
         elif kind in _PASSED:
             if kind.endswith(".delta"):
-                self._text += event["delta"]
+                self._text += _encode(event["delta"])[1:-1]
             call = {} if self._open is None or "call_id" not in self._open else self._open
             named = {"call_id": call["call_id"]} if call else {}
-            yield self._event(kind, **_without(event), **named)
+            made = self._event(kind, **_without(event), **named)
+            if kind == "response.output_text.delta":
+                self._remember(event, made)
+            yield made
+
+    def _remember(self, event: RealtimeEvent, made: RealtimeEvent) -> None:
+        """Keep what all events of the open text have in common."""
+        if self._around is not None or self._hidden:
+            return
+        kind = b"response.output_text.delta"
+        opening = b'event: %b\ndata: {"type":"%b","sequence_number":' % (kind, kind)
+        same = {
+            name: value for name, value in event.items() if name not in {"type", "sequence_number", "delta"}
+        }
+        place = b",%b," % _encode(same)[1:-1]
+        fields = _encode({name: value for name, value in made.items() if name != "delta"})[1:-1]
+        self._around = opening, place + b'"delta":', fields + b',"delta":'
 
     def _opened(self, event: RealtimeEvent) -> Iterator[RealtimeEvent]:
         item = self._open = _item(event["item"])
-        self._text = ""
+        self._text.clear()
+        self._around = None
         yield self._event("response.output_item.added", output_index=event["output_index"], item=item)
         if self._conversation is not None:
             before = self._conversation.append(item)
             yield {"type": "conversation.item.added", "previous_item_id": before, "item": item}
 
     def _closed(self, found: Item, index: int) -> Iterator[RealtimeEvent]:
-        kept, self._open = self._open, None
+        kept, self._open, self._around = self._open, None, None
         self._output.append(found)
         if self._conversation is not None and kept is not None:
             self._conversation.fill(kept, found)
@@ -114,18 +148,19 @@ class RealtimeAnswer:
     def _cut(self, item: Item) -> Iterator[RealtimeEvent]:
         """The end of an item that is not complete."""
         index, found = len(self._output), item | {"status": "incomplete"}
+        said = msgspec.json.decode(b'"%b"' % bytes(self._text))
         place = {"item_id": item["id"], "output_index": index}
         if item["type"] == "message":
-            text = {"type": "output_text", "text": self._text}
+            text = {"type": "output_text", "text": said}
             found["content"] = [text]
-            yield self._event("response.output_text.done", **place, content_index=0, text=self._text)
+            yield self._event("response.output_text.done", **place, content_index=0, text=said)
             yield self._event(
                 "response.content_part.done", **place, content_index=0, part=text | {"type": "text"}
             )
         else:
-            found["arguments"] = self._text
+            found["arguments"] = said
             named = {name: item[name] for name in ("call_id", "name")}
-            yield self._event("response.function_call_arguments.done", **place, **named, arguments=self._text)
+            yield self._event("response.function_call_arguments.done", **place, **named, arguments=said)
         yield from self._closed(found, index)
 
     def _begin(self) -> Iterator[RealtimeEvent]:

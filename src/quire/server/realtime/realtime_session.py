@@ -8,7 +8,7 @@ import functools
 import itertools
 import uuid
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -18,7 +18,7 @@ from quire.server.access import AccessControl
 from quire.server.context import ServerContext
 from quire.server.dialects.asking import renamed
 from quire.server.errors import ApiError, api_error, bad_request
-from quire.server.exchange import Exchange, Receive, Scope, Send, off_loop
+from quire.server.exchange import ChunkPiece, Exchange, Receive, Scope, Send, off_loop
 from quire.server.fields import Unsupported
 from quire.server.inner_request import Application, stream_inner
 from quire.server.logs import log_access
@@ -28,6 +28,9 @@ from quire.server.realtime.realtime_events import RealtimeAnswer, RealtimeEvent
 from quire.server.realtime.realtime_types import REFUSED, ClientMessage, ResponseConfig, SessionConfig
 from quire.server.realtime.websocket import MAX_MESSAGE_BYTES, SUBPROTOCOL
 from quire.types import QuireError
+
+if TYPE_CHECKING:
+    from quire.server.realtime.websocket_protocol import WebSocketConnection
 
 # Responses of a socket at a time: one in its conversation, and others beside it.
 MAX_RESPONSES = 4
@@ -94,7 +97,8 @@ class RealtimeSession:
     ) -> None:
         self._context, self._exchange, self._application = context, exchange, application
         self._send_message, self._receive = send, receive
-        self._numbers = itertools.count(1)
+        self._connection: WebSocketConnection | None = exchange.scope.get("quire.writer")
+        self.numbers = itertools.count(1)  # of messages to the client
         self._conversation = RealtimeConversation(context.memory, exchange.held)
         self._running: dict[str, asyncio.Task[None]] = {}  # responses, by id
         self._main = ""  # the one in the conversation
@@ -241,9 +245,12 @@ class RealtimeSession:
     async def _run_response(self, answer: RealtimeAnswer, body: bytes, event_id: str | None) -> None:
         """Ask /v1/responses, and pass on what it streams."""
         refusal = b""
+        writer = None if self._connection is None else _ResponseWriter(self, self._connection, answer)
 
         async def take(status: int, data: bytes) -> None:
             nonlocal refusal
+            if writer is not None and writer.failure is not None:
+                raise writer.failure
             if status == 200:
                 await self._publish(answer.feed(data))
             else:
@@ -251,8 +258,9 @@ class RealtimeSession:
 
         try:
             await stream_inner(
-                self._application, self._context.memory, "/v1/responses", body, self._exchange.tenant, take
-            )
+                self._application, self._context.memory, "/v1/responses", body, self._exchange.tenant, take,
+                writer,
+            )  # fmt: skip
             if refusal:
                 error = msgspec.json.decode(refusal)["error"]
                 await self._send({"type": "error", "error": error | {"event_id": event_id}})
@@ -277,10 +285,44 @@ class RealtimeSession:
         await self._send({"type": "error", "error": body | {"event_id": event_id}})
 
     async def _send(self, event: RealtimeEvent) -> None:
-        text = _encode({"event_id": f"event_{next(self._numbers)}", **event}).decode()
+        text = self.encoded(event)
         self._exchange.bytes_out += len(text)
         with contextlib.suppress(OSError):  # the client has left: `_next` says so
-            await self._send_message({"type": "websocket.send", "text": text})
+            await self._send_message({"type": "websocket.send", "text": text.decode()})
+
+    def encoded(self, event: RealtimeEvent) -> bytes:
+        """The next message to the client."""
+        return _encode({"event_id": f"event_{next(self.numbers)}", **event})
+
+
+class _ResponseWriter:
+    """Takes the events of a streamed response while the client reads: those of a text become messages as bytes."""
+
+    def __init__(
+        self, session: RealtimeSession, connection: WebSocketConnection, answer: RealtimeAnswer
+    ) -> None:
+        self._session, self._connection, self._answer = session, connection, answer
+        self.failure: ApiError | None = None  # why nothing more can be taken
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client does not read."""
+        return self._connection.paused or self.failure is not None
+
+    def write_chunk(self, before: ChunkPiece, text: ChunkPiece, after: ChunkPiece) -> int:
+        """See ChunkWriter."""
+        fields = self._answer.continued(before, text) if before else None
+        size = len(before) + len(text) + len(after)
+        if fields is not None:
+            number = next(self._session.numbers)
+            self._connection.write_text(b'{"event_id":"event_%d",%b%b}' % (number, fields, text))  # type: ignore[str-format]
+            return size
+        try:
+            for event in self._answer.feed(b"".join((before, text, after))):
+                self._connection.write_text(self._session.encoded(event))
+        except ApiError as error:  # no memory
+            self.failure = error
+        return size
 
 
 def _set_fields(given: SessionConfig) -> dict[str, Any]:

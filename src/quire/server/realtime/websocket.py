@@ -29,7 +29,7 @@ def take_over(connection: LimitedProtocol, rest: bytes) -> bool:
     head = connection.hand_over()
     if head is None:
         return False
-    socket = WebSocketConnection(_limited(connection.config), connection.server_state, connection.app_state)
+    socket = WebSocketConnection(connection, _limited(connection.config))
     socket.connection_made(connection.transport)
     connection.transport.set_protocol(socket)
     connection.heir = socket

@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.protocol import OPEN
+
+from quire.server.queued_writes import QueuedWrites
+
+if TYPE_CHECKING:
+    from quire.server.protocol import LimitedProtocol
 
 # Answers to pings that a client may leave unread.
 _UNREAD_BYTES = 64 * 1024
 
 
-class WebSocketConnection(WebSocketsSansIOProtocol):
-    """Ends when its peer does not read: see `waiting`, which the server asks of every connection."""
+class WebSocketConnection(QueuedWrites, WebSocketsSansIOProtocol):
+    """Ends when its peer does not read: see `waiting`, which the server asks of every connection.
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    Adds scope["quire.writer"], this connection, whose `write_text` sends a message at the end of the current callback.
+    """
+
+    def __init__(self, before: LimitedProtocol, config: Config) -> None:
+        """Continue the connection of `before`."""
+        QueuedWrites.__init__(self, before._line)
+        WebSocketsSansIOProtocol.__init__(self, config, before.server_state, before.app_state)
+        self._wire, self._file = before._wire, before._file
         self._unread, self._unread_seconds = 0, 0.0
+
+    def write_text(self, text: bytes) -> None:
+        """Queue a message of text in UTF-8 (RFC 6455, section 5.2); it is lost if the connection is closing."""
+        if self.conn.state is not OPEN or self.close_sent:
+            return
+        size = len(text)
+        if size < 126:
+            self.send_later(b"\x81%c%b" % (size, text))
+        elif size < 65536:
+            self.send_later(b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), text))
+        else:
+            self.send_later(b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), text))
+
+    async def send(self, message: Any) -> None:
+        """Send a message, behind those that are queued."""
+        if self._chunks:
+            self.send_chunks()
+        await super().send(message)
+
+    def pause_writing(self) -> None:
+        """The transport is full."""
+        super().pause_writing()
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        """The client reads."""
+        super().resume_writing()
+        self.paused = False
 
     def waiting(self, passed: float) -> float:
         """Seconds that output has been left unread, as of this call, `passed` seconds after the previous one."""
@@ -38,6 +79,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     async def run_asgi(self) -> None:
         """Run the application, and close."""
+        self.scope["quire.writer"] = self  # type: ignore[typeddict-unknown-key]
         try:
             await self.app(self.scope, self.receive, self.send)
         except ClientDisconnected:

@@ -1,0 +1,71 @@
+"""What rounded KV caches cost by length of the context, and how many users fit in the same memory.
+
+    python -m benchmarks.kv_context MODEL [--context 8192] [--kinds int8 int4 kivi2]
+
+The mean KL divergence from a cache in the weights' format, in nats, of predictions of one sequence of the built-in
+calibration text, by their position. Quality does not depend on what else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import pairwise
+
+import numpy as np
+
+from quire.config.schema import EngineConfig
+from quire.core.capacity import peak_blocks
+from quire.engine.build.opening import open_model
+from quire.executor.base import F32
+from quire.offline.divergence import Predictions, compare
+from quire.offline.eval_text import tokenizer_of
+from quire.offline.quantize.calibration import BUILTIN, read_text
+from quire.offline.scorer import Passage, Scorer
+from quire.program.memory import kv_block_bytes
+
+KINDS = ("bfloat16", "int8", "fp8_e4m3", "fp8_e5m2", "int4", "kivi4", "kivi2")
+
+
+def sequence_bytes(scorer: Scorer, context: int) -> int:
+    """Bytes of cache of one sequence."""
+    size = scorer.config.asked.cache.block_size
+    blocks = int(peak_blocks(scorer.program.cache_groups, context, 1, size))
+    return blocks * kv_block_bytes(scorer.program, size)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--kinds", nargs="+", default=KINDS)
+    parser.add_argument("--threads", type=int)
+    args = parser.parse_args()
+    model, asked = open_model(args.model), EngineConfig(dtype="float32", threads=args.threads)
+    context = min(args.context, model.facts.spec.max_positions)
+    tokens = tokenizer_of(model).encode(read_text(BUILTIN))[:context]
+    context = len(tokens)
+    edges = [0, *(edge for edge in (512, 1024, 2048, 4096, 8192, 16384) if edge < context), context]
+    plain = Scorer(model, asked, context)
+    plain.load(None)
+    bfloat16 = sequence_bytes(Scorer(model, asked.replace(kv_cache_dtype="bfloat16"), context), context)
+    texts = {"text": [Passage(tuple(tokens))]}
+    heads = [f"{begin:,} to {end:,}" for begin, end in pairwise(edges)]
+    print(f"| cache | {' | '.join(heads)} | bytes a token | users for each of bfloat16 |")
+    print(f"|---|{'--:|' * (len(heads) + 2)}")
+    for kind in args.kinds:
+        other = Scorer(model, asked.replace(kv_cache_dtype=kind), context, beside=plain)
+        each: dict[str, F32] = {}
+        other.load(None)
+        compare(Predictions(plain, texts), other, each=each)
+        # prediction i is that of token i + 1
+        means = [float(np.mean(part)) for part in np.split(each["text"], [edge - 1 for edge in edges[1:-1]])]
+        size = sequence_bytes(other, context)
+        other.close()
+        cells = [f"{mean:.4f}" for mean in means]
+        print(f"| {kind} | {' | '.join(cells)} | {size / context:,.0f} | {bfloat16 / size:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,424 @@
+"""Writes the log of one engine: the latest rows in memory, and all of them in a file if there is one.
+
+A step costs some ten microseconds. Rows of requests cost a keyed digest for each block of their prompts.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from hashlib import blake2b
+from typing import Any
+
+from quire.core.cache_misses import Miss
+from quire.core.scheduler_config import SchedulerConfig
+from quire.records import dataclass
+from quire.steplog import log_rows as rows
+from quire.steplog.log_files import HEADER, LogFile, framed
+from quire.steplog.log_rows import SAMPLE_BITS, LogRow, TokenChain, encode
+from quire.types import PARAMETERS, FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput
+
+RING_BYTES = 2**20
+_SHARED = 2**15  # digests of blocks that are remembered to say what prompts share
+# The rows, a copy and a frame of them when they are asked for, remembered misses; with a file the digests, too.
+MEMORY_BYTES, FILE_MEMORY_BYTES = 4 * RING_BYTES, 240 * _SHARED
+_ACCOUNTS = 4096  # whose order is known
+_COSTS_EVERY = 256  # steps
+_STOLEN_SECONDS = 0.1
+_REASONS = {
+    FinishReason.ERROR: rows.FAILED,
+    FinishReason.NO_TOKEN: rows.NO_TOKEN,
+    FinishReason.GRAMMAR_DEAD_END: rows.DEAD_END,
+    FinishReason.GRAMMAR_LIMIT: rows.GRAMMAR_LIMIT,
+}
+_BY_THE_HOST = {"stop", "stop_token_ids"}  # what they decide is in the log
+_NUMBERS = {name: parameter for name, parameter in PARAMETERS.items() if parameter.kind in {int, float}}
+
+
+@dataclass(slots=True)
+class _Live:
+    number: int
+    seed: bytes  # of its chain
+    prompt: Sequence[int]
+    samples: dict[int, list[int]]  # output tokens of samples that have not ended
+    seen: bool = False  # it has started once
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Readings of the clock in a step, in nanoseconds: when it began, and after that."""
+
+    at: int
+    scheduled: int
+    executed: int
+    updated: int
+    draft: int = 0  # nanoseconds for drafts
+
+
+class Recorder:
+    """The log of an engine of `config`. `prompts`: token ids of prompts and outputs are written into the file."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        file: LogFile | None = None,
+        prompts: bool = False,
+        ring_bytes: int = RING_BYTES,
+        classes: str = "",
+        model: str = "",
+        batching: str = "continuous",
+        swap: bool = False,
+        costs: tuple[float, ...] = (),
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._config, self._file, self._prompts = config, file, prompts
+        self._classes, self._model, self.costs = classes, model, costs
+        self._ring: deque[bytes] = deque()
+        self._ring_bytes, self._ring_size = ring_bytes, 0
+        self._clock = clock
+        self._batching, self._swap, self._part = batching, swap, 0
+        self._key = secrets.token_bytes(16)
+        self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._live: dict[str, _Live] = {}
+        self._accounts: list[str] = []  # in order
+        self._alive: set[int] = set()  # keys of samples that have not ended
+        self._keys: dict[int, int] = {}  # sequences at the worker
+        self._next = 0
+        self._steps = 0
+        self._stolen = _StolenTime()
+        self._scheduled: list[int] = []  # of the step that runs
+        self._drafting: list[int] = []
+        self._put(self._opened())
+
+    # -- what happens ---------------------------------------------------------------------------------------
+
+    def arrived(self, request: Request) -> None:
+        """A request came; it is not given to the scheduler yet."""
+        domain = self._name(request.tenant), self._name(request.namespace), self._name(request.adapter)
+        seed = repr((domain, request.soft_tokens)).encode()
+        live = _Live(self._next, seed, request.prompt_token_ids, {i: [] for i in range(request.params.n)})
+        self._next += 1
+        self._live[request.request_id] = live
+        self._alive.update(live.number << SAMPLE_BITS | sample for sample in live.samples)
+        terms, params = request.terms, request.params
+        self._put(
+            rows.Arrived(
+                at=self._clock(),
+                number=live.number,
+                request_id=request.request_id,
+                arrival=request.arrival,
+                prompt_tokens=len(request.prompt_token_ids),
+                chain=self._chain(live, request.prompt_token_ids, (live.number, -1)),
+                params={
+                    name: getattr(params, name)
+                    for name, parameter in _NUMBERS.items()
+                    if getattr(params, name) not in {parameter.default, None}
+                },
+                domain=domain,
+                priority=request.priority,
+                service_class=terms.service_class,
+                account=self._name(terms.account),
+                expected_tokens=terms.expected_tokens,
+                weight=terms.weight,
+                due=terms.due,
+                traits=_traits(request),
+                negative_tokens=len(request.negative_prompt or ()),
+                place=self._place(terms.account),
+                stops=tuple(params.stop_token_ids)
+                + (() if params.ignore_eos else tuple(request.eos_token_ids))
+                if self._prompts
+                else (),
+            )
+        )
+
+    @property
+    def wants_costs(self) -> bool:
+        """Whether the next step is followed by the weights of the cost model, which are to be in `costs`."""
+        return (self._steps + 1) % _COSTS_EVERY == 0
+
+    def starts(self, request_id: str, sample: int) -> bool:
+        """Whether the first sample of a request starts for the first time; asked once."""
+        live = self._live.get(request_id)
+        if live is None or sample or live.seen:
+            return False
+        live.seen = True
+        return True
+
+    def queued(self, request_id: str) -> None:
+        """The scheduler has the request."""
+        if live := self._live.get(request_id):
+            self._put(rows.Queued(self._clock(), live.number))
+
+    def aborted(self, request_id: str) -> None:
+        """A request is ended from outside."""
+        if live := self._live.pop(request_id, None):
+            self._alive.difference_update(live.number << SAMPLE_BITS | sample for sample in live.samples)
+            self._put(rows.Aborted(self._clock(), live.number))
+
+    def finished(self, request_id: str, sample: int) -> None:
+        """A sample is ended for its text."""
+        if live := self._live.get(request_id):
+            self._put(rows.Finished(self._clock(), live.number, sample))
+            self._end(request_id, live, sample, FinishReason.STOP)
+
+    def missed(self, request_id: str, miss: Miss) -> None:
+        """Some of a prompt was not found in the cache."""
+        if live := self._live.get(request_id):
+            row = rows.Missed(
+                self._clock(), live.number, miss.kind, miss.hit, miss.lost, miss.differs_at,
+                miss.ours, miss.theirs,
+            )  # fmt: skip
+            hidden = rows.Missed(row.at, row.number, row.kind, row.hit, row.lost, row.differs_at)
+            self._put(row, None if self._prompts else hidden)
+
+    def changed(self, name: str, values: tuple[float, ...]) -> None:
+        """A limit was changed, or the cost model has learned."""
+        self._put(rows.Changed(self._clock(), name, values))
+
+    def told(self, row: bytes) -> None:
+        """A row that the server has made: rows.ServerMarks or rows.Turned."""
+        self._put_frame(framed(row))
+
+    def planned(self, out: SchedulerOutput) -> None:
+        """A step was scheduled: its rows as they are before drafts are made."""
+        for new in out.new:
+            live = self._live.get(new.request_id)
+            number = -1 if live is None else live.number
+            self._keys[new.seq_id] = number << SAMPLE_BITS | new.sample_index
+        flat: list[int] = []
+        for row in out.scheduled:
+            flat += (self._keys.get(row.seq_id, -1), row.start, len(row.token_ids))
+        self._scheduled = flat
+        self._drafting = [index for index, row in enumerate(out.scheduled) if row.logits > 1]
+
+    def stepped(
+        self,
+        out: SchedulerOutput,
+        result: StepOutput,
+        events: Sequence[SeqEvent],
+        times: StepTimes,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """A step has ended. `facts` are the fields of rows.Step that the engine knows."""
+        flat: list[int] = []
+        notes, planned = self._notes(out, result, events), self._scheduled
+        for index, tokens in enumerate(result.token_ids):
+            flat += (*planned[3 * index : 3 * index + 3], len(tokens))
+        started: list[int] = []
+        gone = [self._keys.pop(seq_id, -1) for seq_id in out.gone]
+        for new in out.new:
+            known = max((len(blocks) for blocks in new.blocks), default=0) * self._config.block_size
+            started += (self._keys[new.seq_id], known, new.seed)
+        seconds = result.seconds
+        self._put(
+            rows.Step(
+                number=out.step,
+                at=times.at,
+                scheduled=times.scheduled - times.at,
+                executed=times.executed - times.at,
+                updated=times.updated - times.at,
+                forward=round(1e6 * seconds.get("forward", 0.0)),
+                sample=round(1e6 * seconds.get("sample", 0.0)),
+                draft=times.draft // 1000,
+                stolen=self._stolen.microseconds(times.updated),
+                rows=flat,
+                notes=notes,
+                started=started,
+                preempted=[key for key in gone if key in self._alive],
+                **facts,
+            )
+        )
+        self._take(events, times.updated)
+        self._steps += 1
+        if self._steps % _COSTS_EVERY == 0:
+            self.changed("costs", self.costs)
+
+    def key(self, request_id: str, sample: int) -> int:
+        """The key of a sample."""
+        live = self._live.get(request_id)
+        return -1 if live is None else live.number << SAMPLE_BITS | sample
+
+    # -- what was recorded ----------------------------------------------------------------------------------
+
+    def ring(self) -> bytes:
+        """The latest rows as a log."""
+        return b"".join((HEADER, framed(encode(self._opened())), *self._ring))
+
+    def close(self) -> None:
+        """The engine ends in order."""
+        self._put(rows.Closed(self._clock()))
+        if self._file is not None:
+            self._file.close()
+
+    @property
+    def trouble(self) -> str:
+        """Why the file is not written any more."""
+        return "" if self._file is None else self._file.broken
+
+    def _opened(self) -> rows.Opened:
+        options = asdict(self._config)
+        options["groups"] = [[type(group).__name__, _fields(group)] for group in self._config.groups]
+        return rows.Opened(
+            self._clock(), time.time(), options, self.costs, self._classes, self._prompts, self._model,
+            self._batching, self._swap, self._part,
+            len(self._live),
+        )  # fmt: skip
+
+    def _put(self, row: LogRow, in_file: LogRow | None = None) -> None:
+        frame = framed(encode(row))
+        self._put_frame(frame, None if in_file is None else framed(encode(in_file)))
+
+    def _put_frame(self, frame: bytes, in_file: bytes | None = None) -> None:
+        self._ring.append(frame)
+        self._ring_size += len(frame) + 64
+        while self._ring_size > self._ring_bytes:
+            self._ring_size -= len(self._ring.popleft()) + 64
+        if self._file is not None:
+            frame = in_file or frame
+            if self._file.is_full(len(frame)):
+                self._file.turn()
+                self._part += 1
+                self._file.write(framed(encode(self._opened())))
+            self._file.write(frame)
+
+    def _take(self, events: Iterable[SeqEvent], at: int) -> None:
+        for event in events:
+            live = self._live.get(event.request_id)
+            if live is None:
+                continue
+            tokens = live.samples.get(event.sample_index)
+            if tokens is not None:
+                tokens += event.new_token_ids
+                if event.finish_reason is not None:
+                    self._end(event.request_id, live, event.sample_index, event.finish_reason, at)
+
+    def _end(self, request_id: str, live: _Live, sample: int, reason: FinishReason, at: int = 0) -> None:
+        tokens = live.samples.pop(sample, None)
+        if tokens is None:
+            return
+        self._alive.discard(live.number << SAMPLE_BITS | sample)
+        chain = self._chain(live, [*live.prompt, *tokens], (live.number, sample), tokens)
+        self._put(rows.Ended(at or self._clock(), live.number, sample, str(reason), len(tokens), chain))
+        if not live.samples:
+            del self._live[request_id]
+
+    def _chain(
+        self, live: _Live, tokens: Sequence[int], name: tuple[int, int], own: Sequence[int] | None = None
+    ) -> TokenChain:
+        """What tokens share with earlier ones. `own`: those to record, if not all."""
+        size, known = self._config.block_size, self._known
+        if self._file is None:
+            return TokenChain((-1, -1), 0, b"")
+        digest, like, shared = live.seed, (-1, -1), 0
+        data = array("i", tokens)
+        for block in range(len(data) // size):
+            part = data[block * size : (block + 1) * size].tobytes()
+            digest = blake2b(digest + part, digest_size=8, key=self._key).digest()
+            found = known.get(digest)
+            if found is None:
+                known[digest] = name
+                if len(known) > _SHARED:
+                    known.popitem(last=False)
+            elif shared == block:
+                like, shared = found, block + 1
+                known.move_to_end(digest)
+        written = array("i", tokens if own is None else own).tobytes() if self._prompts else b""
+        return TokenChain(like, shared, digest if len(data) >= size else b"", written)
+
+    def _place(self, account: str) -> int:
+        """Where a new account stands among those seen, by name; -1 for one that is known."""
+        names = self._accounts
+        at = bisect_left(names, account)
+        if (at < len(names) and names[at] == account) or len(names) >= _ACCOUNTS:
+            return -1
+        names.insert(at, account)
+        return at
+
+    def _name(self, text: str) -> str:
+        """A keyed digest in place of a name."""
+        return (
+            blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6, key=self._key).hexdigest()
+            if text
+            else ""
+        )
+
+    def _notes(self, out: SchedulerOutput, result: StepOutput, events: Iterable[SeqEvent]) -> list[int]:
+        notes: list[int] = []
+        for index in self._drafting:
+            notes += (index, rows.DRAFTS, out.scheduled[index].drafts)
+        for index, reason in result.failed.items():
+            notes += (index, _REASONS.get(reason, rows.FAILED), 0)
+        for index in result.late:
+            notes += (index, rows.LATE, 0)
+        for index in result.complete:
+            notes += (index, rows.COMPLETE, 0)
+        for index in result.pooled:
+            notes += (index, rows.POOLED, 0)
+        for index, drafts in result.drafts.items():
+            notes += (index, rows.PROPOSED, len(drafts))
+        for index, depth in result.depths.items():
+            notes += (index, rows.TREE, depth)
+        stopped = {
+            self.key(event.request_id, event.sample_index): len(event.new_token_ids)
+            for event in events
+            if event.stop_token_id is not None
+        }
+        if stopped:
+            for index in range(len(out.scheduled)):
+                if (kept := stopped.get(self._scheduled[3 * index])) is not None:
+                    notes += (index, rows.STOPPED, kept)
+        return notes
+
+
+def _fields(group: Any) -> dict[str, Any]:
+    return {field.name: getattr(group, field.name) for field in fields(group)}
+
+
+def _traits(request: Request) -> tuple[str, ...]:
+    """What replay and explanations have to know."""
+    found = {
+        "grammar": request.grammar is not None,
+        "adapter": bool(request.adapter),
+        "stepwise": request.stepwise,
+        "beams": request.beams is not None,
+        "pooling": request.pooling,
+        "negative": request.negative_prompt is not None,
+        "soft": bool(request.soft_tokens),
+        "other parameters": any(
+            (value := getattr(request.params, name)) != parameter.default
+            and [*value] != [*(parameter.default or ())]
+            for name, parameter in PARAMETERS.items()
+            if parameter.kind in {dict, list} and name not in _BY_THE_HOST
+        ),
+    }
+    return tuple(name for name, there in found.items() if there)
+
+
+class _StolenTime:
+    """CPU time that a hypervisor gave to others, read a few times a second: it costs a system call."""
+
+    def __init__(self) -> None:
+        self._due, self._last = 0, self._read()
+
+    def microseconds(self, now: int) -> int:
+        """Since the last call that has read it; 0 where it is not known, or between two readings."""
+        if now < self._due:
+            return 0
+        self._due = now + int(_STOLEN_SECONDS * 1e9)
+        before, self._last = self._last, self._read()
+        return max(0, self._last - before) * 10_000  # a hundredth of a second each
+
+    @staticmethod
+    def _read() -> int:
+        try:
+            with open("/proc/stat", "rb") as file:
+                words = file.readline(512).split()
+            return int(words[8])
+        except (OSError, ValueError, IndexError):
+            return 0

@@ -1,0 +1,86 @@
+"""A client sees where the time of its own requests went, and why its own prompts were not cached."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.server import ENDLESS, PATIENT, LiveServer, serving
+
+KEYS = ("key-of-a", "key-of-b")
+A, B = ({"authorization": f"Bearer {key}"} for key in KEYS)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    path = tmp_path_factory.mktemp("log") / "a.qlog"
+    with serving(folder, engine=ENDLESS | {"record": str(path)}, **(PATIENT | {"api_key": KEYS})) as live:
+        yield live
+
+
+def asked(
+    server: LiveServer, prompt: str, headers: dict[str, str] = A, **fields: object
+) -> tuple[str, float]:
+    """The id of an answer, and the milliseconds that the client waited."""
+    began = time.monotonic()
+    reply = server.post("/v1/completions", {"prompt": prompt, "max_tokens": 8, **fields}, headers=headers)
+    assert reply.status == 200
+    return str(reply.json["id"]), 1e3 * (time.monotonic() - began)
+
+
+def test_parts_sum_to_what_the_client_has_waited(server: LiveServer) -> None:
+    name, waited = asked(server, "Where does the time go?")
+    found = server.get(f"/v1/requests/{name}/explain?steps=1", headers=A).json
+    assert found["finished"]
+    assert abs(sum(part["ms"] for part in found["parts"]) - found["total_ms"]) < 1
+    assert found["total_ms"] <= waited
+    parts = {part["name"] for part in found["parts"]}
+    assert {"parse", "tokenize", "handover", "prefill", "decode", "detokenize"} <= parts
+    assert found["sentence"].startswith(name)
+    assert found["text"].count("\n") > 10
+    assert len(found["steps"]) == 8
+    assert found["steps"][0]["rows"][0][0] + found["steps"][0]["rows"][0][1] > 1
+
+
+def test_the_id_of_the_exchange_is_known_too(server: LiveServer) -> None:
+    headers = A | {"x-request-id": "mine-1"}
+    name, _ = asked(server, "Hello", headers)
+    assert server.get("/v1/requests/mine-1/explain", headers=A).json["id"] == name
+
+
+def test_requests_of_another_key_are_unknown(server: LiveServer) -> None:
+    name, _ = asked(server, "A secret of A")
+    theirs = server.get(f"/v1/requests/{name}/explain", headers=B)
+    never = server.get("/v1/requests/cmpl-never/explain", headers=B)
+    assert theirs.error(404, "not_found").replace(name, "") == never.error(404, "not_found").replace(
+        "cmpl-never", ""
+    )
+    assert server.get(f"/v1/requests/{name}/explain").status == 401
+
+
+def test_the_first_difference_is_shown_with_its_text(server: LiveServer) -> None:
+    rules = (
+        "Answer in short sentences. Today is 2026-11-{} and all is well. "
+        + "Be kind to all who ask you. " * 12
+    )
+    asked(server, rules.format("20"))
+    name, _ = asked(server, rules.format("31"))
+    cache = server.get(f"/v1/requests/{name}/explain", headers=A).json["cache"]
+    assert cache["kind"] == "differs"
+    assert cache["changes"] == "a date or time", cache
+    assert cache["lost_tokens"] >= 16
+    before, ours = cache["ours"].split("><")
+    assert before.endswith("2026-11-")
+    assert ours.startswith("31")
+    assert cache["theirs"].split("><")[1].startswith("20")
+    found = server.get("/v1/cache/misses", headers=A).json
+    assert "a date or time" in [one["changes"] for one in found["templates"]]
+    # what another key has cached is neither found nor shown
+    other, _ = asked(server, rules.format("31"), B)
+    missed = server.get(f"/v1/requests/{other}/explain", headers=B).json["cache"]
+    assert missed["kind"] == "never seen"
+    assert missed["theirs"] == ""
+    assert server.get("/v1/cache/misses", headers=B).json["templates"] == []

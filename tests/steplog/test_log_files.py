@@ -1,0 +1,168 @@
+"""What is read from a log is what was written: not after a cut, a flipped bit or a change of version."""
+
+from __future__ import annotations
+
+import random
+import stat
+from pathlib import Path
+
+import pytest
+
+from quire.steplog import log_rows as rows
+from quire.steplog.log_files import HEADER, LogError, LogFile, framed, read_log, read_rows
+from quire.steplog.log_rows import SAMPLE_BITS, encode
+
+from .storm import engine, request, storm
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("log") / "a.qlog"
+    core, _ = storm(7, 12, file=LogFile(path, 2**24))
+    assert core.recorder is not None
+    core.recorder.close()
+    return path.read_bytes()
+
+
+def test_a_log_cut_anywhere_is_read_up_to_the_cut(log: bytes) -> None:
+    whole = read_rows(log).rows
+    assert len(whole) > 60
+    rng = random.Random(0)
+    for cut in sorted(
+        {*range(len(HEADER), 400), *(rng.randrange(len(HEADER), len(log)) for _ in range(300))}
+    ):
+        found = read_rows(log[:cut], "a.qlog")
+        assert found.rows == whole[: len(found.rows)]
+        assert bool(found.damage) == (cut != end_of(log, len(found.rows)))
+        if found.damage:
+            assert "a.qlog: damaged at byte" in found.damage
+            assert f"after {len(found.rows)} rows" in found.damage
+    for cut in range(len(HEADER)):
+        with pytest.raises(LogError, match="not a log"):
+            read_rows(log[:cut])
+
+
+def end_of(log: bytes, count: int) -> int:
+    at = len(HEADER)
+    for _ in range(count):
+        at += 8 + int.from_bytes(log[at : at + 4], "little")
+    return at
+
+
+def test_a_flipped_bit_is_seen(log: bytes) -> None:
+    whole = read_rows(log).rows
+    rng = random.Random(1)
+    for _ in range(600):
+        place = rng.randrange(len(HEADER), len(log))
+        bad = bytearray(log)
+        bad[place] ^= 1 << rng.randrange(8)
+        found = read_rows(bytes(bad))
+        assert found.damage
+        assert found.rows == whole[: len(found.rows)]
+        assert end_of(log, len(found.rows)) <= place
+
+
+def test_random_bytes_after_a_header_are_refused_in_words() -> None:
+    rng = random.Random(2)
+    for _ in range(300):
+        found = read_rows(HEADER + rng.randbytes(rng.randrange(1, 200)))
+        assert found.rows == []
+        assert found.damage
+    for body in (b"", b"\x90", encode([1, 2]), encode([99]), b"\x91\x04", encode({"a": 1})):
+        assert "unknown contents" in read_rows(HEADER + framed(body)).damage
+
+
+def test_another_version_is_refused_with_its_number(log: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "b.qlog"
+    path.write_bytes(log[:8] + (7).to_bytes(2, "little") + log[10:])
+    with pytest.raises(LogError, match=r"b\.qlog: version 7 of the log, and this program reads version 1"):
+        read_log(path)
+    with pytest.raises(LogError, match="No such file"):
+        read_log(tmp_path / "none")
+
+
+def test_files_are_private_bounded_and_kept_after_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "a.qlog"
+    core, _ = storm(3, 40, file=LogFile(path, 2**15))
+    before = path.with_name("a.qlog.1")
+    for file in (path, before):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert file.stat().st_size <= 2**14
+    first = read_log(before).rows[0]
+    later = read_log(path).rows[0]
+    assert isinstance(first, rows.Opened)
+    assert isinstance(later, rows.Opened)
+    assert later.part == first.part + 1
+    with pytest.raises(LogError, match="written by another engine"):
+        LogFile(path, 2**20)
+    assert core.recorder is not None
+    assert core.recorder._file is not None
+    core.recorder._file.close()  # as when the process dies: the last row is not that of an orderly end
+    left = path.read_bytes()
+    LogFile(path, 2**20).close()
+    assert path.with_name("a.qlog.crash").read_bytes() == left
+
+
+def test_a_file_that_was_closed_is_written_anew_and_no_other_file_is_touched(tmp_path: Path) -> None:
+    path = tmp_path / "a.qlog"
+    core, _ = storm(3, 3, file=LogFile(path, 2**20))
+    assert core.recorder is not None
+    core.recorder.close()
+    assert read_log(path).closed
+    LogFile(path, 2**20).close()
+    assert not path.with_name("a.qlog.crash").exists()
+    other = tmp_path / "notes.txt"
+    other.write_text("text that is no log")
+    with pytest.raises(LogError, match="is no log"):
+        LogFile(other, 2**20)
+    assert other.read_text() == "text that is no log"
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LogError):
+        LogFile(link, 2**20)
+
+
+def test_a_log_has_no_tokens_unless_they_are_asked_for(tmp_path: Path) -> None:
+    secret = [1_000_003, 1_000_033, 1_000_037, 1_000_039] * 5
+    for prompts in (False, True):
+        path = tmp_path / f"{prompts}.qlog"
+        core, _, clock = engine(1, file=LogFile(path, 2**20), prompts=prompts)
+        for name, tail in (("a", 1_000_081), ("b", 1_000_099)):
+            request(core, name, [*secret, tail], clock, max_tokens=2)
+            while core.has_work():
+                core.step()
+        missed = [row for row in read_log(path).rows if isinstance(row, rows.Missed)]
+        assert missed
+        assert not any(row.ours for row in missed)
+        request(core, "c", [*secret[:6], 5, *secret], clock, max_tokens=2)
+        core.step()
+        data = path.read_bytes()
+        forms = [
+            form for token in set(secret) for form in (token.to_bytes(4, "little"), token.to_bytes(4, "big"))
+        ]
+        assert any(form in data for form in forms) is prompts
+
+
+def test_rows_are_small(tmp_path: Path) -> None:
+    """At most 100 bytes a row of a step."""
+    core, _ = storm(11, 60)
+    assert core.recorder is not None
+    log = read_rows(core.recorder.ring())
+    steps = [row for row in log.rows if isinstance(row, rows.Step)]
+    size = sum(len(framed(encode(row))) for row in steps)
+    assert size <= 100 * sum(len(step.rows) // 4 for step in steps)
+    alone = rows.Step(
+        10**7, 10**16, 10**5, 3 * 10**7, 3 * 10**7 + 10**5, 10**4, 10**4, 0, 0, 10**4, 10**4, 0, (2048, 256),
+        [10**6 << SAMPLE_BITS, 4000, 1, 1],
+    )  # fmt: skip
+    assert len(framed(encode(alone))) <= 100
+
+
+def test_the_ring_is_bounded() -> None:
+    core, _ = storm(2, 60)
+    recorder = core.recorder
+    assert recorder is not None
+    recorder._ring_bytes = 2**13
+    recorder.changed("costs", (1.0,))
+    assert len(recorder.ring()) <= 2**13 + 1000
+    assert not read_rows(recorder.ring()).damage

@@ -1,0 +1,99 @@
+"""A log runs again: the same decisions, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.offline.replay_log import ReplayError, replay, schedule_digest
+from quire.steplog import log_rows as rows
+from quire.steplog.log_files import Log, LogFile, read_log
+
+from .storm import storm
+
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"num_blocks": 24},
+    {"max_draft_tokens": 6},
+    {"enable_prefix_caching": False},
+    {"policy": "sjf"},
+    {"policy": "lpm", "num_blocks": 30},
+    {"policy": "priority+fair"},
+    {"enable_chunked_prefill": False, "max_num_batched_tokens": 60},
+    {"slo": ("chat:ttft=500ms,tpot=3ms",)},
+    {"num_blocks": 24, "max_draft_tokens": 6, "policy": "edf"},
+]
+
+
+def recorded(tmp_path: Path, seed: int, *, prompts: bool = False, **options: Any) -> Log:
+    path = tmp_path / f"{seed}.qlog"
+    core, _ = storm(seed, file=LogFile(path, 2**26), prompts=prompts, **options)
+    assert core.recorder is not None
+    core.recorder.close()
+    return read_log(path)
+
+
+@pytest.mark.parametrize("shape", range(len(SHAPES)))
+def test_a_storm_gives_the_same_schedule(tmp_path: Path, shape: int) -> None:
+    preempted = 0
+    for seed in (1, 2):
+        log = recorded(tmp_path, 100 * shape + seed, prompts=seed == 2, **SHAPES[shape])
+        steps = [row for row in log.rows if isinstance(row, rows.Step)]
+        preempted += sum(len(step.preempted) for step in steps)
+        found = replay(log)
+        assert found.difference == ""
+        assert found.steps == len(steps)
+        assert found.digest == schedule_digest(steps)
+    assert preempted or SHAPES[shape].get("num_blocks", 40) == 40, "the storm preempts nothing"
+
+
+def test_the_first_difference_stops_a_replay_and_is_told(tmp_path: Path) -> None:
+    log = recorded(tmp_path, 1)
+    index = [i for i, row in enumerate(log.rows) if isinstance(row, rows.Step)][20]
+    step = log.rows[index]
+    assert isinstance(step, rows.Step)
+    changed = [*step.rows]
+    changed[1] += 1
+    forged = rows.Step(**{name: getattr(step, name) for name in step.__struct_fields__} | {"rows": changed})
+    found = replay(Log([*log.rows[:index], forged, *log.rows[index + 1 :]]))
+    assert found.steps == 20
+    assert found.difference.startswith(f"step {step.number}: rows: ")
+
+
+def test_a_clock_reading_that_differs_changes_decisions(tmp_path: Path) -> None:
+    """Negative control: the controller goes by the times of steps, which are in the log."""
+    log = recorded(tmp_path, 5, slo=("chat:ttft=500ms,tpot=3ms",))
+    slower = [
+        rows.Step(
+            **{name: getattr(row, name) for name in row.__struct_fields__} | {"updated": 3 * row.updated}
+        )
+        if isinstance(row, rows.Step)
+        else row
+        for row in log.rows
+    ]
+    assert replay(log).difference == ""
+    assert "limits" in replay(Log(slower)).difference
+
+
+def test_a_cut_log_is_replayed_up_to_the_cut(tmp_path: Path) -> None:
+    log = recorded(tmp_path, 3)
+    cut = Log(log.rows[: len(log.rows) // 2])
+    found = replay(cut)
+    assert found.difference == ""
+    assert found.steps == sum(isinstance(row, rows.Step) for row in cut.rows)
+
+
+def test_what_is_not_replayed_is_refused_by_name(tmp_path: Path) -> None:
+    log = recorded(tmp_path, 1)
+    opened = log.rows[0]
+    assert isinstance(opened, rows.Opened)
+    fields = {name: getattr(opened, name) for name in opened.__struct_fields__}
+    for change, word in (({"part": 2}, "files are missing"), ({"swap": True}, "swap_space")):
+        with pytest.raises(ReplayError, match=word):
+            replay(Log([rows.Opened(**fields | change), *log.rows[1:]]))
+    with pytest.raises(ReplayError, match="not those of this version"):
+        replay(Log([rows.Opened(**fields | {"options": {"groups": []}}), *log.rows[1:]]))
+    with pytest.raises(ReplayError, match="empty"):
+        replay(Log([]))
