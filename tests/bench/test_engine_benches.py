@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from helpers.specs import BF16, decoder_spec
-from quire.bench import latency, profile, results, shapes, startup, throughput
+from quire.bench import latency, profile, results, startup, throughput
 from quire.bench.bounds import op_bound
 from quire.bench.engine_run import BenchEngine, EngineStep, Prompts, judge
 from quire.bench.html_report import page
@@ -17,6 +17,7 @@ from quire.bench.limits import LimitsProbe, LimitsSample
 from quire.bench.random_checkpoint import write_checkpoint
 from quire.cli.main import main
 from quire.config.schema import EngineConfig
+from quire.planner import shapes
 from quire.program.cost import Row, step_cost
 from quire.program.lower import lower
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.specs import BF16, decoder_spec
-from quire.bench import kernels, results, shapes
+from quire.bench import kernels, results
 from quire.bench.bounds import op_bound, peak_of, step_bound
 from quire.bench.html_report import page
 from quire.bench.kernel_programs import Bench, Unit, copies_for, units, with_copies
@@ -21,6 +21,7 @@ from quire.cli.main import main
 from quire.engine.build.opening import Model, open_model
 from quire.executor.base import Limits
 from quire.executor.kinds import native_kind
+from quire.planner import shapes
 from quire.program.cost import Cost, Row, step_cost
 from quire.program.lower import lower
 from quire.program.op import writes

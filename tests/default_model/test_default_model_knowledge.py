@@ -23,7 +23,7 @@ from quire.engine.usage_ledger import UsageLedger
 from quire.server.app import ROUTES
 from quire.server.exposition import Exposition
 from quire.server.metrics import ServerMetrics
-from quire.server.tenants import TenantDirectory
+from quire.server.tenant_access import TenantDirectory
 
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tools" / "default_model" / "corpus"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.adapters import Q, pair, peft_folder
+from helpers.memory import memory_for
 from helpers.server import served_folder
 from quire import LLM, SamplingParams
 from quire.config.schema import EngineConfig
@@ -44,7 +45,7 @@ def test_adapters_and_speculation(cache: str, base: Path, tmp_path: Path) -> Non
     for method in ("off", "ngram"):
         with LLM(
             base, adapters={"one": adapter}, enable_lora=True, kv_cache_dtype=cache, speculate=method, block_size=32,
-            progress=False, memory="512MiB", threads=1, max_model_len=192, max_num_seqs=4,
+            progress=False, memory=memory_for(2**29), threads=1, max_model_len=192, max_num_seqs=4,
         ) as llm:  # fmt: skip
             together = [bits(each) for each in llm.generate(PROMPTS, ONE, adapter="one")]
             hit = [bits(llm.generate(prompt, ONE, adapter="one")[0]) for prompt in PROMPTS]

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from quire.bench.shapes import SHAPES
 
 from quire.bench.random_checkpoint import write_checkpoint
+from quire.planner.shapes import SHAPES
 
 pytestmark = pytest.mark.quantize
 QUIRE = [sys.executable, "-m", "quire.cli.main", "quantize"]

@@ -34,7 +34,7 @@ from quire.config.serving import ServingConfig
 from quire.server.access import AccessControl
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
-from quire.server.tenants import TenantDirectory
+from quire.server.tenant_access import TenantDirectory
 
 LONG: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 150, "ignore_eos": True, "stream": True

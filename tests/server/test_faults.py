@@ -158,6 +158,7 @@ def test_clocks_that_jump(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
             assert reply.json["choices"] == expected
             assert abs(reply.json["created"] - true()) > day / 2
             timings = reply.json["timings"]
+            timings.pop("parts", None)
             total = timings.pop("total_seconds")
             assert 0 < total < 600
             assert sum(timings.values()) == pytest.approx(total)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from helpers.memory import memory_for
 from helpers.server import LiveServer, serving
 from quire import LLM, SamplingParams
 
@@ -69,7 +70,9 @@ def test_a_hit_inside_of_a_block_gives_the_same_bits(folder: Path, kv: str) -> N
     asked = [[*base[:end], 100, 101] for end in (40, 41, 55, 63, 90, 119)]
     found = []
     for caching in (False, True):
-        with LLM(folder, memory="1GiB", max_model_len=256, enable_prefix_caching=caching, **options) as llm:
+        with LLM(
+            folder, memory=memory_for(2**29), max_model_len=256, enable_prefix_caching=caching, **options
+        ) as llm:
             llm.generate([base], params)
             outs = [llm.generate([one], params)[0] for one in asked]
             found.append([(out.outputs[0].token_ids, out.outputs[0].logprobs) for out in outs])

@@ -130,6 +130,26 @@ def test_a_request_that_leaves_the_queue_takes_no_bytes() -> None:
     asyncio.run(go())
 
 
+def test_a_request_cancelled_in_the_same_turn_of_the_loop_takes_no_bytes() -> None:
+    """Bytes are given back after its task was cancelled and before that has run: those behind it get them."""
+
+    async def main() -> None:
+        pool = Pool("p", lambda: 10, 5)
+        await pool.take(10)
+        first, second = (asyncio.create_task(pool.take(size)) for size in (4, 5))
+        await asyncio.sleep(0)
+        first.cancel()
+        pool.give(10)
+        await second
+        assert (pool.used, pool.waiting) == (5, 0)
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        pool.give(5)
+        assert (pool.used, pool.waiting) == (0, 0)
+
+    asyncio.run(main())
+
+
 def test_too_many_that_wait_are_refused_with_the_numbers() -> None:
     async def go() -> None:
         pool = Pool("answers", lambda: 4096, 1)

@@ -66,6 +66,7 @@ class StandInEngine:
 
     def __init__(self, state: EngineState = EngineState.READY) -> None:
         self.state, self.stats = state, EngineStats()
+        self.degraded: tuple[()] = ()
         self.startup: list[dict[str, Any]] = []
         self.ledger = UsageLedger()
         self.request_memory = 2**28

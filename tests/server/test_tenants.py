@@ -13,7 +13,7 @@ import pytest
 from helpers.server import ENDLESS, PATIENT, LiveServer, Reply, serving
 from quire.config.serving import ServingConfig
 from quire.config.tenants import TenantsFileError, key_digest, parse_tenants, read_tenants
-from quire.server.tenants import TenantDirectory
+from quire.server.tenant_access import TenantDirectory
 
 KEYS = {name: f"qk-{name}-{'0123456789' * 3}" for name in ("small", "large", "boss", "other")}
 SLO = ("chat:ttft=600000ms", "batch:")

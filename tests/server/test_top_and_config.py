@@ -54,7 +54,7 @@ def test_top_shows_requests_by_class_and_tenant(
 
 def test_top_says_why_it_cannot(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", server.url, "--once"]) == 1
-    assert "/metrics: 401" in capsys.readouterr().err
+    assert "401: missing API key" in capsys.readouterr().err
     assert main(["top", "ftp://x", "--once"]) == 2
     assert main(["top", "--seconds", "0"]) == 2
 

@@ -126,7 +126,7 @@ def test_an_attempt_that_fails_is_tried_again_where_its_failure_says(failure: Fa
 
     second = {Failure.OVERLOAD: 429, Failure.DEADLINE: 504, Failure.ERROR: 500}[failure]
     models = {name: Model(name, code) for name, code in (("a", status), ("b", second), ("c", 200))}
-    fleet = cast(Fleet, SimpleNamespace(members=models, ready=ready))
+    fleet = cast(Fleet, SimpleNamespace(members=models, ready=ready, lighter=lambda _: None))
     route = TrafficRoute("a", tuple(Fallback(name, frozenset({failure})) for name in ("b", "c")))
     sent: list[Any] = []
 

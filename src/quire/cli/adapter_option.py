@@ -29,7 +29,7 @@ def adapter_fields(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of LLM for the adapter."""
     if args.adapter is None:
         return {}
-    return {"adapters": {_NAME: args.adapter}, "enable_lora": True, "max_loras": 1}
+    return {"adapters": {_NAME: args.adapter}, "enable_lora": True, "max_loras": 1, "max_lora_rank": None}
 
 
 def chosen_adapter(args: argparse.Namespace) -> str:

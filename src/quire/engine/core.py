@@ -243,20 +243,15 @@ class EngineCore:
 
     def step(self) -> list[SeqEvent]:
         """Run one step; what it changed, in row order. A step without rows, while moves go on, leaves no record."""
-        if self._preparing:
-            self._add_prepared()
-        if self._resume and (early := self._resume - time.monotonic()) > 0:
-            time.sleep(early)
+        self._wait()
         begun = self.clock()
         preempted = self.scheduler.num_preemptions
         if self._controller is not None:
             self._controller.plan()
         out = self.scheduler.schedule()
         counts, features = self.scheduler.step_counts, self.scheduler.step_features
-        if (flight := self.scheduler.newest) is not None and out.scheduled:
-            each = self.costs.weights if len(self.scheduler.usage.lines) > 1 else ()
-            self.scheduler.usage.weigh(flight.rows, flight.seqs, each)
-            self.scheduler.usage.hold(self.scheduler.caches, self.scheduler.running, time.monotonic())
+        if out.scheduled:
+            self._book()
         scheduled = self.clock()
         self.started = [new.request_id for new in out.new if new.leader is None]
         if self._beams is not None:
@@ -306,6 +301,21 @@ class EngineCore:
         if self.recorder is not None:
             self._record(out, result, events, StepTimes(begun, scheduled, executed, updated, self._drafting))
         return events
+
+    def _wait(self) -> None:
+        """Add what was prepared; after a step in which only moves went on, wait a little for these."""
+        if self._preparing:
+            self._add_prepared()
+        if self._resume and (early := self._resume - time.monotonic()) > 0:
+            time.sleep(early)
+
+    def _book(self) -> None:
+        """Note whose rows and blocks the step has."""
+        scheduler = self.scheduler
+        if (flight := scheduler.newest) is not None:
+            each = self.costs.weights if len(scheduler.usage.lines) > 1 else ()
+            scheduler.usage.weigh(flight.rows, flight.seqs, each)
+            scheduler.usage.hold(scheduler.caches, scheduler.running, time.monotonic())
 
     def _look(self, out: SchedulerOutput) -> None:
         """See why the prompts that start in a step were not in the cache."""

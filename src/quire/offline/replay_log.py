@@ -285,6 +285,7 @@ def config_of(opened: rows.Opened) -> SchedulerConfig:
             )
             for name, given in options.pop("groups")
         )
+        options["class_policies"] = tuple(options["class_policies"])
         return SchedulerConfig(**options, groups=groups)
     except (KeyError, TypeError, ValueError) as error:
         raise ReplayError(f"the log's options are not those of this version: {error}") from None

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from quire.config.serving import ServingConfig
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
-from quire.server.tenants import TenantDirectory
+from quire.server.tenant_access import TenantDirectory
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEY_BYTES = 4096

@@ -12,7 +12,7 @@ from quire.server.access import AccessControl, presented, presented_key, read_ke
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
 from quire.server.routes import HttpRoute
-from quire.server.tenants import TenantDirectory
+from quire.server.tenant_access import TenantDirectory
 
 _OPTION = "admin_api_key"
 

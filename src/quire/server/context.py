@@ -22,7 +22,7 @@ from quire.server.replay import Replays
 from quire.server.request_memory import RequestMemory
 from quire.server.served import Served, ServedModels
 from quire.server.step_profile import StepProfile
-from quire.server.tenants import TenantDirectory
+from quire.server.tenant_access import TenantDirectory
 
 if TYPE_CHECKING:
     from quire.server.batches.batch_service import BatchService

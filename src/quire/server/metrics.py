@@ -16,7 +16,7 @@ from quire.outputs import RequestOutput
 from quire.records import dataclass
 from quire.server.exchange import Exchange
 from quire.server.histogram import Histogram
-from quire.server.tenants import TenantDirectory
+from quire.server.tenant_access import TenantDirectory
 from quire.types import FinishReason
 
 FINE = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1,

@@ -111,7 +111,7 @@ class Pool:
         except BaseException:
             if turn.come.done() and not turn.come.cancelled():  # granted, but cancelled since
                 self.give(size, tenant)
-            else:
+            elif turn in self._waiting.get(tenant, ()):
                 self._leave(turn, tenant)
                 self._serve()
             raise
@@ -161,6 +161,8 @@ class Pool:
             if self.used + turn.size > self.limit and self.used:
                 return
             self._leave(turn, tenant)
+            if turn.come.cancelled():  # since the last turn of the event loop: its task has not noticed yet
+                continue
             if turns:  # its next request waits for the turns of the other tenants
                 self._waiting[tenant] = self._waiting.pop(tenant)
             self._take(turn.size, tenant)

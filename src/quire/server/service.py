@@ -11,7 +11,7 @@ from quire.server.batches.batch_endpoints import batch_endpoints
 from quire.server.context import ServerContext, directory_of
 from quire.server.metrics import ServerMetrics
 from quire.server.request_memory import RequestMemory
-from quire.server.tenants import TenantDirectory
+from quire.server.tenant_access import TenantDirectory
 
 
 class Service:

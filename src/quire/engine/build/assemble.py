@@ -31,6 +31,7 @@ from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.build.budget import MemoryPlan, plan_memory
+from quire.engine.build.cache_codes import kv_codes
 from quire.engine.build.drafts import (
     Draft,
     check_vocabulary,
@@ -41,7 +42,6 @@ from quire.engine.build.drafts import (
     within,
 )
 from quire.engine.build.kept_costs import keep_costs, load_costs
-from quire.engine.build.kv_codes import kv_codes
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.log_file import make_recorder
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory

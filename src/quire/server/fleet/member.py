@@ -25,7 +25,7 @@ from quire.server.fleet.places import ModelPlaces
 from quire.server.fleet.shares import ServedModel
 from quire.server.logprob_bodies import TokenTexts
 from quire.server.service import Service
-from quire.server.tenants import TenantDirectory
+from quire.server.tenant_access import TenantDirectory
 from quire.types import QuireError
 
 logger = logging.getLogger("quire.server")
