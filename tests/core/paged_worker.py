@@ -144,7 +144,7 @@ class PagedWorker:
             tables = [list(blocks) for blocks in new.blocks]
             namespace = domain(self.request_of(new.seed))
             start = len(tables[0]) * size
-            if self.config.copy_partial and start <= starts[new.seq_id] < start + size:
+            if self.config.copy_partial and start < starts.get(new.seq_id, start) < start + size:
                 self.copied_tokens += starts[new.seq_id] - start
                 start = starts[new.seq_id]
             self.slots[new.seq_id] = Slot(new, namespace, list(new.token_ids), tables, start)

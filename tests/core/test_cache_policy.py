@@ -12,7 +12,7 @@ from quire.cache_kinds import FullGroup, SlidingGroup
 from quire.core.radix import RadixTree
 from quire.core.scheduler import Scheduler
 from quire.objectives import ServiceTerms
-from quire.types import TokenIds
+from quire.types import SOFT_DIGEST_BYTES, SoftSpan, TokenIds
 
 from .driver import Driver
 from .scheduling import ask, config, make, run
@@ -138,6 +138,19 @@ def test_a_prefix_that_ends_inside_of_a_block_is_copied() -> None:
         config(copy_partial=True, groups=(FullGroup((0,)), SlidingGroup((1,), 8)))
 
 
+@pytest.mark.parametrize("others", [0, 40])
+def test_a_block_with_soft_tokens_is_not_copied(others: int) -> None:
+    """Its tokens are placeholders, of equal ids for any image."""
+    scheduler = make(block_size=8, copy_partial=True, soft_tokens=True)
+    for index in range(others):
+        serve(scheduler, f"o{index}", [*range(5), 50 + index, 60, 61, 62])
+    soft = (SoftSpan(2, 3, bytes(SOFT_DIGEST_BYTES)),)
+    scheduler.add(replace(ask("a", [*range(20)], max_tokens=1), soft_tokens=soft))
+    while scheduler.has_work():
+        run(scheduler)
+    assert serve(scheduler, "b", [*range(7), 99, 98]) == (5 if others else 0)
+
+
 def brute(prompts: list[list[int]], key: list[int]) -> int:
     """Tokens that the key has in common with some prompt, at most whole blocks of each."""
     best = 0
@@ -152,13 +165,18 @@ def brute(prompts: list[list[int]], key: list[int]) -> int:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_longest_match_is_that_of_a_search_through_all_prompts(seed: int) -> None:
-    """In tokens, with few and with many children of a block; removed ones among them."""
+    """In tokens, with few and with many children of a block; removed ones and ones with soft tokens among them."""
     rng, tree, known = random.Random(seed), RadixTree[int](32), list[list[int]]()
     for index in range(300):
         tokens = [rng.randrange(2) for _ in range(rng.randint(8, 40))]
         if rng.random() < 0.7:
             tree.insert(array("i", tokens).tobytes(), list(range(len(tokens) // 8)))
             known.append(tokens)
+        else:
+            mark = b"%4d" % index
+            soft = tree.extend(tree.root(), array("i", rng.choices([0, 1], k=8)).tobytes() + mark, 0)
+            if rng.random() < 0.5:
+                tree.remove(soft)
         key = [rng.randrange(2) for _ in range(40)]
         path = tree.match(array("i", key).tobytes())
         found = 8 * len(path)

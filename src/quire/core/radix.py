@@ -57,7 +57,7 @@ class Node(Generic[V]):
         self.uses = 0
         self.age = 0  # that of the tree at the last use
         self.pinned = 0.0  # until this time
-        self.order: list[bytes] | None = None  # keys of its children in order, once they are many
+        self.order: list[bytes] | None = None  # keys of children without a mark, once they are many
         self.queued = False
 
 
@@ -145,7 +145,7 @@ class RadixTree(Generic[V]):
         node.value = value
         node.used, node.age = self.now, self._age
         parent.children[block] = node
-        if parent.order is not None:
+        if parent.order is not None and len(block) == self.block_bytes:
             insort(parent.order, block)
         self._size += 1
         self._offer(node)
@@ -223,19 +223,26 @@ class RadixTree(Generic[V]):
             self.num_pinned -= 1
 
     def nearest(self, node: Node[V], key: bytes) -> tuple[Node[V], int] | None:
-        """The child whose key has the longest beginning in common with `key`, and its length in bytes. O(log children),
-        after the first time."""
+        """The child without a mark whose key has the longest beginning in common with `key`, and its length in bytes.
+        O(log children), after the first time.
+
+        What a marked key has in common with another may be placeholders alone.
+        """
         children = node.children
-        if not children:
-            return None
         if len(children) < _MANY:
-            return max(((child, _common(key, child.key)) for child in children.values()), key=itemgetter(1))
-        if node.order is None:
-            node.order = sorted(children)
-        # Of keys in order, one of the two next to a text has the most in common with it.
-        at = bisect_left(node.order, key)
-        beside = [children[each] for each in node.order[max(0, at - 1) : at + 1]]
-        return max(((child, _common(key, child.key)) for child in beside), key=itemgetter(1))
+            near = self._plain(node)
+        else:
+            if node.order is None:
+                node.order = sorted(self._plain(node))
+            # Of keys in order, one of the two next to a text has the most in common with it.
+            at = bisect_left(node.order, key)
+            near = node.order[max(0, at - 1) : at + 1]
+        found = ((children[each], _common(key, each)) for each in near)
+        return max(found, key=itemgetter(1), default=None)
+
+    def _plain(self, node: Node[V]) -> list[bytes]:
+        """The keys of its children that end without a mark."""
+        return [key for key in node.children if len(key) == self.block_bytes]
 
     def oldest(self) -> Node[V] | None:
         """The unlocked leaf to be evicted next; None when there is none."""
@@ -257,7 +264,7 @@ class RadixTree(Generic[V]):
         if parent is None or parent is self._top or node.locks or node.children:
             raise ValueError("only an unlocked leaf can be removed")
         del parent.children[node.key]
-        if parent.order is not None:
+        if parent.order is not None and len(node.key) == self.block_bytes:
             del parent.order[bisect_left(parent.order, node.key)]
         node.parent = None
         self._size -= 1
@@ -321,7 +328,7 @@ class RadixTree(Generic[V]):
                 raise ValueError("a node is missing from its parent, or has negative locks")
             if node.queued != (id(node) in queued):
                 raise ValueError("a node's queued flag disagrees with the heap")
-            if node.order is not None and node.order != sorted(node.children):
+            if node.order is not None and node.order != sorted(self._plain(node)):
                 raise ValueError("the ordered keys of a node are not those of its children")
             if not node.children and not node.locks and not node.queued:
                 raise ValueError("an unlocked leaf can never be evicted")

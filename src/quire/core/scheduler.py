@@ -194,7 +194,7 @@ class Scheduler(SchedulerState):
             )
             if reason is not None:
                 self.estimates.ended(state.request, len(seq.tokens) - seq.prompt_len)
-                self._end(seq)
+                self._end_pair(seq, seqs, rows)
                 ended = True
         if ended:
             self._sweep()
@@ -215,6 +215,13 @@ class Scheduler(SchedulerState):
             account.served += seq.price * len(new)
         if end >= seq.wake:
             self._reach_wake(seq)
+
+    def _end_pair(self, seq: Sequence, seqs: list[Sequence], rows: list[ScheduledSeq]) -> None:
+        """End a sequence that sampled its last token. A follower did so in the same step: its blocks stay findable."""
+        if (follower := seq.partner) is not None:
+            follow(follower)
+            self._ran(follower, rows[seqs.index(follower)], [])
+        self._end(seq)
 
     def _pooled(self, seq: Sequence, row: ScheduledSeq, numbers: bytes) -> SeqEvent:
         """End a sequence whose whole prompt has been computed and pooled."""
