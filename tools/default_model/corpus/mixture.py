@@ -36,7 +36,7 @@ from .conversation import Conversation, Turn, system
 from .draw import Draw, NoCombinationError, Split
 
 # Raised when a change makes different text from the same seed.
-GENERATOR_VERSION = 5
+GENERATOR_VERSION = 6
 
 _CHAIN = 0.06  # of the conversations are several tasks in one chat
 _DOCUMENT = 0.075  # are plain text
