@@ -7,6 +7,7 @@ import random
 import pytest
 
 from quire.config.schema import POLICIES
+from quire.core.cache_misses import MissWatch
 from quire.core.policy import Policies, Policy
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.streams import StepLimits
@@ -82,3 +83,21 @@ def test_a_cap_beyond_the_start_or_too_small_is_refused_and_changes_nothing() ->
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_is_written_as_it_was_read(name: str) -> None:
     assert Policy.parse(Policy.parse(name).text) == Policy.parse(name)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_what_looks_at_misses_outlives_a_change_of_policies(policy: str) -> None:
+    """The queue that ranks by prefixes goes with its policy; what explains misses still hears of every block."""
+    config = SchedulerConfig(
+        num_blocks=8, block_size=4, max_num_seqs=2, max_num_batched_tokens=40, max_model_len=40, policy="lpm"
+    )
+    driver = Driver(config)
+    scheduler = driver.scheduler
+    misses = MissWatch(scheduler.caches, config.block_size)
+    scheduler.set_policies(Policies.parse(policy, (), 30.0))
+    first, other = [1] * 9, [1] * 4 + [2] * 5
+    driver.add(first)
+    driver.run_out()
+    found = misses.look("", "shared:", other, hit=4, usable=8)
+    assert found is not None
+    assert (found.kind, found.differs_at) == ("differs", 4)

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     one = simulation(args.name)
     options = vars(_parser(one).parse_args(args.rest))
-    as_json, scene = options.pop("json"), None
+    as_json = options.pop("json")
     scene = one.scene(options)
     print(json.dumps(scene.to_json()) if as_json else f"{textwrap.fill(one.about, 100)}\n\n{_text(scene)}")
     return 0

@@ -48,8 +48,7 @@ class MissWatch(CacheWatch):
     def __init__(self, caches: PrefixCaches, block_size: int) -> None:
         self._caches, self._size = caches, block_size
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
-        others = caches.watches
-        caches.watches = lambda: (*others(), self)
+        caches.watches.append(self)
 
     def published(self, tenant: str, parent: BlockNode, node: BlockNode) -> None:
         """See CacheWatch. With a tier the digests are those of the tier."""

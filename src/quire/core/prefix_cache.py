@@ -192,7 +192,7 @@ class PrefixCache:
             node = self._tree.extend(parent, key, [NO_BLOCK] * len(blocks))
             if self._caches.tier is not None:
                 node.digest = chain(parent.digest, key)
-            for watch in self._caches.watches():
+            for watch in self._caches.hearers():
                 watch.published(self.tenant, parent, node)
         for group, block in enumerate(blocks):
             if block != NO_BLOCK:
@@ -349,7 +349,7 @@ class PrefixCache:
             at = parent
 
     def _gone(self, node: BlockNode) -> None:
-        for watch in self._caches.watches():
+        for watch in self._caches.hearers():
             watch.removed(node)
 
     @staticmethod
@@ -431,7 +431,10 @@ class PrefixCaches:
         self.clock: Callable[[], float] = time.monotonic
         self.now = self.clock()
         self.moves: list[Move] = []  # for the next step
-        self.watches: Callable[[], Iterable[CacheWatch]] = no_watches
+        self.queues: Callable[[], Iterable[CacheWatch]] = (
+            no_watches  # those of the policy that rank by prefixes
+        )
+        self.watches: list[CacheWatch] = []  # that stay when it changes
         self.stats = PrefixCacheStats()
         self.num_running = 0
         self.active: set[PrefixCache] = set()
@@ -440,6 +443,11 @@ class PrefixCaches:
         self._floored = 0  # the sum of them
         self._groups, self._block_size = groups, block_size
         self._caches: dict[str, PrefixCache] = {}
+
+    def hearers(self) -> Iterable[CacheWatch]:
+        """All that hear of blocks."""
+        yield from self.queues()
+        yield from self.watches
 
     @property
     def all(self) -> Iterable[PrefixCache]:

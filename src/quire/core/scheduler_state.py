@@ -154,7 +154,7 @@ class SchedulerState:
         """Other orders, for what waits and what runs, from the next step on."""
         waiting = list(self._waiting)
         self.policies, self._by_arrival = policies, policies.by_arrival
-        self._blocks.caches.watches = no_watches
+        self._blocks.caches.queues = no_watches
         queue = make_queue(
             policies, self.estimates, self.counters, self._blocks.caches, self.config.block_size
         )

@@ -266,5 +266,5 @@ def make_queue(
         return WaitingQueue()
     levels = Levels(make)
     if any(policy.order == "lpm" for policy in known):
-        caches.watches = lambda: (queue for queue in levels.queues if isinstance(queue, PrefixQueue))
+        caches.queues = lambda: (queue for queue in levels.queues if isinstance(queue, PrefixQueue))
     return levels

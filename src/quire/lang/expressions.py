@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
 from quire.records import dataclass
 from quire.types import RequestError, SamplingParams
+from quire.util.likeness import did_you_mean
 
 Rule = Literal["sum", "mean"]
 _FIELDS = tuple(field.name for field in fields(SamplingParams))
@@ -91,11 +91,7 @@ def gen(
     """
     for field in sampling:
         if field not in _FIELDS:
-            near = difflib.get_close_matches(field, _FIELDS, 1)
-            raise TypeError(
-                f"gen: {field} is not a field of SamplingParams"
-                + (f"; did you mean {near[0]}?" if near else "")
-            )
+            raise TypeError(f"gen: {field} is not a field of SamplingParams{did_you_mean(field, _FIELDS)}")
     asked = {"regex": regex, "choice": choices, "json": json}
     if asked := {field: value for field, value in asked.items() if value is not None}:
         from quire.structured.ask import StructuredOutput

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from difflib import get_close_matches
 from typing import Any, Literal
 
 from quire.planner.figure import Figure
 from quire.records import dataclass
+from quire.util.likeness import did_you_mean
 
 Value = float | str | bool
 NumbersFrom = Literal["calculators", "engine", "simulator"]  # where the numbers come from
@@ -134,11 +134,6 @@ class Simulation:
         known = {one.name: one for one in self.controls}
         for name, text in given.items():
             if name not in known:
-                raise ValueError(f"{name}: {self.name} has no such control{_near(name, known)}")
+                raise ValueError(f"{name}: {self.name} has no such control{did_you_mean(name, known)}")
             values[name] = known[name].read(text)
         return self.run(**values)
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    found = get_close_matches(name, [*known], 1)
-    return f"; did you mean {found[0]}?" if found else ""

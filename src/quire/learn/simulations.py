@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from quire.learn import calculated, experiments
 from quire.learn.catalog import device_control, model_control, precision_control
 from quire.learn.scene import Control, Simulation
+from quire.util.likeness import did_you_mean
 
 _ALL = (
     Simulation(
@@ -113,6 +112,4 @@ def simulation(name: str) -> Simulation:
     for one in _ALL:
         if name in {one.name, str(one.number)}:
             return one
-    near = get_close_matches(name, SIMULATIONS, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(f"name: no simulation {name!r}{hint}")
+    raise ValueError(f"name: no simulation {name!r}{did_you_mean(name, SIMULATIONS)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from quire.config.elsewhere.foreign import VLLM, ForeignOptionError
 from quire.config.elsewhere.lookup import rows_of, translate
 from quire.config.schema import OPTIONS
+from quire.util.likeness import did_you_mean
 from quire.util.platform import memory_share
 
 
@@ -31,8 +31,7 @@ def _translated(name: str, value: Any) -> dict[str, Any]:
         return {} if value is None else {"memory": memory_share(value)}
     flag = f"--{name.replace('_', '-')}"
     if not rows_of(flag, VLLM):
-        near = difflib.get_close_matches(name, OPTIONS, 1)
-        raise ValueError(f"{name} is not an option" + (f"; did you mean {near[0]}?" if near else ""))
+        raise ValueError(f"{name} is not an option{did_you_mean(name, OPTIONS)}")
     if value is None or value in ("", (), [], {}):
         return {}
     text = value if isinstance(value, str) else json.dumps(value, default=str)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from quire.records import dataclass
+from quire.util.likeness import did_you_mean
 
 _FILE = Path(__file__).with_name("devices.toml")
 
@@ -57,9 +57,9 @@ def device(name: str) -> Device:
     """The device of a name. Raises ValueError for an unknown one."""
     found = devices().get(name.lower())
     if found is None:
-        near = get_close_matches(name.lower(), devices(), 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"device: {name!r} is not one of {', '.join(devices())}{hint}")
+        raise ValueError(
+            f"device: {name!r} is not one of {', '.join(devices())}{did_you_mean(name.lower(), devices())}"
+        )
     return found
 
 

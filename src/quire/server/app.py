@@ -105,9 +105,9 @@ class App:
         except Exception as error:
             await self.fail(exchange, error)
         finally:
+            exchange.held.close()
             if exchange.asked:
                 tell_marks(self.context.engine, exchange)
-            exchange.held.close()
             self.context.metrics.count_http(exchange)
             if self.context.tracer is not None:
                 self.context.tracer.record(exchange)
