@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quire.cache_kinds import FullGroup, SlidingGroup, StateGroup
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
-from quire.engine.api import EngineStats, StepRecord
+from quire.engine.api import EngineStats, EngineView, StepRecord, ViewedBranch, ViewedSequence
 from quire.engine.host.messages import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
@@ -20,6 +20,7 @@ from quire.engine.host.messages import (
     AddRequest,
     AskLog,
     AskRecords,
+    AskView,
     ClearCache,
     Command,
     Fatal,
@@ -41,6 +42,7 @@ from quire.engine.host.messages import (
     StepReport,
     Stop,
     Tell,
+    Viewed,
     Vocabulary,
     command_decoder,
     frame,
@@ -92,6 +94,7 @@ COMMANDS: list[Command] = [
     AskRecords(4),
     ClearCache(),
     AskLog(),
+    AskView(17),
     Tell(b"row"),
     Stop(),
 ]
@@ -109,6 +112,9 @@ REPORTS: list[Report] = [
     Stats(EngineStats(1, 2, 3, 4, 5, 16, step_phase_seconds={"forward": 0.5}, step_tokens=(1, 2), resident_bytes=14)),
     Records([StepRecord(1, 2.0, 3.0, 4.0, 5.0, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]),
     LogRows(b"log"),
+    Viewed(
+        EngineView(2, (0, -1, -2, 1), (ViewedSequence("é", 1, 2, 3, 4, 5, 6),), (ViewedBranch(-1, 16, 1),), b"log", 9)
+    ),
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from quire.engine.api import (
     EngineState,
     EngineStats,
     EngineUnavailableError,
+    EngineView,
     GenerateAsk,
     ModelCard,
     OverloadedError,
@@ -91,6 +92,9 @@ class StandInEngine:
 
     async def debug(self) -> Mapping[str, Any]:
         return {}
+
+    async def view(self, after: int) -> EngineView:
+        return EngineView()
 
     def tell(self, row: bytes) -> None: ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from quire.answers import AnswerPart, PromptProgress
 from quire.beams import Beams
@@ -387,6 +387,47 @@ class EngineStats:
     calls: Mapping[str, int] = field(default_factory=dict)
 
 
+SHARED = -2  # of EngineView.blocks
+
+
+class ViewedSequence(NamedTuple):
+    """A running sequence: its tokens, how many of them are computed, were cached, and the blocks that it holds."""
+
+    request_id: str
+    sample: int
+    prompt_tokens: int
+    computed: int
+    tokens: int
+    cached_tokens: int
+    blocks: int
+
+
+class ViewedBranch(NamedTuple):
+    """A run of the tree of cached prefixes, without its text: the index of the branch before it, -1 for none; its
+    tokens; and how many sequences end in it."""
+
+    parent: int
+    tokens: int
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What an engine holds between two steps. `blocks` has every `stride`-th block up to the last one that was ever
+    taken: free (0), cached (-1), held by several (SHARED), or the number of the sequence that holds it, from 1 on.
+    `log` has rows of the engine's log (see quire.steplog) up to number `rows`; what began before `oldest`, in seconds of
+    the monotonic clock, cannot be explained any more.
+    """
+
+    stride: int = 1
+    blocks: tuple[int, ...] = ()
+    sequences: tuple[ViewedSequence, ...] = ()
+    branches: tuple[ViewedBranch, ...] = ()
+    log: bytes = b""
+    rows: int = 0
+    oldest: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One line of the engine's log: the contents and the cost of a step. Times in seconds."""
@@ -576,6 +617,9 @@ class Engine(Protocol):
 
     async def log(self) -> bytes:
         """The latest rows of the engine's log, as a log; see quire.steplog."""
+
+    async def view(self, after: int) -> EngineView:
+        """What the engine holds now, with the rows of its log after the first `after`."""
 
     def tell(self, row: bytes) -> None:
         """Add a row, what only the server knows of a request, to the log of the engine."""

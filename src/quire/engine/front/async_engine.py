@@ -25,6 +25,7 @@ from quire.engine.api import (
     EngineState,
     EngineStats,
     EngineUnavailableError,
+    EngineView,
     GenerateAsk,
     InputAsk,
     ModelCard,
@@ -301,6 +302,9 @@ class AsyncEngine(EngineSettings):
 
     async def log(self) -> bytes:
         return await self._client.log() if self._client else b""
+
+    async def view(self, after: int) -> EngineView:
+        return await self._client.view(after) if self._client else EngineView()
 
     def tell(self, row: bytes) -> None:
         self._send(Tell(row))
