@@ -50,7 +50,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[LiveServer]:
-    with serving(Path(shipped_models()["quire-mini"]), engine={"max_model_len": 2048}, admin_api_key=(ADMIN,)) as server:
+    with serving(
+        Path(shipped_models()["quire-mini"]), engine={"max_model_len": 2048}, admin_api_key=(ADMIN,)
+    ) as server:
         yield server
 
 
@@ -95,7 +97,9 @@ def test_a_browser_can_use_the_page(sources: Path, live: LiveServer, tmp_path: P
         assert not views[f"{name} overflow"]
     for name in ("room", "room dark", "room phone"):
         heads = " ".join(views[name])
-        assert all(one in heads for one in ("Batch", "KV cache", "Cached prefixes", "Memory plan", "Settings"))
+        assert all(
+            one in heads for one in ("Batch", "KV cache", "Cached prefixes", "Memory plan", "Settings")
+        )
         assert " ms for " in views[f"{name} why"]
         assert views[f"{name} tried"] == "Would change: max_num_seqs = 3"
         assert not views[f"{name} overflow"]

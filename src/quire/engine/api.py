@@ -415,8 +415,8 @@ class ViewedBranch(NamedTuple):
 class EngineView:
     """What an engine holds between two steps. `blocks` has every `stride`-th block up to the last one that was ever
     taken: free (0), cached (-1), held by several (SHARED), or the number of the sequence that holds it, from 1 on.
-    `log` has rows of the engine's log (see quire.steplog) up to number `rows`; what began before `oldest`, in seconds of
-    the monotonic clock, cannot be explained any more.
+    `log` has rows of the engine's log (see quire.steplog) up to number `rows`; what began before `oldest`, in
+    seconds of the monotonic clock, cannot be explained any more.
     """
 
     stride: int = 1

@@ -36,7 +36,8 @@ def framed(body: bytes) -> bytes:
 
 def unframed(frame: bytes) -> AnyRow:
     """The row of a frame that this process has made."""
-    return _decode(memoryview(frame)[4:-4])
+    row: AnyRow = _decode(memoryview(frame)[4:-4])
+    return row
 
 
 @dataclass(frozen=True, slots=True)
