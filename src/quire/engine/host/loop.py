@@ -8,10 +8,10 @@ from collections.abc import Callable
 from quire.config.live import LiveEngineConfig
 from quire.core.streams import partial_prompts
 from quire.engine.core import EngineCore
-from quire.engine.engine_view import engine_view
 from quire.engine.host.borrowing import RoomInUse
 from quire.engine.host.channel import Channel
 from quire.engine.host.core_shares import CoreShares
+from quire.engine.host.engine_view import engine_view
 from quire.engine.host.messages import (
     SAMPLE_BITS,
     Abort,
