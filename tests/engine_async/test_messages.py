@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quire.cache_kinds import FullGroup, SlidingGroup, StateGroup
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
-from quire.engine.api import EngineStats, EngineView, StepRecord, ViewedBranch, ViewedSequence
+from quire.engine.api import EngineStats, StepRecord
 from quire.engine.host.messages import (
     HEADER_BYTES,
     MAX_FRAME_BYTES,
@@ -54,6 +54,7 @@ from quire.engine.host.messages import (
     unpack_ids,
     unpack_logprobs,
 )
+from quire.engine.view import EngineView, ViewedBranch, ViewedSequence
 from quire.logprobs import LogprobTable, TokenLogprob
 from quire.parameters import TextTokens
 from quire.text.token_bytes import TokenBytes

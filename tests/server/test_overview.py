@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from helpers.server import ENDLESS, PATIENT, LiveServer, read_all, serving
-from quire.engine.api import EngineView
+from quire.engine.view import EngineView
 
 KEYS = ("key-of-a", "key-of-b")
 ADMIN = "key-of-an-administrator"

@@ -15,7 +15,6 @@ from quire.engine.api import (
     EngineState,
     EngineStats,
     EngineUnavailableError,
-    EngineView,
     GenerateAsk,
     ModelCard,
     OverloadedError,
@@ -25,6 +24,7 @@ from quire.engine.api import (
     TextSink,
 )
 from quire.engine.usage_ledger import UsageLedger
+from quire.engine.view import EngineView
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.app import App
 from quire.server.context import ServerContext

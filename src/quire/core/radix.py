@@ -62,7 +62,7 @@ class Node(Generic[V]):
         self.queued = False
 
 
-class Branch(NamedTuple):
+class TreeBranch(NamedTuple):
     """Nodes that follow each other without a fork: the index of the branch above, -1 for none; their number; and how
     often they are locked."""
 
@@ -325,11 +325,11 @@ class RadixTree(Generic[V]):
         names = islice(self._top.children.items(), most)
         return {name.decode("utf-8", "surrogatepass"): root for name, root in names}
 
-    def branches(self, most_nodes: int) -> list[Branch]:
+    def branches(self, most_nodes: int) -> list[TreeBranch]:
         """The tree without its keys: runs of nodes that have one child each, parents first. It looks at `most_nodes`
         nodes and leaves the rest out.
         """
-        found: list[Branch] = []
+        found: list[TreeBranch] = []
         todo = deque((root, -1) for root in self._top.children.values())
         while todo and most_nodes > 0:
             start, parent = todo.popleft()
@@ -339,7 +339,7 @@ class RadixTree(Generic[V]):
                     (end,) = end.children.values()
                     length, locks = length + 1, locks + end.locks
                 most_nodes -= length
-                found.append(Branch(parent, length, locks))
+                found.append(TreeBranch(parent, length, locks))
                 todo.append((end, len(found) - 1))
         return found
 

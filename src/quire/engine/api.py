@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.answers import AnswerPart, PromptProgress
 from quire.beams import Beams
 from quire.engine.usage_ledger import UsageLedger, UsageTotals
+from quire.engine.view import EngineView
 from quire.logprobs import LogprobTable
 from quire.objectives import DegradeStep, ServiceClass
 from quire.outputs import RequestOutput
@@ -385,47 +386,6 @@ class EngineStats:
     restarts: int = 0  # starts of the engine after its first
     memory_parts: Mapping[str, int] = field(default_factory=dict)
     calls: Mapping[str, int] = field(default_factory=dict)
-
-
-SHARED = -2  # of EngineView.blocks
-
-
-class ViewedSequence(NamedTuple):
-    """A running sequence: its tokens, how many of them are computed, were cached, and the blocks that it holds."""
-
-    request_id: str
-    sample: int
-    prompt_tokens: int
-    computed: int
-    tokens: int
-    cached_tokens: int
-    blocks: int
-
-
-class ViewedBranch(NamedTuple):
-    """A run of the tree of cached prefixes, without its text: the index of the branch before it, -1 for none; its
-    tokens; and how many sequences end in it."""
-
-    parent: int
-    tokens: int
-    sequences: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineView:
-    """What an engine holds between two steps. `blocks` has every `stride`-th block up to the last one that was ever
-    taken: free (0), cached (-1), held by several (SHARED), or the number of the sequence that holds it, from 1 on.
-    `log` has rows of the engine's log (see quire.steplog) up to number `rows`; what began before `oldest`, in
-    seconds of the monotonic clock, cannot be explained any more.
-    """
-
-    stride: int = 1
-    blocks: tuple[int, ...] = ()
-    sequences: tuple[ViewedSequence, ...] = ()
-    branches: tuple[ViewedBranch, ...] = ()
-    log: bytes = b""
-    rows: int = 0
-    oldest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

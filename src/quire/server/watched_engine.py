@@ -13,15 +13,8 @@ from itertools import groupby
 
 import msgspec
 
-from quire.engine.api import (
-    Engine,
-    EngineState,
-    EngineStats,
-    EngineUnavailableError,
-    EngineView,
-    ViewedBranch,
-    ViewedSequence,
-)
+from quire.engine.api import Engine, EngineState, EngineStats, EngineUnavailableError
+from quire.engine.view import EngineView, ViewedBranch, ViewedSequence
 from quire.server.metrics import ServerMetrics
 from quire.steplog import log_rows as rows
 from quire.steplog.log_files import read_rows

@@ -25,7 +25,6 @@ from quire.engine.api import (
     EngineState,
     EngineStats,
     EngineUnavailableError,
-    EngineView,
     GenerateAsk,
     InputAsk,
     ModelCard,
@@ -71,6 +70,7 @@ from quire.engine.host.messages import (
 )
 from quire.engine.host.spawn import Spawned
 from quire.engine.usage_ledger import UsageLedger
+from quire.engine.view import EngineView
 from quire.objectives import DegradeStep
 from quire.outputs import RequestOutput
 from quire.parameters import Structure, TextTokens

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from quire.config.live import LiveEngineConfig
 from quire.config.serving import ServingConfig
-from quire.engine.api import REQUESTS, EngineState, EngineStats, EngineUnavailableError, EngineView
+from quire.engine.api import REQUESTS, EngineState, EngineStats, EngineUnavailableError
 from quire.engine.host.held import memory_held
 from quire.engine.host.hosts import Host
 from quire.engine.host.memory_ledger import LedgerEntry
@@ -37,6 +37,7 @@ from quire.engine.host.messages import (
     Viewed,
 )
 from quire.engine.host.supervisor import Hooks, Supervisor
+from quire.engine.view import EngineView
 
 logger = logging.getLogger("quire.engine")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quire.core.block_pool import CACHED, FREE
 from quire.core.scheduler import Scheduler
-from quire.engine.api import SHARED, EngineView, ViewedBranch, ViewedSequence
 from quire.engine.core import EngineCore
+from quire.engine.view import SHARED, EngineView, ViewedBranch, ViewedSequence
 
 # Whatever the size of the cache, a look takes some milliseconds.
 MOST_BLOCKS, MOST_NODES, MOST_SEQUENCES = 2048, 8192, 256

@@ -21,7 +21,8 @@ from quire.cache_kinds import CacheGroup, FullGroup, SlidingGroup, StateGroup
 from quire.config.live import LiveEngineConfig
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
-from quire.engine.api import EngineStats, EngineView, StepRecord
+from quire.engine.api import EngineStats, StepRecord
+from quire.engine.view import EngineView
 from quire.logprobs import LogprobTable
 from quire.text.token_bytes import TokenBytes
 from quire.types import FinishReason, QuireError, Request, TokenIds
