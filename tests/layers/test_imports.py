@@ -18,7 +18,7 @@ RANKS = [
     {"answers", "beams", "cache_kinds", "draft_paths", "logprobs", "objectives", "output_hook", "parameters"},
     {"types"},
     {"config", "context_window", "outputs", "util"},
-    {"core", "mcp", "spec", "text"},
+    {"core", "mcp", "routing", "spec", "text"},
     {"program", "steplog", "structured"},
     {"planner", "quant", "store"},
     {"loader"},
