@@ -198,19 +198,7 @@ class SimulatedServer:
         due = arrival.at + service.slo.ttft / 1e3 if service is not None and service.slo.ttft else None
         if due is None and arrival.deadline is not None:
             due = arrival.at + arrival.deadline
-        request = Request(
-            request_id=str(index),
-            prompt_token_ids=TokenIds(arrival.prompt),
-            params=SamplingParams(temperature=0.0, max_tokens=arrival.output, ignore_eos=True),
-            arrival=arrival.at,
-            tenant=arrival.tenant,
-            terms=ServiceTerms(
-                account=arrival.account,
-                service_class=arrival.service_class,
-                due=due,
-                expected_tokens=arrival.output if arrival.known else None,
-            ),
-        )
+        request = _request(index, arrival, due)
         if self._degrading is not None:
             if self._degrading.sheds(request):
                 record.error, record.closed = "shed", self.now
@@ -328,3 +316,19 @@ class SimulatedServer:
                 record.finish_reason = str(event.finish_reason)
                 ended.append(record.index)
         return ended
+
+
+def _request(index: int, arrival: Arrival, due: float | None) -> Request:
+    return Request(
+        request_id=str(index),
+        prompt_token_ids=TokenIds(arrival.prompt),
+        params=SamplingParams(temperature=0.0, max_tokens=arrival.output, ignore_eos=True),
+        arrival=arrival.at,
+        tenant=arrival.tenant,
+        terms=ServiceTerms(
+            account=arrival.account,
+            service_class=arrival.service_class,
+            due=due,
+            expected_tokens=arrival.output if arrival.known else None,
+        ),
+    )
