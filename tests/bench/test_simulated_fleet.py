@@ -10,7 +10,7 @@ from quire.bench.request_metrics import summarize
 from quire.bench.simulated_fleet import SimulatedFleet
 from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer
 from quire.core.scheduler_config import SchedulerConfig
-from quire.routing.policies import BOUND, POLICIES, ReplicaLoad, RoutedRequest, router_policy
+from quire.routing.router_policies import BOUND, POLICIES, ReplicaLoad, RoutedRequest, router_policy
 from quire.routing.transfer import transfer_seconds
 
 COSTS = (0.004, 2e-4, 1e-4, 0.0, 0.0, 0.0, 0.0, 0.0)

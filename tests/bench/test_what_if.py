@@ -10,7 +10,7 @@ import pytest
 from quire.bench.fitted_steps import fit_steps, timed_steps
 from quire.bench.scenario import parse_settings
 from quire.bench.simulated_arrivals import RecordedLoad, load_of_log
-from quire.bench.what_if import FigureChange, WhatIf, what_if
+from quire.bench.what_if import FigureIf, WhatIf, what_if
 from quire.cli.main import main
 from quire.cli.whatif import seconds_of
 from quire.core.cost_model import StepCostModel
@@ -44,7 +44,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> RecordedLoad:
     return load_of_log(recorded(tmp_path_factory.mktemp("log") / "a.qlog"))
 
 
-def figures(found: WhatIf) -> dict[str, FigureChange]:
+def figures(found: WhatIf) -> dict[str, FigureIf]:
     return {one.name: one for one in found.figures}
 
 

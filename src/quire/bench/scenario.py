@@ -12,7 +12,7 @@ from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer,
 from quire.core.scheduler_config import SchedulerConfig
 from quire.objectives import ServiceClass, parse_classes
 from quire.records import dataclass
-from quire.routing.policies import router_policy
+from quire.routing.router_policies import router_policy
 
 _COUNTS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 _FLAGS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}

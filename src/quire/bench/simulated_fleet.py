@@ -1,6 +1,6 @@
 """Several simulated servers behind a router, with prefill and decode together or on servers of their own.
 
-Each server is a SimulatedServer with its own clock; the router's policies are those of routing.policies, and see the
+Each server is a SimulatedServer with its own clock; the router's policies are those of routing.router_policies, and see the
 requests and caches of servers as they are. With prefill servers a request runs there up to its first token; its KV
 cache then moves to a decode server, whose scheduler takes it in without computing it.
 """
@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 
 from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer
 from quire.bench.timeline import RequestRecord
-from quire.routing.policies import RoutedRequest, RouterPolicy, least_work
+from quire.routing.router_policies import RoutedRequest, RouterPolicy, least_work
 
 _START = 64  # tokens that name a prompt
 

@@ -25,7 +25,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
-from quire.routing.policies import ReplicaLoad
+from quire.routing.router_policies import ReplicaLoad
 from quire.types import Request, SamplingParams, StepOutput, TokenIds
 
 StepTime = Callable[[Sequence[float]], float]

@@ -33,7 +33,7 @@ class Guess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FigureChange:
+class FigureIf:
     """A figure as it was measured, as the simulator has it, and as it would be under the settings."""
 
     name: str
@@ -52,7 +52,7 @@ class FigureChange:
 class WhatIf:
     """`outside` is the share of steps that have more of something than any step the fit has seen."""
 
-    figures: list[FigureChange]
+    figures: list[FigureIf]
     outside: float
     preemptions: tuple[int, int]
     refused: tuple[int, int]
@@ -108,7 +108,7 @@ def what_if(
         first, second = now.guess(name, error), then.guess(name, error)
         if first is not None and second is not None:
             unit = now.summaries[0].metrics()[name].unit
-            found.append(FigureChange(name=name, unit=unit, measured=measured, now=first, then=second))
+            found.append(FigureIf(name=name, unit=unit, measured=measured, now=first, then=second))
     return WhatIf(
         figures=found,
         outside=then.outside / max(1, then.steps),
