@@ -1,8 +1,8 @@
 """Several simulated servers behind a router, with prefill and decode together or on servers of their own.
 
-Each server is a SimulatedServer with its own clock; the router's policies see the requests and caches of servers as they
-are. With prefill servers a request runs there up to its first token; its KV cache then moves to a decode server, whose
-scheduler takes it in without computing it.
+Each server is a SimulatedServer with its own clock; the router's policies see the requests and caches of servers as
+they are. With prefill servers a request runs there up to its first token; its KV cache then moves to a decode server,
+whose scheduler takes it in without computing it.
 """
 
 from __future__ import annotations
