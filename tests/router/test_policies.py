@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import pytest
 
 from quire.config.routing import ROUTING_POLICIES
-from quire.router.policies import BOUND, PrefixAware, RoutedPrompt, SessionAffinity, cool, policy_named
+from quire.router.routing_policies import (
+    BOUND,
+    PrefixAware,
+    RoutedPrompt,
+    SessionAffinity,
+    cool,
+    policy_named,
+)
 
 
 @dataclass

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from conftest import Start  # type: ignore[attr-defined]
 from helpers.fake_llm import Behaviour
 from helpers.process import until
+from helpers.routed import routed
 
 FAST = {"ttft": 0.0, "itl": 0.0}
 
 
-def test_answers_are_passed_on(routed: Start) -> None:
+def test_answers_are_passed_on() -> None:
     """Whole and streamed, in every API, with the name of the server and without its address."""
     with routed(Behaviour(**FAST)) as router:
         whole = router.chat("hello")
@@ -36,7 +36,7 @@ def test_answers_are_passed_on(routed: Start) -> None:
         assert [each["id"] for each in models["data"]] == ["fake-model"]
 
 
-def test_conversations_stay_where_their_beginning_is(routed: Start) -> None:
+def test_conversations_stay_where_their_beginning_is() -> None:
     """Turns of conversations with long beginnings come back to one server each; the servers share the conversations."""
     with routed(*(Behaviour(**FAST) for _ in range(3))) as router:
         seen: dict[int, set[str]] = {}
@@ -49,7 +49,7 @@ def test_conversations_stay_where_their_beginning_is(routed: Start) -> None:
         assert router.service.context.backends.prefixes.size("backend-1") > 0
 
 
-def test_another_server_is_asked_when_one_is_busy_or_gone(routed: Start) -> None:
+def test_another_server_is_asked_when_one_is_busy_or_gone() -> None:
     with routed(Behaviour(**FAST, refuse=set(range(100))), Behaviour(**FAST), policy="round-robin") as router:
         replies = [router.chat("hello") for _ in range(6)]
         assert [each.status for each in replies] == [200] * 6
@@ -59,7 +59,7 @@ def test_another_server_is_asked_when_one_is_busy_or_gone(routed: Start) -> None
         assert [each.status for each in replies] == [200] * 6
 
 
-def test_the_refusal_of_the_last_server_reaches_the_client(routed: Start) -> None:
+def test_the_refusal_of_the_last_server_reaches_the_client() -> None:
     busy = Behaviour(**FAST, refuse=set(range(100)))
     with routed(busy, Behaviour(**FAST, refuse=set(range(100)))) as router:
         reply = router.chat("hello")
@@ -68,7 +68,7 @@ def test_the_refusal_of_the_last_server_reaches_the_client(routed: Start) -> Non
         assert sum(len(fake.seen) for fake in router.fakes) == 2
 
 
-def test_a_stream_that_is_cut_off_ends_with_an_error(routed: Start) -> None:
+def test_a_stream_that_is_cut_off_ends_with_an_error() -> None:
     with routed(Behaviour(**FAST, cut={0})) as router:
         reply = router.chat("hello", stream=True)
         assert reply.status == 200
@@ -77,7 +77,7 @@ def test_a_stream_that_is_cut_off_ends_with_an_error(routed: Start) -> None:
         assert router.chat("hello", stream=True).text.endswith("data: [DONE]\n\n")
 
 
-def test_a_server_that_fails_rests_and_comes_back(routed: Start) -> None:
+def test_a_server_that_fails_rests_and_comes_back() -> None:
     with routed(Behaviour(**FAST), breaker_failures=1, retries=0) as router:
         backend = router.backends.all[0]
         router.do(lambda: backend.failed("a test", time.monotonic()))
@@ -88,7 +88,7 @@ def test_a_server_that_fails_rests_and_comes_back(routed: Start) -> None:
         assert "paused" not in router.request("GET", "/health").text
 
 
-def test_a_server_that_is_gone_is_down_and_up_again(routed: Start) -> None:
+def test_a_server_that_is_gone_is_down_and_up_again() -> None:
     with routed(Behaviour(**FAST)) as router:
         router.do(lambda: router.listeners[0].close())
         router.do(lambda: router.backends.all[0].client._idle.clear())
@@ -97,7 +97,7 @@ def test_a_server_that_is_gone_is_down_and_up_again(routed: Start) -> None:
         assert router.chat("hello").status == 503
 
 
-def test_many_streams_at_once_are_shared_evenly(routed: Start) -> None:
+def test_many_streams_at_once_are_shared_evenly() -> None:
     with routed(*(Behaviour(ttft=0.02, itl=0.002) for _ in range(4))) as router:
         import concurrent.futures
 
@@ -109,7 +109,7 @@ def test_many_streams_at_once_are_shared_evenly(routed: Start) -> None:
         assert all(each.requests == 0 and each.work == 0 for each in router.backends.all)
 
 
-def test_a_client_that_hangs_up_ends_the_request_at_the_server(routed: Start) -> None:
+def test_a_client_that_hangs_up_ends_the_request_at_the_server() -> None:
     with routed(Behaviour(ttft=0.0, itl=0.01)) as router:
         body = b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 100000, "stream": true}'
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -120,7 +120,7 @@ def test_a_client_that_hangs_up_ends_the_request_at_the_server(routed: Start) ->
         until(lambda: router.backends.all[0].requests == 0)
 
 
-def test_a_slow_reader_holds_back_its_server_alone(routed: Start) -> None:
+def test_a_slow_reader_holds_back_its_server_alone() -> None:
     """Megabytes of a stream that nobody reads stay at the server; others are answered meanwhile."""
     with routed(Behaviour(**FAST, per_chunk=20_000)) as router:
         body = b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1600000, "stream": true}'
@@ -134,13 +134,13 @@ def test_a_slow_reader_holds_back_its_server_alone(routed: Start) -> None:
 @pytest.mark.parametrize(
     "path", ["/admin/config", "/v1/files", "/v1/batches", "/sleep", "/nothing", "/flush_cache"]
 )
-def test_what_concerns_one_server_is_not_passed(routed: Start, path: str) -> None:
+def test_what_concerns_one_server_is_not_passed(path: str) -> None:
     with routed(Behaviour(**FAST)) as router:
         assert router.request("POST", path, {}).status in {404, 405}
         assert not router.fakes[0].seen
 
 
-def test_keys_are_checked_here_and_not_passed_on(routed: Start) -> None:
+def test_keys_are_checked_here_and_not_passed_on() -> None:
     with routed(Behaviour(**FAST), serving={"api_key": ("secret",)}) as router:
         refused = router.chat("hello")
         assert refused.status == 401
@@ -151,7 +151,7 @@ def test_keys_are_checked_here_and_not_passed_on(routed: Start) -> None:
         assert router.request("POST", "/v1/chat/completions", asked, headers).status == 200
 
 
-def test_an_unknown_model_is_refused_by_name(routed: Start) -> None:
+def test_an_unknown_model_is_refused_by_name() -> None:
     with routed(Behaviour(**FAST)) as router:
         reply = router.chat("hello", model="other")
         assert reply.status == 404
@@ -159,7 +159,7 @@ def test_an_unknown_model_is_refused_by_name(routed: Start) -> None:
         assert router.chat("hello", model="fake-model").status == 200
 
 
-def test_metrics(routed: Start) -> None:
+def test_metrics() -> None:
     with routed(Behaviour(**FAST), Behaviour(**FAST)) as router:
         for _ in range(3):
             router.chat("hello")

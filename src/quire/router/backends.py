@@ -27,7 +27,7 @@ class _ModelList(msgspec.Struct):
     data: list[dict[str, Any]] = []
 
 
-class Backend:
+class BackendServer:
     """A server. `requests` were sent to it and have not ended; `work` is what they cost, in prompt tokens."""
 
     def __init__(self, entry: BackendEntry, config: RouterConfig) -> None:
@@ -121,14 +121,14 @@ class Backends:
     def __init__(self, config: RouterConfig) -> None:
         """Raises ValueError for entries that are wrong."""
         self.config = config
-        self.all = [Backend(entry, config) for entry in backend_entries(config)]
+        self.all = [BackendServer(entry, config) for entry in backend_entries(config)]
         self.prefixes = PrefixIndex(config.prefix_index_size)
         self.draining = False  # the router itself ends
         self._checks: asyncio.Task[None] | None = None
-        self._leaving: set[Backend] = set()  # taken out of the file while requests are with them
+        self._leaving: set[BackendServer] = set()  # taken out of the file while requests are with them
         self._idle = asyncio.Event()
 
-    def available(self, model: str | None, without: Sequence[Backend] = ()) -> list[Backend]:
+    def available(self, model: str | None, without: Sequence[BackendServer] = ()) -> list[BackendServer]:
         """The servers that may get a request for a model."""
         now = time.monotonic()
         return [
@@ -136,7 +136,7 @@ class Backends:
         ]
 
     @contextlib.contextmanager
-    def busy(self, backend: Backend, work: float) -> Iterator[None]:
+    def busy(self, backend: BackendServer, work: float) -> Iterator[None]:
         """While a server has a request that costs so much."""
         backend.requests += 1
         backend.work += work
@@ -179,7 +179,7 @@ class Backends:
         """
         known = {each.entry: each for each in self.all}
         entries = backend_entries(self.config)
-        made = [known.get(entry) or Backend(entry, self.config) for entry in entries]
+        made = [known.get(entry) or BackendServer(entry, self.config) for entry in entries]
         for each in self.all:
             if each not in made:
                 each.draining = True

@@ -6,12 +6,12 @@ import asyncio
 import time
 
 from quire.config.routing import RouterConfig
-from quire.router.asked import AskedOfServers, response_id, usage_of
-from quire.router.backends import Backend
-from quire.router.policies import RoutedPrompt
+from quire.router.backends import BackendServer
 from quire.router.prefix_index import PIECE_BYTES, prompt_digests
 from quire.router.relay import Relay
+from quire.router.routed_request import AskedOfServers, response_id, usage_of
 from quire.router.router_context import RouterContext
+from quire.router.routing_policies import RoutedPrompt
 from quire.server.errors import ApiError, retry_headers
 from quire.server.exchange import Exchange
 from quire.util.http_client import ClientError
@@ -45,7 +45,7 @@ class Forwarding:
 
     async def answer(self) -> None:
         """Answer the request. Raises ApiError if no server could take it, and ClientGoneError."""
-        tried: list[Backend] = []
+        tried: list[BackendServer] = []
         refusal: ApiError | Relay | None = None
         while len(tried) <= self._config.retries:
             backend = self._choose(tried)
@@ -61,7 +61,7 @@ class Forwarding:
             return
         raise refusal or self._unavailable()
 
-    def _choose(self, tried: list[Backend]) -> Backend | None:
+    def _choose(self, tried: list[BackendServer]) -> BackendServer | None:
         backends = self._context.backends
         settled = self._context.owner(self._asked.previous_response_id)
         if settled is not None:
@@ -101,7 +101,7 @@ class Forwarding:
             503, "no server can take this request now", code="no_backend", headers=retry_headers(1.0)
         )
 
-    async def _try(self, backend: Backend) -> ApiError | Relay | None:
+    async def _try(self, backend: BackendServer) -> ApiError | Relay | None:
         """Ask a server; None once the client has its answer, else what to answer if no other server can."""
         context, prompt = self._context, self._prompt()
         self._predicted = prompt.cached(backend.name)
@@ -129,7 +129,9 @@ class Forwarding:
                 request.cancel()
         return None
 
-    async def _begins(self, backend: Backend, relay: Relay, request: asyncio.Task[None]) -> ApiError | None:
+    async def _begins(
+        self, backend: BackendServer, relay: Relay, request: asyncio.Task[None]
+    ) -> ApiError | None:
         """Wait until the answer begins; an error if it does not."""
         try:
             async with asyncio.timeout(self._config.first_byte_timeout):
@@ -150,7 +152,7 @@ class Forwarding:
             502, "the server could not be reached", code="backend_failed", headers=retry_headers(1.0)
         )
 
-    async def _pass_on(self, backend: Backend, relay: Relay, request: asyncio.Task[None]) -> None:
+    async def _pass_on(self, backend: BackendServer, relay: Relay, request: asyncio.Task[None]) -> None:
         if relay.is_whole:
             await request
             await self._send_whole(relay, backend)
@@ -183,18 +185,18 @@ class Forwarding:
             await asyncio.sleep(0.05)  # what was written is sent first
             exchange.abort()
 
-    async def _send_whole(self, relay: Relay, backend: Backend) -> None:
+    async def _send_whole(self, relay: Relay, backend: BackendServer) -> None:
         kind = relay.headers.get("content-type", "application/json").encode("latin-1")
         headers = [(b"content-type", kind), (b"content-length", str(len(relay.body)).encode())]
         await self._exchange.start(relay.status, [*headers, *self._headers(relay, backend)[1:]])
         await self._exchange.write(relay.body)
         await self._exchange.write(b"", more=False)
 
-    def _headers(self, relay: Relay, backend: Backend) -> list[tuple[bytes, bytes]]:
+    def _headers(self, relay: Relay, backend: BackendServer) -> list[tuple[bytes, bytes]]:
         kind = relay.headers.get("content-type", "application/octet-stream").encode("latin-1")
         return [(b"content-type", kind), *relay.passed_headers(), (BACKEND, backend.name.encode())]
 
-    def _learn(self, backend: Backend, relay: Relay) -> None:
+    def _learn(self, backend: BackendServer, relay: Relay) -> None:
         """Keep what the answer says: where a stored response is, how long texts are in tokens, what was cached."""
         if relay.status != 200:
             return
@@ -205,7 +207,7 @@ class Forwarding:
         if "prompt_tokens" in usage:
             self._context.metrics.compare(self._predicted, usage)
 
-    def _head(self, backend: Backend) -> bytes:
+    def _head(self, backend: BackendServer) -> bytes:
         exchange, server = self._exchange, backend.client.server
         query = exchange.scope.get("query_string", b"")
         path = server.base.encode("latin-1") + exchange.scope.get("raw_path", exchange.path.encode())

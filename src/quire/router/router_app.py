@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from quire.router.asked import asked_of
 from quire.router.forwarding import Forwarding
+from quire.router.routed_request import asked_of
 from quire.router.router_context import RouterContext
 from quire.server.app import PAGES, ROUTES
 from quire.server.dialects.generate_route import shared

@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 
 from quire.config.serving import ServingConfig
-from quire.router.backends import Backend, Backends
-from quire.router.policies import RoutingPolicy, policy_named
+from quire.router.backends import Backends, BackendServer
 from quire.router.router_metrics import RouterMetrics
+from quire.router.routing_policies import RoutingPolicy, policy_named
 from quire.server.access import AccessControl
 from quire.server.context import Reader, directory_of, sweep_readers
 from quire.server.exchange import HangUpWatch
@@ -69,13 +69,13 @@ class RouterContext:
         finally:
             self.watches.discard(watch)
 
-    def stored(self, response: str, backend: Backend) -> None:
+    def stored(self, response: str, backend: BackendServer) -> None:
         """Note which server has a stored response."""
         self._owners[response] = backend.name
         while len(self._owners) > MAX_OWNERS:
             self._owners.popitem(last=False)
 
-    def owner(self, response: str | None) -> Backend | None:
+    def owner(self, response: str | None) -> BackendServer | None:
         """The server that has a stored response, if that is known."""
         name = self._owners.get(response or "")
         return next((each for each in self.backends.all if each.name == name), None)

@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from helpers.fake_llm import Behaviour, FakeLLM, Socket
 from helpers.server import GUARD, Reply
 from quire.config.routing import RouterConfig
@@ -99,14 +97,6 @@ class Routed:
         return self.request("POST", "/v1/chat/completions", body)
 
 
-Start = Callable[..., "contextlib.AbstractContextManager[Routed]"]
-
-
-@pytest.fixture
-def routed() -> Start:
-    """Makes routers that end with the test."""
-
-    def start(*behaviours: Behaviour, serving: dict[str, Any] | None = None, **routing: Any) -> Routed:
-        return Routed(list(behaviours), routing, serving or {})
-
-    return start
+def routed(*behaviours: Behaviour, serving: dict[str, Any] | None = None, **routing: Any) -> Routed:
+    """A router in front of a server of each behaviour."""
+    return Routed(list(behaviours), routing, serving or {})
