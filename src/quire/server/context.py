@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -149,17 +149,27 @@ class ServerContext:
         self.tenants.check_model(tenant, found)
         return found
 
-    async def sweep(self) -> None:
-        """End responses whose client has not read for `reader_timeout` seconds; runs until cancelled.
+    def reload(self) -> None:
+        """Read the file of tenants again, if there is one."""
+        if self.config.tenants is not None:
+            self.tenants.reload_or_log()
 
-        Time during which this process itself was suspended does not count: it wrote nothing that could be read.
-        """
-        limit = self.config.reader_timeout
-        pause, last = min(1.0, limit / 4), time.monotonic()
-        while True:
-            await asyncio.sleep(pause)
-            now = time.monotonic()
-            passed, last = min(now - last, 2 * pause), now
-            readers: list[Reader] = [*self.watches, *self.connections]  # watches know more
-            for reader in [reader for reader in readers if reader.waiting(passed) > limit]:
-                reader.end_slow_reader()
+    async def sweep(self) -> None:
+        """End responses whose client does not read; runs until cancelled."""
+        await sweep_readers(
+            self.config.reader_timeout, lambda: [*self.watches, *self.connections]
+        )  # watches know more
+
+
+async def sweep_readers(limit: float, readers: Callable[[], list[Reader]]) -> None:
+    """End those whose client has not read for `limit` seconds; runs until cancelled.
+
+    Time during which this process itself was suspended does not count: it wrote nothing that could be read.
+    """
+    pause, last = min(1.0, limit / 4), time.monotonic()
+    while True:
+        await asyncio.sleep(pause)
+        now = time.monotonic()
+        passed, last = min(now - last, 2 * pause), now
+        for reader in [reader for reader in readers() if reader.waiting(passed) > limit]:
+            reader.end_slow_reader()

@@ -17,7 +17,7 @@ from quire.server.query import query_of
 from quire.server.routes import Act, Get, HttpRoute
 from quire.steplog import log_rows as rows
 from quire.steplog.explain import PARTS, explain, sentence, text_of
-from quire.steplog.log_files import read_rows
+from quire.steplog.log_files import HEADER, framed, read_rows
 from quire.steplog.misses import MissText, Template, templates
 
 _ROW_MEMORY = 8  # bytes of rows for one of the log, the steps of a long life among them
@@ -220,6 +220,27 @@ def _template(one: Template) -> TemplateBody:
     )
 
 
+async def engine_log(context: ServerContext, exchange: Exchange) -> bytes:
+    """The latest rows as a log, for simulations; without the texts around misses, which are their clients'."""
+    context.card()
+    data = await context.engine.log()
+    pool = context.memory.work
+    await exchange.held.take(pool, min(pool.limit, _ROW_MEMORY * len(data)))
+    return await asyncio.to_thread(_without_texts, data)
+
+
+def _without_texts(data: bytes) -> bytes:
+    if not data:
+        return data
+    made = [
+        rows.Missed(row.at, row.number, row.kind, row.hit, row.lost, row.differs_at)
+        if isinstance(row, rows.Missed)
+        else row
+        for row in read_rows(data).rows
+    ]
+    return HEADER + b"".join(framed(rows.encode(row)) for row in made)
+
+
 ROUTES: tuple[HttpRoute, ...] = (
     Act(
         verb="GET", path="/v1/requests/{}/explain", summary="Where the time of a request went", tag="status",
@@ -229,5 +250,9 @@ ROUTES: tuple[HttpRoute, ...] = (
     Get(
         path="/v1/cache/misses", summary="Why prompts of the client were not in the prefix cache", tag="status",
         handler=cache_misses, response=MissesBody,
+    ),
+    Get(
+        path="/admin/log", summary="The latest rows of the engine's log, for quire whatif", tag="admin",
+        handler=engine_log, response=str, media=b"application/octet-stream", admin=True, api="",
     ),
 )  # fmt: skip

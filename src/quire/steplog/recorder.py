@@ -160,7 +160,12 @@ class Recorder:
         """A request is ended from outside."""
         if live := self._live.pop(request_id, None):
             self._alive.difference_update(live.number << SAMPLE_BITS | sample for sample in live.samples)
-            self._put(rows.Aborted(self._clock(), live.number))
+            made = tuple(
+                (sample, len(tokens), self._output_chain(live, sample, tokens))
+                for sample, tokens in live.samples.items()
+                if tokens
+            )
+            self._put(rows.Aborted(self._clock(), live.number, made))
 
     def finished(self, request_id: str, sample: int) -> None:
         """A sample is ended for its text."""
@@ -319,10 +324,13 @@ class Recorder:
         if tokens is None:
             return
         self._alive.discard(live.number << SAMPLE_BITS | sample)
-        chain = self._chain(live, [*live.prompt, *tokens], (live.number, sample), tokens)
+        chain = self._output_chain(live, sample, tokens)
         self._put(rows.Ended(at or self._clock(), live.number, sample, str(reason), len(tokens), chain))
         if not live.samples:
             del self._live[request_id]
+
+    def _output_chain(self, live: _Live, sample: int, tokens: list[int]) -> TokenChain:
+        return self._chain(live, [*live.prompt, *tokens], (live.number, sample), tokens)
 
     def _chain(
         self, live: _Live, tokens: Sequence[int], name: tuple[int, int], own: Sequence[int] | None = None
