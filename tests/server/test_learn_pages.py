@@ -8,14 +8,14 @@ import pytest
 
 from helpers.server import LiveServer
 from quire.learn.quiz import questions
-from quire.learn.simulations import SIMULATIONS
+from quire.learn.simulations import simulations
 from quire.planner import memory_sums
 from quire.planner.figure import Figure
 
 
-@pytest.mark.parametrize("name", [*SIMULATIONS])
+@pytest.mark.parametrize("name", [*simulations()])
 def test_pages_show_what_the_simulation_says(server: LiveServer, name: str) -> None:
-    one, reply = SIMULATIONS[name], server.get(f"/learn/api/sim/{name}")
+    one, reply = simulations()[name], server.get(f"/learn/api/sim/{name}")
     assert reply.status == 200
     scene = one.scene({}).to_json()
     same = [figure["label"] for figure in scene["figures"] if figure["label"] != "time here"]

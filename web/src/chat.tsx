@@ -14,6 +14,7 @@ import {
   siblings,
   type Turn,
 } from "./conversation";
+import { Explanation } from "./explanation";
 import { Problem } from "./problem";
 import { SettingsPanel } from "./settings";
 
@@ -208,6 +209,7 @@ interface TurnProps {
 function TurnView({ turn, places, running, busy, onShow, onAgain, onEdit }: TurnProps) {
   const [draft, setDraft] = useState<string | null>(null);
   const [chances, setChances] = useState(false);
+  const [why, setWhy] = useState(false);
   const at = places.findIndex((one) => one.id === turn.id);
   const { answer } = turn;
   if (draft !== null) {
@@ -301,7 +303,13 @@ function TurnView({ turn, places, running, busy, onShow, onAgain, onEdit }: Turn
             Chances
           </button>
         )}
+        {answer?.id && !running && (
+          <button type="button" aria-expanded={why} onClick={() => setWhy(!why)}>
+            Why so long?
+          </button>
+        )}
       </div>
+      {why && answer && <Explanation id={answer.id} />}
     </li>
   );
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.learn import calculated, experiments
 from quire.learn.catalog import device_control, model_control, precision_control
+from quire.learn.offered import offered
 from quire.learn.scene import Control, Simulation
 from quire.util.likeness import did_you_mean
 
@@ -104,12 +105,18 @@ _ALL = (
         ),
     ),
 )  # fmt: skip
-SIMULATIONS = {one.name: one for one in _ALL}
+
+
+def simulations() -> dict[str, Simulation]:
+    """All simulations by name, in the order of their numbers."""
+    found = [*_ALL, *offered()]
+    return {one.name: one for one in sorted(found, key=lambda one: one.number)}
 
 
 def simulation(name: str) -> Simulation:
     """The simulation of a name or a number. Raises ValueError for an unknown one."""
-    for one in _ALL:
+    known = simulations()
+    for one in known.values():
         if name in {one.name, str(one.number)}:
             return one
-    raise ValueError(f"name: no simulation {name!r}{did_you_mean(name, SIMULATIONS)}")
+    raise ValueError(f"name: no simulation {name!r}{did_you_mean(name, known)}")

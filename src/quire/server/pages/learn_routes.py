@@ -47,12 +47,12 @@ class Shown(msgspec.Struct):
 
 
 async def _list(_: ServerContext, __: Exchange) -> SimulationList:
-    from quire.learn.simulations import SIMULATIONS
+    from quire.learn.simulations import simulations
 
     return SimulationList(
         [
             SimulationInfo(one.number, one.name, one.title, one.about, one.source, [*one.controls])
-            for one in SIMULATIONS.values()
+            for one in simulations().values()
         ]
     )
 
