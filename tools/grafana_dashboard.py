@@ -59,7 +59,7 @@ ROWS: dict[str, list[Panel]] = {
             "running": _sum("quire_num_requests_running"), "waiting": _sum("quire_num_requests_waiting"),
         }),
         Panel("Time in steps", "percentunit", {"busy": _rate("quire_step_seconds_total")}),
-        Panel("Parts of steps", "percentunit", {"{{phase}}": _rate("quire_step_phase_seconds_total", "phase")}),
+        Panel("Parts of steps", "percentunit", {"{{phase}}": _rate("quire_step_phase_seconds_total", "phase", _JOB)}),
         Panel("Time in the queue", "s", _quantiles("quire_request_queue_time_seconds")),
         Panel("Error of predicted steps", "percentunit", {
             "median": f"max (quire_step_cost_error_ratio{_OF})", "p90": f"max (quire_step_cost_error_p90_ratio{_OF})",
@@ -86,7 +86,7 @@ ROWS: dict[str, list[Panel]] = {
         }),
     ],
     "The processes": [
-        Panel("Memory plan", "bytes", {"{{part}}": _sum("quire_memory_bytes", "part")}),
+        Panel("Memory plan", "bytes", {"{{part}}": _sum("quire_memory_bytes", "part", _JOB)}),
         Panel("Resident", "bytes", {
             "engine": _sum("quire_engine_resident_bytes"), "server": _sum("process_resident_memory_bytes", of=_JOB),
         }),

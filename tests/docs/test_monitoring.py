@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import defaultdict
@@ -15,7 +16,8 @@ import quire
 from helpers.server import LiveServer, served_folder, serving
 
 FOLDER = Path(quire.__file__).parents[2] / "examples/monitoring"
-_SELECTOR = re.compile(r"\b((?:quire|vllm|http|process)[a-z_:]*[a-z])(?:\{([^}]*)\})?(?![a-z_:(])")
+_SELECTOR = re.compile(r"\b((?:quire|vllm|http|process)[a-z0-9_:]*[a-z0-9])(?:\{([^}]*)\})?(?![a-z0-9_:(])")
+KEY = "key-of-one-tenant"
 _ADDED = {"job", "instance", "le"}  # by Prometheus; of buckets
 # Queries of the dashboard that vLLM publishes, one for each metric that it names.
 VLLM = """
@@ -41,10 +43,11 @@ rate(vllm:request_max_num_generation_tokens_sum{model_name="$model_name"}[$__rat
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = served_folder(tmp_path_factory.mktemp("monitored") / "model")
-    (folder.parent / "tenants.toml").write_text('[tenants.one]\nkeys = ["key-of-one-tenant"]\n')
-    options = {"tenants": str(folder.parent / "tenants.toml")}
-    with serving(folder, {"slo": ("chat:ttft=600000",)}, **options) as live:
-        live.headers = {"authorization": "Bearer key-of-one-tenant"}
+    digest = hashlib.sha256(KEY.encode()).hexdigest()
+    path = folder.parent / "tenants.toml"
+    path.write_text(f'[tenants.one]\nkeys = ["sha256:{digest}"]\n')
+    with serving(folder, {"slo": ("chat:ttft=600000",)}, tenants=str(path)) as live:
+        live.headers = {"authorization": f"Bearer {KEY}"}
         assert live.complete(max_tokens=4).status == 200
         yield live
 

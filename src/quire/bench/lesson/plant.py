@@ -152,7 +152,7 @@ def _speculating(times: StepTime, alpha: float, gamma: int, draft_share: float) 
         if prompt:
             return times(features)
         verified = times((step, rows * (1 + gamma), prompt, context, *rest))
-        return (verified + gamma * draft_share * times((step, 1.0, 0.0, 0.0, *rest))) / gained
+        return (verified + gamma * draft_share * times(features)) / gained
 
     return seconds
 
