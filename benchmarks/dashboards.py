@@ -103,7 +103,7 @@ async def _rounds(args: argparse.Namespace) -> None:
     await _measure(args.streams, 0, 2.0)
     ratios = []
     for number in range(args.rounds):
-        found = {}
+        found: dict[int, float] = {}
         for viewers in ((0, args.viewers), (args.viewers, 0))[number % 2]:
             found[viewers], seen = await _measure(args.streams, viewers, args.seconds)
             print(

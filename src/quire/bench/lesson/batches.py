@@ -23,7 +23,7 @@ def lengths_of(count: int, variance: int, seed: int) -> list[int]:
 
 def _replays(rate: float, variance: int, requests: int, seed: int) -> dict[str, Replay]:
     rng, at = random.Random(f"arrivals {seed}"), 0.0
-    jobs = []
+    jobs: list[Job] = []
     for length in lengths_of(requests, variance, seed):
         jobs.append(Job(at, range(_PROMPT), length))
         at += rng.expovariate(rate)
@@ -55,7 +55,8 @@ def closed_ratio(variance: int, seed: int) -> tuple[float, float]:
 
 def batching(rate: float, variance: int, requests: int, seed: int) -> Scene:
     runs = _replays(rate, variance, requests, seed)
-    rows, figures = [], []
+    rows: list[tuple[str, ...]] = []
+    figures: list[Figure] = []
     for name, run in runs.items():
         figures_of = [request_metrics(one) for one in run.records]
         end = max(one.finished or 0.0 for one in run.records)

@@ -23,7 +23,8 @@ _MODEL = "Llama 3 8B"
 
 
 def _arrivals(load: float, seed: int) -> list[Arrival]:
-    rng, at, found = random.Random(f"pools {seed}"), 0.0, []
+    rng, at = random.Random(f"pools {seed}"), 0.0
+    found: list[Arrival] = []
     while (at := at + rng.expovariate(load)) < _SECONDS or not found:
         first = 10_000 * len(found)
         found.append(Arrival(at, range(first, first + _PROMPT), rng.randint(100, 200)))

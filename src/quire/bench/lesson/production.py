@@ -104,7 +104,7 @@ def production(
         Figure("blocks held, at most", 100 * max(one.held for one in found.steps), "%",
                f"of a cache of {plant.cache_tokens:,} tokens"),
         Figure("prompt tokens from the cache", 100 * found.hit_share, "%"),
-        Figure("answers complete", f"{len(found.records)}", "", f"of requests that come in {end:.0f} s"),
+        Figure("answers complete", len(found.records), "", f"of requests that come in {end:.0f} s"),
     ]  # fmt: skip
     steps = found.steps[:: max(1, len(found.steps) // _POINTS)]
     at = [one.at for one in steps]

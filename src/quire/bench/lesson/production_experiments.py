@@ -190,7 +190,8 @@ def factors() -> Iterator[Figure]:
     changes: dict[str, dict[str, object]] = {
         "continuous batching": {}, "and prefix cache": {"prefix_cache": True}, "and INT8": {"int8": True},
     }  # fmt: skip
-    product, before, kept = 1.0, start, {}
+    product, before = 1.0, start
+    kept: dict[str, object] = {}
     for name, change in changes.items():
         kept |= change
         now = _tps(_all(_base(**kept)))
