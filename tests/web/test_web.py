@@ -106,5 +106,8 @@ def test_a_browser_can_use_the_page(sources: Path, live: LiveServer, tmp_path: P
         assert not views[f"{name} overflow"]
     assert views["room key"] == ""  # it is asked again for the next change
     assert ADMIN not in views["room kept"]
+    for name in ("api", "api phone"):
+        assert {"messages", "temperature", "model"} <= set(views[name])
+        assert not views[f"{name} overflow"]
     pictures = {path.name for path in tmp_path.iterdir()}
     assert {"welcome.png", "chances.png", "dark.png", "phone.png", "lesson phone block-table.png"} <= pictures

@@ -109,6 +109,7 @@ export function Chat() {
         </h1>
         <a href="/learn">How inference works</a>
         <a href="/dashboard">Control room</a>
+        <a href="/docs">API</a>
         <button type="button" class="primary" onClick={fresh}>
           New chat
         </button>

@@ -165,5 +165,19 @@ for (const [name, options] of Object.entries({
   await room.screenshot({ path: `${folder}/${name}.png`, fullPage: true });
   seen.views[`${name} overflow`] = await room.evaluate(() => document.documentElement.scrollWidth > innerWidth);
 }
+for (const [name, options] of Object.entries({
+  api: { colorScheme: "light", viewport: { width: 1280, height: 900 } },
+  "api phone": { colorScheme: "dark", viewport: { width: 390, height: 780 }, isMobile: true, hasTouch: true },
+})) {
+  const api = await open(options, "/docs");
+  await api.waitForSelector(".reference summary");
+  await api.getByLabel("Search").fill("/v1/chat/completions");
+  await api.locator(".reference summary").first().click();
+  await api.waitForSelector(".route dl");
+  seen.views[name] = await api.locator(".route dt code").allInnerTexts();
+  await axe(api, name);
+  await api.screenshot({ path: `${folder}/${name}.png` });
+  seen.views[`${name} overflow`] = await api.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+}
 await browser.close();
 console.log(JSON.stringify(seen));
