@@ -35,7 +35,7 @@ async def lifecycle(context: ServerContext, exchange: Exchange, prompt: str, tok
     engine = context.engine
     context.card()
     began = time.monotonic()
-    ids = await engine.encode_chat(ChatAsk([{"role": "user", "content": prompt}]))
+    ids = await engine.encode_chat(ChatAsk(messages=[{"role": "user", "content": prompt}]))
     arrived = time.monotonic()
     request = Request(
         request_id=f"learn-{uuid.uuid4().hex}",
@@ -62,6 +62,8 @@ async def lifecycle(context: ServerContext, exchange: Exchange, prompt: str, tok
         raise ValueError("prompt: the log of the engine has this request no more; ask for fewer tokens")
     parts = {name: ns / 1e6 for name, ns in found.parts().items()}
     parts["tokenize"] = parts.get("tokenize", 0.0) + 1e3 * (arrived - began)
+    told = 1e3 * (arrived - began) + found.total / 1e6
+    parts["detokenize"] = parts.get("detokenize", 0.0) + max(0.0, times[-1] - told if times else 0.0)
     stages = {stage: sum(parts.get(name, 0.0) for name in names) for stage, names in STAGES.items()}
     figures = [
         Figure(f"{number}. {stage}", value, "ms") for number, (stage, value) in enumerate(stages.items(), 1)
