@@ -101,7 +101,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         response=str, media=_MEDIA[".html"], api="", open=True,
     ),
     Act(
-        verb="GET", path="/docs", summary="The web page: the API, from its description", tag="pages", handler=_reference,
+        verb="GET", path="/docs", summary="The web page: the API", tag="pages", handler=_reference,
         response=str, media=_MEDIA[".html"], api="", open=True,
     ),
     Act(
