@@ -9,7 +9,7 @@ import pytest
 from quire.bench.lesson import batches, pools, single
 from quire.bench.lesson.plant import Plant
 from quire.bench.lesson.production_experiments import experiment, factors
-from quire.bench.lesson.simulations import SIMULATIONS
+from quire.bench.lesson.simulated_lessons import SIMULATIONS
 from quire.bench.request_metrics import compute_metrics
 from quire.bench.simulated_server import Arrival
 from quire.cli.main import main

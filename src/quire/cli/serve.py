@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def simulated() -> Sequence[Simulation]:
     """The simulations of the lesson that need the simulator, imported when the first of them is asked for."""
-    from quire.bench.lesson.simulations import SIMULATIONS
+    from quire.bench.lesson.simulated_lessons import SIMULATIONS
 
     return SIMULATIONS
 

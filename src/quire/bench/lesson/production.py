@@ -19,7 +19,7 @@ _POINTS = 160  # of a chart
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ServerMoment:
     """A server before one of its steps."""
 
     at: float
@@ -29,12 +29,12 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadOutcome:
     """What came of a load."""
 
     records: list[RequestRecord]
     summary: Summary
-    steps: list[Seen]
+    steps: list[ServerMoment]
     hit_share: float
 
     def mean(self, name: str) -> float:
@@ -63,18 +63,18 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def outcome(plant: Plant, rate: float, seed: int, seconds: float | None = None) -> Outcome:
+def outcome(plant: Plant, rate: float, seed: int, seconds: float | None = None) -> LoadOutcome:
     """Serve the load of servers.toml at a rate."""
-    steps: list[Seen] = []
+    steps: list[ServerMoment] = []
 
     def look(server: SimulatedServer) -> None:
         scheduler = server.scheduler
         held = scheduler.blocks_used / scheduler.config.num_blocks
-        steps.append(Seen(server.now, scheduler.num_waiting, scheduler.num_running, held))
+        steps.append(ServerMoment(server.now, scheduler.num_waiting, scheduler.num_running, held))
 
     run = plant.serve(load(rate, seed=seed, seconds=seconds), seed=seed, look=look)
     slo = PRESETS[settings("server")["preset"]][0]
-    return Outcome(
+    return LoadOutcome(
         run.records, summarize(run.records, slo), sorted(steps, key=lambda one: one.at), run.hit_share
     )
 

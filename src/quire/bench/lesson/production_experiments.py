@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from quire.bench.lesson.plant import Plant, settings
-from quire.bench.lesson.production import Outcome, outcome
+from quire.bench.lesson.production import LoadOutcome, outcome
 from quire.planner.devices import device
 from quire.planner.figure import Figure
 from quire.records import dataclass
@@ -32,20 +32,20 @@ def _base(**changes: object) -> Plant:
     return replace(plant, **changes)  # type: ignore[arg-type]
 
 
-def _all(plant: Plant, rate: float | None = None) -> list[Outcome]:
+def _all(plant: Plant, rate: float | None = None) -> list[LoadOutcome]:
     given = settings("experiments")
     return [outcome(plant, rate or given["rate"], seed) for seed in given["seeds"]]
 
 
-def _mean(found: list[Outcome], what: Callable[[Outcome], float]) -> float:
+def _mean(found: list[LoadOutcome], what: Callable[[LoadOutcome], float]) -> float:
     return sum(map(what, found)) / len(found)
 
 
-def _tps(found: list[Outcome]) -> float:
+def _tps(found: list[LoadOutcome]) -> float:
     return _mean(found, lambda one: one.tokens_per_second)
 
 
-def _time(found: list[Outcome], name: str) -> float:
+def _time(found: list[LoadOutcome], name: str) -> float:
     return _mean(found, lambda one: one.mean(name))
 
 
