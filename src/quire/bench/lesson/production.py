@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from quire.bench.goodput import PRESETS
 from quire.bench.lesson.plant import Plant, load, settings
@@ -79,16 +80,11 @@ def outcome(plant: Plant, rate: float, seed: int, seconds: float | None = None) 
     )
 
 
-def production(
-    rate: float, gpus: int, layout: str, model: str, device: str, batching: str, prefix_cache: bool,
-    speculation: bool, int8: bool, paging: bool, chunking: bool, seed: int,
-) -> Scene:  # fmt: skip
+def production(rate: float, gpus: int, layout: str, seed: int, **given: Any) -> Scene:
+    """`given` are fields of a Plant; the device by its title."""
     tensor = layout == LAYOUTS[0]
-    plant = Plant(
-        model=model, device=card(device), cards=gpus if tensor else 1, replicas=1 if tensor else gpus,
-        batching=batching, prefix_cache=prefix_cache, speculation=speculation, int8=int8, paging=paging,
-        chunking=chunking,
-    )  # fmt: skip
+    given["device"] = card(given["device"])
+    plant = Plant(cards=gpus if tensor else 1, replicas=1 if tensor else gpus, **given)
     found = outcome(plant, rate, seed)
     good = found.summary.goodput
     end = max(one.scheduled for one in found.records)
