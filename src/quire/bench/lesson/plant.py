@@ -10,7 +10,7 @@ import random
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ class Plant:
                 config, times, noise=0.0, seed=seed + number, batch_wait=wait, received=received
             )
             if look is not None:
-                server.seen = lambda _: look(server)
+                server.seen = partial(_tell, look, server)
             return server
 
         if self.replicas == 1 and not self.prefill_replicas:
@@ -126,6 +126,10 @@ class Plant:
             raise ValueError("batching: several replicas are simulated with continuous batching alone")
         fleet = SimulatedFleet(make, self.replicas, prefill=self.prefill_replicas, transfer=self.transfer)
         return fleet.run(arrivals)
+
+
+def _tell(look: Callable[[SimulatedServer], None], server: SimulatedServer, _: Sequence[float]) -> None:
+    look(server)
 
 
 def _with_links(plain: StepTime, model: ModelSize, device: Device, cards: int, latency: float) -> StepTime:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from quire.bench.lesson.plant import Plant, settings
 from quire.bench.lesson.production import LoadOutcome, outcome
@@ -26,10 +27,10 @@ class Experiment:
     holds: list[tuple[str, bool]]
 
 
-def _base(**changes: object) -> Plant:
+def _base(**changes: Any) -> Plant:
     given = settings("experiments")
     plant = Plant(model=given["model"], device=device(given["device"]), paging=False, chunking=False)
-    return replace(plant, **changes)  # type: ignore[arg-type]
+    return replace(plant, **changes)
 
 
 def _all(plant: Plant, rate: float | None = None) -> list[LoadOutcome]:
@@ -187,11 +188,11 @@ def factors() -> Iterator[Figure]:
     """What each change alone brings in tokens a second at the rate of the experiments, their product, and all
     together: the lessons' "5 to 10 times, multiplicative", as it comes out."""
     start = _tps(_all(_base(batching="static")))
-    changes: dict[str, dict[str, object]] = {
+    changes: dict[str, dict[str, Any]] = {
         "continuous batching": {}, "and prefix cache": {"prefix_cache": True}, "and INT8": {"int8": True},
     }  # fmt: skip
     product, before = 1.0, start
-    kept: dict[str, object] = {}
+    kept: dict[str, Any] = {}
     for name, change in changes.items():
         kept |= change
         now = _tps(_all(_base(**kept)))

@@ -92,7 +92,7 @@ async def _show(context: ServerContext, exchange: Exchange) -> Shown:
     async with _one_at_a_time:
         try:
             if one.name == "lifecycle":
-                scene = await lifecycle(context, exchange, **one.values(given))
+                scene = await lifecycle(context, exchange, one.values(given))
             else:
                 scene = await asyncio.to_thread(one.scene, given)
         except ValueError as error:

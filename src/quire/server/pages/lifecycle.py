@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Mapping
 
 from quire.engine.api import EngineUnavailableError, GenerateAsk
-from quire.learn.scene import Chart, ChartSeries, Scene, Table
+from quire.learn.scene import Chart, ChartSeries, Scene, Table, Value
 from quire.objectives import ServiceTerms
 from quire.planner.figure import Figure
 from quire.server.context import ServerContext
@@ -29,10 +30,10 @@ STAGES = {
 }
 
 
-async def lifecycle(context: ServerContext, exchange: Exchange, prompt: str, tokens: int) -> Scene:
+async def lifecycle(context: ServerContext, exchange: Exchange, values: Mapping[str, Value]) -> Scene:
     """Ask for an answer, and show where its time went: six stages whose sum is the time of the request. Raises
     ValueError if there is none to show."""
-    engine = context.engine
+    engine, prompt, tokens = context.engine, str(values["prompt"]), int(values["tokens"])
     context.card()
     began = time.monotonic()
     ids = await engine.encode_chat(ChatAsk(messages=[{"role": "user", "content": prompt}]))
