@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from quire.cache_kinds import CacheGroup, StateGroup
-from quire.cli import inspect_scheme, kv_users, quality, speculation
+from quire.cli import inspect_ranks, inspect_scheme, kv_users, quality, speculation
 from quire.cli.inspect_scheme import schemes, stored_lines
 from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
 from quire.config.serving import ServingConfig
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quire.config.schema import EngineConfig, ResolvedConfig
     from quire.engine.build.drafts import Draft
     from quire.engine.build.opening import Model
+    from quire.executor.base import ExecutorKind
     from quire.loader import Source
     from quire.program.cost import Machine, Row
     from quire.program.op import Op
@@ -108,21 +109,33 @@ def _report(
     model: Model, asked: EngineConfig, args: argparse.Namespace, weights: Source | None, problem: str | None
 ) -> dict[str, Any]:
     """`problem` says why there are no `weights`."""
-    from quire.engine.build.assemble import choose_with_draft, machine_facts
+    from quire.engine.build.assemble import choose_kind, choose_with_draft, machine_facts
     from quire.engine.build.opening import tokenizer_memory
+    from quire.engine.build.ranks import other_processes
     from quire.engine.host.held import memory_beside
+    from quire.executor.ranked import RankedKind
     from quire.program.cost import Row
     from quire.program.memory import param_bytes
 
     facts = machine_facts(asked.execution.executor)
+    alone = asked.replace(tensor_parallel_size=1, pipeline_parallel_size=1)
     config, program, draft = choose_with_draft(model, asked, facts, weights)
+    kind = choose_kind(model, asked, facts, config, weights)
+    of_ranks = isinstance(kind, RankedKind)
+    leading = program
+    if of_ranks:
+        program = choose_with_draft(model, alone, facts, weights)[1]
     files = model.gguf.files if model.gguf else None
     process = facts.resident_memory + (0 if model.tokenizer else tokenizer_memory(model.folder, files))
-    machine = None if args.no_measure else measure_machine(config)
+    machine = None
+    if not args.no_measure:
+        machine = measure_machine(dataclasses.replace(config, threads=config.threads * asked.parallel.ranks))
     steps = {
         "prefill": [Row(args.prefill, 0)],
         "decode": [Row(1, args.context)] * args.batch,
     }
+    others, beside = other_processes(config), memory_beside(model.folder, files, ServingConfig())
+    memory = _memory(leading, config, kind, process, others, draft)
     stored, problem = ({}, problem) if weights is None else _stored(model, program, weights)
     spec = dataclasses.asdict(model.facts.spec)
     layers = spec.pop("layers")
@@ -153,13 +166,14 @@ def _report(
         "ops": [_op(op) for op in program.ops],
         "body_ops": len(program.body),
         "kv": _kv(program) | _kv_shares(model.facts.spec),
-        "memory": (memory := _memory(program, config, process, {}, draft)),
-        "server_memory": _memory(program, config, process, memory_beside(model.folder, files, ServingConfig()), draft),
+        "memory": memory,
+        "server_memory": _memory(leading, config, kind, process, beside | others, draft),
         "users": kv_users.report(model, asked, program, memory, args.context),
         "speculation": speculation.report(program, config, draft, memory),
         "packed": _packed(model, program, config),
         "machine": machine and dataclasses.asdict(machine),
         "steps": {name: _step(program, rows, machine) for name, rows in steps.items()},
+        "ranks": inspect_ranks.report(model.facts.spec, kind, memory, steps, machine) if of_ranks else None,
     }  # fmt: skip
 
 
@@ -287,14 +301,18 @@ def _kv_shares(spec: ModelSpec) -> dict[str, float]:
 
 
 def _memory(
-    program: Program, config: ResolvedConfig, process: int, beside: dict[str, int], draft: Draft | None
+    program: Program,
+    config: ResolvedConfig,
+    kind: ExecutorKind,
+    process: int,
+    beside: dict[str, int],
+    draft: Draft | None,
 ) -> dict[str, Any]:
-    """The memory plan of one process; `beside` is what the other process of a server holds."""
+    """The memory plan of one process; `beside` is what other processes hold."""
     from quire.engine.build.budget import plan_memory
-    from quire.executor.kinds import executor_kind
 
     try:
-        plan = plan_memory(program, config, executor_kind(config), process, beside, draft=draft)
+        plan = plan_memory(program, config, kind, process, beside, draft=draft)
     except MemoryBudgetError as error:
         return {"error": str(error)}
     return {
@@ -403,6 +421,8 @@ def report_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     lines += ["", "memory of serve", *_memory_lines(report["server_memory"])]
     if report["speculation"]:
         lines += ["", *speculation.lines(report["speculation"])]
+    if report["ranks"]:
+        lines += ["", *inspect_ranks.lines(report["ranks"])]
     lines += ["", _packed_line(report["packed"]), "", "steps", *_step_lines(report)]
     if "quality" in report:
         lines += ["", *quality.lines(report["quality"])]

@@ -47,6 +47,7 @@ DEFAULT_LORA_RANK = 16
 LORA_LINEARS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
 )  # fmt: skip
+MAX_RANKS = 64  # that share a model on one host
 TASKS = ("auto", "generate", "embed", "classify", "score")
 ATTENTION_BACKENDS = {"native": "native", "torch": "eager"}  # of each executor
 
@@ -340,7 +341,11 @@ class ExecutionOptions:
     )
     seed: int = option(0, "seed of random weights and of requests without a seed", metavar="N")
     threads: int | None = option(
-        None, "threads of the kernels (default: all usable cores)", metavar="N", count=True, most=1024
+        None,
+        "threads of the kernels, in each rank (default: all usable cores)",
+        metavar="N",
+        count=True,
+        most=1024,
     )
     executor: str = option(
         "native", "native kernels, or the torch reference (needs torch)", choices=("native", "torch")
@@ -429,6 +434,42 @@ class AdapterOptions:
     def has_room(self, target: str) -> bool:
         """Whether adapters may change one of LORA_TARGETS."""
         return "all" in self.lora_target_modules or target in self.lora_target_modules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelOptions:
+    """The ranks that a model is split over: processes of this host. Answers are the same to the bit at every degree."""
+
+    tensor_parallel_size: int = option(
+        1,
+        "ranks that split every layer: by heads, and by output columns of linears, so that no sum is cut",
+        metavar="N",
+        count=True,
+        most=MAX_RANKS,
+    )
+    pipeline_parallel_size: int = option(
+        1,
+        "stages of neighbouring layers, each held by ranks of its own, which compute one after the other",
+        metavar="N",
+        count=True,
+        most=MAX_RANKS,
+    )
+    enable_expert_parallel: bool = option(
+        False, "ranks that split a layer hold whole experts in place of columns of all of them"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.ranks > MAX_RANKS:
+            raise ValueError(
+                f"tensor_parallel_size: {self.tensor_parallel_size} by pipeline_parallel_size "
+                f"{self.pipeline_parallel_size} is more than {MAX_RANKS} ranks"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """Processes that hold a part of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -539,6 +580,7 @@ class EngineConfig:
     execution: ExecutionOptions = _group("execution", ExecutionOptions)
     speculation: SpeculationOptions = _group("speculation", SpeculationOptions)
     adapters: AdapterOptions = _group("adapters", AdapterOptions)
+    parallel: ParallelOptions = _group("parallelism", ParallelOptions)
     recording: RecordOptions = _group("recording", RecordOptions)
 
     def __init__(self, **options: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -45,16 +45,19 @@ from quire.engine.build.kept_costs import keep_costs, load_costs
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.log_file import make_recorder
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
+from quire.engine.build.ranks import RankProcesses, leading_plan, other_processes, rank_plans, start_ranks
 from quire.engine.build.tasks import check_pooling_options, for_task
 from quire.engine.core import EngineCore, Grammars
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.executor.base import Executor, ExecutorKind, Limits
 from quire.executor.kinds import executor_kind, import_executor
+from quire.executor.ranked import RankedKind
 from quire.loader import (
     Checkpoint,
     LoadRules,
     Source,
     checkpoint_files,
+    fingerprint,
 )
 from quire.loader.kv_scales import read_scales, read_scales_file
 from quire.loader.source import CodesSource
@@ -64,8 +67,9 @@ from quire.program.formats import DType, Groups, HeadScales, NumberFormats, Weig
 from quire.program.lower import lower
 from quire.program.lower_draft import trimmed
 from quire.program.lowering import LoraRoom
-from quire.program.memory import kv_block_bytes, param_bytes
+from quire.program.memory import param_bytes
 from quire.program.program import Program
+from quire.program.ranks import RankPlan
 from quire.records import dataclass
 from quire.spec import Attention, ModelSpec
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
@@ -99,6 +103,7 @@ class Built:
     core: EngineCore
     weights: WeightsReport
     draft: Executor | None = None  # of a draft model
+    ranks: RankProcesses | None = None
 
     def close(self) -> None:
         """Free the memory of the executors, and keep what was learned of their speed."""
@@ -110,6 +115,8 @@ class Built:
         if self.draft is not None:
             self.draft.close()
         self.executor.close()
+        if self.ranks is not None:
+            self.ranks.close()
 
     def areas(self) -> list[tuple[str, int, int]]:
         """The large parts of the executors' memory; see Inspectable.areas."""
@@ -182,6 +189,28 @@ def weight_origin(model: Model) -> Origin:
     )
 
 
+def load_rank(
+    model: Model,
+    program: Program,
+    config: ResolvedConfig,
+    executor: Executor,
+    progress: Progress | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> WeightsReport:
+    """`load_weights` of the part of a model that a program computes."""
+    origin = weight_origin(model)
+    if program.plan.ranks > 1:
+        whole = choose(model, config.asked, machine_facts())[1]
+        origin = replace(origin, rules=origin.rules.of_rank(whole.params))
+    return load_weights(origin, program, config, executor, progress, meanwhile)
+
+
+def weights_fingerprint(model: Model, config: ResolvedConfig) -> str:
+    """A digest of the files that weights are read from; see loader.fingerprint."""
+    asked = config.asked.loading
+    return "" if asked.load_format == "random" else fingerprint(_weight_files(model))
+
+
 def _weight_files(model: Model) -> list[Path]:
     """All files that determine the weights."""
     if model.gguf is not None:
@@ -208,10 +237,12 @@ def choose(
     weights: Source | None = None,
     *,
     features: Features | None = None,
+    plan: RankPlan | None = None,
 ) -> tuple[ResolvedConfig, Program]:
     """Resolve all options and lower the program, before memory is planned or weights are read.
 
-    `weights`: the weights of the model, if they are already open. `features`: what a draft takes of it.
+    `weights`: the weights of the model, if they are already open. `features`: what a draft takes of it. `plan`: the
+    part of the model that is wanted, by default all of it.
     """
     model = for_task(model, asked)
     spec, asked = model.facts.spec, _agreed(model, asked)
@@ -222,11 +253,11 @@ def choose(
         _formats(config), kv_scales=_kv_scales(model, config, weights), kv_codes=kv_codes(model, config)
     )
     room = _lora_room(asked.adapters)
-    program = lower(spec, formats, features=features, lora=room)
+    program = lower(spec, formats, plan, features=features, lora=room)
     if asked.formats.quantization == "auto" and asked.loading.load_format != "random":
         stored = _stored_formats(model, program, asked, weights)
         if stored:
-            program = lower(spec, replace(formats, params=stored), features=features, lora=room)
+            program = lower(spec, replace(formats, params=stored), plan, features=features, lora=room)
     if config.head == "f32":
         config = replace(config, notices=(*config.notices, _wide_head(program, config)))
     if config.kv in FP8_KV and not formats.kv_scales:
@@ -240,8 +271,32 @@ def choose_with_draft(
     """`choose`, and the draft that was asked for, lowered for the target's cache. Raises CheckpointError or
     UnsupportedModelError if it does not fit."""
     spec = read_spec(asked.speculation.chosen(), model.facts.spec)
-    config, program = choose(model, asked, machine, weights, features=None if spec is None else spec.features)
+    features = None if spec is None else spec.features
+    leading = leading_plan(rank_plans(asked))
+    config, program = choose(model, asked, machine, weights, features=features, plan=leading)
     return config, program, _draft(model, program, config, machine, spec)
+
+
+def choose_ranks(
+    model: Model, asked: EngineConfig, machine: MachineFacts, weights: Source | None = None
+) -> tuple[ResolvedConfig, RankedKind]:
+    """`choose` for all ranks of a model, as the executor that leads them."""
+    found = [choose(model, asked, machine, weights, plan=plan) for plan in rank_plans(asked)]
+    config = found[0][0]
+    return config, RankedKind(config.threads, config.isa, tuple(program for _, program in found))
+
+
+def choose_kind(
+    model: Model,
+    asked: EngineConfig,
+    machine: MachineFacts,
+    config: ResolvedConfig,
+    weights: Source | None = None,
+) -> ExecutorKind:
+    """The kind of executor that runs a model, of all its ranks."""
+    if asked.parallel.ranks > 1:
+        return choose_ranks(model, asked, machine, weights)[1]
+    return executor_kind(config)
 
 
 def _lora_room(asked: AdapterOptions) -> LoraRoom | None:
@@ -347,11 +402,13 @@ def build(
     beside: Mapping[str, int] | None = None,
     startup: Startup | None = None,
     lent: int = 0,
+    lost: Callable[[str], None] = lambda _: None,
 ) -> Built:
     """Load the weights and bind an engine. `progress(done, total)` is called with bytes of weights.
 
     `beside` is what the other process of a server holds under the same memory bound, in bytes by part; `lent` the
-    most bytes that the engine may borrow for cached blocks from other models.
+    most bytes that the engine may borrow for cached blocks from other models. `lost` is called once, from a thread,
+    when another rank has ended or hangs.
 
     Raises MemoryBudgetError before anything large is allocated when the bound is too small.
     """
@@ -359,19 +416,24 @@ def build(
     with startup.span("plan"):
         model, config, program, draft, kind, plan = plan_engine(model, asked, beside)
         executor = kind.make(program)
+        ranks = start_ranks(model, asked, executor, plan.limits, lost)
         made = kind.make(draft.program, executor) if draft else None
     later = _LaterTokenizer(model, startup, kept_files(asked))
     with startup.span("weights"):
-        weights = load_weights(weight_origin(model), program, config, executor, progress, later.read)
+        weights = load_rank(model, program, config, executor, progress, later.read)
         if draft and made:
             try:
                 load_weights(draft.origin, draft.program, config, made, None)
             except CheckpointError as error:
                 raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
+        if ranks is not None:
+            ranks.ready(weights_fingerprint(model, config), model, plan.limits)
     with startup.span("bind"):
         adapters = _adapters(executor, model, config, plan.limits)
-        swap = _swap_space(model, program, config, draft, lent)
+        swap = _swap_space(
+            model, kind.block_bytes(program, config.asked.cache.block_size), config, draft, lent
+        )
         worker = _worker(model, executor, plan.limits, config, adapters, swap)
         costs = load_costs(model.folder, config)
         scheduler = _scheduler(program, config, plan, model.facts.spec, costs, swap, made)
@@ -385,7 +447,7 @@ def build(
     )
     core.swap = swap
     core.record(make_recorder(core.scheduler.config, config.asked, costs, model.folder.name))
-    return Built(later.model, config, program, plan, executor, core, weights, made)
+    return Built(later.model, config, program, plan, executor, core, weights, made, ranks)
 
 
 def plan_engine(
@@ -401,9 +463,10 @@ def plan_engine(
     model = for_task(model, asked)
     machine = machine_facts(asked.execution.executor)
     config, program, draft = choose_with_draft(model, asked, machine)
-    kind = executor_kind(config)
+    kind = choose_kind(model, asked, machine, config)
     held = machine.resident_memory + _coming_tokenizer(model)
     read_later = _tokenizer_for_grammars(model, asked)
+    beside = {**(beside or {}), **other_processes(config)}
     return (
         model,
         config,
@@ -434,7 +497,7 @@ def _adapters(
 
 
 def _swap_space(
-    model: Model, program: Program, config: ResolvedConfig, draft: Draft | None, lent: int
+    model: Model, block: int, config: ResolvedConfig, draft: Draft | None, lent: int
 ) -> SwapSpace | None:
     """Raises ValueError where blocks cannot be taken back alone, or none fits."""
     asked, spec = config.asked.cache, model.facts.spec
@@ -445,7 +508,6 @@ def _swap_space(
         return None
     if draft is not None:
         raise ValueError("swap_space: not with a draft model, whose keys and values would be missing")
-    block = kv_block_bytes(program, asked.block_size)
     place = place_bytes(block)
     own = 0 if size is None else size // place
     if size is not None and not own:
