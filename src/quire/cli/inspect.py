@@ -118,12 +118,11 @@ def _report(
     from quire.program.memory import param_bytes
 
     facts = machine_facts(asked.execution.executor)
-    alone = asked.replace(tensor_parallel_size=1, pipeline_parallel_size=1)
     config, program, draft = choose_with_draft(model, asked, facts, weights)
     kind = choose_kind(model, asked, facts, config, weights)
-    of_ranks = isinstance(kind, RankedKind)
-    leading = program
-    if of_ranks:
+    ranked, leading = kind if isinstance(kind, RankedKind) else None, program
+    if ranked:
+        alone = asked.replace(tensor_parallel_size=1, pipeline_parallel_size=1)
         program = choose_with_draft(model, alone, facts, weights)[1]
     files = model.gguf.files if model.gguf else None
     process = facts.resident_memory + (0 if model.tokenizer else tokenizer_memory(model.folder, files))
@@ -173,7 +172,7 @@ def _report(
         "packed": _packed(model, program, config),
         "machine": machine and dataclasses.asdict(machine),
         "steps": {name: _step(program, rows, machine) for name, rows in steps.items()},
-        "ranks": inspect_ranks.report(model.facts.spec, kind, memory, steps, machine) if of_ranks else None,
+        "ranks": ranked and inspect_ranks.report(model.facts.spec, ranked, memory, steps, machine),
     }  # fmt: skip
 
 

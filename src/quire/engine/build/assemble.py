@@ -45,7 +45,7 @@ from quire.engine.build.kept_costs import keep_costs, load_costs
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.log_file import make_recorder
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
-from quire.engine.build.ranks import RankProcesses, leading_plan, other_processes, rank_plans, start_ranks
+from quire.engine.build.ranks import RankProcesses, leading_plan, other_processes, rank_plans, started_ranks
 from quire.engine.build.tasks import check_pooling_options, for_task
 from quire.engine.core import EngineCore, Grammars
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
@@ -416,8 +416,28 @@ def build(
     with startup.span("plan"):
         model, config, program, draft, kind, plan = plan_engine(model, asked, beside)
         executor = kind.make(program)
-        ranks = start_ranks(model, asked, executor, plan.limits, lost)
         made = kind.make(draft.program, executor) if draft else None
+    with started_ranks(model, asked, executor, plan.limits, lost) as ranks:
+        loaded = model, config, program, draft, kind, plan, executor, made, ranks
+        return _build(*loaded, progress, startup, lent)
+
+
+def _build(
+    model: Model,
+    config: ResolvedConfig,
+    program: Program,
+    draft: Draft | None,
+    kind: ExecutorKind,
+    plan: MemoryPlan,
+    executor: Executor,
+    made: Executor | None,
+    ranks: RankProcesses | None,
+    progress: Progress | None,
+    startup: Startup,
+    lent: int,
+) -> Built:
+    """Load and bind what was planned."""
+    asked = config.asked
     later = _LaterTokenizer(model, startup, kept_files(asked))
     with startup.span("weights"):
         weights = load_rank(model, program, config, executor, progress, later.read)

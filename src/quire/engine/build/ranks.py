@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -90,15 +90,22 @@ def other_processes(config: ResolvedConfig) -> dict[str, int]:
     return {"ranks": others * (PROCESS_BYTES + config.threads * THREAD_BYTES)} if others else {}
 
 
-def start_ranks(
+@contextlib.contextmanager
+def started_ranks(
     model: Model, asked: EngineConfig, executor: Executor, limits: Limits, lost: Callable[[str], None]
-) -> RankProcesses | None:
-    """Start the ranks that an executor leads; None if there are no others."""
+) -> Iterator[RankProcesses | None]:
+    """Start the ranks that an executor leads, None if there are no others; they end if the block fails."""
     if not isinstance(executor, LeadingExecutor):
-        return None
+        yield None
+        return
     ranks = RankProcesses(model, asked, executor.programs, limits, lost)
-    executor.lead(ranks.ranks, ranks.reason)
-    return ranks
+    try:
+        executor.lead(ranks.ranks, ranks.reason)
+        yield ranks
+    except BaseException:
+        executor.close()
+        ranks.close()
+        raise
 
 
 def rank_digest(program: Program, limits: Limits, model: Model, files: str) -> str:
