@@ -18,8 +18,8 @@ import torch
 from helpers.checkpoints import TinyModel, tiny_model
 from helpers.tokenizers import save_whole
 from quire import LLM, RequestOutput, SamplingParams
-from quire.engine.build import ranks as rank_processes
-from quire.engine.build.ranks import RankStartError
+from quire.engine.build import rank_processes
+from quire.engine.build.rank_processes import RankStartError
 from quire.executor.ranked import RankLostError
 from quire.types import QuireError, UnsupportedModelError
 

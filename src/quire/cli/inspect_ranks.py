@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.util.sizes import format_size
 
 if TYPE_CHECKING:
-    from quire.executor.ranked import RankedKind
     from quire.program.cost import Machine, Row
     from quire.program.program import Program
     from quire.spec import ModelSpec
@@ -17,22 +17,26 @@ MEETING_SECONDS = 4e-6  # of a collective between processes of one host; see ben
 
 def report(
     spec: ModelSpec,
-    kind: RankedKind,
+    programs: Sequence[Program],
+    threads: int,
     memory: dict[str, Any],
     steps: dict[str, list[Row]],
     machine: Machine | None,
-) -> dict[str, Any]:
-    """Plain JSON values. `memory` is the plan of all ranks, `machine` the limits of all their threads together.
+) -> dict[str, Any] | None:
+    """Plain JSON values; None where there is one rank. `threads` are those of each, `memory` is the plan of all ranks,
+    `machine` the limits of all threads together.
 
     The least time of a step is that of its stages one after the other: in each, of the slowest rank with its part of
     the machine, plus what it receives at the memory's bandwidth, plus MEETING_SECONDS for each collective.
     """
-    plan = kind.programs[0].plan
+    if not programs:
+        return None
+    plan = programs[0].plan
     ranks = [
         {"rank": rank, **_held(spec, program, memory)} | {
             "steps": {name: _step(program, rows, machine) for name, rows in steps.items()}
         }
-        for rank, program in enumerate(kind.programs)
+        for rank, program in enumerate(programs)
     ]  # fmt: skip
     size = plan.tensor_parallel_size
     seconds = None if machine is None else {
@@ -46,7 +50,7 @@ def report(
         "tensor_parallel_size": size,
         "pipeline_parallel_size": plan.pipeline_parallel_size,
         "expert_parallel": plan.expert_parallel,
-        "threads": kind.threads,
+        "threads": threads,
         "ranks": ranks,
         "step_seconds": seconds,
     }

@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.cache_kinds import KV_DTYPES, KVType
 from quire.config.option import check_options, option
+from quire.config.parallel import ParallelOptions
 from quire.config.speculative import ACCEPTANCES, SpeculativeConfig, parse_speculative_config
 from quire.objectives import class_policies, parse_classes, parse_degrade
 from quire.records import dataclass
@@ -47,7 +48,6 @@ DEFAULT_LORA_RANK = 16
 LORA_LINEARS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
 )  # fmt: skip
-MAX_RANKS = 64  # that share a model on one host
 TASKS = ("auto", "generate", "embed", "classify", "score")
 ATTENTION_BACKENDS = {"native": "native", "torch": "eager"}  # of each executor
 
@@ -434,42 +434,6 @@ class AdapterOptions:
     def has_room(self, target: str) -> bool:
         """Whether adapters may change one of LORA_TARGETS."""
         return "all" in self.lora_target_modules or target in self.lora_target_modules
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelOptions:
-    """The ranks that a model is split over: processes of this host. Answers are the same to the bit at every degree."""
-
-    tensor_parallel_size: int = option(
-        1,
-        "ranks that split every layer: by heads, and by output columns of linears, so that no sum is cut",
-        metavar="N",
-        count=True,
-        most=MAX_RANKS,
-    )
-    pipeline_parallel_size: int = option(
-        1,
-        "stages of neighbouring layers, each held by ranks of its own, which compute one after the other",
-        metavar="N",
-        count=True,
-        most=MAX_RANKS,
-    )
-    enable_expert_parallel: bool = option(
-        False, "ranks that split a layer hold whole experts in place of columns of all of them"
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if self.ranks > MAX_RANKS:
-            raise ValueError(
-                f"tensor_parallel_size: {self.tensor_parallel_size} by pipeline_parallel_size "
-                f"{self.pipeline_parallel_size} is more than {MAX_RANKS} ranks"
-            )
-
-    @property
-    def ranks(self) -> int:
-        """Processes that hold a part of the model."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from typing import Any
+from typing import Any, cast
 
 if __name__ == "__main__":  # the imports below take most of the start-up time
     gc.disable()  # imported objects are not garbage
@@ -20,12 +20,13 @@ if __name__ == "__main__":  # the imports below take most of the start-up time
 
 from quire import _native
 from quire.config.schema import EngineConfig
-from quire.engine.build.assemble import choose_ranks, load_rank, machine_facts, weights_fingerprint
+from quire.engine.build.assemble import choose, choose_ranks, load_rank, machine_facts, weights_fingerprint
 from quire.engine.build.opening import open_model
-from quire.engine.build.ranks import rank_digest
+from quire.engine.build.rank_processes import rank_digest
 from quire.engine.build.tasks import for_task
 from quire.executor.base import Limits, StepArrays
-from quire.executor.ranked import SharedStep, follow
+from quire.executor.kinds import executor_kind
+from quire.executor.ranked import RankExecutor, SharedStep, follow
 from quire.types import QuireError
 from quire.util.platform import end_with_parent
 
@@ -61,10 +62,10 @@ def _size(load: dict[str, Any]) -> int:
 def _serve(load: dict[str, Any], ranks: _native.SharedRanks, leader: socket.socket) -> None:
     asked, limits, rank = EngineConfig(**load["config"]), Limits(**load["limits"]), load["rank"]
     model = for_task(open_model(load["folder"], tokenizer=False), asked)
-    config, kind = choose_ranks(model, asked, machine_facts())
-    program = kind.programs[rank]
-    executor = kind.own.make(program)
-    step = SharedStep(ranks, kind.programs, rank)
+    programs = choose_ranks(model, asked, machine_facts())
+    program, config = programs[rank], choose(model, asked, machine_facts())[0]
+    executor = cast("RankExecutor", executor_kind(config).make(program))
+    step = SharedStep(ranks, programs, rank)
     load_rank(model, program, config, executor)
     arrays = StepArrays(limits, len(program.cache_groups))
     step.prepare(executor, limits, arrays, keep=False)

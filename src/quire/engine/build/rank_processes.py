@@ -20,13 +20,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from quire import _native
 from quire.config.schema import EngineConfig, ResolvedConfig
 from quire.engine.build.opening import Model
 from quire.executor.base import Executor, Limits
-from quire.executor.ranked import LeadingExecutor, leading_rank, rank_memory
+from quire.executor.ranked import LeadingRank, leading_rank, rank_memory
 from quire.program.program import Program
 from quire.program.ranks import RankPlan
 from quire.types import QuireError, UnsupportedModelError
@@ -92,15 +92,16 @@ def other_processes(config: ResolvedConfig) -> dict[str, int]:
 
 @contextlib.contextmanager
 def started_ranks(
-    model: Model, asked: EngineConfig, executor: Executor, limits: Limits, lost: Callable[[str], None]
-) -> Iterator[RankProcesses | None]:
+    model: Model, asked: EngineConfig, executor: Executor, programs: Sequence[Program], limits: Limits,
+    lost: Callable[[str], None],
+) -> Iterator[RankProcesses | None]:  # fmt: skip
     """Start the ranks that an executor leads, None if there are no others; they end if the block fails."""
-    if not isinstance(executor, LeadingExecutor):
+    if not programs:
         yield None
         return
-    ranks = RankProcesses(model, asked, executor.programs, limits, lost)
+    ranks = RankProcesses(model, asked, programs, limits, lost)
     try:
-        executor.lead(ranks.ranks, ranks.reason)
+        cast("LeadingRank", executor).lead(ranks.ranks, ranks.reason)
         yield ranks
     except BaseException:
         executor.close()
