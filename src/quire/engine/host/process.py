@@ -75,7 +75,7 @@ def _load(command: Load, channel: Channel, startup: Startup) -> Built | None:
 
     try:
         model = open_model(command.folder, tokenizer=False, startup=startup)
-        config = with_room_for(command.config, command.adapters)
+        config = with_room_for(command.config, command.adapters, model.facts.spec)
         return build(model, config, progress, beside=command.beside, startup=startup, lent=command.lent or 0)
     except (QuireError, ValueError, OSError, MemoryError) as error:
         channel.send(Fatal(type(error).__name__, str(error)))
