@@ -50,7 +50,7 @@ def _answer(load: Command) -> dict[str, object]:
     try:
         model = open_model(load.folder, tokenizer=False)
         config = with_room_for(load.config, load.adapters, model.facts.spec)
-        plan = plan_engine(model, config, load.beside)[-1]
+        plan = plan_engine(model, config, load.beside).plan
         return {"lines": plan.lines()}
     except (QuireError, ValueError, OSError) as error:
         return {"error": str(error)}
