@@ -22,8 +22,10 @@ from helpers.speculating import bits, costs_without_a_clock, edited, params, pro
 from helpers.tokenizers import save_whole
 from quire import LLM, SamplingParams, StructuredOutput
 from quire.config.speculative import WITH_BRANCHES
+from quire.engine.core import EngineCore
 from quire.spec import read_model
 from quire.speculate.step_costs import PassCosts
+from quire.types import SeqEvent
 
 pytestmark = pytest.mark.speculation
 
@@ -95,6 +97,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return get
 
 
+@pytest.fixture(autouse=True)
+def _audited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds blocks is added up after every step."""
+    step = EngineCore.step
+
+    def audited(self: EngineCore) -> list[SeqEvent]:
+        events = step(self)
+        self.scheduler.audit()
+        return events
+
+    monkeypatch.setattr(EngineCore, "step", audited)
+
+
 def add_mtp(folder: Path) -> None:
     """A layer for multi-token prediction, which the model without the method does not read."""
     reference = load_reference(folder, torch.float32)
@@ -163,7 +178,6 @@ def test_every_bit_is_that_without(
         assert core.speculation is not None
         assert not core.speculation.faults
         assert core.speculation.drafted > 0
-        core.scheduler.audit()
         assert not core.scheduler.blocks_used
     assert threading.active_count() < 20
 
@@ -219,7 +233,6 @@ def test_every_bit_with_adapters_is_that_without_speculation(
         assert core.speculation is not None
         assert not core.speculation.faults
         assert core.speculation.drafted > 0
-        core.scheduler.audit()
 
 
 @pytest.fixture(scope="module")
