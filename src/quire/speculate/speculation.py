@@ -66,10 +66,9 @@ class Speculation:
         self._watching = proposer if isinstance(proposer, WatchingProposer) else None
         self._predicted, self._everyone = predicted, everyone
         self._allotment = Allotment(most, max_rows, proposer.GRADES, proposer.passes)
-        self._following: dict[
-            int, list[int]
-        ] = {}  # the texts of sequences that the proposer knows, which grow
-        self._told: dict[int, int] = {}  # how many tokens of them it knows
+        # Of sequences that the proposer knows: their texts, which grow, and how many tokens of them it knows.
+        self._following: dict[int, list[int]] = {}
+        self._told: dict[int, int] = {}
         self._offers: dict[int, Offer] = {}  # the last one of each sequence
         self.longest = depth  # drafts for a sequence that are allowed now
         self._rests = Rests()
@@ -98,7 +97,9 @@ class Speculation:
 
     def fill(self, out: SchedulerOutput, text_of: Callable[[int], list[int]]) -> None:
         """Make the drafts of a step that is about to run; rows for which there are none lose them.
-        `text_of` has the tokens of a sequence that runs, in a list that grows with it."""
+
+        `text_of` has the tokens of a sequence that runs, in a list that grows with it.
+        """
         self._rests.idled(self._idled)
         self._unweighed += 1 + self._idled
         self._idle = self._idled = 0
