@@ -134,7 +134,12 @@ def test_short_steps_need_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     """Few of them are looked at in any way, whatever the method, and none where nobody is followed."""
     seen = list[int]()
     advance = Speculation.advance
-    monkeypatch.setattr(Speculation, "advance", lambda self, *of: seen.append(0) or advance(self, *of))
+
+    def counted(self: Speculation, out: SchedulerOutput, result: StepOutput, seconds: float) -> None:
+        seen.append(out.step)
+        advance(self, out, result, seconds)
+
+    monkeypatch.setattr(Speculation, "advance", counted)
     for proposer in (Guesser(), NgramProposer(3, 32)):
         running = Running(proposer, [random_text(0), random_text(1)])
         for _ in range(500):
