@@ -20,11 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, cast
+from typing import cast
 
 from quire import _native
 from quire.config.schema import EngineConfig, ResolvedConfig
 from quire.engine.build.opening import Model
+from quire.engine.build.rendezvous import gather, launched
 from quire.executor.base import Executor, Limits
 from quire.executor.ranked import LeadingRank, leading_rank, rank_memory
 from quire.program.program import Program
@@ -55,11 +56,9 @@ def rank_plans(asked: EngineConfig) -> tuple[RankPlan, ...]:
     if parallel.ranks > 1:
         _check(asked)
     size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    whole_experts = parallel.enable_expert_parallel
+    more = {"expert_parallel": parallel.enable_expert_parallel, "reduce": parallel.tensor_parallel_reduce}
     return tuple(
-        RankPlan(size, rank, stages, stage, expert_parallel=whole_experts)
-        for stage in range(stages)
-        for rank in range(size)
+        RankPlan(size, rank, stages, stage, **more) for stage in range(stages) for rank in range(size)
     )
 
 
@@ -134,44 +133,51 @@ class RankProcesses:
         self._changed = threading.Condition()
         self._digests: dict[int, str] = {}
         self._closing = False
-        leader = leading_rank(programs)
+        self._started, self._leader = launched(os.environ, len(programs)), leading_rank(programs)
         nbytes = rank_memory(programs, limits).nbytes
         crowded = len(programs) * (asked.execution.threads or 1) > usable_cores()
-        fd = _memory(nbytes)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._sockets: dict[int, socket.socket] = {}
+        self._memory = _memory(nbytes)
         try:
-            self.ranks = _native.SharedRanks(fd, nbytes, len(programs), leader, crowded)
-            self._processes: dict[int, subprocess.Popen[bytes]] = {}
-            self._sockets: dict[int, socket.socket] = {}
-            load = {
-                "folder": str(model.folder), "config": asked.values(), "limits": asdict(limits), "memory": fd,
-                "bytes": nbytes, "crowded": crowded,
-            }  # fmt: skip
-            try:
-                for rank in range(len(programs)):
-                    if rank != leader:
-                        self._start(rank, fd, load)
-            except BaseException:
-                self._end()
-                raise
-        finally:
-            os.close(fd)
+            self.ranks = _native.SharedRanks(self._memory, nbytes, len(programs), self._leader, crowded)
+            for rank, ours in self._connect(len(programs)):
+                self._sockets[rank] = ours
+                load = {
+                    "folder": str(model.folder), "config": asked.values(), "limits": asdict(limits), "rank": rank,
+                    "memory": self._memory if rank in self._processes else f"/proc/{os.getpid()}/fd/{self._memory}",
+                    "bytes": nbytes, "crowded": crowded,
+                }  # fmt: skip
+                ours.sendall(json.dumps(load).encode() + b"\n")
+        except BaseException:
+            self._end()
+            raise
         self._watcher = threading.Thread(target=self._watch, name="quire-ranks", daemon=True)
         self._watcher.start()
 
-    def _start(self, rank: int, memory: int, load: dict[str, Any]) -> None:
+    def _connect(self, count: int) -> Iterator[tuple[int, socket.socket]]:
+        """Sockets of the other ranks: of those that a launcher has started, or of processes that are started here."""
+        others = [rank for rank in range(count) if rank != self._leader]
+        if self._started is not None:
+            for number, ours in gather(self._started):
+                yield others[number - 1], ours
+            return
+        for rank in others:
+            yield rank, self._start(rank)
+
+    def _start(self, rank: int) -> socket.socket:
         ours, theirs = socket.socketpair()
-        self._sockets[rank] = ours
         # The kernel ends a process with the thread that started it; the end of this one's socket ends it in any case.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         command = [sys.executable, "-P", "-X", "faulthandler", "-m", "quire.engine.build.rank_process"]
         with theirs:
             self._processes[rank] = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(parent)],
-                pass_fds=(theirs.fileno(), memory),
+                pass_fds=(theirs.fileno(), self._memory),
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # an interrupt typed at the terminal is for the leading rank only
             )
-        ours.sendall(json.dumps(load | {"rank": rank}).encode() + b"\n")
+        return ours
 
     @property
     def pids(self) -> dict[int, int]:
@@ -187,7 +193,7 @@ class RankProcesses:
         """Wait until all ranks have loaded their weights; arguments as of rank_digest. Raises RankStartError when one
         could not, or has another version, config or weights."""
         with self._changed:
-            self._changed.wait_for(lambda: self._reason or len(self._digests) == len(self._processes))
+            self._changed.wait_for(lambda: self._reason or len(self._digests) == len(self._sockets))
         if self._reason:
             raise RankStartError(self._reason)
         for rank, digest in self._digests.items():
@@ -204,6 +210,10 @@ class RankProcesses:
     def _end(self) -> None:
         until = time.monotonic() + _END_SECONDS
         for ours in self._sockets.values():
+            with contextlib.suppress(OSError):  # one that was told to end does so by itself
+                ours.settimeout(0.0 if self._reason else max(0.0, until - time.monotonic()))
+                while ours.recv(2**16):
+                    pass
             with contextlib.suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)
         for process in self._processes.values():
@@ -214,11 +224,14 @@ class RankProcesses:
                 process.wait()
         for ours in self._sockets.values():
             ours.close()
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
 
     def _watch(self) -> None:
         """Look at all sockets and hearts until one has stopped."""
-        hearts = dict.fromkeys(self._processes, (0, 0))  # beats, and how often they were the same
-        received = dict.fromkeys(self._processes, b"")
+        hearts = dict.fromkeys(self._sockets, (0, 0))  # beats, and how often they were the same
+        received = dict.fromkeys(self._sockets, b"")
         with selectors.DefaultSelector() as selector:
             for rank, ours in self._sockets.items():
                 selector.register(ours, selectors.EVENT_READ, rank)
@@ -249,6 +262,8 @@ class RankProcesses:
             self._changed.notify_all()
 
     def _how_ended(self, rank: int) -> str:
+        if rank not in self._processes:
+            return "has ended"
         try:
             status = self._processes[rank].wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
