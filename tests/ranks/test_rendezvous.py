@@ -21,8 +21,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 @pytest.fixture
 def port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        found = free.getsockname()[1]
-    return found
+        return int(free.getsockname()[1])
 
 
 def place(port: int, number: int, world: int = 2, secret: str = SECRET) -> Launched:

@@ -13,6 +13,7 @@ from quire.config.shipped import shipped_models
 from quire.engine.api import EngineState, EngineUnavailableError
 from quire.engine.front.async_engine import AsyncEngine
 from quire.types import SamplingParams
+from quire.util.platform import started_by
 
 LONG = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -20,7 +21,8 @@ SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
 def ranks_of(engine: AsyncEngine) -> list[int]:
     """The processes that the engine's process has started."""
-    return [int(pid) for pid in Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()]
+    assert engine.pid is not None
+    return started_by(engine.pid)
 
 
 def gone(pid: int) -> bool:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from quire import _native
 from quire.executor.base import U8, Executor, Limits, Outputs, StepArrays
 from quire.executor.native import NativeExecutor, NativeKind
-from quire.executor.ranked import PAIRS, RankAct, RankLostError, SharedStep, leading_rank
+from quire.executor.ranked import PAIRS, RankAct, RankLostError, SharedStep, embedding_bytes, leading_rank
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
@@ -40,8 +40,12 @@ class RankedKind:
 
     def planned_bytes(self, program: Program, limits: Limits) -> dict[str, int]:
         """What all ranks will hold, by part."""
-        found = [self.own.planned_bytes(each, limits) for each in self._held(program)]
-        return {part: sum(each[part] for each in found) for part in found[0]}
+        held = self._held(program)
+        found = [self.own.planned_bytes(each, limits) for each in held]
+        planned = {part: sum(each[part] for each in found) for part in found[0]}
+        if held is self.programs:
+            planned["activations"] += embedding_bytes(held, limits)
+        return planned
 
     def block_bytes(self, program: Program, block_size: int) -> int:
         """Bytes of a KV block on all ranks."""
@@ -102,7 +106,10 @@ class LeadingExecutor(NativeExecutor):
     def run(self, num_tokens: int, num_rows: int, num_logit_rows: int, first_op: int = 0) -> Outputs:
         """One step on all ranks; see Runnable.run."""
         assert not first_op, "what a stage takes is filled by the step itself"
-        self._all(RankAct.RUN, num_tokens, num_rows, num_logit_rows)
+        shown = self._shared.show_embeddings()
+        self._all(RankAct.RUN, num_tokens, num_rows, num_logit_rows, shown)
+        if shown:
+            self._shared.take_embeddings(shown)
         try:
             if not self._shared.take_residual(self, num_tokens):
                 raise self._error()

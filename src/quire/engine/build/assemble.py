@@ -138,9 +138,10 @@ class Built:
     @property
     def embed_dim(self) -> int:
         """Numbers in a row of embeddings that a request may send in place of a token; 0 if it may not."""
-        entry = self.program.entry
+        program = self.ranks.programs[0] if self.ranks else self.program
+        entry = program.entry
         enabled = self.config.asked.execution.enable_prompt_embeds and not self.program.pools
-        return self.program.buffer(entry.buffer).cols if enabled and entry is not None else 0
+        return program.buffer(entry.buffer).cols if enabled and entry is not None else 0
 
     def notices(self) -> list[str]:
         """What the user should know about how the model runs."""

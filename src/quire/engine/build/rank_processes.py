@@ -66,7 +66,6 @@ def _check(asked: EngineConfig) -> None:
     refused: dict[str, str | bool] = {
         "executor": asked.execution.executor != "native" and f"{asked.execution.executor!r} is",
         "enable_lora": asked.adapters.enable_lora and "adapters are",
-        "enable_prompt_embeds": asked.execution.enable_prompt_embeds and "rows of embeddings are",
     }
     chosen = asked.speculation.chosen()
     if chosen is not None and chosen.method not in {"ngram", "lookahead", "draft_model"}:
@@ -127,7 +126,7 @@ class RankProcesses:
         lost: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._names = [f"rank {rank} of {len(programs)}" for rank in range(len(programs))]
-        self._programs = programs
+        self.programs = programs
         self._lost, self._reason = lost, ""
         self._known = threading.Event()  # a reason
         self._changed = threading.Condition()
@@ -197,7 +196,7 @@ class RankProcesses:
         if self._reason:
             raise RankStartError(self._reason)
         for rank, digest in self._digests.items():
-            if digest != rank_digest(self._programs[rank], limits, model, files):
+            if digest != rank_digest(self.programs[rank], limits, model, files):
                 raise RankStartError(f"{self._names[rank]}: its version, config or weights are not the same")
 
     def close(self) -> None:
