@@ -44,6 +44,9 @@ def test_all_ranks_end_and_start_again(
         folder = shipped_models()["quire-mini"]
         async with running(folder, in_process=False, tensor_parallel_size=2, num_kv_blocks=1024) as engine:
             text = (await collect(engine.generate(ask("before", params=SHORT))))[0]
+            await engine.sleep(1, 5.0)
+            await engine.wake()
+            assert (await collect(engine.generate(ask("awake", params=SHORT))))[0] == text
             (rank,) = ranks_of(engine)
             first = engine.pid
             assert first is not None

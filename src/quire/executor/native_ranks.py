@@ -184,6 +184,12 @@ class LeadingExecutor(NativeExecutor):
             super().write_blocks([block], self._shared.own_part[None])
             self._finish()
 
+    def give_pages(self) -> None:
+        """Give back pages of all ranks that can be had again; see Runnable.give_pages."""
+        self._all(RankAct.GIVE_PAGES)
+        super().give_pages()
+        self._finish()
+
     def close(self) -> None:
         """Free everything, and end the other ranks."""
         if self._step is not None and not self._step.ranks.left:

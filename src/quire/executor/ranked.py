@@ -44,7 +44,8 @@ class RankAct(enum.IntEnum):
     WARM = 7
     READ = 8
     WRITE = 9
-    CLOSE = 10
+    GIVE_PAGES = 10
+    CLOSE = 11
 
 
 class RankLostError(RuntimeError):
@@ -212,6 +213,8 @@ def _obey(executor: RankExecutor, step: SharedStep, act: RankAct, numbers: Seque
             executor.read_blocks(numbers[:1], step.own_part[None])
         case RankAct.WRITE:
             executor.write_blocks(numbers[:1], step.own_part[None])
+        case RankAct.GIVE_PAGES:
+            executor.give_pages()
         case RankAct.WARM:
             return executor.warm_blocks(numbers[0]) or 0
         case _:

@@ -131,6 +131,12 @@ class Built:
         if self.ranks is not None:
             self.ranks.close()
 
+    def give_pages(self) -> None:
+        """Give back pages that can be had again; see Runnable.give_pages."""
+        for each in (self.executor, self.draft):
+            if each is not None:
+                each.give_pages()
+
     def areas(self) -> list[tuple[str, int, int]]:
         """The large parts of the executors' memory; see Inspectable.areas."""
         return [*self.executor.areas(), *(self.draft.areas() if self.draft else ())]
