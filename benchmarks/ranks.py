@@ -20,7 +20,7 @@ from quire import LLM, SamplingParams
 from quire.planner.shapes import SHAPES
 from quire.program.ops.collectives import AllGather, AllReduce, AllToAll
 
-PLANS = {
+PLANS: dict[str, dict[str, Any]] = {
     "one process, 2 threads": {"threads": 2},
     "2 ranks of 1 thread": {"threads": 1, "tensor_parallel_size": 2},
     "2 stages of 1 thread": {"threads": 1, "pipeline_parallel_size": 2},
@@ -56,7 +56,7 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {name: {} for name in PLANS}
     for number in range(rounds):
         for name, options in PLANS.items():
-            common = {
+            common: dict[str, Any] = {
                 "max_model_len": 512,
                 "num_kv_blocks": 512,
                 "max_num_seqs": 32,

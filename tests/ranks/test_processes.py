@@ -71,11 +71,12 @@ def test_blocks_are_swapped_on_all_ranks(wide: Wide) -> None:
 
 def test_embeddings_in_place_of_a_prompt_reach_the_first_stage(wide: Wide) -> None:
     rows = {"prompt_embeds": np.random.default_rng(5).standard_normal((40, 192)).astype(np.float32)}
+    prompts: list[Any] = [rows, list(range(3, 30))]
     asked = SamplingParams(temperature=0, max_tokens=8, logprobs=1, ignore_eos=True)
 
     def run(**options: Any) -> list[Any]:
         with make(wide("llama3.1"), enable_prompt_embeds=True, **options) as llm:
-            return [bits(found) for found in llm.generate([rows, list(range(3, 30))], [asked, asked])]
+            return [bits(found) for found in llm.generate(prompts, [asked, asked])]
 
     alone = run()
     assert run(tensor_parallel_size=2) == alone

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import cast
+from typing import Literal, cast
 
 from quire import _native
 from quire.config.schema import EngineConfig, ResolvedConfig
@@ -56,9 +56,11 @@ def rank_plans(asked: EngineConfig) -> tuple[RankPlan, ...]:
     if parallel.ranks > 1:
         _check(asked)
     size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    more = {"expert_parallel": parallel.enable_expert_parallel, "reduce": parallel.tensor_parallel_reduce}
+    reduce: Literal["exact", "fast"] = "fast" if parallel.tensor_parallel_reduce == "fast" else "exact"
     return tuple(
-        RankPlan(size, rank, stages, stage, **more) for stage in range(stages) for rank in range(size)
+        RankPlan(size, rank, stages, stage, parallel.enable_expert_parallel, reduce)
+        for stage in range(stages)
+        for rank in range(size)
     )
 
 
