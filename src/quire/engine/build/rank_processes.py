@@ -104,6 +104,7 @@ def started_ranks(
         cast("LeadingRank", executor).lead(ranks.ranks, ranks.reason)
         yield ranks
     except BaseException:
+        ranks.expect_end()
         executor.close()
         ranks.close()
         raise
@@ -201,9 +202,13 @@ class RankProcesses:
             if digest != rank_digest(self.programs[rank], limits, model, files):
                 raise RankStartError(f"{self._names[rank]}: its version, config or weights are not the same")
 
+    def expect_end(self) -> None:
+        """From now on a rank that ends was told to, and none is watched."""
+        self._closing = True
+
     def close(self) -> None:
         """End all processes; those that were told to end have a moment for it."""
-        self._closing = True
+        self.expect_end()
         if threading.current_thread() is not self._watcher:
             self._watcher.join()
         self._end()
@@ -239,7 +244,10 @@ class RankProcesses:
             while not self._closing and not self._reason:
                 ended = []
                 for key, _ in selector.select(_LOOK_SECONDS):
-                    data = self._sockets[key.data].recv(2**16)
+                    try:
+                        data = self._sockets[key.data].recv(2**16)
+                    except OSError:  # it ended with something unread
+                        data = b""
                     received[key.data] += data
                     *lines, received[key.data] = received[key.data].split(b"\n")
                     for line in lines:
