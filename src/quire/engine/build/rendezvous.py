@@ -129,10 +129,13 @@ def join(at: Launched) -> socket.socket:
             theirs, ours = _receive(sock, _NONCE, end), secrets.token_bytes(_NONCE)
             said = theirs + ours + at.number.to_bytes(_RANK, "little")
             sock.sendall(said[_NONCE:] + _proof(at, b"rank", said))
-            if hmac.compare_digest(_receive(sock, _PROOF, end), _proof(at, b"lead", said)):
-                sock.settimeout(None)
-                return sock
-            problem = "it has another secret"
+            if not hmac.compare_digest(_receive(sock, _PROOF, end), _proof(at, b"lead", said)):
+                sock.close()
+                raise RendezvousError(
+                    f"the leading rank at {at.address}, port {at.port}: it has another secret"
+                )
+            sock.settimeout(None)
+            return sock
         except OSError:
             problem = "it closed the connection: QUIRE_RANK_SECRET is another, or this rank is there already"
         sock.close()
