@@ -33,8 +33,8 @@ from quire.program.ranks import RankPlan
 from quire.types import QuireError, UnsupportedModelError
 from quire.util.platform import usable_cores
 
-# What a process holds besides its part of the plan: the interpreter and its modules (45 MiB measured with quire-mini), and
-# blocks of weights that are being packed.
+# What a process holds besides its part of the plan: the interpreter and its modules (45 MiB measured with
+# quire-mini), and blocks of weights that are being packed.
 PROCESS_BYTES = 80 * 2**20
 THREAD_BYTES = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
 SILENT_SECONDS = 3.0  # the heart of a rank beats 20 times a second
