@@ -52,6 +52,7 @@ COMMANDS = {
     "cache": ("quire.cli.cache", "say why prompts were not in the prefix cache"),
     "replay": ("quire.cli.replay", "run a log again, and compare every step"),
     "sim": ("quire.cli.sim", "simulate a server: the real scheduler on a virtual clock"),
+    "whatif": ("quire.cli.whatif", "say what a recorded load would be under other settings"),
     "reference": ("quire.cli.reference", "show an algorithm of inference in plain numpy"),
     "learn": ("quire.cli.learn", "run the simulations of a lesson about inference"),
     "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),
