@@ -201,7 +201,8 @@ function Shown({ scene }: { scene: Scene }) {
         <Chart key={one.title} data={one} />
       ))}
       {scene.tables.map((one) => (
-        <div key={one.title} class="wide">
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: a table that scrolls is reached with the keyboard
+        <section key={one.title} class="wide" aria-label={one.title} tabIndex={0}>
           <table>
             <caption>{one.title}</caption>
             <thead>
@@ -223,7 +224,7 @@ function Shown({ scene }: { scene: Scene }) {
               ))}
             </tbody>
           </table>
-        </div>
+        </section>
       ))}
     </section>
   );
