@@ -3,6 +3,7 @@
 python benchmarks/streams.py                     the real engine in its own process, a model of random weights
 python benchmarks/streams.py --model FOLDER      the same with a checkpoint: two trees compare with one model only
 python benchmarks/streams.py --bare              the real engine, and a constant written to a socket for each token
+python benchmarks/streams.py --bare --api chat grpc   beside it a constant message for each token, written by grpcio
 python benchmarks/streams.py --answers read      random weights; answers are read in parts (text, reasoning, calls)
 python benchmarks/streams.py --answers thinking  the same, and all of them are reasoning
 python benchmarks/streams.py --api chat tgi      several APIs in turns, and their ratios to the first
@@ -33,7 +34,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +194,18 @@ class Bare(AsyncEngine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.files: dict[int, int] = {}  # the socket of each request, by its handle
+        self.calls: dict[int, asyncio.Semaphore] = {}  # or what its call over gRPC waits for
         event = b'data: {"choices":[{"delta":{"content":"' + b"x" * 190 + b'"}}]}\n\n'
         self.event = b"%x\r\n%b\r\n" % (len(event), event)
 
     def stepped(self, step: StepReport) -> None:
-        files = [self.files.get(key >> SAMPLE_BITS) for key in unpack_handles(step.rows)]
+        handles = [key >> SAMPLE_BITS for key in unpack_handles(step.rows)]
+        calls = [self.calls[handle] for handle in handles if handle in self.calls]
+        for call in calls:
+            call.release()
+        if len(calls) == len(handles) and not (step.notes or step.started):
+            return
+        files = [self.files.get(handle) for handle in handles]
         if step.notes or step.started or None in files:
             super().stepped(step)
             return
@@ -205,10 +213,49 @@ class Bare(AsyncEngine):
             os.write(file, self.event)  # type: ignore[arg-type]
 
 
-def bare(engine: Bare, tokens: int) -> Any:
-    """An application that starts a response and leaves the rest to Bare."""
+def bare_requests(engine: Bare, tokens: int) -> Iterator[Any]:
+    """The streams of as many requests as are asked for."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=1.0, seed=7)
-    numbers = itertools.count()
+    for number in itertools.count():
+        request = Request(request_id=str(number), prompt_token_ids=TokenIds([1, 2, 3]), params=params)
+        yield engine.generate(GenerateAsk(request=request))
+
+
+class BareGrpc:
+    """grpcio's asynchronous server, whose calls write a constant message for each token."""
+
+    def __init__(self, engine: Bare, requests: Iterator[Any], tokens: int) -> None:
+        import grpc.aio
+
+        message = b"x" * 100
+
+        async def answer(_: Any, call: Any) -> None:
+            await call.read()
+            stream = next(requests)
+            ready = engine.calls[stream._live.handle] = asyncio.Semaphore(0)
+            first = asyncio.create_task(anext(stream))
+            for _ in range(tokens):
+                await ready.acquire()
+                await call.write(message)
+            await first
+            del engine.calls[stream._live.handle]
+
+        class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+            def service(self, _: Any) -> Any:
+                return grpc.stream_stream_rpc_method_handler(answer)
+
+        self._server = grpc.aio.server(handlers=[Handler()])
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(0)
+
+
+def bare(engine: Bare, requests: Iterator[Any]) -> Any:
+    """An application that starts a response and leaves the rest to Bare."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["method"] == "GET":  # health
@@ -217,9 +264,8 @@ def bare(engine: Bare, tokens: int) -> Any:
             return
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        request = Request(request_id=str(next(numbers)), prompt_token_ids=TokenIds([1, 2, 3]), params=params)
-        stream = engine.generate(GenerateAsk(request=request))
-        handle = stream._live.handle  # type: ignore[attr-defined]
+        stream = next(requests)
+        handle = stream._live.handle
         async for delta in stream:
             await send({"type": "http.response.body", "body": engine.event, "more_body": True})
             if delta.finish_reason is None:
@@ -345,7 +391,10 @@ async def measure(args: argparse.Namespace, model: str) -> None:
     engine = (Bare if args.bare else AsyncEngine)(model, options, config)
     server = HttpServer(Service(engine, config), config)
     if isinstance(engine, Bare):
-        server._server.config.app = bare(engine, args.tokens)  # before it is loaded
+        requests = bare_requests(engine, args.tokens)
+        server._server.config.app = bare(engine, requests)  # before it is loaded
+        if server.grpc is not None:
+            server.grpc = BareGrpc(engine, requests, args.tokens)  # type: ignore[assignment]
     turns = list(itertools.product(args.server, args.api))
     names = [" ".join(names) for names in turns]
     found: list[list[float]] = [[] for _ in turns]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import shutil
@@ -23,11 +22,9 @@ from helpers.server import ENDLESS, GUARD, PATIENT, LiveServer, serving
 from quire.config.serving import ServingConfig
 from quire.config.shipped import DEFAULT_MODEL, shipped_models
 from quire.engine.host.held import GRPC_CALLS
-from quire.server.app import App
-from quire.server.context import ServerContext
 from quire.server.kserve.kserve_messages import CLASSES, SERVICE
-from quire.server.kserve.kserve_server import MAX_MESSAGE_BYTES, MAX_RUNNING, GrpcError, GrpcServer
-from quire.server.metrics import ServerMetrics
+from quire.server.kserve.kserve_server import MAX_MESSAGE_BYTES, MAX_RUNNING
+from quire.server.run import BindError
 
 KEY = (("authorization", "Bearer client-key"),)
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -323,14 +320,12 @@ class _Silent:
         self._over.set()
 
 
-def test_a_port_in_use_and_options(server: LiveServer) -> None:
-    async def start() -> None:
-        config = ServingConfig(grpc_port=port(server))
-        context = ServerContext(server.engine, config, ServerMetrics(server.engine))
-        await GrpcServer(context, App(context)).start()
-
-    with pytest.raises(GrpcError, match="choose another --grpc-port"):
-        asyncio.run(start())
+def test_a_port_in_use_and_options(server: LiveServer, folder: Path) -> None:
+    with (
+        pytest.raises(BindError, match="choose another --grpc-port"),
+        serving(folder, grpc_port=port(server)),
+    ):
+        pass
     with pytest.raises(ValueError, match=r"grpc_port: 70000 is not in \[0, 65535\]"):
         ServingConfig(grpc_port=70000)
     with pytest.raises(ValueError, match="grpc_port: needs openai"):

@@ -1,0 +1,235 @@
+"""One call over gRPC (gRPC over HTTP2, github.com/grpc/grpc, doc/PROTOCOL-HTTP2.md): messages in, messages out, a status."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import re
+import struct
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from h2.errors import ErrorCodes
+from h2.exceptions import H2Error
+
+from quire.server.errors import ApiError, ClientGoneError
+
+if TYPE_CHECKING:
+    from quire.server.kserve.grpc_connection import GrpcConnection
+
+_PREFIX = struct.Struct(">BI")  # whether a message is compressed, and its length
+# A frame of data without flags, and the prefix of the message in it: RFC 9113, sections 4.1 and 6.1.
+_FRAME = struct.Struct(">BHBBIBI")
+_PREFIX_BYTES = 5
+_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-accept-encoding", "identity")]
+
+
+class GrpcStatus(enum.IntEnum):
+    """How a call ended: gRPC's codes, those that are used here."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+class GrpcCall:
+    """A call. `stream` is its number on the connection, `method` its path, `metadata` the other headers."""
+
+    def __init__(self, connection: GrpcConnection, stream: int, headers: Any) -> None:
+        self.stream = stream
+        self.task: asyncio.Task[None] | None = None  # answers it
+        self.ending: tuple[GrpcStatus, str] = GrpcStatus.CANCELLED, "the client has hung up"
+        self._connection = connection
+        self._frames = connection.h2.streams[stream]  # how h2 knows it
+        named: dict[bytes, bytes] = dict(headers)
+        self.method = named.get(b":path", b"").decode("latin-1")
+        self.metadata = [(bytes(name), bytes(value)) for name, value in headers if name[:1] != b":"]
+        self.refusal = _refusal(named)
+        self._buffer = bytearray()
+        self._unread = 0  # bytes whose place the client does not have back
+        self._arrived: asyncio.Future[None] | None = None  # what a reader waits for
+        self._ended = self._begun = self._gone = False
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if (found := _TIMEOUT.fullmatch(named.get(b"grpc-timeout", b""))) is not None:
+            seconds = int(found[1]) * _UNITS[found[2]]
+            self._deadline = connection.loop.time() + seconds
+            self._timer = connection.loop.call_at(self._deadline, self._expire)
+
+    def time_remaining(self) -> float | None:
+        """Seconds to the deadline; None without one."""
+        return None if self._deadline is None else max(0.0, self._deadline - self._connection.loop.time())
+
+    # ---- reading
+
+    async def read(self) -> bytes | None:
+        """The next message; None after the last. The client may send more than a window of it only from now on. Raises
+        ApiError for a message that is compressed, too large or incomplete.
+        """
+        loop = self._connection.loop
+        while (message := self._next()) is None:
+            if self._ended:
+                if self._buffer:
+                    raise ApiError(400, "the message is incomplete", code="invalid_message")
+                return None
+            self._arrived = loop.create_future()
+            self._release()
+            try:
+                await self._arrived
+            finally:
+                self._arrived = None
+        return message
+
+    def _next(self) -> bytes | None:
+        buffer = self._buffer
+        if len(buffer) < _PREFIX_BYTES:
+            return None
+        compressed, size = _PREFIX.unpack_from(buffer)
+        if compressed:
+            raise ApiError(501, "compressed messages are not supported", code="unsupported_encoding")
+        most = self._connection.limits.message
+        if size > most:
+            raise ApiError(
+                413, f"a message of {size} bytes is larger than {most}, the limit", code="request_too_large"
+            )
+        end = _PREFIX_BYTES + size
+        if len(buffer) < end:
+            return None
+        message = bytes(buffer[_PREFIX_BYTES:end])
+        del buffer[:end]
+        return message
+
+    def feed(self, data: bytes, size: int) -> None:
+        """Data has come, which took `size` bytes of the windows."""
+        self._buffer += data
+        self._unread += size
+        if (waiting := self._arrived) is not None:
+            head = self._buffer[:_PREFIX_BYTES]
+            wanted = _PREFIX_BYTES + (_PREFIX.unpack(head)[1] if len(head) == _PREFIX_BYTES else 0)
+            if len(self._buffer) < min(wanted, self._connection.limits.message):
+                self._release()
+            elif not waiting.done():
+                waiting.set_result(None)
+
+    def feed_end(self) -> None:
+        """No message follows."""
+        self._ended = True
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    def _release(self) -> None:
+        """Let the client send as much as has come since the last time."""
+        unread, self._unread = self._unread, 0
+        if unread and not self._gone:
+            self._connection.h2.acknowledge_received_data(unread, self.stream)
+            self._connection.flush()
+
+    # ---- writing
+
+    def room(self) -> int:
+        """Bytes that can be sent at once, with the prefix of a message."""
+        connection = self._connection
+        if connection.paused or self._gone or not self._begun:
+            return 0
+        h2 = connection.h2
+        return min(
+            h2.outbound_flow_control_window,
+            self._frames.outbound_flow_control_window,
+            h2.max_outbound_frame_size,
+        )
+
+    def write_now(self, message: bytes) -> None:
+        """Send a message for which there is room."""
+        h2, size = self._connection.h2, len(message)
+        whole = size + _PREFIX_BYTES
+        h2.outbound_flow_control_window -= whole
+        self._frames.outbound_flow_control_window -= whole
+        self._connection.send_later(
+            _FRAME.pack(whole >> 16, whole & 0xFFFF, 0, 0, self.stream, 0, size) + message
+        )
+
+    async def write(self, message: bytes) -> None:
+        """Send a message, in pieces as the client reads. Raises ClientGoneError."""
+        connection, sent = self._connection, 0
+        data = _PREFIX.pack(0, len(message)) + message
+        try:
+            self._begin()
+            while sent < len(data):
+                if (room := self.room()) <= 0:
+                    await connection.moved()
+                if self._gone:
+                    raise ClientGoneError("hung up")
+                if room > 0:
+                    connection.h2.send_data(self.stream, data[sent : sent + room])
+                    connection.flush()
+                    sent += room
+        except H2Error:
+            raise ClientGoneError("hung up") from None
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._connection.h2.send_headers(self.stream, _HEADERS)
+            self._connection.flush()
+
+    # ---- the end
+
+    def cancel(self, status: GrpcStatus, message: str) -> None:
+        """Stop answering, and say why."""
+        self.ending = status, message
+        if self.task is not None:
+            self.task.cancel()
+
+    def leave(self) -> None:
+        """Stop answering: the client has left."""
+        self._gone = True
+        if self.task is not None:
+            self.task.cancel()
+
+    def _expire(self) -> None:
+        self.cancel(GrpcStatus.DEADLINE_EXCEEDED, "the deadline of the call has passed")
+
+    def finish(self) -> None:
+        """Say how the call ended, unless the client has left."""
+        connection, (status, message) = self._connection, self.ending
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            if not self._gone:
+                trailers = [("grpc-status", str(int(status)))]
+                if message:
+                    trailers.append(
+                        ("grpc-message", quote(message, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"))
+                    )
+                if not self._begun:
+                    trailers = [*_HEADERS, *trailers]
+                connection.h2.send_headers(self.stream, trailers, end_stream=True)
+                if not self._ended:
+                    connection.h2.reset_stream(self.stream, ErrorCodes.NO_ERROR)
+            if self._unread:
+                connection.h2.acknowledge_received_data(self._unread, self.stream)
+        except H2Error:  # the connection or the stream has ended meanwhile
+            pass
+        self._gone = True
+        connection.flush()
+        connection.forget(self)
+
+
+def _refusal(headers: dict[bytes, bytes]) -> tuple[GrpcStatus, str] | None:
+    """Why a request is no call that is understood here."""
+    if headers.get(b":method") != b"POST":
+        return GrpcStatus.UNIMPLEMENTED, "a call is a POST request"
+    kind = headers.get(b"content-type", b"")
+    if kind.partition(b";")[0].strip() not in {b"application/grpc", b"application/grpc+proto"}:
+        return GrpcStatus.UNIMPLEMENTED, "content-type is not application/grpc"
+    return None
