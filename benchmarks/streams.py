@@ -133,7 +133,8 @@ async def read_grpc(port: int, tokens: int) -> AsyncIterator[int]:
     ):  # fmt: skip
         tensor = asked.inputs.add(name=name, datatype={"bytes": "BYTES", "bool": "BOOL"}[kind], shape=[1])
         getattr(tensor.contents, kind).append(value)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    alone = [("grpc.use_local_subchannel_pool", 1)]  # else all channels share a connection
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", alone) as channel:
         call = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(iter([asked.SerializeToString()]))
         async for _ in call:
             yield 1
@@ -385,7 +386,9 @@ async def served(server: HttpServer, name: str) -> AsyncIterator[int]:
 
 
 async def measure(args: argparse.Namespace, model: str) -> None:
-    config = ServingConfig(port=0, grpc_port=0 if "grpc" in args.api else None)
+    grpc_port = 0 if "grpc" in args.api else None
+    # of which gRPC has a part (engine/host/held)
+    config = ServingConfig(port=0, grpc_port=grpc_port, max_connections=128 * args.streams)
     weights = "auto" if args.model else "random"
     options = EngineConfig(threads=args.threads, max_num_seqs=args.streams, load_format=weights)
     engine = (Bare if args.bare else AsyncEngine)(model, options, config)

@@ -1,4 +1,4 @@
-"""One call over gRPC (gRPC over HTTP2, github.com/grpc/grpc, doc/PROTOCOL-HTTP2.md): messages in, messages out, a status."""
+"""One call over gRPC, as its PROTOCOL-HTTP2.md (github.com/grpc/grpc) has it: messages in, messages out, a status."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _PREFIX = struct.Struct(">BI")  # whether a message is compressed, and its lengt
 # A frame of data without flags, and the prefix of the message in it: RFC 9113, sections 4.1 and 6.1.
 _FRAME = struct.Struct(">BHBBIBI")
 _PREFIX_BYTES = 5
+_LEAST_FRAME = 16384  # what any peer takes in a frame
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-accept-encoding", "identity")]
@@ -43,7 +44,15 @@ class GrpcStatus(enum.IntEnum):
 
 
 class GrpcCall:
-    """A call. `stream` is its number on the connection, `method` its path, `metadata` the other headers."""
+    """A call. `stream` is its number on the connection, `method` its path, `metadata` the other headers.
+
+    What every token touches is in slots: caches are cold when the tokens of a step arrive.
+    """
+
+    __slots__ = (
+        "_arrived", "_begun", "_buffer", "_connection", "_deadline", "_ended", "_frames", "_gone", "_ready", "_timer",
+        "_unread", "ending", "metadata", "method", "refusal", "stream", "task",
+    )  # fmt: skip
 
     def __init__(self, connection: GrpcConnection, stream: int, headers: Any) -> None:
         self.stream = stream
@@ -59,6 +68,7 @@ class GrpcCall:
         self._unread = 0  # bytes whose place the client does not have back
         self._arrived: asyncio.Future[None] | None = None  # what a reader waits for
         self._ended = self._begun = self._gone = False
+        self._ready = False  # messages can be sent at once: it has begun, and none is being sent
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         if (found := _TIMEOUT.fullmatch(named.get(b"grpc-timeout", b""))) is not None:
@@ -137,50 +147,48 @@ class GrpcCall:
     # ---- writing
 
     def room(self) -> int:
-        """Bytes that can be sent at once, with the prefix of a message."""
-        connection = self._connection
-        if connection.paused or self._gone or not self._begun:
-            return 0
-        h2 = connection.h2
-        return min(
-            h2.outbound_flow_control_window,
-            self._frames.outbound_flow_control_window,
-            h2.max_outbound_frame_size,
-        )
+        """Bytes of a message that can be sent at once."""
+        return self._room() - _PREFIX_BYTES if self._ready else 0
 
-    def write_now(self, message: bytes) -> None:
-        """Send a message for which there is room."""
-        h2, size = self._connection.h2, len(message)
-        whole = size + _PREFIX_BYTES
-        h2.outbound_flow_control_window -= whole
-        self._frames.outbound_flow_control_window -= whole
-        self._connection.send_later(
-            _FRAME.pack(whole >> 16, whole & 0xFFFF, 0, 0, self.stream, 0, size) + message
-        )
+    def _room(self) -> int:
+        if self._connection.paused or self._gone:
+            return 0
+        h2 = self._connection.h2
+        ours, all_calls = self._frames.outbound_flow_control_window, h2.outbound_flow_control_window
+        return min(int(ours), int(all_calls), int(h2.max_outbound_frame_size))
+
+    def write_now(self, message: bytes) -> bool:
+        """Send a message; false, without sending, if there is no room for it."""
+        connection, frames, size = self._connection, self._frames, len(message)
+        h2, whole = connection.h2, size + _PREFIX_BYTES
+        left, room = h2.outbound_flow_control_window - whole, frames.outbound_flow_control_window - whole
+        if not self._ready or connection.paused or left < 0 or room < 0 or whole > _LEAST_FRAME:
+            return False
+        h2.outbound_flow_control_window, frames.outbound_flow_control_window = left, room
+        connection.send_later(_FRAME.pack(whole >> 16, whole & 0xFFFF, 0, 0, self.stream, 0, size) + message)
+        return True
 
     async def write(self, message: bytes) -> None:
-        """Send a message, in pieces as the client reads. Raises ClientGoneError."""
+        """Send a message, in pieces as the client reads; one at a time. Raises ClientGoneError."""
         connection, sent = self._connection, 0
         data = _PREFIX.pack(0, len(message)) + message
+        self._ready = False
         try:
-            self._begin()
+            if not self._begun:
+                self._begun = True
+                connection.h2.send_headers(self.stream, _HEADERS)
             while sent < len(data):
-                if (room := self.room()) <= 0:
+                if (room := self._room()) <= 0:
                     await connection.moved()
                 if self._gone:
                     raise ClientGoneError("hung up")
                 if room > 0:
                     connection.h2.send_data(self.stream, data[sent : sent + room])
-                    connection.flush()
                     sent += room
+                connection.flush()
+            self._ready = True
         except H2Error:
             raise ClientGoneError("hung up") from None
-
-    def _begin(self) -> None:
-        if not self._begun:
-            self._begun = True
-            self._connection.h2.send_headers(self.stream, _HEADERS)
-            self._connection.flush()
 
     # ---- the end
 
@@ -192,7 +200,7 @@ class GrpcCall:
 
     def leave(self) -> None:
         """Stop answering: the client has left."""
-        self._gone = True
+        self._gone, self._ready = True, False
         if self.task is not None:
             self.task.cancel()
 
@@ -220,7 +228,7 @@ class GrpcCall:
                 connection.h2.acknowledge_received_data(self._unread, self.stream)
         except H2Error:  # the connection or the stream has ended meanwhile
             pass
-        self._gone = True
+        self._gone, self._ready = True, False
         connection.flush()
         connection.forget(self)
 

@@ -1,6 +1,6 @@
 """HTTP/2 connections that carry gRPC. Needs the package `h2`.
 
-Frames and their rules are h2's. What is added: gRPC's calls (grpc_call), the limits on what a connection may cost, and a
+Frames and their rules are h2's. What is added: gRPC's calls (grpc_call), limits on what a connection may cost, and a
 way for a message to go to the socket without h2, whose objects for a frame cost more than the rest of a token.
 """
 
@@ -26,8 +26,8 @@ from quire.server.queued_writes import QueuedWrites
 
 WINDOW_BYTES = 16 * 1024  # of a message that nobody reads yet
 _MAX_HEADER_BYTES = 16 * 1024
-# Pings, settings, resets and priorities that a connection may send in so many seconds. Each costs an answer, or the start
-# of a call (CVE-2023-44487), and nothing else limits them.
+# Pings, settings, resets and priorities that a connection may send in so many seconds. Each costs an answer, or the
+# start of a call (CVE-2023-44487), and nothing else limits them.
 _MAX_CONTROL, _CONTROL_SECONDS = 1000, 10.0
 _CONTROL = (events.PingReceived, events.RemoteSettingsChanged, events.StreamReset, events.PriorityUpdated)
 # Answers a call: how it ended, and why.
@@ -44,17 +44,17 @@ class GrpcLimits:
     idle_timeout: float
 
 
-class _Frames(H2Connection):
+class _Frames(H2Connection):  # type: ignore[misc]
     """Remembers how the last streams ended, for frames that were on their way: 100 bytes each."""
 
     MAX_CLOSED_STREAMS = 1024
 
 
 class GrpcConnection(QueuedWrites, asyncio.Protocol):
-    """One connection, a member of `open_` from its first moment to its end."""
+    """One connection, in `open_` from its first moment to its end."""
 
     def __init__(
-        self, line: Connections, limits: GrpcLimits, answer: Answer, open_: set[GrpcConnection]
+        self, line: Connections, limits: GrpcLimits, answer: Answer, open_: dict[GrpcConnection, None]
     ) -> None:
         QueuedWrites.__init__(self, line)
         self.loop = asyncio.get_running_loop()
@@ -66,7 +66,12 @@ class GrpcConnection(QueuedWrites, asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._control, self._since = 0, 0.0
         self._closing = False
-        open_.add(self)
+        open_[self] = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether there has been a connection, and there is no call."""
+        return self._timer is not None
 
     # ---- connection
 
@@ -90,7 +95,7 @@ class GrpcConnection(QueuedWrites, asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         """End all calls."""
-        self._open.discard(self)
+        self._open.pop(self, None)
         self._closing = True
         self._stop_timer()
         for call in list(self.calls.values()):
@@ -108,6 +113,8 @@ class GrpcConnection(QueuedWrites, asyncio.Protocol):
         if self._closing:
             return
         self._closing = True
+        self._open.pop(self, None)
+        self._stop_timer()
         with contextlib.suppress(H2Error):  # it has ended by an error of the client
             self.h2.close_connection(code)
         self.flush()
@@ -145,18 +152,8 @@ class GrpcConnection(QueuedWrites, asyncio.Protocol):
         match event:
             case events.RequestReceived():
                 self._begin(event.stream_id, event.headers)
-            case events.DataReceived():
-                call = self.calls.get(event.stream_id)
-                if call is None:
-                    self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-                else:
-                    call.feed(event.data, event.flow_controlled_length)
-            case events.StreamEnded():
-                if (call := self.calls.get(event.stream_id)) is not None:
-                    call.feed_end()
-            case events.StreamReset():
-                if (call := self.calls.get(event.stream_id)) is not None:
-                    call.leave()
+            case events.DataReceived() | events.StreamEnded() | events.StreamReset():
+                self._pass(event)
             case events.WindowUpdated():
                 self._wake()
             case events.RemoteSettingsChanged():
@@ -165,6 +162,17 @@ class GrpcConnection(QueuedWrites, asyncio.Protocol):
                 self._wake()
             case events.ConnectionTerminated():  # h2 sends nothing behind it
                 self.end()
+
+    def _pass(self, event: events.DataReceived | events.StreamEnded | events.StreamReset) -> None:
+        """Tell the call of an event, if it has not ended."""
+        call = self.calls.get(event.stream_id)
+        if isinstance(event, events.DataReceived):
+            if call is None:
+                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            else:
+                call.feed(event.data, event.flow_controlled_length)
+        elif call is not None:
+            call.feed_end() if isinstance(event, events.StreamEnded) else call.leave()
 
     def _count(self) -> None:
         """Count a frame that a client could send without end."""
@@ -210,13 +218,13 @@ class GrpcConnection(QueuedWrites, asyncio.Protocol):
         """The transport is full: what the client sends meanwhile could need answers."""
         self.paused = True
         with contextlib.suppress(RuntimeError):  # closing
-            self._wire.pause_reading()  # type: ignore[attr-defined]
+            self._wire.pause_reading()
 
     def resume_writing(self) -> None:
         """The client reads."""
         self.paused = False
         with contextlib.suppress(RuntimeError):
-            self._wire.resume_reading()  # type: ignore[attr-defined]
+            self._wire.resume_reading()
         self._wake()
 
     def _wake(self) -> None:

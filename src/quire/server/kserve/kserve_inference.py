@@ -185,8 +185,9 @@ class InferenceAnswer:
         self._ask, self._model = ask, model
         self._buffer = bytearray()
         self._open = set(range(ask.samples))  # samples that have not ended
-        # of an event with a text and nothing else, in a stream of one sample: what is around it, and how to make its message
-        self._before = self._after = b""
+        # of an event with a text and nothing else, in a stream of one sample: what is around the text, and its message
+        self._before: ChunkPiece = b""
+        self._after: ChunkPiece = b""
         self._template: _Template | None = None
         self.failure: ApiError | None = None  # how a stream ended, if it failed
 
@@ -214,19 +215,20 @@ class InferenceAnswer:
         """The message of a stream for an event in three pieces, the one between being the JSON of a text; None if it is
         another event, and then nothing has changed.
         """
-        if self._buffer or self._ask.samples != 1 or not before:
-            return None
         if before is not self._before or after is not self._after:
+            if not before or self._ask.samples != 1:
+                return None
             (choice,) = msgspec.json.decode(before[6:] + b'""' + after)["choices"]
             if choice["finish_reason"] is not None:
                 return None
             self._before, self._after = before, after
-        if self._template is None:
-            self._template = _Template(
-                self._response([{"index": 0, "text": "", "finish_reason": None}], None)
-            )
-        plain = text[1:-1] if b"\\" not in text else msgspec.json.decode(text, type=str).encode()
-        return self._template.message(plain)
+            empty = {"index": 0, "text": "", "finish_reason": None}
+            self._template = _Template(self._response([empty], None))
+        if self._buffer:
+            return None
+        return self._template.message(  # type: ignore[union-attr]
+            text[1:-1] if b"\\" not in text else msgspec.json.decode(text, type=str).encode()
+        )
 
     def whole(self) -> Message:
         """The response of an answer that is not streamed."""
@@ -284,13 +286,13 @@ class _Template:
         tensors[at].ClearField("contents")
         self._tensor = tensors[at].SerializeToString()
 
-    def message(self, text: bytes) -> bytes:
+    def message(self, text: ChunkPiece) -> bytes:
         """The message of a text in UTF-8. Fields by their numbers in kserve_messages, all of them with a length."""
         size = len(text)
         if self._raw:
-            field = b"\x32%b%b%b" % (_varint(size + 4), size.to_bytes(4, "little"), text)
+            field = b"\x32%b%b%b" % (_varint(size + 4), size.to_bytes(4, "little"), text)  # type: ignore[str-format]
         else:
-            contents = b"\x42%b%b" % (_varint(size), text)
+            contents = b"\x42%b%b" % (_varint(size), text)  # type: ignore[str-format]
             tensor = b"%b\x2a%b%b" % (self._tensor, _varint(len(contents)), contents)
             field = b"\x2a%b%b" % (_varint(len(tensor)), tensor)
         whole = len(self._before) + len(field) + len(self._after)

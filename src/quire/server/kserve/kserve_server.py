@@ -7,11 +7,11 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from quire import __version__
-from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState
 from quire.engine.host.held import GRPC_CALLS, grpc_connections
 from quire.server.access import AccessControl
@@ -68,7 +68,7 @@ class GrpcServer:
         self._most = grpc_connections(config)
         self._line = Connections(self._most, config.header_timeout)  # sends what calls have queued
         self._calls = _Calls(context, application)
-        self._open: set[GrpcConnection] = set()
+        self._open: dict[GrpcConnection, None] = {}
         self._opening: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
         self.port = 0
@@ -96,8 +96,11 @@ class GrpcServer:
 
     def _accept(self, sock: socket.socket) -> None:
         if len(self._open) >= self._most:
-            sock.close()
-            return
+            idle = next((connection for connection in self._open if connection.idle), None)
+            if idle is None:
+                sock.close()
+                return
+            idle.end()  # its client connects again for the next call
         connection = GrpcConnection(self._line, self._limits, self._calls.answer, self._open)
         task = asyncio.create_task(self._connect(connection, sock))
         self._opening.add(task)
@@ -114,7 +117,7 @@ class GrpcServer:
                     ssl_shutdown_timeout=_CLOSE_SECONDS,
                 )  # fmt: skip
         except (OSError, RuntimeError):  # no handshake, or the peer has left
-            self._open.discard(connection)
+            self._open.pop(connection, None)
 
 
 class _CallWriter:
@@ -123,15 +126,6 @@ class _CallWriter:
     def __init__(self, exchange: Exchange, call: GrpcCall, seconds: float) -> None:
         self._exchange, self._call, self._seconds = exchange, call, seconds
         self._turn = asyncio.Lock()
-
-    def room(self) -> int:
-        """The largest message that can be sent at once; 0 while another one is being sent."""
-        return 0 if self._turn.locked() else self._call.room() - 5
-
-    def send_now(self, message: bytes) -> None:
-        """Send a message for which there is room."""
-        self._exchange.bytes_out += len(message)
-        self._call.write_now(message)
 
     async def send(self, data: bytes) -> None:
         """Send a message. Raises ClientGoneError for a client that does not read."""
@@ -148,29 +142,33 @@ class _CallWriter:
 class _StreamWriter:
     """Takes the events of a streamed completion while the client reads: they become messages as they come."""
 
-    def __init__(self, writer: _CallWriter, answer: InferenceAnswer) -> None:
-        self._writer, self._answer = writer, answer
+    __slots__ = ("_answer", "_call", "sent")
+
+    def __init__(self, call: GrpcCall, answer: InferenceAnswer) -> None:
+        self._call, self._answer = call, answer
+        self.sent = 0  # bytes
 
     @property
     def paused(self) -> bool:
         """Whether the client does not read."""
-        return self._writer.room() <= 0
+        return self._call.room() <= 0
 
     def write_chunk(self, before: ChunkPiece, text: ChunkPiece, after: ChunkPiece) -> int:
         """See ChunkWriter."""
-        writer, size = self._writer, len(before) + len(text) + len(after)
         message = self._answer.continued(before, text, after)
         if message is not None:
-            if len(message) > writer.room():
+            if not self._call.write_now(message):
                 return 0
-            writer.send_now(message)
-            return size
+            self.sent += len(message)
+            return len(before) + len(text) + len(after)
         events = b"".join((before, text, after))
-        if writer.room() < self._answer.most_bytes(events):
+        if self._call.room() < self._answer.most_bytes(events):
             return 0
         for response in self._answer.feed(events):
-            writer.send_now(_streamed(response))
-        return size
+            message = _streamed(response)
+            self._call.write_now(message)
+            self.sent += len(message)
+        return len(events)
 
 
 def _streamed(response: Message) -> bytes:
@@ -293,7 +291,7 @@ class _Calls:
         async def send(response: Message) -> None:
             await writer.send(response.SerializeToString())
 
-        await self._run(ask, exchange, send)
+        await self._run(ask, exchange, call, send)
 
     async def _serve_stream(self, exchange: Exchange, call: GrpcCall) -> None:
         """Answer each message of the client, several at a time. What is wrong with one does not end the others."""
@@ -339,17 +337,15 @@ class _Calls:
 
         try:
             ask = read_ask(request, streams=True, deadline=call.time_remaining())
-            await self._run(ask, exchange, send, writer)
+            await self._run(ask, exchange, call, send)
         except (ApiError, QuireError) as error:
             failed = CLASSES["ModelStreamInferResponse"](error_message=shorten(str(api_error(error))))
             failed.infer_response.id = request.id
             await writer.send(failed.SerializeToString())
 
-    async def _run(
-        self, ask: InferenceAsk, exchange: Exchange, send: Send, writer: _CallWriter | None = None
-    ) -> None:
-        """Make a request of the ask, and send what it answers; texts of a stream go past `send`, to `writer`. Raises
-        ApiError and ClientGoneError.
+    async def _run(self, ask: InferenceAsk, exchange: Exchange, call: GrpcCall, send: Send) -> None:
+        """Make a request of the ask, and send what it answers; texts of a stream go past `send`. Raises ApiError and
+        ClientGoneError.
         """
         answer = InferenceAnswer(ask, self._context.model(ask.model or None, exchange))
         refusal, code = bytearray(), 200
@@ -363,10 +359,11 @@ class _Calls:
                 code = status
                 refusal.extend(data)
 
-        direct = _StreamWriter(writer, answer) if writer is not None and ask.stream else None
+        writer = _StreamWriter(call, answer) if ask.stream else None
         await stream_inner(
-            self._application, self._context.memory, _PATH, ask.body, exchange.tenant, take, direct
+            self._application, self._context.memory, _PATH, ask.body, exchange.tenant, take, writer
         )
+        exchange.bytes_out += 0 if writer is None else writer.sent
         if (
             left := exchange.details.get("ended")
         ) is not None:  # the request inside ends where it could not be sent
