@@ -31,6 +31,7 @@ import multiprocessing
 import os
 import random
 import resource
+import socket
 import statistics
 import tempfile
 import time
@@ -119,8 +120,8 @@ async def read_realtime(port: int, tokens: int) -> AsyncIterator[int]:
     writer.close()
 
 
-async def read_grpc(port: int, tokens: int) -> AsyncIterator[int]:
-    """The responses of an inference, one by one."""
+async def read_grpc(port: int, tokens: int, *, apart: bool) -> AsyncIterator[int]:
+    """The responses of an inference, one by one. `apart`: on a connection of its own; channels of grpcio share one."""
     import grpc.aio
 
     from quire.server.kserve.kserve_messages import CLASSES, SERVICE
@@ -133,8 +134,8 @@ async def read_grpc(port: int, tokens: int) -> AsyncIterator[int]:
     ):  # fmt: skip
         tensor = asked.inputs.add(name=name, datatype={"bytes": "BYTES", "bool": "BOOL"}[kind], shape=[1])
         getattr(tensor.contents, kind).append(value)
-    alone = [("grpc.use_local_subchannel_pool", 1)]  # else all channels share a connection
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", alone) as channel:
+    options = [("grpc.use_local_subchannel_pool", int(apart))]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
         call = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(iter([asked.SerializeToString()]))
         async for _ in call:
             yield 1
@@ -148,8 +149,8 @@ def read_streams(ports: tuple[int, int], api: str, streams: int, tokens: int, do
     ends: list[float] = []
 
     async def one() -> int:
-        if api == "grpc":
-            found = read_grpc(ports[1], tokens)
+        if api.startswith("grpc"):
+            found = read_grpc(ports[1], tokens, apart=api == "grpc-apart")
         else:
             found = read_realtime(ports[0], tokens) if api == "realtime" else read_http(ports[0], api, tokens)
         chunks, last = 0, 0.0
@@ -248,8 +249,12 @@ class BareGrpc:
         self._server = grpc.aio.server(handlers=[Handler()])
         self.port = self._server.add_insecure_port("127.0.0.1:0")
 
-    async def start(self) -> None:
-        await self._server.start()
+        self._starting: asyncio.Task[None] | None = None
+
+    def start(self, sock: socket.socket) -> None:
+        """Begin, on a port of its own."""
+        sock.close()
+        self._starting = asyncio.create_task(self._server.start())
 
     async def stop(self) -> None:
         await self._server.stop(0)
@@ -386,7 +391,7 @@ async def served(server: HttpServer, name: str) -> AsyncIterator[int]:
 
 
 async def measure(args: argparse.Namespace, model: str) -> None:
-    grpc_port = 0 if "grpc" in args.api else None
+    grpc_port = 0 if {"grpc", "grpc-apart"} & {*args.api} else None
     # of which gRPC has a part (engine/host/held)
     config = ServingConfig(port=0, grpc_port=grpc_port, max_connections=128 * args.streams)
     weights = "auto" if args.model else "random"
@@ -434,7 +439,7 @@ def main() -> None:
     parser.add_argument(
         "--api",
         nargs="+",
-        choices=[*APIS, "realtime", "grpc"],
+        choices=[*APIS, "realtime", "grpc", "grpc-apart"],
         default=["chat"],
         help="what the clients speak, in turns; others than chat end where a checkpoint ends",
     )

@@ -43,6 +43,7 @@ CLIENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "anthropic_node": (("@anthropic-ai/sdk",), DEFAULT_MODEL),
     "ollama_node": (("ollama",), DEFAULT_MODEL),
     "triton": (("tritonclient[grpc]",), ""),
+    "schemathesis": (("schemathesis",), ""),
     "vercel": (("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"), DEFAULT_MODEL),
 }
 PATHS = {"PYTHONPATH": os.pathsep.join(str(HERE.parents[1] / part) for part in ("src", "tests"))}
