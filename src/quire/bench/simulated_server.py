@@ -6,7 +6,10 @@ simulated is time: a step takes what a formula says, with noise, and the cost mo
 
 from __future__ import annotations
 
+import math
 import random
+from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
@@ -22,6 +25,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
+from quire.routing.router_policies import ReplicaLoad
 from quire.types import Request, SamplingParams, StepOutput, TokenIds
 
 StepTime = Callable[[Sequence[float]], float]
@@ -43,6 +47,7 @@ class Arrival:
     account: str = ""
     known: bool = True
     deadline: float | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +67,10 @@ class SimulatedRun:
 
 class SimulatedServer:
     """One run. `costs` are the true seconds by cost_model.FEATURES, or a function of these; `noise` is the standard
-    deviation of a step's time, relative. Without `admits` everything is queued, without `controls` all steps have the
-    limits of the config. With `batch_wait` it collects whole batches: full ones, or after so many seconds.
+    deviation of a step's time, relative, or factors to draw from. Without `admits` everything is queued, without
+    `controls` all steps have the limits of the config. With `received`, prompts were computed elsewhere and their cache
+    comes with them: only decoding takes time. With `batch_wait` it collects whole batches: full ones, or after so many
+    seconds.
     """
 
     def __init__(
@@ -75,14 +82,15 @@ class SimulatedServer:
         admits: bool = False,
         controls: bool = False,
         degrading: Degrading | None = None,
-        noise: float = 0.03,
+        noise: float | Sequence[float] = 0.03,
         seed: int = 0,
         batch_wait: float | None = None,
+        received: bool = False,
     ) -> None:
         self.costs, self.classes = StepCostModel(), tuple(classes)
         kind = Scheduler if batch_wait is None else WholeBatchScheduler
         self.scheduler = kind(config, random.Random(seed), costs=self.costs)
-        self._wait = batch_wait
+        self._wait, self._received = batch_wait, received
         self._true = costs if callable(costs) else partial(_summed, costs)
         self._noise, self._rng = noise, random.Random(f"noise {seed}")
         self._admits = admits
@@ -95,37 +103,46 @@ class SimulatedServer:
         self._started: set[str] = set()
         self._cached: dict[int, int] = {}
         self._live: dict[str, Request] = {}
-        self.now = 0.0
+        self.now, self.steps, self.busy = 0.0, 0, 0.0
+        self.seen: Callable[[Sequence[float]], None] | None = None  # gets what is in each step
         self._tokens = config.num_blocks * config.block_size // len(config.groups)
 
     def run(
         self, arrivals: Sequence[Arrival], look: Callable[[SimulatedServer], None] = lambda _: None
     ) -> SimulatedRun:
         """Serve all; `look` is called after each step."""
-        scheduler = self.scheduler
-        order = sorted(range(len(arrivals)), key=lambda i: arrivals[i].at)
         found = SimulatedRun(
             records=[RequestRecord(index=i, scheduled=one.at) for i, one in enumerate(arrivals)]
         )
-        added = steps = 0
-        while added < len(order) or scheduler.has_work():
-            while added < len(order) and arrivals[order[added]].at <= self.now:
-                self._add(order[added], arrivals[order[added]], found)
-                added += 1
-            opens = self._opens()
-            if scheduler.has_work() and (self.now >= opens or added == len(order)):
-                self._step(found.records)
-                steps += 1
+        order = deque(sorted(range(len(arrivals)), key=lambda i: arrivals[i].at))
+        while order or self.scheduler.has_work():
+            while order and arrivals[order[0]].at <= self.now:
+                index = order.popleft()
+                self.add(index, arrivals[index], found)
+            due = self.due(last=not order)
+            if order and arrivals[order[0]].at <= due:
+                self.now = arrivals[order[0]].at
+            else:
+                self.now = due
+                self.step(found.records)
                 look(self)
-            elif scheduler.has_work() and opens < arrivals[order[added]].at:
-                self.now = opens
-            elif added < len(order):
-                self.now = arrivals[order[added]].at
+        return self.outcome(found)
+
+    def due(self, *, last: bool = True) -> float:
+        """When the next step begins if nothing comes before, infinite if there is nothing to run. `last`: no more
+        requests will come, so no batch waits for them."""
+        if not self.scheduler.has_work():
+            return math.inf
+        return self.now if last else max(self.now, self._opens())
+
+    def outcome(self, found: SimulatedRun) -> SimulatedRun:
+        """What came of a run whose requests have ended."""
+        scheduler = self.scheduler
         stats = scheduler.prefix_stats
         return replace(
             found,
             cached=self._cached,
-            steps=steps,
+            steps=self.steps,
             preemptions=scheduler.num_preemptions,
             hit_share=stats.hit_tokens / max(1, stats.queried_tokens),
             cost_error=self.costs.error,
@@ -173,25 +190,15 @@ class SimulatedServer:
         )
         return Live(self.scheduler.policies.place(request, lengths), computed > 0, work)
 
-    def _add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
+    def add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
+        """A request comes, now."""
         record = found.records[index]
         record.sent, record.input_tokens, record.input_source = self.now, len(arrival.prompt), "server"
         service = self.classes[arrival.service_class] if self.classes else None
         due = arrival.at + service.slo.ttft / 1e3 if service is not None and service.slo.ttft else None
         if due is None and arrival.deadline is not None:
             due = arrival.at + arrival.deadline
-        request = Request(
-            request_id=str(index),
-            prompt_token_ids=TokenIds(arrival.prompt),
-            params=SamplingParams(temperature=0.0, max_tokens=arrival.output, ignore_eos=True),
-            arrival=arrival.at,
-            terms=ServiceTerms(
-                account=arrival.account,
-                service_class=arrival.service_class,
-                due=due,
-                expected_tokens=arrival.output if arrival.known else None,
-            ),
-        )
+        request = _request(index, arrival, due)
         if self._degrading is not None:
             if self._degrading.sheds(request):
                 record.error, record.closed = "shed", self.now
@@ -239,13 +246,43 @@ class SimulatedServer:
         bound = self.classes[service].slo.ttft if self._admits and self.classes else None
         return None if bound is None else bound / 1e3
 
-    def _step(self, records: list[RequestRecord]) -> None:
+    def _factor(self) -> float:
+        """By how much a step differs from its formula."""
+        noise = self._noise
+        if isinstance(noise, float | int):
+            return max(0.5, self._rng.gauss(1, noise))
+        return self._rng.choice(noise)
+
+    def load(self, arrival: Arrival) -> ReplicaLoad:
+        """What a router knows of the server before a request is placed."""
+        tokens = 0
+        running = {seq.state.request.request_id: seq for seq in self.scheduler.running}
+        for name, request in self._live.items():
+            seq = running.get(name)
+            whole = len(request.prompt_token_ids) + (request.params.max_tokens or 0)
+            tokens += whole - (seq.computed if seq is not None else 0)
+        cached = 0
+        if self.scheduler.config.enable_prefix_caching:
+            cache = self.scheduler.caches.find(arrival.tenant)
+            key = array("i", arrival.prompt).tobytes()
+            cached = 0 if cache is None else cache.match(key, len(arrival.prompt) - 1, "shared:").length
+        return ReplicaLoad(len(self._live), tokens, cached)
+
+    def step(self, records: list[RequestRecord]) -> list[int]:
+        """Run a step; returns the requests that it has ended, by their number."""
         scheduler = self.scheduler
+        self.steps += 1
         if self._controller is not None:
             self._controller.plan()
         out = scheduler.schedule()
         features = scheduler.step_features
-        seconds = self._true(features) * max(0.5, self._rng.gauss(1, self._noise))
+        if self._received:
+            ends = [row.start + len(row.token_ids) for row in out.scheduled if row.sample]
+            features = (float(bool(ends)), len(ends), 0, sum(ends), 0.0, *features[5:])
+        if self.seen is not None:
+            self.seen(features)
+        seconds = self._true(features) * self._factor()
+        self.busy += seconds
         self.now += seconds
         if features[1]:
             self._pace += (seconds - self._pace) * (PACE_MEMORY if self._pace else 1.0)
@@ -258,6 +295,7 @@ class SimulatedServer:
                 waiting = [one for name, one in self._live.items() if name not in self._started]
                 self._degrading.look(self.now, waiting)
         rows = len(out.scheduled)
+        ended = []
         tokens = [[1] if row.sample else [] for row in out.scheduled]
         for event in scheduler.update(out, StepOutput(tokens, [None] * rows, [None] * rows)):
             record = records[int(event.request_id)]
@@ -276,3 +314,21 @@ class SimulatedServer:
                 record.finished = record.closed = self.now
                 record.output_tokens, record.output_source = sum(record.counts), "server"
                 record.finish_reason = str(event.finish_reason)
+                ended.append(record.index)
+        return ended
+
+
+def _request(index: int, arrival: Arrival, due: float | None) -> Request:
+    return Request(
+        request_id=str(index),
+        prompt_token_ids=TokenIds(arrival.prompt),
+        params=SamplingParams(temperature=0.0, max_tokens=arrival.output, ignore_eos=True),
+        arrival=arrival.at,
+        tenant=arrival.tenant,
+        terms=ServiceTerms(
+            account=arrival.account,
+            service_class=arrival.service_class,
+            due=due,
+            expected_tokens=arrival.output if arrival.known else None,
+        ),
+    )
