@@ -125,8 +125,8 @@ class GrpcCall:
         self._unread += size
         if (waiting := self._arrived) is not None:
             head = self._buffer[:_PREFIX_BYTES]
-            wanted = _PREFIX_BYTES + (_PREFIX.unpack(head)[1] if len(head) == _PREFIX_BYTES else 0)
-            if len(self._buffer) < min(wanted, self._connection.limits.message):
+            size = _PREFIX.unpack(head)[1] if len(head) == _PREFIX_BYTES else 0
+            if size <= self._connection.limits.message and len(self._buffer) < _PREFIX_BYTES + size:
                 self._release()
             elif not waiting.done():
                 waiting.set_result(None)
