@@ -27,6 +27,10 @@ JUNK: tuple[Any, ...] = (
 ADMIN = ("/admin/", "/flush_cache", "/get_server_info", "/is_sleeping", "/reset_prefix_cache", "/server_info", "/slots",
          "/start_profile", "/stop_profile", "/v1/load_lora", "/v1/unload_lora", "/wake_up")  # fmt: skip
 LEFT_OUT = ("/sleep",)
+LIVE: dict[str, tuple[Any, ...]] = {  # what can be changed, which the document does not name
+    "max_num_seqs": (1, 2), "max_num_batched_tokens": (1, 64), "scheduling_policy": ("fcfs", "fair+edf"),
+    "max_num_queued_reqs": (1, 8), "slo": ([], ["chat:ttft=500ms"]), "cache_shares": ({},), "log_level": ("info",),
+}  # fmt: skip
 WORDS = (
     "a",
     "Hello",
@@ -146,6 +150,9 @@ def sent(server: Process, document: Any, seed: int, requests: int) -> Iterator[t
         )
         if method == "PATCH":
             where = f"{path}?dry_run=true"
+            names = draw.sample(sorted(LIVE), draw.choice((0, 1, 1, 2)))
+            changes = {name: draw.choice((*LIVE[name], draw.choice(JUNK))) for name in names}
+            made = json.dumps(changes).encode()
         key = "a" if path.startswith(ADMIN) and draw.random() < 0.95 else "k"
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         try:
