@@ -6,16 +6,14 @@ import asyncio
 import enum
 import re
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from h2.errors import ErrorCodes
 from h2.exceptions import H2Error
 
+from quire.records import dataclass
 from quire.server.errors import ApiError, ClientGoneError
-
-if TYPE_CHECKING:
-    from quire.server.kserve.grpc_connection import GrpcConnection
 
 _PREFIX = struct.Struct(">BI")  # whether a message is compressed, and its length
 # A frame of data without flags, and the prefix of the message in it: RFC 9113, sections 4.1 and 6.1.
@@ -43,6 +41,33 @@ class GrpcStatus(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
+@dataclass(frozen=True, slots=True)
+class GrpcLimits:
+    """Limits of a connection. `calls`: at a time; `message`: bytes; the others: seconds."""
+
+    calls: int
+    message: int
+    header_timeout: float
+    idle_timeout: float
+
+
+class CallConnection(Protocol):
+    """What a call needs of its connection; see GrpcConnection. `h2`: an H2Connection."""
+
+    loop: asyncio.AbstractEventLoop
+    limits: GrpcLimits
+    h2: Any
+    paused: bool
+
+    def send_later(self, chunk: bytes, /) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def forget(self, call: GrpcCall, /) -> None: ...
+
+    async def moved(self) -> None: ...
+
+
 class GrpcCall:
     """A call. `stream` is its number on the connection, `method` its path, `metadata` the other headers.
 
@@ -54,7 +79,7 @@ class GrpcCall:
         "_unread", "ending", "metadata", "method", "refusal", "stream", "task",
     )  # fmt: skip
 
-    def __init__(self, connection: GrpcConnection, stream: int, headers: Any) -> None:
+    def __init__(self, connection: CallConnection, stream: int, headers: Any) -> None:
         self.stream = stream
         self.task: asyncio.Task[None] | None = None  # answers it
         self.ending: tuple[GrpcStatus, str] = GrpcStatus.CANCELLED, "the client has hung up"

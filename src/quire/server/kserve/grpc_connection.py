@@ -18,9 +18,8 @@ from h2.errors import ErrorCodes
 from h2.exceptions import H2Error
 from h2.settings import SettingCodes
 
-from quire.records import dataclass
 from quire.server.connections import Connections
-from quire.server.kserve.grpc_call import GrpcCall, GrpcStatus
+from quire.server.kserve.grpc_call import GrpcCall, GrpcLimits, GrpcStatus
 from quire.server.logs import log
 from quire.server.queued_writes import QueuedWrites
 
@@ -32,16 +31,6 @@ _MAX_CONTROL, _CONTROL_SECONDS = 1000, 10.0
 _CONTROL = (events.PingReceived, events.RemoteSettingsChanged, events.StreamReset, events.PriorityUpdated)
 # Answers a call: how it ended, and why.
 Answer = Callable[[GrpcCall], Awaitable[tuple[GrpcStatus, str]]]
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcLimits:
-    """Limits of a connection. `calls`: at a time; `message`: bytes; the others: seconds."""
-
-    calls: int
-    message: int
-    header_timeout: float
-    idle_timeout: float
 
 
 class _Frames(H2Connection):  # type: ignore[misc]

@@ -20,8 +20,8 @@ from quire.server.context import ServerContext
 from quire.server.errors import ApiError, ClientGoneError, api_error, bad_request, shorten
 from quire.server.exchange import ChunkPiece, Exchange
 from quire.server.inner_request import Application, stream_inner
-from quire.server.kserve.grpc_call import GrpcCall, GrpcStatus
-from quire.server.kserve.grpc_connection import GrpcConnection, GrpcLimits
+from quire.server.kserve.grpc_call import GrpcCall, GrpcLimits, GrpcStatus
+from quire.server.kserve.grpc_connection import GrpcConnection
 from quire.server.kserve.kserve_inference import (
     INPUTS,
     OUTPUTS,
