@@ -20,9 +20,9 @@ CELLS = (
     "texts = [out.outputs[0].text for out in llm.generate(['Once', 'Twice', 'Often'], params)]; len(texts)",
     "''.join(delta.text for delta in llm.stream('Once', params)) == texts[0]",
     "engine = await AsyncLLM('quire-mini', max_model_len=256).__aenter__()\n"
-    "(await engine.generate('Once', params)).outputs[0].text == texts[0]",
-    "[out.outputs[0].text for out in await asyncio.gather(*(engine.generate(p, params) for p in ('Twice', 'Often')))]"
-    " == texts[1:]",
+    "(await engine.generate('Once', params))[0].outputs[0].text == texts[0]",
+    "found = await asyncio.gather(*(engine.generate(prompt, params) for prompt in ('Twice', 'Often')))\n"
+    "[outs[0].outputs[0].text for outs in found] == texts[1:]",
     "await engine.__aexit__(None, None, None); llm.close()",
 )
 # Runs the cells of a notebook in a kernel, and writes what each shows and how it ended.
