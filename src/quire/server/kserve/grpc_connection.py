@@ -30,7 +30,7 @@ _MAX_HEADER_BYTES = 16 * 1024
 _MAX_CONTROL, _CONTROL_SECONDS = 1000, 10.0
 _CONTROL = (events.PingReceived, events.RemoteSettingsChanged, events.StreamReset, events.PriorityUpdated)
 # Answers a call: how it ended, and why.
-Answer = Callable[[GrpcCall], Awaitable[tuple[GrpcStatus, str]]]
+AnswerCall = Callable[[GrpcCall], Awaitable[tuple[GrpcStatus, str]]]
 
 
 class _Frames(H2Connection):  # type: ignore[misc]
@@ -43,7 +43,7 @@ class GrpcConnection(QueuedWrites, asyncio.Protocol):
     """One connection, in `open_` from its first moment to its end."""
 
     def __init__(
-        self, line: Connections, limits: GrpcLimits, answer: Answer, open_: dict[GrpcConnection, None]
+        self, line: Connections, limits: GrpcLimits, answer: AnswerCall, open_: dict[GrpcConnection, None]
     ) -> None:
         QueuedWrites.__init__(self, line)
         self.loop = asyncio.get_running_loop()
