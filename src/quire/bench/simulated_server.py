@@ -139,7 +139,7 @@ class SimulatedServer:
             return 0.0
         return BatchGate(queue, queue.config.max_num_seqs, self._wait).opens()
 
-    def predict(self, request: Request, most: float = 600.0) -> Forecast:
+    def predict(self, request: Request, most: float = 600.0, *, to_end: bool = False) -> Forecast:
         """The times of a request that would be added now."""
         scheduler = self.scheduler
         config, limits = scheduler.config, scheduler.limits
@@ -159,6 +159,7 @@ class SimulatedServer:
             tokens=self._tokens,
             most=most,
             pace=self._pace,
+            to_end=to_end,
         )
 
     def _as_live(self, request: Request, computed: int, made: int) -> Live:
@@ -198,7 +199,8 @@ class SimulatedServer:
                 return
             request = self._degrading.degraded(request)
         if self._admits:
-            prediction = self.predict(request)
+            to_end = arrival.deadline is not None or bool(service and service.slo.e2el)
+            prediction = self.predict(request, to_end=to_end)
             output = self.scheduler.estimates.output_tokens(request)
             broken = check_wishes(
                 prediction,

@@ -40,15 +40,17 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds from now. `start` is when the request leaves the queue."""
+    """Seconds from now. `start` is when the request leaves the queue, `end` when its answer is complete as far as that
+    was played: 0 if it was not."""
 
     start: float
     ttft: float
     tpot: float
+    end: float = 0.0
 
     def finish(self, output: float) -> float:
-        """The end of an answer of so many tokens."""
-        return self.ttft + max(0.0, output - 1) * self.tpot
+        """The end of an answer of so many tokens: as played, or by the pace of recent steps if that is later."""
+        return max(self.end, self.ttft + max(0.0, output - 1) * self.tpot)
 
 
 class _Play:
@@ -133,16 +135,20 @@ def outlook(
     tokens: int,
     most: float = math.inf,
     pace: float | None = None,
+    to_end: bool = False,
 ) -> Forecast:
-    """The times of a request among those that live: it waits behind those with a lower place. See `predict`."""
-    running, ahead = [], []
+    """The times of a request among those that live: it waits behind those with a lower place, and those with a higher
+    one slow its answer down, which is played `to_end`. See `predict`."""
+    running, ahead, behind = [], [], []
     for live in lives:
         if live.started:
             running.append(live)
         elif live.place <= new.place:
             ahead.append(live)
-    running.sort(key=_place)
-    ahead.sort(key=_place)
+        elif to_end:
+            behind.append(live)
+    for found in (running, ahead, behind):
+        found.sort(key=_place)
     return predict(
         costs,
         [live.work for live in running],
@@ -153,6 +159,7 @@ def outlook(
         tokens=tokens,
         most=most,
         pace=pace,
+        behind=[live.work for live in behind] if to_end else None,
     )
 
 
@@ -170,12 +177,13 @@ def predict(
     tokens: int,
     most: float = math.inf,
     pace: float | None = None,
+    behind: Iterable[Demand] | None = None,
 ) -> Forecast:
-    """The times of a request behind those that wait. O((running + waiting ahead) log running).
+    """The times of a request behind those that wait. O((running + waiting) log running).
 
     `costs` are the weights of a cost model, `tokens` the capacity of the KV cache. A play ends after `most` seconds:
     `ttft` is infinite then. `pace` is the mean time of recent steps with streams: later prompts will slow this request
-    down as they did others.
+    down as they did others. With `behind`, what waits after the request, the play goes on to the end of its answer.
     """
     if len(costs) != len(FEATURES):
         raise ValueError(f"costs: {len(costs)} numbers, {len(FEATURES)} are expected")
@@ -201,5 +209,12 @@ def predict(
     plain = play.step_cost + play.row * rows + play.key * play.keys
     if pace is None:
         pace = play.seconds / play.paced if play.paced else 0.0
-    tpot = max(plain, pace)
-    return Forecast(start, play.now, tpot)
+    ttft, tpot = play.now, max(plain, pace)
+    if behind is None:
+        return Forecast(start, ttft, tpot)
+    queue, last = deque(behind), play.steps + new.output - 1
+    while play.steps < last and play.now <= most:
+        while queue and play.fits(queue[0]):
+            play.start(queue.popleft())
+        play.advance()
+    return Forecast(start, ttft, tpot, play.now)

@@ -131,12 +131,13 @@ class Outlook:
         if not self._costs:
             return None
         others = [self._live(live) for live in lives]
-        prediction = self._predict(request, others)
-        if ask.predicted is not None:
-            ask.predicted(now - request.arrival + prediction.ttft)
         output = self._lengths.output_tokens(request)
         if service is not None and service.guaranteed:
             output = float(request.params.max_tokens or self._facts.max_model_len)
+        ends = ask.deadline is not None or bool(service and service.slo.e2el)
+        prediction = self._predict(request, output, others, to_end=ends)
+        if ask.predicted is not None:
+            ask.predicted(now - request.arrival + prediction.ttft)
         broken = check_wishes(
             prediction,
             output,
@@ -217,11 +218,11 @@ class Outlook:
         found = Counter(name for _, name in self._recent)
         return {service.name: found[service.name] / _WINDOW_SECONDS for service in self.classes}
 
-    def _predict(self, request: Request, others: Iterable[Live]) -> Forecast:
+    def _predict(self, request: Request, output: float, others: Iterable[Live], *, to_end: bool) -> Forecast:
         stats = self._stats
         left = len(request.prompt_token_ids)
         left = max(1, left - int(left * stats.prefix_hit_tokens / max(1, stats.prefix_queried_tokens)))
-        work = Demand(left, len(request.prompt_token_ids) - left, self._lengths.output_tokens(request))
+        work = Demand(left, len(request.prompt_token_ids) - left, output)
         return outlook(
             self._costs,
             others,
@@ -231,6 +232,7 @@ class Outlook:
             tokens=self._tokens,
             most=_MOST_SECONDS,
             pace=self._pace,
+            to_end=to_end,
         )
 
     def _live(self, live: LiveRequest) -> Live:
