@@ -11,7 +11,7 @@ from quire.bench.goodput import Goodput, goodput
 from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer
 from quire.bench.timeline import request_metrics
 from quire.core.admission_rules import Caution, check_wishes
-from quire.core.forecast import Demand, Forecast, Live, outlook, predict
+from quire.core.forecast import Demand, Forecast, Live, outlook
 from quire.core.scheduler_config import SchedulerConfig
 from quire.objectives import SLO, ServiceClass, class_of, parse_classes
 
@@ -88,16 +88,17 @@ def test_batch_work_fills_what_is_left_and_yields_within_one_step() -> None:
     alone = SimulatedServer(config(max_num_seqs=8), COSTS, classes, controls=True).run(chat)
     server = SimulatedServer(config(max_num_seqs=8), COSTS, classes, controls=True)
     waited: dict[str, int] = {}
+    began = 0.0  # the latest step
 
     def look(server: SimulatedServer) -> None:
+        nonlocal began
         running = [seq.state.request for seq in server.scheduler.running]
         if any(request.terms.service_class for request in running):
-            urgent = [
-                s for s in server.scheduler._requests.waiting if not s.state.request.terms.service_class
-            ]
-            for seq in urgent:
-                name = seq.state.request.request_id
-                waited[name] = waited.get(name, 0) + 1
+            for seq in server.scheduler._requests.waiting:
+                request = seq.state.request
+                if not request.terms.service_class and request.arrival <= began:
+                    waited[request.request_id] = waited.get(request.request_id, 0) + 1
+        began = server.now
 
     served = server.run([*chat, *flood], look)
     assert max(waited.values(), default=0) <= 1
@@ -134,12 +135,13 @@ def test_caution_grows_with_late_answers_and_shrinks_again() -> None:
 
 
 def test_a_play_that_lasts_too_long_says_never() -> None:
-    queue = [Demand(500, 0, 50.0)] * 100
+    queue = [Live((0.0,), False, Demand(500, 0, 50.0))] * 100
+    new = Live((1.0,), False, Demand(10, 0, 5))
     limits = {"budget": 512, "slots": 4, "tokens": 10_000}
-    assert predict(COSTS, [], queue, Demand(10, 0, 5), **limits).ttft > 10
-    assert predict(COSTS, [], queue, Demand(10, 0, 5), **limits, most=3.0).ttft == float("inf")
+    assert outlook(COSTS, queue, new, **limits).ttft > 10
+    assert outlook(COSTS, queue, new, **limits, most=3.0).ttft == float("inf")
     with pytest.raises(ValueError, match="8 are expected"):
-        predict(COSTS[:3], [], [], Demand(1, 0, 1), **limits)
+        outlook(COSTS[:3], [], new, **limits)
 
 
 def test_only_what_ranks_ahead_is_waited_for() -> None:

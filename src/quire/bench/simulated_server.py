@@ -7,6 +7,7 @@ simulated is time: a step takes what a formula says, with noise, and the cost mo
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
@@ -95,6 +96,8 @@ class SimulatedServer:
         self._started: set[str] = set()
         self._cached: dict[int, int] = {}
         self._live: dict[str, Request] = {}
+        self._since: float | None = None  # when the running step began
+        self._flying: set[str] = set()  # what it starts
         self.now = 0.0
         self._tokens = config.num_blocks * config.block_size // len(config.groups)
 
@@ -107,20 +110,25 @@ class SimulatedServer:
         found = SimulatedRun(
             records=[RequestRecord(index=i, scheduled=one.at) for i, one in enumerate(arrivals)]
         )
-        added = steps = 0
-        while added < len(order) or scheduler.has_work():
-            while added < len(order) and arrivals[order[added]].at <= self.now:
-                self._add(order[added], arrivals[order[added]], found)
-                added += 1
+        coming, steps = deque((index, arrivals[index]) for index in order), 0
+
+        def arrive(until: float) -> None:
+            while coming and coming[0][1].at <= until:
+                index, arrival = coming.popleft()
+                self.now = max(self.now, arrival.at)
+                self._add(index, arrival, found)
+
+        while coming or scheduler.has_work():
+            arrive(self.now)
             opens = self._opens()
-            if scheduler.has_work() and (self.now >= opens or added == len(order)):
-                self._step(found.records)
+            if scheduler.has_work() and (self.now >= opens or not coming):
+                self._step(found.records, arrive)
                 steps += 1
                 look(self)
-            elif scheduler.has_work() and opens < arrivals[order[added]].at:
+            elif scheduler.has_work() and opens < coming[0][1].at:
                 self.now = opens
-            elif added < len(order):
-                self.now = arrivals[order[added]].at
+            elif coming:
+                self.now = coming[0][1].at
         stats = scheduler.prefix_stats
         return replace(
             found,
@@ -143,10 +151,13 @@ class SimulatedServer:
         """The times of a request that would be added now."""
         scheduler = self.scheduler
         config, limits = scheduler.config, scheduler.limits
-        computed = {seq.state.request.request_id: seq for seq in scheduler.running}
+        # A step in flight has told nothing yet: what it starts still waits.
+        computed = {
+            name: seq for seq in scheduler.running if (name := seq.state.request.request_id) not in self._flying
+        }
         lives = []
-        for one in self._live.values():
-            seq = computed.get(one.request_id)
+        for name, one in self._live.items():
+            seq = computed.get(name)
             lives.append(
                 self._as_live(one, seq.computed if seq else 0, len(seq.tokens) - seq.prompt_len if seq else 0)
             )
@@ -154,6 +165,7 @@ class SimulatedServer:
             self.costs.weights,
             lives,
             self._as_live(request, 0, 0),
+            elapsed=None if self._since is None else self.now - self._since,
             budget=min(config.max_num_batched_tokens, limits.tokens),
             slots=min(config.max_num_seqs, limits.sequences),
             tokens=self._tokens,
@@ -172,7 +184,8 @@ class SimulatedServer:
         work = Demand(
             max(0, left), computed or prompt - left, max(1.0, lengths.output_tokens(request) - made)
         )
-        return Live(self.scheduler.policies.place(request, lengths), computed > 0, work)
+        late = self._since is not None and request.arrival > self._since
+        return Live(self.scheduler.policies.place(request, lengths), computed > 0, work, late)
 
     def _add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
         record = found.records[index]
@@ -241,14 +254,18 @@ class SimulatedServer:
         bound = self.classes[service].slo.ttft if self._admits and self.classes else None
         return None if bound is None else bound / 1e3
 
-    def _step(self, records: list[RequestRecord]) -> None:
+    def _step(self, records: list[RequestRecord], arrive: Callable[[float], None]) -> None:
+        """Run a step, while which others may `arrive`."""
         scheduler = self.scheduler
         if self._controller is not None:
             self._controller.plan()
         out = scheduler.schedule()
         features = scheduler.step_features
         seconds = self._true(features) * max(0.5, self._rng.gauss(1, self._noise))
-        self.now += seconds
+        self._since, self._flying = self.now, {new.request_id for new in out.new}
+        end = self.now + seconds
+        arrive(end)
+        self.now, self._since, self._flying = end, None, set()
         if features[1]:
             self._pace += (seconds - self._pace) * (PACE_MEMORY if self._pace else 1.0)
         self.costs.observe(features, seconds)

@@ -2,8 +2,8 @@
 
 The play knows what the scheduler does: running sequences decode first, prompts share the rest of the tokens of a step
 in order, a waiting sequence starts when there is a slot and room for its prompt. It goes from one event (a prompt is
-complete, a stream ends) to the next, all steps in between having the cost of the first. What arrives later is unknown
-and left out: under orders by arrival it changes little.
+complete, a stream ends) to the next, all steps in between having the cost of the first. A step that runs comes to its
+end without the new request. What arrives later is unknown and left out: under orders by arrival it changes little.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A request that runs or waits, and its place (Policy.place)."""
+    """A request that runs or waits, and its place (Policy.place). `late`: it came after the running step had begun."""
 
     place: tuple[float, ...]
     started: bool
     work: Demand
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,24 @@ class _Play:
         running = len(self.ends) + len(self.prompts)
         return running < self.slots and (not running or work.prompt + work.computed <= self.room)
 
-    def advance(self) -> int:
-        """To the next event. Returns how many prompts were completed."""
+    def board(self, waiting: list[Live]) -> list[Live]:
+        """Start those that are in the running step; returns the others."""
+        left, full = [], False
+        space = self.budget - len(self.ends) - sum([prompt[0] for prompt in self.prompts])
+        for live in waiting:
+            full = full or not (live.late or (space > 0 and self.fits(live.work)))
+            if full or live.late:
+                left.append(live)
+            else:
+                self.start(live.work)
+                space -= live.work.prompt
+        return left
+
+    def advance(self, most: float = math.inf) -> int:
+        """To the next event, at most so many steps. Returns how many prompts were completed."""
         rows = len(self.ends)
         cost = self.step_cost + self.row * rows + self.key * self.keys
-        count, complete = max(1.0, self.ends[0][0] - self.steps) if rows else 1.0, []
+        count, complete = min(most, max(1.0, self.ends[0][0] - self.steps) if rows else 1.0), []
         if self.prompts:
             chunk = float(max(1, self.budget - rows))
             whole = self.prompts[0][0] // chunk  # steps that the first one has for itself
@@ -125,6 +139,9 @@ class _Play:
         return self.token * tokens + self.work * work
 
 
+_place = attrgetter("place")
+
+
 def outlook(
     costs: Sequence[float],
     lives: Iterable[Live],
@@ -135,69 +152,37 @@ def outlook(
     tokens: int,
     most: float = math.inf,
     pace: float | None = None,
+    elapsed: float | None = None,
     to_end: bool = False,
 ) -> Forecast:
     """The times of a request among those that live: it waits behind those with a lower place, and those with a higher
-    one slow its answer down, which is played `to_end`. See `predict`."""
-    running, ahead, behind = [], [], []
-    for live in lives:
-        if live.started:
-            running.append(live)
-        elif live.place <= new.place:
-            ahead.append(live)
-        elif to_end:
-            behind.append(live)
-    for found in (running, ahead, behind):
-        found.sort(key=_place)
-    return predict(
-        costs,
-        [live.work for live in running],
-        [live.work for live in ahead],
-        new.work,
-        budget=budget,
-        slots=slots,
-        tokens=tokens,
-        most=most,
-        pace=pace,
-        behind=[live.work for live in behind] if to_end else None,
-    )
-
-
-_place = attrgetter("place")
-
-
-def predict(
-    costs: Sequence[float],
-    running: Iterable[Demand],
-    waiting: Iterable[Demand],
-    new: Demand,
-    *,
-    budget: int,
-    slots: int,
-    tokens: int,
-    most: float = math.inf,
-    pace: float | None = None,
-    behind: Iterable[Demand] | None = None,
-) -> Forecast:
-    """The times of a request behind those that wait. O((running + waiting) log running).
+    one slow its answer down, which is played `to_end`. O(live · log live).
 
     `costs` are the weights of a cost model, `tokens` the capacity of the KV cache. A play ends after `most` seconds:
     `ttft` is infinite then. `pace` is the mean time of recent steps with streams: later prompts will slow this request
-    down as they did others. With `behind`, what waits after the request, the play goes on to the end of its answer.
+    down as they did others. `elapsed` is how long a step has been running, None if none is.
     """
     if len(costs) != len(FEATURES):
         raise ValueError(f"costs: {len(costs)} numbers, {len(FEATURES)} are expected")
     play = _Play(costs, budget, slots, tokens)
-    for work in running:
-        play.start(work)
-    queue = deque(waiting)
+    order = sorted(lives, key=_place)
+    for live in order:
+        if live.started:
+            play.start(live.work)
+    waiting = [live for live in order if not live.started]
+    if elapsed is not None:
+        waiting = play.board(waiting)
+        if play.ends or play.prompts:
+            play.advance(1)
+            play.now = max(0.0, play.now - elapsed)
+    queue = deque(live.work for live in waiting if live.place <= new.place)
     start, before = math.inf, -1
     while True:
         while queue and play.fits(queue[0]):
             play.start(queue.popleft())
-        if not queue and math.isinf(start) and play.fits(new):
-            start, before = play.now, len(play.prompts)
-            play.start(new if new.prompt else Demand(1, new.computed, new.output))
+        if not queue and math.isinf(start) and play.fits(new.work):
+            start, before, work = play.now, len(play.prompts), new.work
+            play.start(work if work.prompt else Demand(1, work.computed, work.output))
         if play.now > most or not (play.ends or play.prompts):
             return Forecast(start, math.inf, math.inf)
         done = play.advance()
@@ -210,9 +195,9 @@ def predict(
     if pace is None:
         pace = play.seconds / play.paced if play.paced else 0.0
     ttft, tpot = play.now, max(plain, pace)
-    if behind is None:
+    if not to_end:
         return Forecast(start, ttft, tpot)
-    queue, last = deque(behind), play.steps + new.output - 1
+    queue, last = deque(live.work for live in waiting if live.place > new.place), play.steps + new.work.output - 1
     while play.steps < last and play.now <= most:
         while queue and play.fits(queue[0]):
             play.start(queue.popleft())
