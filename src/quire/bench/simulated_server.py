@@ -153,7 +153,9 @@ class SimulatedServer:
         config, limits = scheduler.config, scheduler.limits
         # A step in flight has told nothing yet: what it starts still waits.
         computed = {
-            name: seq for seq in scheduler.running if (name := seq.state.request.request_id) not in self._flying
+            name: seq
+            for seq in scheduler.running
+            if (name := seq.state.request.request_id) not in self._flying
         }
         lives = []
         for name, one in self._live.items():
@@ -197,7 +199,7 @@ class SimulatedServer:
         request = Request(
             request_id=str(index),
             prompt_token_ids=TokenIds(arrival.prompt),
-            params=SamplingParams(temperature=0.0, max_tokens=arrival.output, ignore_eos=True),
+            params=SamplingParams(temperature=0.0, max_tokens=arrival.output),
             arrival=arrival.at,
             terms=ServiceTerms(
                 account=arrival.account,

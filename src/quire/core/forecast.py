@@ -97,6 +97,17 @@ class _Play:
                 space -= live.work.prompt
         return left
 
+    def fill(self, queue: deque[Demand]) -> None:
+        """Start what fits of those that wait."""
+        while queue and self.fits(queue[0]):
+            self.start(queue.popleft())
+
+    def finish_step(self, elapsed: float) -> None:
+        """To the end of the step that has been running for so long."""
+        if self.ends or self.prompts:
+            self.advance(1)
+            self.now = max(0.0, self.now - elapsed)
+
     def advance(self, most: float = math.inf) -> int:
         """To the next event, at most so many steps. Returns how many prompts were completed."""
         rows = len(self.ends)
@@ -172,24 +183,19 @@ def outlook(
     waiting = [live for live in order if not live.started]
     if elapsed is not None:
         waiting = play.board(waiting)
-        if play.ends or play.prompts:
-            play.advance(1)
-            play.now = max(0.0, play.now - elapsed)
+        play.finish_step(elapsed)
     queue = deque(live.work for live in waiting if live.place <= new.place)
-    start, before = math.inf, -1
+    start, before = math.inf, 0  # before: prompts that are completed first
     while True:
-        while queue and play.fits(queue[0]):
-            play.start(queue.popleft())
+        play.fill(queue)
         if not queue and math.isinf(start) and play.fits(new.work):
             start, before, work = play.now, len(play.prompts), new.work
             play.start(work if work.prompt else Demand(1, work.computed, work.output))
         if play.now > most or not (play.ends or play.prompts):
             return Forecast(start, math.inf, math.inf)
-        done = play.advance()
-        if before >= 0:
-            before -= done
-            if before < 0:
-                break
+        before -= play.advance()
+        if before < 0 and math.isfinite(start):
+            break
     rows = len(play.ends)
     plain = play.step_cost + play.row * rows + play.key * play.keys
     if pace is None:
@@ -197,9 +203,9 @@ def outlook(
     ttft, tpot = play.now, max(plain, pace)
     if not to_end:
         return Forecast(start, ttft, tpot)
-    queue, last = deque(live.work for live in waiting if live.place > new.place), play.steps + new.work.output - 1
+    queue = deque(live.work for live in waiting if live.place > new.place)
+    last = play.steps + new.work.output - 1
     while play.steps < last and play.now <= most:
-        while queue and play.fits(queue[0]):
-            play.start(queue.popleft())
+        play.fill(queue)
         play.advance()
     return Forecast(start, ttft, tpot, play.now)

@@ -177,10 +177,12 @@ class Admission:
             self._starts.append((now, tokens))
             self._forget_starts(now)
 
-    def stepped(self, seen: int, running: int, waiting: int) -> None:
-        """Take the engine's report on its queue after a step that knew of requests up to handle `seen`."""
+    def stepped(self, seen: int, running: int, waiting: int, end: float = 0.0) -> None:
+        """Take the engine's report on its queue after a step that knew of requests up to handle `seen` and ended at
+        `end`."""
         while self._sent and (first := next(iter(self._sent))) <= seen:
             self._sent_samples -= self._sent.pop(first)
+        self.outlook.stepped(end, busy=bool(running or waiting or self._sent))
         self._engine_waits = waiting > 0
         self._idle = max(0, self._facts.scheduler.max_num_seqs - running)
 

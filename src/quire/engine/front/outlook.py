@@ -43,6 +43,7 @@ class Outlook:
         self._stats = EngineStats()
         self._costs: tuple[float, ...] = ()
         self._pace = 0.0  # seconds of recent steps
+        self._since: float | None = None  # when the running step began, if one runs
         self._cautions = [Caution() for _ in range(max(1, len(self.classes)))]
         self._end_caution, self._promises = Caution(LATE_DEADLINES), Promises()
         self._tokens = facts.num_blocks * facts.block_size // len(facts.groups)
@@ -108,6 +109,10 @@ class Outlook:
             self._pace = 0.0
         self._stats = stats
 
+    def stepped(self, end: float, *, busy: bool) -> None:
+        """A step has ended; `busy`: the next one began then."""
+        self._since = end if busy else None
+
     def place(self, request: Request) -> tuple[float, float, float]:
         """Where a request waits; see Policy.place."""
         self._lengths.arrived(request)
@@ -135,7 +140,7 @@ class Outlook:
         if service is not None and service.guaranteed:
             output = float(request.params.max_tokens or self._facts.max_model_len)
         ends = ask.deadline is not None or bool(service and service.slo.e2el)
-        prediction = self._predict(request, output, others, to_end=ends)
+        prediction = self._predict(request, output, others, now, to_end=ends)
         if ask.predicted is not None:
             ask.predicted(now - request.arrival + prediction.ttft)
         broken = check_wishes(
@@ -160,6 +165,8 @@ class Outlook:
     def admitted(self, ask: GenerateAsk, prediction: Forecast | None, now: float) -> None:
         """A request was admitted, with this prediction if there is one."""
         request = ask.request
+        if self._since is None:
+            self._since = now
         if not self._costs:
             return
         if self._promises:
@@ -218,7 +225,9 @@ class Outlook:
         found = Counter(name for _, name in self._recent)
         return {service.name: found[service.name] / _WINDOW_SECONDS for service in self.classes}
 
-    def _predict(self, request: Request, output: float, others: Iterable[Live], *, to_end: bool) -> Forecast:
+    def _predict(
+        self, request: Request, output: float, others: Iterable[Live], now: float, *, to_end: bool
+    ) -> Forecast:
         stats = self._stats
         left = len(request.prompt_token_ids)
         left = max(1, left - int(left * stats.prefix_hit_tokens / max(1, stats.prefix_queried_tokens)))
@@ -232,6 +241,7 @@ class Outlook:
             tokens=self._tokens,
             most=_MOST_SECONDS,
             pace=self._pace,
+            elapsed=None if self._since is None else now - self._since,
             to_end=to_end,
         )
 
@@ -241,7 +251,9 @@ class Outlook:
         prompt = len(request.prompt_token_ids)
         left = 0 if made else max(1, prompt - live.prompt_done)
         expected = max(1.0, self._lengths.output_tokens(request) - made)
-        return Live(live.place, bool(output.timings.scheduled), Demand(left, prompt - left + made, expected))
+        work = Demand(left, prompt - left + made, expected)
+        late = self._since is not None and request.arrival > self._since
+        return Live(live.place, bool(output.timings.scheduled), work, late)
 
     def _index(self, request: Request) -> int:
         return min(request.terms.service_class, len(self._cautions) - 1)
