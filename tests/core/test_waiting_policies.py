@@ -132,7 +132,7 @@ def test_the_shortest_request_by_history_goes_first() -> None:
     history = scheduler.estimates
 
     def ask(name: str, account: str, arrival: float) -> Request:
-        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        params = SamplingParams(max_tokens=40)
         return Request(
             request_id=name,
             prompt_token_ids=TokenIds([1, 2]),
@@ -148,6 +148,9 @@ def test_the_shortest_request_by_history_goes_first() -> None:
     assert history.output_tokens(ask("", "short", 0)) == pytest.approx(2)
     assert history.output_tokens(ask("", "new", 0)) == pytest.approx(20, abs=4)
     assert history.output_tokens(replace(ask("", "short", 0), terms=ServiceTerms(expected_tokens=17))) == 17
+    known = SamplingParams(max_tokens=40, ignore_eos=True)
+    assert history.output_tokens(replace(ask("", "short", 0), params=known)) == 40
+    assert history.output_tokens(replace(ask("", "short", 0), params=replace(known, stop=("x",)))) < 3
     for index in range(8):
         scheduler.add(ask(f"l{index}", "long", 0.0))
     scheduler.add(ask("s", "short", 1.0))
