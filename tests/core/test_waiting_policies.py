@@ -11,6 +11,7 @@ import pytest
 
 from quire.config.schema import POLICIES
 from quire.core.policy import Policy
+from quire.core.prefix_queue import PrefixQueue
 from quire.core.scheduler import Scheduler
 from quire.objectives import ServiceTerms
 from quire.types import Request, RequestError, SamplingParams, SchedulerOutput, TokenIds
@@ -180,11 +181,12 @@ def test_the_longest_cached_prefix_is_found_without_looking_for_it(policy: str, 
     rng = random.Random(seed)
     scheduler = Scheduler(config(policy=policy, **CROWD | {"num_blocks": rng.choice([40, 70, 4000])}))
     asked = [replace(r, priority=rng.randint(0, 1) * (policy != "lpm")) for r in requests(rng, 300, 0.8)]
-    parsed, hits = Policy.parse(policy, OVERTAKE), 0
+    parsed, hits, queues = Policy.parse(policy, OVERTAKE), 0, dict[PrefixQueue, None]()
     for step, _ in enumerate(play(scheduler, asked)):
         if step % 7 == 0:
             scheduler.abort(str(rng.randrange(len(asked))))
         waiting = list(scheduler._requests.waiting)
+        queues |= dict.fromkeys(scheduler._requests.waiting.watching)  # type: ignore[attr-defined]
         ranks = {}
         for seq in waiting:
             hit = scheduler._blocks.find(seq).length
@@ -194,7 +196,9 @@ def test_the_longest_cached_prefix_is_found_without_looking_for_it(policy: str, 
         assert scheduler._requests.waiting.peek() is min(waiting, key=ranks.__getitem__, default=None)
     assert hits
     scheduler.audit()
-    for queue in scheduler._requests.waiting.queues:  # type: ignore[attr-defined]
+    assert not scheduler._requests.waiting.watching  # type: ignore[attr-defined]
+    assert queues
+    for queue in queues:
         assert not queue._known
         assert all(not root.children for root in queue._roots.values())
 
