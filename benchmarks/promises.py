@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.scheduling import TRACES, arrivals
+
 from quire.bench.random_checkpoint import write_checkpoint
 from quire.bench.simulated_server import Arrival
 from quire.bench.statistics import percentile

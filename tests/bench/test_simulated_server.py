@@ -155,6 +155,36 @@ def test_only_what_ranks_ahead_is_waited_for() -> None:
     assert last.start < last.ttft
 
 
+def test_a_request_waits_for_the_step_that_runs() -> None:
+    """Of one stream, each step of which takes 12.4 ms; a step with the new prompt takes 3 ms more."""
+    limits = {"budget": 512, "slots": 8, "tokens": 10_000}
+    running, new = [Live((0.0,), True, Demand(0, 0, 50.0))], Live((1.0,), False, Demand(10, 0, 5.0))
+
+    def ttft(elapsed: float | None, *waiting: Live) -> float:
+        return round(outlook(COSTS, [*running, *waiting], new, elapsed=elapsed, **limits).ttft, 4)
+
+    assert ttft(None) == 0.0154
+    assert [ttft(elapsed) for elapsed in (0.0, 0.01, 0.0124)] == [0.0278, 0.0178, 0.0154]
+    assert ttft(0.0150) == 0.0252  # the next one runs already
+    # What came before the step runs in it, what came later runs in the next one with the new request.
+    aboard, late = (Live((2.0,), False, Demand(100, 0, 5.0), late) for late in (False, True))
+    assert ttft(0.0, aboard) == pytest.approx(0.0278 + 0.030 + 0.0004, abs=1e-3)
+    assert ttft(0.0, late) == 0.0278
+
+
+def test_an_answer_is_played_to_its_end_with_the_prompts_behind_it() -> None:
+    limits = {"budget": 512, "slots": 8, "tokens": 10_000}
+    new = Live((1.0,), False, Demand(10, 0, 20.0))
+    behind = [Live((2.0,), False, Demand(500, 0, 5.0)) for _ in range(3)]
+    alone = outlook(COSTS, [], new, to_end=True, **limits)
+    assert alone.end == pytest.approx(alone.ttft + 19 * 0.0124, rel=0.01)
+    delayed = outlook(COSTS, behind, new, to_end=True, **limits)
+    assert delayed.ttft == alone.ttft
+    assert delayed.end > alone.end + 3 * 500 * COSTS[2]
+    assert delayed.finish(20) == delayed.end
+    assert outlook(COSTS, behind, new, **limits).finish(20) < alone.end * 1.05
+
+
 def test_classes_of_service() -> None:
     classes = parse_classes(["interactive:ttft=500ms,tpot=50ms", "work:e2el=60000,guaranteed", "batch:"])
     assert classes[0].slo == SLO(ttft=500, tpot=50)

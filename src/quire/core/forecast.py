@@ -18,6 +18,7 @@ from quire.core.cost_model import FEATURES
 from quire.records import dataclass
 
 PACE_MEMORY = 1 / 64  # of the latest step in the mean time of steps with streams
+_OVER = 0.95  # of the time since a step began: one that should have ended by then has, unheard of
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +104,12 @@ class _Play:
             self.start(queue.popleft())
 
     def finish_step(self, elapsed: float) -> None:
-        """To the end of the step that has been running for so long."""
-        if self.ends or self.prompts:
+        """To the end of the step that runs now, where the last one heard of ended so long ago."""
+        while self.ends or self.prompts:
             self.advance(1)
-            self.now = max(0.0, self.now - elapsed)
+            if self.now >= _OVER * elapsed:
+                break
+        self.now = max(0.0, self.now - elapsed)
 
     def advance(self, most: float = math.inf) -> int:
         """To the next event, at most so many steps. Returns how many prompts were completed."""
@@ -171,7 +174,7 @@ def outlook(
 
     `costs` are the weights of a cost model, `tokens` the capacity of the KV cache. A play ends after `most` seconds:
     `ttft` is infinite then. `pace` is the mean time of recent steps with streams: later prompts will slow this request
-    down as they did others. `elapsed` is how long a step has been running, None if none is.
+    down as they did others. `elapsed` is how long steps have been running since the last report, None if none is.
     """
     if len(costs) != len(FEATURES):
         raise ValueError(f"costs: {len(costs)} numbers, {len(FEATURES)} are expected")

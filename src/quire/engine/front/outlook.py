@@ -28,6 +28,7 @@ from quire.types import Request, SamplingParams, TokenIds
 
 _LEAST_STEPS = 64  # before the cost model may refuse anything
 _MOST_SECONDS = 600.0
+_MOST_GAP = 0.02  # seconds beside a step that count as usual
 _WINDOW_SECONDS = 60.0  # of the goodput
 
 
@@ -44,6 +45,8 @@ class Outlook:
         self._costs: tuple[float, ...] = ()
         self._pace = 0.0  # seconds of recent steps
         self._since: float | None = None  # when the running step began, if one runs
+        self._gap = 0.0  # seconds between steps, and from the end of a step until it is heard of
+        self._delay = 0.0
         self._cautions = [Caution() for _ in range(max(1, len(self.classes)))]
         self._end_caution, self._promises = Caution(LATE_DEADLINES), Promises()
         self._tokens = facts.num_blocks * facts.block_size // len(facts.groups)
@@ -109,8 +112,11 @@ class Outlook:
             self._pace = 0.0
         self._stats = stats
 
-    def stepped(self, end: float, *, busy: bool) -> None:
+    def stepped(self, start: float, end: float, now: float, *, busy: bool) -> None:
         """A step has ended; `busy`: the next one began then."""
+        if self._since is not None and 0 <= start - self._since < _MOST_GAP:
+            self._gap += (start - self._since - self._gap) * PACE_MEMORY
+        self._delay += (min(_MOST_GAP, now - end) - self._delay) * PACE_MEMORY
         self._since = end if busy else None
 
     def place(self, request: Request) -> tuple[float, float, float]:
@@ -232,8 +238,8 @@ class Outlook:
         left = len(request.prompt_token_ids)
         left = max(1, left - int(left * stats.prefix_hit_tokens / max(1, stats.prefix_queried_tokens)))
         work = Demand(left, len(request.prompt_token_ids) - left, output)
-        return outlook(
-            self._costs,
+        found = outlook(
+            (self._costs[0] + self._gap, *self._costs[1:]),
             others,
             Live(self._policies.place(request, self._lengths), False, work),
             budget=stats.step_budget or self._facts.max_num_batched_tokens,
@@ -241,9 +247,10 @@ class Outlook:
             tokens=self._tokens,
             most=_MOST_SECONDS,
             pace=self._pace,
-            elapsed=None if self._since is None else now - self._since,
+            elapsed=None if self._since is None else now + self._delay - self._since,
             to_end=to_end,
         )
+        return replace(found, ttft=found.ttft + 2 * self._delay)  # there and back
 
     def _live(self, live: LiveRequest) -> Live:
         output, request = live.output, live.request
