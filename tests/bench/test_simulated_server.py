@@ -137,7 +137,7 @@ def test_caution_grows_with_late_answers_and_shrinks_again() -> None:
 def test_a_play_that_lasts_too_long_says_never() -> None:
     queue = [Live((0.0,), False, Demand(500, 0, 50.0))] * 100
     new = Live((1.0,), False, Demand(10, 0, 5))
-    limits = {"budget": 512, "slots": 4, "tokens": 10_000}
+    limits: dict[str, Any] = {"budget": 512, "slots": 4, "tokens": 10_000}
     assert outlook(COSTS, queue, new, **limits).ttft > 10
     assert outlook(COSTS, queue, new, **limits, most=3.0).ttft == float("inf")
     with pytest.raises(ValueError, match="8 are expected"):
@@ -146,7 +146,7 @@ def test_a_play_that_lasts_too_long_says_never() -> None:
 
 def test_only_what_ranks_ahead_is_waited_for() -> None:
     lives = [Live((0.0, float(i), 0.0), False, Demand(500, 0, 50.0)) for i in range(20)]
-    limits = {"budget": 512, "slots": 2, "tokens": 10_000}
+    limits: dict[str, Any] = {"budget": 512, "slots": 2, "tokens": 10_000}
     first = outlook(COSTS, lives, Live((0.0, -1.0, 0.0), False, Demand(50, 0, 5.0)), **limits)
     last = outlook(COSTS, lives, Live((0.0, 99.0, 0.0), False, Demand(50, 0, 5.0)), **limits)
     assert first.ttft < 0.1
@@ -157,7 +157,7 @@ def test_only_what_ranks_ahead_is_waited_for() -> None:
 
 def test_a_request_waits_for_the_step_that_runs() -> None:
     """Of one stream, each step of which takes 12.4 ms; a step with the new prompt takes 3 ms more."""
-    limits = {"budget": 512, "slots": 8, "tokens": 10_000}
+    limits: dict[str, Any] = {"budget": 512, "slots": 8, "tokens": 10_000}
     running, new = [Live((0.0,), True, Demand(0, 0, 50.0))], Live((1.0,), False, Demand(10, 0, 5.0))
 
     def ttft(elapsed: float | None, *waiting: Live) -> float:
@@ -173,7 +173,7 @@ def test_a_request_waits_for_the_step_that_runs() -> None:
 
 
 def test_an_answer_is_played_to_its_end_with_the_prompts_behind_it() -> None:
-    limits = {"budget": 512, "slots": 8, "tokens": 10_000}
+    limits: dict[str, Any] = {"budget": 512, "slots": 8, "tokens": 10_000}
     new = Live((1.0,), False, Demand(10, 0, 20.0))
     behind = [Live((2.0,), False, Demand(500, 0, 5.0)) for _ in range(3)]
     alone = outlook(COSTS, [], new, to_end=True, **limits)
