@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from quire.bench.goodput import Goodput, goodput
 from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer
+from quire.bench.statistics import percentile
 from quire.bench.timeline import request_metrics
 from quire.core.admission_rules import Caution, check_wishes
 from quire.core.forecast import Demand, Forecast, Live, outlook
@@ -105,6 +107,64 @@ def test_batch_work_fills_what_is_left_and_yields_within_one_step() -> None:
     assert all(not record.failed and record.finished for record in served.records)
     both = good(served, classes[0].slo, range(len(chat)))
     assert both.share >= good(alone, classes[0].slo).share - 0.06
+
+
+@pytest.mark.parametrize("rate", [8.0, 16.0])
+def test_admitted_deadlines_are_kept_where_a_queue_would_miss_them(rate: float) -> None:
+    """At most 1 % of the admitted; and the machine is not idle for that."""
+    asked = [replace(one, deadline=1 + 0.04 * one.output) for one in poisson(rate, 300)]
+    missed = {}
+    for admits in (False, True):
+        served = SimulatedServer(config(policy="edf"), COSTS, admits=admits).run(asked)
+        there = [record for record in served.records if not record.failed]
+        late = sum(
+            (one.finished or 0.0) - one.scheduled > (asked[one.index].deadline or 0.0) for one in there
+        )
+        missed[admits] = late / len(there)
+        assert len(there) > 300 * (0.35 if admits else 1) - 1
+    assert missed[False] > 0.2
+    assert missed[True] <= 0.01
+
+
+def test_a_flood_of_less_urgent_work_costs_the_urgent_two_steps_at_the_99th_percentile() -> None:
+    classes = parse_classes(["urgent:", "flood:"])
+    urgent = poisson(1.5, 150)
+    flood = [Arrival(0.0, list(range(i, i + 400)), 40, 1) for i in range(400)]
+    p99, longest, last = {}, 0.0, 0.0
+
+    def look(server: SimulatedServer) -> None:
+        nonlocal longest, last
+        longest, last = (
+            max(longest, server.now - last if server.scheduler.num_running > 4 else 0.0),
+            server.now,
+        )
+
+    for name, asked in (("alone", urgent), ("flooded", [*urgent, *flood])):
+        served = SimulatedServer(config(max_num_seqs=8), COSTS, classes).run(asked, look)
+        first = sorted(one.times[0] - one.scheduled for one in served.records[: len(urgent)])
+        p99[name] = percentile(first, 99)
+    assert longest < 0.3
+    assert p99["flooded"] < p99["alone"] + 2 * longest
+
+
+def test_predicted_lengths_win_most_of_what_known_ones_do() -> None:
+    """Two accounts, one with short answers and one with long ones: the history of each tells them apart."""
+    rng, at, asked = random.Random(4), 0.0, []
+    for _ in range(400):
+        at += rng.expovariate(9.0)
+        short = rng.random() < 0.7
+        output = rng.randint(5, 15) if short else rng.randint(120, 200)
+        prompt = rng.choices(range(5000), k=rng.randint(20, 100))
+        asked.append(Arrival(at, prompt, output, account="short" if short else "long"))
+    mean, error = {}, 0.0
+    for name, policy, known in (("fcfs", "fcfs", True), ("known", "sjf", True), ("predicted", "sjf", False)):
+        server = SimulatedServer(config(policy=policy, max_num_seqs=8), COSTS)
+        served = server.run([replace(one, known=known, most=256) for one in asked])
+        took = [(one.finished or 0.0) - one.scheduled for one in served.records]
+        mean[name], error = sum(took) / len(took), served.length_error
+    assert mean["known"] < 0.7 * mean["fcfs"]
+    assert mean["fcfs"] - mean["predicted"] > 0.8 * (mean["fcfs"] - mean["known"])
+    assert 0.02 < error < 0.5
 
 
 def test_a_wish_that_cannot_be_kept_is_named() -> None:

@@ -23,8 +23,9 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
-from quire.types import Request, SamplingParams, StepOutput, TokenIds
+from quire.types import Request, SamplingParams, ScheduledSeq, StepOutput, TokenIds
 
+_TOKEN, _EOS = 1, 2
 StepTime = Callable[[Sequence[float]], float]
 
 
@@ -34,8 +35,9 @@ def _summed(costs: Sequence[float], features: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that comes after `at` seconds. `known`: the server knows the length of its output. `deadline`: seconds
-    from then within which it has to end."""
+    """A request that comes after `at` seconds. `known`: the server knows the length of its output; otherwise it knows
+    that there are at most `most` tokens, and the answer ends by itself. `deadline`: seconds from then within which it
+    has to end."""
 
     at: float
     prompt: Sequence[int]
@@ -44,6 +46,7 @@ class Arrival:
     account: str = ""
     known: bool = True
     deadline: float | None = None
+    most: int = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,8 @@ class SimulatedServer:
         self._live: dict[str, Request] = {}
         self._since: float | None = None  # when the running step began
         self._flying: set[str] = set()  # what it starts
+        self._ends: dict[str, int] = {}  # position of the last token of each request but one
+        self._last: dict[int, int] = {}  # the same by sequence
         self.now = 0.0
         self._tokens = config.num_blocks * config.block_size // len(config.groups)
 
@@ -199,7 +204,11 @@ class SimulatedServer:
         request = Request(
             request_id=str(index),
             prompt_token_ids=TokenIds(arrival.prompt),
-            params=SamplingParams(temperature=0.0, max_tokens=arrival.output),
+            params=SamplingParams(
+                temperature=0.0,
+                max_tokens=arrival.output if arrival.known else max(arrival.most, arrival.output),
+            ),
+            eos_token_ids=(_EOS,),
             arrival=arrival.at,
             terms=ServiceTerms(
                 account=arrival.account,
@@ -247,6 +256,7 @@ class SimulatedServer:
                 self._promises.make(request.request_id, left - prediction.finish(output), output)
         self.scheduler.add(request)
         self._live[request.request_id] = request
+        self._ends[request.request_id] = len(arrival.prompt) + arrival.output - 1
         if arrival.deadline is not None:
             self._deadlines[request.request_id] = arrival.at + arrival.deadline
 
@@ -255,6 +265,10 @@ class SimulatedServer:
         service = self._live[request_id].terms.service_class
         bound = self.classes[service].slo.ttft if self._admits and self.classes else None
         return None if bound is None else bound / 1e3
+
+    def _sampled(self, row: ScheduledSeq) -> list[int]:
+        last = row.start + len(row.token_ids) >= self._last[row.seq_id]
+        return [_EOS if last else _TOKEN] if row.sample else []
 
     def _step(self, records: list[RequestRecord], arrive: Callable[[float], None]) -> None:
         """Run a step, while which others may `arrive`."""
@@ -279,7 +293,8 @@ class SimulatedServer:
                 waiting = [one for name, one in self._live.items() if name not in self._started]
                 self._degrading.look(self.now, waiting)
         rows = len(out.scheduled)
-        tokens = [[1] if row.sample else [] for row in out.scheduled]
+        self._last |= {new.seq_id: self._ends[new.request_id] for new in out.new}
+        tokens = [self._sampled(row) for row in out.scheduled]
         for event in scheduler.update(out, StepOutput(tokens, [None] * rows, [None] * rows)):
             record = records[int(event.request_id)]
             if event.new_token_ids:
