@@ -71,13 +71,18 @@ def judged(run: SimulatedRun, slo: SLO) -> Goodput:
     return goodput(metrics, slo, max(one.scheduled for one in run.records))
 
 
-def errors(run: SimulatedRun) -> list[float]:
-    """|predicted / real - 1| of the TTFT of admitted requests, in order."""
-    found = []
+def errors(run: SimulatedRun) -> tuple[list[float], list[float]]:
+    """|predicted / real - 1| of the TTFT of admitted requests, in order; and of those before whose first token no other
+    was admitted."""
+    found, alone = [], []
+    admitted = [run.records[index] for index in run.predicted]
     for index, predicted in run.predicted.items():
         record = run.records[index]
         found.append(abs(predicted / (record.times[0] - record.scheduled) - 1))
-    return sorted(found)
+        mine = (record.scheduled, index)
+        if not any(mine < (one.scheduled, one.index) <= (record.times[0], -1) for one in admitted):
+            alone.append(found[-1])
+    return sorted(found), sorted(alone)
 
 
 def traces(folder: Path, count: int) -> Iterator[tuple[str, list[TraceRow], int, float]]:
@@ -92,22 +97,23 @@ def compare_goodput(folder: Path, count: int, preset: str) -> None:
         f"Preset {preset}: {slo}. Goodput in requests a second; in brackets the share of requests that met the level.\n"
     )
     print(
-        "| trace | load | offered | first come | held | ratio | refused | late of admitted | TTFT error p50, p90 |"
+        "| trace | load | offered | first come | held | ratio | refused | late of admitted | TTFT error p50, p90 | p90 if none came later |"
     )
-    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     for name, rows, scale, rate in traces(folder, count):
         for load in LOADS:
             asked = arrivals(rows, scale, rate * load)
             plain = judged(SimulatedServer(LIMITS, COSTS, service).run(asked), slo)
             config = replace(LIMITS, policy="edf")
             run = SimulatedServer(config, COSTS, service, admits=True, controls=True).run(asked)
-            held, wrong = judged(run, slo), errors(run)
+            held, (wrong, alone) = judged(run, slo), errors(run)
             late = (held.total - held.failed - held.passed) / max(1, held.total - held.failed)
             cells = [
                 name, f"{load:g}", f"{len(asked) / asked[-1].at:.2f}", f"{plain.rate:.2f} ({plain.share:.0%})",
                 f"{held.rate:.2f} ({held.share:.0%})", f"{held.rate / plain.rate:.2f}" if plain.rate else "–",
                 f"{held.failed / held.total:.0%}", f"{late:.1%}",
                 f"{percentile(wrong, 50):.0%}, {percentile(wrong, 90):.0%}",
+                f"{percentile(alone, 90):.0%}" if alone else "–",
             ]  # fmt: skip
             print(f"| {' | '.join(cells)} |", flush=True)
 
