@@ -97,7 +97,8 @@ def compare_goodput(folder: Path, count: int, preset: str) -> None:
         f"Preset {preset}: {slo}. Goodput in requests a second; in brackets the share of requests that met the level.\n"
     )
     print(
-        "| trace | load | offered | first come | held | ratio | refused | late of admitted | TTFT error p50, p90 | p90 if none came later |"
+        "| trace | load | offered | first come | held | ratio | refused | late of admitted |"
+        " TTFT error p50, p90 | p90 if none came later |"
     )
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     for name, rows, scale, rate in traces(folder, count):
