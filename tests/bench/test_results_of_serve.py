@@ -17,12 +17,12 @@ from helpers.fake_llm import Behaviour, FakeLLM, serve
 from quire.bench import results
 from quire.bench.compare import CompareError, compare, differences
 from quire.bench.html_report import page
-from quire.bench.http_client import target
 from quire.bench.server_bench import ServeError, records_of, request_rows
 from quire.bench.server_metrics import parse_exposition
 from quire.bench.svg import AxisScale, histogram, number
 from quire.bench.timeline import RequestRecord
 from quire.cli.main import main
+from quire.util.http_client import target
 
 
 class Live:

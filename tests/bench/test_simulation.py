@@ -55,11 +55,10 @@ def test_it_decides_as_the_engine_does_given_the_same_step_times(options: dict[s
     assert core.recorder is not None
     log = [r for r in read_rows(core.recorder.ring()).rows if isinstance(r, rows.Step)]
     times = iter([step.updated / 1e9 for step in log])
-    due = [Arrival(one.at, one.prompt, one.output, known=False) for one in arrivals]
     config = core.scheduler.config
     server = SimulatedServer(config, lambda _: next(times), noise=0.0)
     again: list[tuple[object, ...]] = []
-    served = server.run(due, lambda one: again.append(state(one.scheduler)))
+    served = server.run(arrivals, lambda one: again.append(state(one.scheduler)))
     assert again == seen
     assert served.preemptions == core.scheduler.num_preemptions
 
@@ -138,14 +137,13 @@ def test_storms_are_replayed(tmp_path: Path, seed: int) -> None:
 
 def test_traces_share_tokens_where_their_blocks_are_equal() -> None:
     trace = [TraceRow(0.0, 1100, 5, (1, 2), 512), TraceRow(2.0, 1030, 5, (1, 3), 512), TraceRow(3.0, 9000, 5)]
-    found, longer = arrivals_of_trace(trace, 4096, 2.0)
-    assert [one.at for one in found] == [0.0, 1.0]
-    assert longer == 1
-    assert [len(one.prompt) for one in found] == [1100, 1030]
+    found = arrivals_of_trace(trace)
+    assert [one.at for one in found] == [0.0, 2.0, 3.0]
+    assert [len(one.prompt) for one in found] == [1100, 1030, 9000]
     same = next(i for i, (a, b) in enumerate(zip(found[0].prompt, found[1].prompt, strict=False)) if a != b)
     assert same == 512
     with pytest.raises(SimulationError, match="no arrival times"):
-        arrivals_of_trace([TraceRow(None, 1, 1)], 10)
+        arrivals_of_trace([TraceRow(None, 1, 1)])
 
 
 def test_a_log_is_a_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

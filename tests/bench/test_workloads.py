@@ -169,6 +169,20 @@ def test_prompts_share_the_blocks_with_equal_hashes(tmp_path: Path, scale: float
     assert same == pytest.approx(1024 * scale, abs=2)
 
 
+def test_burstgpt_with_and_without_sessions(tmp_path: Path) -> None:
+    path = tmp_path / "BurstGPT_1.csv"
+    path.write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,0,1087,API log\n"
+    )
+    assert read_trace(path) == [TraceRow(0.0, 472, 18), TraceRow(40.0, 1087, 0)]
+    path.write_text(
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "9.5,3,1.2,GPT-4,10,20,30,API log\n"
+    )
+    assert read_trace(path) == [TraceRow(0.0, 10, 20)]
+
+
 def test_lengths_without_times(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text(

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from helpers.fake_llm import FakeLLM
-from quire.bench.http_client import Client, ClientConnection, target
+from quire.util.http_client import Client, ClientConnection, target
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -18,7 +18,7 @@ RANKS = [
     {"answers", "beams", "cache_kinds", "draft_paths", "logprobs", "objectives", "output_hook", "parameters"},
     {"types"},
     {"config", "context_window", "outputs", "util"},
-    {"core", "mcp", "spec", "text"},
+    {"core", "mcp", "routing", "spec", "text"},
     {"program", "steplog", "structured"},
     {"planner", "quant", "store"},
     {"loader"},
@@ -28,7 +28,7 @@ RANKS = [
     {"speculate"},
     {"engine"},
     {"server", "offline", "train"},
-    {"llm", "bench"},
+    {"llm", "bench", "router"},
     {"lang"},
     {"cli"},
     {"__main__"},
@@ -43,6 +43,7 @@ BROAD = {
     "speculate/speculation.py": "a proposer that fails must not end the requests it guesses for",
     "server/output_hooks.py": "an operator's code: whatever it raises is a failure of that call alone",
     "server/fleet/fleet_app.py": "the edge of a request, as in server/app.py",
+    "router/router_app.py": "the edge of a request, as in server/app.py",
     "server/app.py": "the edge of a request: whatever fails becomes one error response and a log line",
 }
 
@@ -83,8 +84,8 @@ def test_rooms_import_downwards(path: Path) -> None:
 
 
 PARTS_OF_ENGINE = (
-    "policies", "request_forms", "usage_ledger", "api", "beam_sequences", "whole_batches", "core", "build", "host",
-    "front", "sync_engine", "shared_engine",
+    "policies", "request_forms", "usage_ledger", "view", "api", "beam_sequences", "whole_batches", "core", "build",
+    "host", "front", "sync_engine", "shared_engine",
 )  # fmt: skip
 
 

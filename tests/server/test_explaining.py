@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from helpers.server import ENDLESS, PATIENT, LiveServer, serving
+from quire.cli.main import main
+from quire.steplog.log_files import read_rows
+from quire.steplog.log_rows import Missed
 
 KEYS = ("key-of-a", "key-of-b")
 A, B = ({"authorization": f"Bearer {key}"} for key in KEYS)
@@ -17,7 +21,8 @@ A, B = ({"authorization": f"Bearer {key}"} for key in KEYS)
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     path = tmp_path_factory.mktemp("log") / "a.qlog"
-    with serving(folder, engine=ENDLESS | {"record": str(path)}, **(PATIENT | {"api_key": KEYS})) as live:
+    keys = {"api_key": KEYS, "admin_api_key": ("boss",)}
+    with serving(folder, engine=ENDLESS | {"record": str(path)}, **(PATIENT | keys)) as live:
         yield live
 
 
@@ -84,3 +89,22 @@ def test_the_first_difference_is_shown_with_its_text(server: LiveServer) -> None
     assert missed["kind"] == "never seen"
     assert missed["theirs"] == ""
     assert server.get("/v1/cache/misses", headers=B).json["templates"] == []
+
+
+def test_an_administrator_asks_what_if(
+    server: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log goes to administrators only, without the texts of clients."""
+    assert server.get("/admin/log", headers=A).status == 401
+    for _ in range(3):
+        asked(server, "Tell me a story about a river. " * 10)
+    monkeypatch.setenv("QUIRE_ADMIN_API_KEY", "boss")
+    assert main(["whatif", "--url", server.url, "--set", "max_num_seqs=1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["requests"] >= 3
+    assert {"ttft_mean", "tpot_p50", "output_token_rate"} <= found["figures"].keys()
+    log = read_rows(server.get("/admin/log", headers={"authorization": "Bearer boss"}).body)
+    missed = [row for row in log.rows if isinstance(row, Missed)]
+    assert not log.damage
+    assert missed
+    assert not any(row.ours or row.theirs for row in missed)

@@ -97,3 +97,12 @@ def test_what_is_not_replayed_is_refused_by_name(tmp_path: Path) -> None:
         replay(Log([rows.Opened(**fields | {"options": {"groups": []}}), *log.rows[1:]]))
     with pytest.raises(ReplayError, match="empty"):
         replay(Log([]))
+
+
+def test_output_may_fill_a_block_of_a_prompt_that_comes_later(tmp_path: Path) -> None:
+    """The end of a prompt and the first tokens of its output equal by chance a block of others, who find it."""
+    path = tmp_path / "a.qlog"
+    core, _ = storm(24, 150, file=LogFile(path, 2**26), policy="sjf", max_num_seqs=3)
+    assert core.recorder is not None
+    core.recorder.close()
+    assert replay(read_log(path)).difference == ""

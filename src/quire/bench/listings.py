@@ -21,12 +21,12 @@ from quire.planner.formulas import (
     admits,
     decode_bound,
     kv_cache_bytes,
-    layout,
     max_context,
     stream_bound,
     users_within,
 )
 from quire.records import dataclass
+from quire.routing.transfer import layout
 
 GQA_70B = kv_cache_bytes(80, 8, 128, 1)  # bytes per token: 80 layers, 8 KV heads of 128, 16 bit
 

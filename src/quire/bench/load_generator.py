@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from quire.bench.http_client import Clock
 from quire.bench.timeline import RequestRecord
 from quire.bench.workloads import Session, Turn
+from quire.util.http_client import Clock
 
 LAG_EVERY = 0.05  # seconds between measurements of the event loop's lag
 

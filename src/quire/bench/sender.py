@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.bench.endpoints import Endpoint, Event, RequestOptions, SentPrompt, error_message
-from quire.bench.http_client import Client, ClientError, Whole
 from quire.bench.sse import StreamError
 from quire.bench.timeline import RequestRecord
 from quire.bench.workloads import Speller, Turn
+from quire.util.http_client import Client, ClientError, Whole
 
 
 class AnswerReader:

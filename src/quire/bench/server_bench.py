@@ -14,7 +14,6 @@ import msgspec
 
 from quire.bench.arrivals import Process, arrivals, at_rate
 from quire.bench.endpoints import Endpoint, RequestOptions, backend_of, endpoint
-from quire.bench.http_client import Client, ClientError, Clock, Target
 from quire.bench.load_generator import LoadRun
 from quire.bench.request_metrics import Summary, summarize
 from quire.bench.sender import HttpSender
@@ -25,6 +24,7 @@ from quire.bench.workloads import Piece, Session, Speller, Turn, Workload
 from quire.objectives import SLO
 from quire.records import dataclass
 from quire.types import QuireError
+from quire.util.http_client import Client, ClientError, Clock, Target
 
 CALIBRATION = (32, 160)  # words of the two prompts that show how the server counts
 BUSY_CLIENT = 0.5  # of one core; above this the client itself may be the limit

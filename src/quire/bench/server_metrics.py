@@ -10,8 +10,8 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from quire.bench.http_client import Client, ClientError
 from quire.bench.metrics_page import read_page
+from quire.util.http_client import Client, ClientError
 
 EVERY = 1.0  # seconds between two readings
 SETTLE = 0.6  # wait before the first and the last reading: servers collect figures and cache them for part of a second

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
+from quire.bench.fitted_steps import StepFit, fit_steps
 from quire.bench.simulated_server import Arrival
+from quire.bench.timeline import RequestRecord
 from quire.bench.traces import TraceRow
-from quire.core.cost_model import StepCostModel
 from quire.core.scheduler_config import SchedulerConfig
-from quire.offline.replay_log import config_of
+from quire.offline.replay_log import config_of, outputs_of
 from quire.records import dataclass
 from quire.steplog import log_rows as rows
 from quire.steplog.log_files import Log
+from quire.steplog.log_rows import SAMPLE_BITS
 from quire.types import QuireError
 
 _IDS = 2**31 - 1
@@ -21,21 +24,18 @@ class SimulationError(QuireError):
     """A simulation cannot run; the message says why."""
 
 
-def arrivals_of_trace(
-    trace: Sequence[TraceRow], longest: int, rate: float = 1.0
-) -> tuple[list[Arrival], int]:
-    """The requests of a trace, `rate` times as fast, and how many were left out because they exceed `longest` tokens.
+def arrivals_of_trace(trace: Sequence[TraceRow]) -> list[Arrival]:
+    """The requests of a trace that have a prompt and an output.
 
     Prompts share tokens exactly where the trace says that blocks are equal. Raises SimulationError without times.
     """
     ids = _fresh()
     blocks: dict[int, list[int]] = {}
-    found, longer = [], 0
+    found = []
     for row in trace:
         if row.at is None:
             raise SimulationError("trace: it has no arrival times")
-        if row.input_tokens < 1 or row.output_tokens < 1 or row.input_tokens + row.output_tokens > longest:
-            longer += 1
+        if row.input_tokens < 1 or row.output_tokens < 1:
             continue
         prompt: list[int] = []
         for block in row.blocks:
@@ -44,8 +44,8 @@ def arrivals_of_trace(
             prompt += blocks[block]
         prompt = prompt[: row.input_tokens]
         prompt += [next(ids) for _ in range(row.input_tokens - len(prompt))]
-        found.append(Arrival(row.at / rate, prompt, row.output_tokens))
-    return found, longer
+        found.append(Arrival(row.at, prompt, row.output_tokens))
+    return found
 
 
 def _fresh() -> Iterator[int]:
@@ -56,45 +56,76 @@ def _fresh() -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLoad:
-    """What a log says of a load: its requests, the limits of the scheduler, and what steps cost at the end."""
+    """What a log says of a load: its requests, the limits of the scheduler, what steps took, and the times that its
+    requests had, as the engine saw them. `hours` is what the log covers.
+    """
 
     arrivals: list[Arrival]
     config: SchedulerConfig
-    costs: StepCostModel
+    fit: StepFit
     classes: str
+    records: list[RequestRecord]
+    hours: float
 
 
-def load_of_log(log: Log, rate: float = 1.0) -> RecordedLoad:
-    """The requests that ended in a log, `rate` times as fast. Raises SimulationError."""
+def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
+    """The requests that came in the `last` seconds of a log and ended. Raises SimulationError."""
     opened = log.rows[0] if log.rows else None
     if not isinstance(opened, rows.Opened):
         raise SimulationError("the log does not begin with its options")
-    config, costs = config_of(opened), StepCostModel(opened.costs)
+    config = config_of(opened)
     ids = _fresh()
     prompts: dict[tuple[int, int], list[int]] = {}
     asked: dict[int, rows.Arrived] = {}
-    lengths: dict[int, int] = {}
-    size = config.block_size
+    made: dict[int, int] = {}
+    times: dict[int, RequestRecord] = {}
+    size, end = config.block_size, 0.0
     for row in log.rows:
+        end = max(end, getattr(row, "at", 0) / 1e9)
         if isinstance(row, rows.Arrived):
             shared = prompts.get(row.chain.like, [])[: row.chain.shared * size]
             prompt = shared + [next(ids) for _ in range(row.prompt_tokens - len(shared))]
             prompts[row.number, -1], asked[row.number] = prompt, row
-        elif isinstance(row, rows.Ended):
-            prompt = prompts.get((row.number, -1), [])
-            prompts[row.number, row.sample] = prompt + [next(ids) for _ in range(row.tokens)]
-            lengths[row.number] = max(row.tokens, lengths.get(row.number, 0))
-        elif isinstance(row, rows.Changed) and row.name == "costs":
-            costs = StepCostModel(row.values)
-    first = min((asked[number].at for number in lengths if number in asked), default=0)
+            times[row.number] = RequestRecord(
+                index=row.number, scheduled=row.arrival or row.at / 1e9, input_tokens=row.prompt_tokens,
+                input_source="server", sent=row.arrival or row.at / 1e9,
+            )  # fmt: skip
+        elif isinstance(row, rows.Step):
+            _note_tokens(row, times)
+        for number, sample, tokens, _ in outputs_of(row):
+            prompt = prompts.get((number, -1), [])
+            prompts[number, sample] = prompt + [next(ids) for _ in range(tokens)]
+            made[number] = max(tokens, made.get(number, 0))
+            if number in times:
+                one = times[number]
+                one.finished = one.closed = max(one.times, default=end)
+                one.output_tokens, one.output_source = sum(one.counts), "server"
+    kept = [number for number in made if number in asked and times[number].scheduled >= end - last]
+    kept.sort(key=lambda number: times[number].scheduled)
+    if not kept:
+        raise SimulationError(
+            "no request has ended in this log" if not made else "no request ended in that time"
+        )
+    first = times[kept[0]].scheduled
     found = [
         Arrival(
-            (asked[number].at - first) / 1e9 / rate, prompts[number, -1], max(1, tokens),
-            asked[number].service_class, asked[number].account,
+            times[number].scheduled - first, prompts[number, -1], max(1, made[number]),
+            asked[number].service_class, asked[number].account, tenant=asked[number].domain[0],
         )
-        for number, tokens in lengths.items()
-        if number in asked
+        for number in kept
     ]  # fmt: skip
-    if not found:
-        raise SimulationError("no request has ended in this log")
-    return RecordedLoad(sorted(found, key=lambda one: one.at), config, costs, opened.classes)
+    measured = [times[number] for number in kept if times[number].counts]
+    return RecordedLoad(
+        found, config, fit_steps(log.rows, opened.costs), opened.classes, measured, (end - first) / 3600
+    )
+
+
+def _note_tokens(step: rows.Step, times: dict[int, RequestRecord]) -> None:
+    """Add the tokens of a step to the requests that have them; of several samples those of the first."""
+    flat, at = step.rows, (step.at + step.updated) / 1e9
+    for i in range(0, len(flat), 4):
+        key, count = flat[i], flat[i + 3]
+        record = times.get(key >> SAMPLE_BITS)
+        if record is not None and count and not key & ((1 << SAMPLE_BITS) - 1):
+            record.times.append(at)
+            record.counts.append(count)

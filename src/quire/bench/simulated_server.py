@@ -6,7 +6,9 @@ simulated is time: a step takes what a formula says, with noise, and the cost mo
 
 from __future__ import annotations
 
+import math
 import random
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
@@ -23,6 +25,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
+from quire.routing.router_policies import ReplicaLoad
 from quire.types import Request, SamplingParams, ScheduledSeq, StepOutput, TokenIds
 
 _TOKEN, _EOS = 1, 2
@@ -46,6 +49,7 @@ class Arrival:
     account: str = ""
     known: bool = True
     deadline: float | None = None
+    tenant: str = ""
     most: int = 1024
 
 
@@ -66,8 +70,10 @@ class SimulatedRun:
 
 class SimulatedServer:
     """One run. `costs` are the true seconds by cost_model.FEATURES, or a function of these; `noise` is the standard
-    deviation of a step's time, relative. Without `admits` everything is queued, without `controls` all steps have the
-    limits of the config. With `batch_wait` it collects whole batches: full ones, or after so many seconds.
+    deviation of a step's time, relative, or factors to draw from. Without `admits` everything is queued, without
+    `controls` all steps have the limits of the config. With `received`, prompts were computed elsewhere and their cache
+    comes with them: only decoding takes time. With `batch_wait` it collects whole batches: full ones, or after so many
+    seconds.
     """
 
     def __init__(
@@ -79,14 +85,15 @@ class SimulatedServer:
         admits: bool = False,
         controls: bool = False,
         degrading: Degrading | None = None,
-        noise: float = 0.03,
+        noise: float | Sequence[float] = 0.03,
         seed: int = 0,
         batch_wait: float | None = None,
+        received: bool = False,
     ) -> None:
         self.costs, self.classes = StepCostModel(), tuple(classes)
         kind = Scheduler if batch_wait is None else WholeBatchScheduler
         self.scheduler = kind(config, random.Random(seed), costs=self.costs)
-        self._wait = batch_wait
+        self._wait, self._received = batch_wait, received
         self._true = costs if callable(costs) else partial(_summed, costs)
         self._noise, self._rng = noise, random.Random(f"noise {seed}")
         self._admits = admits
@@ -101,44 +108,55 @@ class SimulatedServer:
         self._live: dict[str, Request] = {}
         self._since: float | None = None  # when the running step began
         self._flying: set[str] = set()  # what it starts
+        self._late: list[Request] = []  # that came meanwhile
         self._ends: dict[str, int] = {}  # position of the last token of each request but one
         self._last: dict[int, int] = {}  # the same by sequence
-        self.now = 0.0
+        self.now, self.steps, self.busy = 0.0, 0, 0.0
+        self.seen: Callable[[Sequence[float]], None] | None = None  # gets what is in each step
         self._tokens = config.num_blocks * config.block_size // len(config.groups)
 
     def run(
         self, arrivals: Sequence[Arrival], look: Callable[[SimulatedServer], None] = lambda _: None
     ) -> SimulatedRun:
         """Serve all; `look` is called after each step."""
-        scheduler = self.scheduler
-        order = sorted(range(len(arrivals)), key=lambda i: arrivals[i].at)
         found = SimulatedRun(
             records=[RequestRecord(index=i, scheduled=one.at) for i, one in enumerate(arrivals)]
         )
-        coming, steps = deque((index, arrivals[index]) for index in order), 0
+        order = deque(sorted(range(len(arrivals)), key=lambda i: arrivals[i].at))
 
         def arrive(until: float) -> None:
-            while coming and coming[0][1].at <= until:
-                index, arrival = coming.popleft()
-                self.now = max(self.now, arrival.at)
-                self._add(index, arrival, found)
+            while order and arrivals[order[0]].at <= until:
+                index = order.popleft()
+                self.now = max(self.now, arrivals[index].at)
+                self.add(index, arrivals[index], found)
 
-        while coming or scheduler.has_work():
+        while order or self._late or self.scheduler.has_work():
             arrive(self.now)
-            opens = self._opens()
-            if scheduler.has_work() and (self.now >= opens or not coming):
-                self._step(found.records, arrive)
-                steps += 1
+            due = self.due(last=not order)
+            if order and arrivals[order[0]].at <= due:
+                self.now = arrivals[order[0]].at
+            else:
+                self.now = due
+                self.step(found.records, arrive)
                 look(self)
-            elif scheduler.has_work() and opens < coming[0][1].at:
-                self.now = opens
-            elif coming:
-                self.now = coming[0][1].at
+        return self.outcome(found)
+
+    def due(self, *, last: bool = True) -> float:
+        """When the next step begins if nothing comes before, infinite if there is nothing to run. `last`: no more
+        requests will come, so no batch waits for them."""
+        self._take_in()
+        if not self.scheduler.has_work():
+            return math.inf
+        return self.now if last else max(self.now, self._opens())
+
+    def outcome(self, found: SimulatedRun) -> SimulatedRun:
+        """What came of a run whose requests have ended."""
+        scheduler = self.scheduler
         stats = scheduler.prefix_stats
         return replace(
             found,
             cached=self._cached,
-            steps=steps,
+            steps=self.steps,
             preemptions=scheduler.num_preemptions,
             hit_share=stats.hit_tokens / max(1, stats.queried_tokens),
             cost_error=self.costs.error,
@@ -172,12 +190,12 @@ class SimulatedServer:
             self.costs.weights,
             lives,
             self._as_live(request, 0, 0),
-            elapsed=None if self._since is None else self.now - self._since,
             budget=min(config.max_num_batched_tokens, limits.tokens),
             slots=min(config.max_num_seqs, limits.sequences),
             tokens=self._tokens,
             most=most,
             pace=self._pace,
+            elapsed=None if self._since is None else self.now - self._since,
             to_end=to_end,
         )
 
@@ -194,29 +212,15 @@ class SimulatedServer:
         late = self._since is not None and request.arrival > self._since
         return Live(self.scheduler.policies.place(request, lengths), computed > 0, work, late)
 
-    def _add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
+    def add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
+        """A request comes, now."""
         record = found.records[index]
         record.sent, record.input_tokens, record.input_source = self.now, len(arrival.prompt), "server"
         service = self.classes[arrival.service_class] if self.classes else None
         due = arrival.at + service.slo.ttft / 1e3 if service is not None and service.slo.ttft else None
         if due is None and arrival.deadline is not None:
             due = arrival.at + arrival.deadline
-        request = Request(
-            request_id=str(index),
-            prompt_token_ids=TokenIds(arrival.prompt),
-            params=SamplingParams(
-                temperature=0.0,
-                max_tokens=arrival.output if arrival.known else max(arrival.most, arrival.output),
-            ),
-            eos_token_ids=(_EOS,),
-            arrival=arrival.at,
-            terms=ServiceTerms(
-                account=arrival.account,
-                service_class=arrival.service_class,
-                due=due,
-                expected_tokens=arrival.output if arrival.known else None,
-            ),
-        )
+        request = _request(index, arrival, due)
         if self._degrading is not None:
             if self._degrading.sheds(request):
                 record.error, record.closed = "shed", self.now
@@ -254,11 +258,19 @@ class SimulatedServer:
             if arrival.deadline is not None:
                 left = arrival.at + arrival.deadline - self.now
                 self._promises.make(request.request_id, left - prediction.finish(output), output)
-        self.scheduler.add(request)
+        self._late.append(request)
+        if self._since is None:
+            self._take_in()
         self._live[request.request_id] = request
         self._ends[request.request_id] = len(arrival.prompt) + arrival.output - 1
         if arrival.deadline is not None:
             self._deadlines[request.request_id] = arrival.at + arrival.deadline
+
+    def _take_in(self) -> None:
+        """The engine hears of those that came during a step."""
+        for request in self._late:
+            self.scheduler.add(request)
+        self._late = []
 
     def _bound(self, request_id: str) -> float | None:
         """The TTFT that a request was admitted with, in seconds."""
@@ -266,18 +278,50 @@ class SimulatedServer:
         bound = self.classes[service].slo.ttft if self._admits and self.classes else None
         return None if bound is None else bound / 1e3
 
+    def _factor(self) -> float:
+        """By how much a step differs from its formula."""
+        noise = self._noise
+        if isinstance(noise, float | int):
+            return max(0.5, self._rng.gauss(1, noise))
+        return self._rng.choice(noise)
+
+    def load(self, arrival: Arrival) -> ReplicaLoad:
+        """What a router knows of the server before a request is placed."""
+        tokens = 0
+        running = {seq.state.request.request_id: seq for seq in self.scheduler.running}
+        for name, request in self._live.items():
+            seq = running.get(name)
+            whole = len(request.prompt_token_ids) + (request.params.max_tokens or 0)
+            tokens += whole - (seq.computed if seq is not None else 0)
+        cached = 0
+        if self.scheduler.config.enable_prefix_caching:
+            cache = self.scheduler.caches.find(arrival.tenant)
+            key = array("i", arrival.prompt).tobytes()
+            cached = 0 if cache is None else cache.match(key, len(arrival.prompt) - 1, "shared:").length
+        return ReplicaLoad(len(self._live), tokens, cached)
+
     def _sampled(self, row: ScheduledSeq) -> list[int]:
         last = row.start + len(row.token_ids) >= self._last[row.seq_id]
         return [_EOS if last else _TOKEN] if row.sample else []
 
-    def _step(self, records: list[RequestRecord], arrive: Callable[[float], None]) -> None:
-        """Run a step, while which others may `arrive`."""
+    def step(
+        self, records: list[RequestRecord], arrive: Callable[[float], None] = lambda _: None
+    ) -> list[int]:
+        """Run a step, up to the end of which others may `arrive`; returns the requests that it has ended, by their
+        number."""
         scheduler = self.scheduler
+        self.steps += 1
         if self._controller is not None:
             self._controller.plan()
         out = scheduler.schedule()
         features = scheduler.step_features
-        seconds = self._true(features) * max(0.5, self._rng.gauss(1, self._noise))
+        if self._received:
+            ends = [row.start + len(row.token_ids) for row in out.scheduled if row.sample]
+            features = (float(bool(ends)), len(ends), 0, sum(ends), 0.0, *features[5:])
+        if self.seen is not None:
+            self.seen(features)
+        seconds = self._true(features) * self._factor()
+        self.busy += seconds
         self._since, self._flying = self.now, {new.request_id for new in out.new}
         end = self.now + seconds
         arrive(end)
@@ -293,6 +337,7 @@ class SimulatedServer:
                 waiting = [one for name, one in self._live.items() if name not in self._started]
                 self._degrading.look(self.now, waiting)
         rows = len(out.scheduled)
+        ended = []
         self._last |= {new.seq_id: self._ends[new.request_id] for new in out.new}
         tokens = [self._sampled(row) for row in out.scheduled]
         for event in scheduler.update(out, StepOutput(tokens, [None] * rows, [None] * rows)):
@@ -312,3 +357,24 @@ class SimulatedServer:
                 record.finished = record.closed = self.now
                 record.output_tokens, record.output_source = sum(record.counts), "server"
                 record.finish_reason = str(event.finish_reason)
+                ended.append(record.index)
+        return ended
+
+
+def _request(index: int, arrival: Arrival, due: float | None) -> Request:
+    return Request(
+        request_id=str(index),
+        prompt_token_ids=TokenIds(arrival.prompt),
+        params=SamplingParams(
+            temperature=0.0, max_tokens=arrival.output if arrival.known else max(arrival.most, arrival.output)
+        ),
+        eos_token_ids=(_EOS,),
+        arrival=arrival.at,
+        tenant=arrival.tenant,
+        terms=ServiceTerms(
+            account=arrival.account,
+            service_class=arrival.service_class,
+            due=due,
+            expected_tokens=arrival.output if arrival.known else None,
+        ),
+    )

@@ -3,6 +3,8 @@
     Azure      TIMESTAMP,ContextTokens,GeneratedTokens        Splitwise, ISCA 2024
     Mooncake   {"timestamp" ms, "input_length", "output_length", "hash_ids"} a line; equal leading ids share a
                prefix of 512 tokens each                       Mooncake, FAST 2025
+    BurstGPT   Timestamp (s),[Session ID,][Elapsed time,]Model,Request tokens,Response tokens,Total tokens,Log Type;
+               failed requests have no response               BurstGPT, KDD 2025
     ServeGen   a folder of chunk-N-trace.csv (start, rate, CV, family, two parameters per window) and
                chunk-N-dataset.json (histograms of token counts); requests are drawn from them
                                                                ServeGen, arXiv 2505.09999
@@ -136,6 +138,11 @@ def _arrivals(row: dict[str, str], where: str) -> TraceRow:
     return TraceRow(at, _tokens(row, "input_toks", where), _tokens(row, "output_toks", where))
 
 
+def _burstgpt(row: dict[str, str], where: str) -> TraceRow:
+    at = _number(row, "Timestamp", where)
+    return TraceRow(at, _tokens(row, "Request tokens", where), _tokens(row, "Response tokens", where))
+
+
 def _lengths(row: dict[str, str], where: str) -> TraceRow:
     return TraceRow(None, _tokens(row, "num_prefill_tokens", where), _tokens(row, "num_decode_tokens", where))
 
@@ -143,6 +150,7 @@ def _lengths(row: dict[str, str], where: str) -> TraceRow:
 _CSV: dict[tuple[str, ...], Callable[[dict[str, str], str], TraceRow]] = {
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): _azure,
     ("arrival_time_ns", "input_toks", "output_toks"): _arrivals,
+    ("Timestamp", "Request tokens", "Response tokens"): _burstgpt,
     ("num_prefill_tokens", "num_decode_tokens"): _lengths,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import re
 import sys
@@ -89,9 +90,7 @@ def subjects_of(config: type[Any]) -> dict[str, str]:
     if config is EngineConfig:
         begins = SUBJECTS
     else:
-        from quire.config import serving  # only a server has it
-
-        begins = serving.SUBJECTS
+        begins = importlib.import_module(config.__module__).SUBJECTS  # only what it serves has imported it
     found, subject = {}, ""
     for field in fields_of(config):
         found[field.name] = subject = begins.get(field.name, subject)

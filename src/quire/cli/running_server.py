@@ -68,14 +68,23 @@ def ask_as_client(args: argparse.Namespace, path: str) -> Any:
     return _json(args.url, _ask(args.url, "GET", path, None, _given(args.api_key_file, _CLIENT_VARIABLE)))
 
 
+def fetch_log(args: argparse.Namespace) -> bytes:
+    """The latest rows of a server's log, for an administrator. Raises as `ask_server`."""
+    return _ask(args.url, "GET", "/admin/log", None, _administrator(args), _SECONDS)
+
+
 def ask_server(args: argparse.Namespace, verb: str, path: str, body: Any = None) -> Any:
     """The JSON of an answer; None for an empty one. Raises ServerRefusedError, with what the server says, and
     ValueError for options that are wrong.
     """
+    return _json(args.url, _ask(args.url, verb, path, body, _administrator(args)))
+
+
+def _administrator(args: argparse.Namespace) -> str:
     key = _given(args.admin_api_key_file, _VARIABLE)
     if not key:
         raise ValueError(f"admin_api_key_file: no key; set {_VARIABLE}, or name a file that has one")
-    return _json(args.url, _ask(args.url, verb, path, body, key))
+    return key
 
 
 def _ask(url: str, verb: str, path: str, body: Any, key: str, seconds: float | None = None) -> bytes:

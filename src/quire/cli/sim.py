@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.bench.request_metrics import Summary
-    from quire.bench.simulated_server import Arrival, SimulatedRun, StepTime
-    from quire.core.scheduler_config import SchedulerConfig
-    from quire.steplog.log_files import Log
+    from quire.bench.scenario import Scenario
+    from quire.bench.simulated_server import SimulatedRun
 
+_SETTINGS = ("scheduling_policy", "replicas", "router", "prefill_replicas")
 _LIMITS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
@@ -39,12 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--spread",
         type=float,
         metavar="S",
-        help="relative deviation of step times (default: 0.03, a bound has none)",
+        help="relative deviation of step times (default: that of the log; a bound has none)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the spread, and of ServeGen")
     for name in _LIMITS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help="as of quire serve")
     parser.add_argument("--scheduling-policy", metavar="P", help="as of quire serve")
+    parser.add_argument("--replicas", type=int, metavar="N", help="servers behind a router (default: 1)")
+    parser.add_argument("--router", metavar="P", help="round-robin, two-choices, least-requests, least-work (default), "
+                        "prefix, hash")  # fmt: skip
+    parser.add_argument(
+        "--prefill-replicas", type=int, metavar="N", help="of the replicas, those for prompts alone"
+    )
+    parser.add_argument("--link-gb-s", type=float, default=50.0, metavar="R",
+                        help="link over which caches move from there (default: 50, InfiniBand NDR)")  # fmt: skip
     parser.add_argument("--no-prefix-caching", action="store_true", help="without a prefix cache")
     parser.add_argument(
         "--slo", nargs="+", metavar="CLASS", default=(), help="as of quire serve; admission predicts"
@@ -54,30 +62,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from quire.bench.request_metrics import summarize
-    from quire.bench.simulated_arrivals import SimulationError
-    from quire.bench.simulated_server import SimulatedServer
     from quire.objectives import parse_classes
-    from quire.steplog.log_files import read_log
 
     for name, least in (("limit", 1), ("rate", 1e-6), ("overhead_ms", 0)):
         if getattr(args, name) < least:
             raise ValueError(f"{name}: {getattr(args, name):g} is below the minimum of {least:g}")
     if (args.trace is None) + (args.log is None) == 2:
         raise ValueError("trace: --trace FILE or --log FILE is needed")
-    log = None if args.log is None else read_log(Path(args.log))
-    arrivals, config, left_out = _load(args, log)
-    if not arrivals:
-        raise SimulationError("no request fits max_model_len")
-    costs, spread, source = _costs(args, log)
+    scenario, source = _scenario(args)
+    served, left_out = scenario.run(args.seed)
     classes = parse_classes(tuple(args.slo))
-    noise = spread if args.spread is None else args.spread
-    server = SimulatedServer(
-        config, costs, classes, admits=bool(classes), controls=bool(classes), noise=noise, seed=args.seed
-    )
-    served = server.run(arrivals)
     summary = summarize(served.records, classes[0].slo if classes else None)
     facts = {
-        "requests": len(arrivals), "left_out": left_out, "steps": served.steps, "step_times": source, "spread": noise,
+        "requests": len(served.records), "left_out": left_out, "steps": served.steps, "step_times": source,
         "preemptions": served.preemptions, "hit_share": served.hit_share, "refused": len(served.refused),
     }  # fmt: skip
     if args.json:
@@ -88,49 +85,53 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load(args: argparse.Namespace, log: Log | None) -> tuple[list[Arrival], SchedulerConfig, int]:
-    """The requests, the limits of the scheduler, and how many requests are too long for it."""
+def _scenario(args: argparse.Namespace) -> tuple[Scenario, str]:
+    """What is to be simulated, and where step times are from."""
+    from quire.bench.scenario import Scenario, scenario_of_log
     from quire.bench.simulated_arrivals import arrivals_of_trace, load_of_log
     from quire.bench.traces import read_trace
+    from quire.cli.calc import named_size
     from quire.core.scheduler_config import SchedulerConfig
+    from quire.objectives import parse_classes
+    from quire.planner.devices import counted
+    from quire.routing.transfer import transfer_seconds
+    from quire.steplog.log_files import read_log
 
-    recorded = None if log is None else load_of_log(log, args.rate)
-    config = SchedulerConfig(num_blocks=4096, max_model_len=32768) if recorded is None else recorded.config
-    given = {name: getattr(args, name) for name in _LIMITS}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if args.scheduling_policy is not None:
-        changes["policy"] = args.scheduling_policy
-    if args.no_prefix_caching:
-        changes["enable_prefix_caching"] = False
-    config = replace(config, **changes, max_draft_tokens=0, steps_in_flight=1)
-    longest = min(config.max_model_len, config.num_blocks * config.block_size // len(config.groups) - 1)
-    if args.trace is None:
-        assert recorded is not None
-        found = [one for one in recorded.arrivals if len(one.prompt) + one.output <= longest]
-        return found[: args.limit], config, len(recorded.arrivals) - len(found)
-    rows = read_trace(Path(args.trace), limit=args.limit, seed=args.seed)
-    arrivals, longer = arrivals_of_trace(rows, longest, args.rate)
-    return arrivals, config, longer
-
-
-def _costs(args: argparse.Namespace, log: Log | None) -> tuple[StepTime, float, str]:
-    """What steps take, their spread, and where that is from."""
+    made = Scenario(
+        arrivals=[], config=SchedulerConfig(num_blocks=4096, max_model_len=32768), costs=lambda _: 0.0
+    )
+    source, model = "", None if args.model is None else named_size(args.model)
+    if args.log is not None:
+        load = load_of_log(read_log(Path(args.log)))
+        made = replace(scenario_of_log(load), classes=())
+        source = f"fitted to {load.fit.steps} steps of the log"
     if args.device is not None:
         from quire.bench.roofline_time import roofline_time
-        from quire.cli.calc import named_size
-        from quire.planner.devices import counted
 
-        if args.model is None:
+        if model is None:
             raise ValueError("model: --device needs --model, whose weights and arithmetic it runs")
         device, count = counted(args.device)
-        made = roofline_time(named_size(args.model), device, count, overhead=args.overhead_ms / 1e3)
-        return made, 0.0, f"bound only: the roofline of {count} × {device.title}"
-    if log is None:
+        costs = roofline_time(model, device, count, overhead=args.overhead_ms / 1e3)
+        made = replace(made, costs=costs, noise=0.0)
+        source = f"bound only: the roofline of {count} × {device.title}"
+    if not source:
         raise ValueError("log: step times are those of --log FILE, or of --device NAME with --model MODEL")
-    from quire.bench.simulated_arrivals import load_of_log
-
-    model = load_of_log(log).costs
-    return model.seconds, 0.03, "the cost model of the log"
+    settings = {
+        name: str(value) for name in (*_LIMITS, *_SETTINGS) if (value := getattr(args, name)) is not None
+    }
+    settings |= {"enable_prefix_caching": "off"} if args.no_prefix_caching else {}
+    made = replace(made.changed(settings), classes=parse_classes(tuple(args.slo)))
+    if args.prefill_replicas:
+        if model is None:
+            raise ValueError("model: --prefill-replicas needs --model, whose KV cache is moved")
+        size, rate = 2.0 * model.kv_values, args.link_gb_s
+        made = replace(made, transfer=lambda tokens: transfer_seconds(size * tokens, rate))
+    if args.spread is not None:
+        made = replace(made, noise=args.spread)
+    if args.trace is not None:
+        rows = read_trace(Path(args.trace), limit=args.limit, seed=args.seed)
+        made = replace(made, arrivals=arrivals_of_trace(rows))
+    return replace(made, arrivals=made.arrivals[: args.limit]).faster(args.rate), source
 
 
 def _lines(summary: Summary, served: SimulatedRun, facts: dict[str, Any]) -> list[str]:
@@ -139,7 +140,7 @@ def _lines(summary: Summary, served: SimulatedRun, facts: dict[str, Any]) -> lis
     rates = summary.metrics()
     lines = [
         f"{facts['requests']} requests in {summary.seconds:.1f} simulated seconds, {facts['steps']} steps "
-        f"(step times: {facts['step_times']}; spread {facts['spread']:g})",
+        f"(step times: {facts['step_times']})",
         f"  {summary.completed / summary.seconds:.2f} requests/s, "
         f"{rates['output_token_rate'].value:.1f} output tokens/s, concurrency {summary.concurrency:.1f}, "
         f"{served.preemptions} preemptions, {served.hit_share:.0%} of prompt tokens from the cache",

@@ -100,6 +100,15 @@ def schedule_digest(steps: Iterator[rows.Step] | list[rows.Step]) -> str:
     return digest.hexdigest()
 
 
+def outputs_of(row: AnyRow) -> Iterator[tuple[int, int, int, rows.TokenChain]]:
+    """Request, sample, tokens and their chain of each output that a row ends."""
+    if isinstance(row, rows.Ended):
+        yield row.number, row.sample, row.tokens, row.chain
+    elif isinstance(row, rows.Aborted):
+        for sample, tokens, chain in row.made:
+            yield row.number, sample, tokens, chain
+
+
 class _Lines:
     """The tokens of each sample, as recorded or made up."""
 
@@ -109,11 +118,13 @@ class _Lines:
         for row in log:
             if isinstance(row, rows.Arrived):
                 self._found[row.number, -1] = self._line(row.chain, size, row.prompt_tokens, [])
-            elif isinstance(row, rows.Ended):
-                prompt = self._found.get((row.number, -1), [])
-                self._found[row.number, row.sample] = self._line(
-                    row.chain, size, len(prompt) + row.tokens, prompt
-                )
+            else:
+                for number, sample, count, chain in outputs_of(row):
+                    prompt = self._found.get((number, -1), [])
+                    line = self._line(chain, size, len(prompt) + count, prompt)
+                    self._found[number, sample] = line
+                    if prompt:  # a block that output has filled begins with the end of the prompt
+                        self._found[number, -1] = line[: len(prompt)]
 
     def prompt(self, number: int) -> list[int]:
         """Of a request."""

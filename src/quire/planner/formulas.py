@@ -60,11 +60,6 @@ def users_within(budget_gb: float, gb_per_user: float) -> int:
     return int(max(0.0, budget_gb) / gb_per_user)
 
 
-def layout(interference_ms: float, transfer_ms: float) -> str:
-    """Choose a layout: separate prefill and decode pay for moving the KV cache, joint ones for interference."""
-    return "separate prefill and decode pools" if transfer_ms < interference_ms else "keep phases colocated"
-
-
 def accepted_length(alpha: float, gamma: int) -> float:
     """Tokens of a round of speculation: 1 + α + … + α^γ, when each draft is right with probability α.
 

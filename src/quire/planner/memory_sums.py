@@ -6,6 +6,7 @@ from quire.planner import formulas
 from quire.planner.devices import devices as known_devices
 from quire.planner.devices import links
 from quire.planner.figure import Figure, Figures, at_least
+from quire.routing.transfer import layout, transfer_seconds
 
 
 def weights(*, params_b: float, bits: float = 16) -> Figures:
@@ -130,8 +131,8 @@ def transfer(
     size = kv_token_bytes(layers, kv_heads, head_dim, kv_bits, kv_values) * tokens
     yield Figure("KV cache", size / 2**20, "MiB")
     for name, rate in links().items():
-        ms = size / rate / 1e6
-        yield Figure(name, ms, "ms", formulas.layout(interference_ms, ms))
+        ms = 1e3 * transfer_seconds(size, rate)
+        yield Figure(name, ms, "ms", layout(interference_ms, ms))
 
 
 def paging(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +23,7 @@ from quire.server.request_memory import RequestMemory
 from quire.server.served import Served, ServedModels
 from quire.server.step_profile import StepProfile
 from quire.server.tenant_access import TenantDirectory
+from quire.server.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
     from quire.server.batches.batch_service import BatchService
@@ -81,6 +82,7 @@ class ServerContext:
     served: ServedModels = field(init=False)
     replays: Replays = field(init=False)
     owners: Owners = field(default_factory=Owners)
+    watched_engine: WatchedEngine = field(init=False)
     profile: StepProfile = field(init=False)
     connections: Collection[Reader] = ()
     batches: BatchService | None = None  # with --files-dir
@@ -99,6 +101,7 @@ class ServerContext:
         self.served = ServedModels(self.engine, self.config)
         self.replays = Replays(lambda: self.memory.replays)
         self.profile = StepProfile(self.engine, self.config.profile_dir)
+        self.watched_engine = WatchedEngine(self.engine, self.metrics)
         self.texts, self.texts_as_ids = TokenTexts(self.engine), TokenTexts(self.engine, as_ids=True)
 
     @contextlib.contextmanager
@@ -146,17 +149,27 @@ class ServerContext:
         self.tenants.check_model(tenant, found)
         return found
 
-    async def sweep(self) -> None:
-        """End responses whose client has not read for `reader_timeout` seconds; runs until cancelled.
+    def reload(self) -> None:
+        """Read the file of tenants again, if there is one."""
+        if self.config.tenants is not None:
+            self.tenants.reload_or_log()
 
-        Time during which this process itself was suspended does not count: it wrote nothing that could be read.
-        """
-        limit = self.config.reader_timeout
-        pause, last = min(1.0, limit / 4), time.monotonic()
-        while True:
-            await asyncio.sleep(pause)
-            now = time.monotonic()
-            passed, last = min(now - last, 2 * pause), now
-            readers: list[Reader] = [*self.watches, *self.connections]  # watches know more
-            for reader in [reader for reader in readers if reader.waiting(passed) > limit]:
-                reader.end_slow_reader()
+    async def sweep(self) -> None:
+        """End responses whose client does not read; runs until cancelled."""
+        await sweep_readers(
+            self.config.reader_timeout, lambda: [*self.watches, *self.connections]
+        )  # watches know more
+
+
+async def sweep_readers(limit: float, readers: Callable[[], list[Reader]]) -> None:
+    """End those whose client has not read for `limit` seconds; runs until cancelled.
+
+    Time during which this process itself was suspended does not count: it wrote nothing that could be read.
+    """
+    pause, last = min(1.0, limit / 4), time.monotonic()
+    while True:
+        await asyncio.sleep(pause)
+        now = time.monotonic()
+        passed, last = min(now - last, 2 * pause), now
+        for reader in [reader for reader in readers() if reader.waiting(passed) > limit]:
+            reader.end_slow_reader()

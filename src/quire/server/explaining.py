@@ -1,6 +1,7 @@
 """GET /v1/requests/{id}/explain and /v1/cache/misses: where the time of a request went, and why prompts are not cached.
 
-A client sees its own requests: that of another key is as unknown as one that never was.
+A client sees its own requests: that of another key is as unknown as one that never was. An administrator sees all, but
+no texts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from quire.server.query import query_of
 from quire.server.routes import Act, Get, HttpRoute
 from quire.steplog import log_rows as rows
 from quire.steplog.explain import PARTS, explain, sentence, text_of
-from quire.steplog.log_files import read_rows
+from quire.steplog.log_files import HEADER, framed, read_rows
 from quire.steplog.misses import MissText, Template, templates
 
 _ROW_MEMORY = 8  # bytes of rows for one of the log, the steps of a long life among them
@@ -138,7 +139,7 @@ async def explain_request(context: ServerContext, exchange: Exchange) -> Explain
     """Explain a request of the client. Raises ApiError 404 for any other."""
     name = exchange.path.removeprefix("/v1/requests/").removesuffix("/explain")
     with_steps = query_of(exchange.scope["query_string"], ("steps",)).get("steps", "") in {"1", "true"}
-    request_id = context.owners.find(name, exchange.tenant)
+    request_id = context.owners.find(name, exchange)
     if request_id is None:
         raise _unknown(name)
     log = await _log(context, exchange, request_id)
@@ -148,7 +149,7 @@ async def explain_request(context: ServerContext, exchange: Exchange) -> Explain
     names = {
         row.number: row.request_id
         for row in log
-        if isinstance(row, rows.Arrived) and context.owners.find(row.request_id, exchange.tenant)
+        if isinstance(row, rows.Arrived) and context.owners.find(row.request_id, exchange)
     }
     first = found.spans[0].start if found.spans else 0
     behind = [
@@ -186,6 +187,8 @@ def _own_domain(context: ServerContext, exchange: Exchange) -> bool:
 def _miss(context: ServerContext, exchange: Exchange, miss: rows.Missed | None) -> MissBody | None:
     if miss is None:
         return None
+    if exchange.administrator:  # who sees the requests of all, and the texts of none
+        return MissBody(miss.kind, miss.hit, miss.lost, miss.differs_at, "", "", "")
     text = _text(context, miss, own=_own_domain(context, exchange))
     return MissBody(miss.kind, miss.hit, miss.lost, miss.differs_at, text.ours, text.theirs, text.changes)
 
@@ -201,7 +204,7 @@ async def cache_misses(context: ServerContext, exchange: Exchange) -> MissesBody
     numbers = {
         row.number
         for row in log
-        if isinstance(row, rows.Arrived) and context.owners.find(row.request_id, exchange.tenant)
+        if isinstance(row, rows.Arrived) and context.owners.find(row.request_id, exchange)
     }
     missed = [row for row in log if isinstance(row, rows.Missed) and row.number in numbers]
     lost: dict[str, int] = {}
@@ -217,14 +220,39 @@ def _template(one: Template) -> TemplateBody:
     )
 
 
+async def engine_log(context: ServerContext, exchange: Exchange) -> bytes:
+    """The latest rows as a log, for simulations; without the texts around misses, which are their clients'."""
+    context.card()
+    data = await context.engine.log()
+    pool = context.memory.work
+    await exchange.held.take(pool, min(pool.limit, _ROW_MEMORY * len(data)))
+    return await asyncio.to_thread(_without_texts, data)
+
+
+def _without_texts(data: bytes) -> bytes:
+    if not data:
+        return data
+    made = [
+        rows.Missed(row.at, row.number, row.kind, row.hit, row.lost, row.differs_at)
+        if isinstance(row, rows.Missed)
+        else row
+        for row in read_rows(data).rows
+    ]
+    return HEADER + b"".join(framed(rows.encode(row)) for row in made)
+
+
 ROUTES: tuple[HttpRoute, ...] = (
     Act(
         verb="GET", path="/v1/requests/{}/explain", summary="Where the time of a request went", tag="status",
-        handler=explain_request, response=ExplainBody, query=("steps",),
+        handler=explain_request, response=ExplainBody, query=("steps",), either=True,
         further={404: "no request of the client has this id"},
     ),
     Get(
         path="/v1/cache/misses", summary="Why prompts of the client were not in the prefix cache", tag="status",
         handler=cache_misses, response=MissesBody,
+    ),
+    Get(
+        path="/admin/log", summary="The latest rows of the engine's log, for quire whatif", tag="admin",
+        handler=engine_log, response=str, media=b"application/octet-stream", admin=True, api="",
     ),
 )  # fmt: skip

@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from quire.engine.api import DeadlineError, Engine, GenerateAsk, OverloadedError
 from quire.parameters import TextTokens
@@ -243,6 +244,21 @@ class Held:
             self.give(pool)
 
 
+@dataclass(frozen=True, slots=True)
+class _NoPrompt:
+    """The longest prompt in a body that is read where no model is."""
+
+    max_model_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Bodies:
+    """The part of an engine that RequestMemory reads."""
+
+    request_memory: int
+    card: _NoPrompt = _NoPrompt()
+
+
 class RequestMemory:
     """The pools of a server. Their sizes follow the memory plan of the engine, which may change at a restart."""
 
@@ -437,3 +453,8 @@ def _named_cost(request: Request, prompts: int) -> int:
     named += sum(2 + len(word) for word in texts.bad_words) + len(texts.breakers)
     biases = len(params.logit_bias) + len(texts.biases)
     return (named + 4 * biases) * NAMED_TOKEN * (1 + prompts)
+
+
+def memory_of_bodies(size: int, most_waiting: int) -> RequestMemory:
+    """The memory of requests whose bodies are read before a model has them: `size` bytes for bodies alone."""
+    return RequestMemory(cast(Engine, _Bodies(16 * size // 3)), most_waiting)

@@ -12,7 +12,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 
@@ -24,13 +24,12 @@ from quire.server.connections import Connections, Listener, fit_descriptors
 from quire.server.logs import log, notice
 from quire.server.protocol import CLOSE_SECONDS, LimitedProtocol
 from quire.server.realtime.websocket import take_over
-from quire.server.service import Service
 from quire.types import QuireError
 from quire.util.threads import full_pool
 
 if TYPE_CHECKING:
-    from quire.server.fleet.fleet_service import FleetService
     from quire.server.kserve.kserve_server import GrpcServer
+    from quire.server.request_memory import RequestMemory
 
 # Unread output that the kernel may hold per connection: small, so that a slow reader is noticed within seconds.
 SEND_BUFFER_BYTES = 256 * 1024
@@ -49,6 +48,27 @@ class RunsEngines(Protocol):
     async def failed(self) -> None: ...
 
     async def stop(self, drain_seconds: float) -> None: ...
+
+
+class RunsRequests(Protocol):
+    """An ASGI application with what runs beside its requests: a Service, or that of several models or of a router."""
+
+    @property
+    def app(self) -> Any: ...
+
+    @property
+    def context(self) -> Any: ...
+
+    @property
+    def memory(self) -> RequestMemory: ...
+
+    def start(self) -> None: ...
+
+    def reload(self) -> None: ...
+
+    async def stop_batches(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 class BindError(QuireError):
@@ -145,7 +165,7 @@ class HttpServer:
     """uvicorn serving an App on one socket. It answers as soon as it starts: 503 until the engine is ready."""
 
     def __init__(
-        self, service: Service | FleetService, config: ServingConfig, tls: ssl.SSLContext | None = None
+        self, service: RunsRequests, config: ServingConfig, tls: ssl.SSLContext | None = None
     ) -> None:
         self._service = service
         self.context = self._service.context
@@ -161,7 +181,7 @@ class HttpServer:
         connections.memory = service.memory
         connections.upgrade = take_over if "openai" in config.api else None
         connections.buffers = buffers(config)
-        self.context.connections = self._server.server_state.connections  # type: ignore[assignment]
+        self.context.connections = self._server.server_state.connections
         self._serving: asyncio.Task[None] | None = None
         self.grpc = _grpc_server(service) if config.grpc_port is not None else None
 
@@ -179,6 +199,10 @@ class HttpServer:
         if self.grpc is not None:
             await self.grpc.start()
 
+    def reload(self) -> None:
+        """Read the files of its service again."""
+        self._service.reload()
+
     async def stop_batches(self) -> None:
         """Leave the batches where they are; the next server goes on with them."""
         await self._service.stop_batches()
@@ -194,7 +218,7 @@ class HttpServer:
         await self._service.stop()
 
 
-def _grpc_server(service: Service | FleetService) -> GrpcServer:
+def _grpc_server(service: RunsRequests) -> GrpcServer:
     """Raises BindError where its package is not installed."""
     try:
         from quire.server.kserve.kserve_server import GrpcServer
@@ -229,7 +253,7 @@ class _Server(uvicorn.Server):
 
 async def serve(
     engine: RunsEngines,
-    service: Service | FleetService,
+    service: RunsRequests,
     config: ServingConfig,
     sock: socket.socket,
     announce: Callable[[], None],
@@ -317,8 +341,7 @@ async def _drain(engine: RunsEngines, seconds: float, signals: asyncio.Queue[sig
 def _reload(tls: ssl.SSLContext | None, config: ServingConfig, server: HttpServer) -> None:
     """Read the files again that may have changed: certificates, and tenants."""
     _reload_tls(tls, config, server.grpc)
-    if config.tenants is not None:
-        server.context.tenants.reload_or_log()
+    server.reload()
 
 
 def _reload_tls(tls: ssl.SSLContext | None, config: ServingConfig, beside: GrpcServer | None) -> None:

@@ -125,10 +125,12 @@ class Ended(LogRow, frozen=True, tag=5):
 
 
 class Aborted(LogRow, frozen=True, tag=6):
-    """A request was ended from outside."""
+    """A request was ended from outside. `made` has, for each sample that had output: its index, the number of its
+    tokens, and their chain: others may have found its blocks."""
 
     at: int
     number: int
+    made: tuple[tuple[int, int, TokenChain], ...] = ()
 
 
 class Finished(LogRow, frozen=True, tag=7):

@@ -131,8 +131,8 @@ def add_goodput_options(parser: argparse.ArgumentParser) -> None:
 def server_options(args: argparse.Namespace) -> ServerOptions:
     """Return the options of the server. Raises ValueError naming the option."""
     from quire.bench.endpoints import BACKENDS, RequestOptions
-    from quire.bench.http_client import target
     from quire.bench.server_bench import ServerOptions
+    from quire.util.http_client import target
 
     headers = {}
     for text in args.header:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
 
 import msgspec
 
-from quire.engine.api import Engine, EngineState, require_ready
-from quire.records import dataclass
+from quire.engine.api import EngineState, require_ready
 from quire.server.access import AccessControl
 from quire.server.admin import AdminAccess, closed_routes
 from quire.server.app import open_routes
@@ -25,12 +23,11 @@ from quire.server.fleet.shadows import CopiedRequest
 from quire.server.fleet.shares import BODIES
 from quire.server.logs import log_access
 from quire.server.query import query_of
-from quire.server.request_memory import RequestMemory
+from quire.server.request_memory import memory_of_bodies
 from quire.server.request_routes import request_routes
 from quire.server.routes import Get, HttpRoute, Post, RouteTable
 from quire.types import QuireError
 
-_BODIES_PART = 16 / 3  # a RequestMemory has three sixteenths for bodies
 _PACKED = "msgpack"
 _WRITES = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 
@@ -45,28 +42,12 @@ class _Named(msgspec.Struct):
     keep_alive: str | float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _NoPrompt:
-    """The longest prompt in a body that is read here."""
-
-    max_model_len: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Bodies:
-    """What the bodies of requests may hold before a model has them: the part of an engine that RequestMemory reads."""
-
-    request_memory: int
-    card: _NoPrompt = _NoPrompt()
-
-
 class FleetApp:
     """Checks who asks, reads which model is asked, waits until it is loaded, and passes the request on unchanged."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet, self._config = fleet, fleet.config
-        bodies = cast(Engine, _Bodies(int(fleet.shares.server[BODIES] * _BODIES_PART)))
-        self.memory = RequestMemory(bodies, fleet.config.max_num_queued_reqs)
+        self.memory = memory_of_bodies(fleet.shares.server[BODIES], fleet.config.max_num_queued_reqs)
         self._access = AccessControl(fleet.config, fleet.tenants)
         self._admin = AdminAccess(fleet.config, fleet.tenants)
         self.context: ServerContext | None = None  # of the routes that concern no single model

@@ -62,6 +62,10 @@ class FleetService:
         if self.context.batches is not None:
             self.context.batches.start()
 
+    def reload(self) -> None:
+        """Read the file of tenants again."""
+        self.context.reload()
+
     async def stop_batches(self) -> None:
         """Leave the batches where they are; the next server goes on with them."""
         if self.context.batches is not None:

@@ -1,7 +1,7 @@
 """A small HTTP/1.1 client on asyncio and httptools that records the time of every read.
 
-One request at a time per connection; connections are reused. No redirects, proxies or cookies: a benchmark talks to one
-server, and all its requests are explicit.
+One request at a time per connection; connections are reused. No redirects, proxies or cookies: benchmarks and routers
+talk to servers that they were given, and all their requests are explicit.
 """
 
 from __future__ import annotations
@@ -181,6 +181,16 @@ class ClientConnection(asyncio.Protocol):
         if not self.usable:
             self.close()
 
+    def pause(self) -> None:
+        """Read no more of the answer until `resume`."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Go on reading."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
     def close(self) -> None:
         """Hang up. Never raises."""
         self.usable = False
@@ -219,12 +229,12 @@ class Client:
         self, path: str, body: bytes, exchange: AnswerSink, sent: Callable[[float], None] = lambda _at: None
     ) -> None:
         """Send JSON. Raises ClientError if the answer is incomplete; the exchange judges its status."""
-        await self._request("POST", path, body, exchange, sent)
+        await self.request(self._head("POST", path, len(body)), body, exchange, sent)
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Get status and body. Raises ClientError."""
         answer = Whole()
-        await self._request("GET", path, b"", answer, lambda _at: None)
+        await self.request(self._head("GET", path, 0), b"", answer)
         return answer.status, answer.body
 
     async def close(self) -> None:
@@ -234,11 +244,20 @@ class Client:
         self._idle.clear()
         await asyncio.sleep(0)
 
-    async def _request(
-        self, method: str, path: str, body: bytes, exchange: AnswerSink, sent: Callable[[float], None]
+    async def request(
+        self,
+        head: bytes,
+        body: bytes,
+        exchange: AnswerSink,
+        sent: Callable[[float], None] = lambda _at: None,
+        taken: Callable[[ClientConnection], None] = lambda _connection: None,
     ) -> None:
-        head = self._head(method, path, len(body))
+        """Send a request with a head of the caller's, and wait for the end of its answer. `taken` gets the connection.
+
+        Raises ClientError if the answer is incomplete.
+        """
         connection = self._kept() or await self._open()
+        taken(connection)
         try:
             await connection.send(head, body, exchange, sent)
         except ClientError:
@@ -247,6 +266,7 @@ class Client:
             if not connection.answers or connection.bytes_received:
                 raise
             connection = await self._open()
+            taken(connection)
             await connection.send(head, body, exchange, sent)
         if connection.usable:
             self._idle.append(connection)

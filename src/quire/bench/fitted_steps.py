@@ -1,0 +1,127 @@
+"""How long the steps of a log took: the cost model that the engine has, fitted to them, with what it misses.
+
+A step lasts until the next one begins, where the engine had work: commands and reports between steps are part of it.
+The model is a sum; what it misses for steps of one kind (decode rows, prompt tokens, each by powers of 2) is a factor
+of that kind. The ratios of real to fitted times are kept, for a simulation to draw from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from quire.core.cost_model import FEATURES, StepCostModel, StepFeatures
+from quire.records import dataclass
+from quire.steplog import log_rows as rows
+from quire.steplog.log_rows import SAMPLE_BITS, AnyRow
+
+_LEAST = 8  # steps of a kind that has a factor
+_BEYOND = 1.1  # of the largest value seen: outside of the region of a fit
+_PASSES = 3  # over the steps of a short log
+
+
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    """Seconds of steps by cost_model.FEATURES. `ratios` are real over fitted times, their mean about 1; `most` is the
+    largest value of each feature that was seen, over `steps` steps; `error` the median of |ratio − 1|.
+    """
+
+    model: StepCostModel
+    factors: dict[tuple[int, int], float]
+    ratios: tuple[float, ...]
+    most: tuple[float, ...]
+    steps: int
+    error: float
+
+    def seconds(self, features: Sequence[float]) -> float:
+        """The time of a step."""
+        return self.model.seconds(features) * self.factors.get(_kind(features), 1.0)
+
+    def outside(self, features: Sequence[float]) -> bool:
+        """Whether a step has more of something than any step that was seen."""
+        return any(value > _BEYOND * most for value, most in zip(features, self.most, strict=True))
+
+    def region(self) -> dict[str, float]:
+        """The largest value of each feature that was seen."""
+        return {name: most for name, most in zip(FEATURES, self.most, strict=True) if most and name != "step"}
+
+
+def _kind(features: Sequence[float]) -> tuple[int, int]:
+    return int(features[1]).bit_length(), int(features[2]).bit_length()
+
+
+def fit_steps(log: Sequence[AnyRow], first: Sequence[float]) -> StepFit:
+    """The fit to the steps of a log; without any it is that of the weights `first`."""
+    seen = list(timed_steps(log))
+    model = StepCostModel(first)
+    for _ in range(1 if len(seen) > 1000 else _PASSES):
+        for features, seconds in seen:
+            model.observe(features, seconds)
+    pairs = [(_kind(features), model.seconds(features), seconds) for features, seconds in seen]
+    factors: dict[tuple[int, int], float] = {}
+    for kind in {kind for kind, _, _ in pairs}:
+        own = [(fitted, real) for one, fitted, real in pairs if one == kind]
+        if len(own) >= _LEAST:
+            factors[kind] = sum(real for _, real in own) / sum(fitted for fitted, _ in own)
+    ratios = tuple(real / (fitted * factors.get(kind, 1.0)) for kind, fitted, real in pairs if fitted)
+    return StepFit(
+        model, factors, ratios, tuple(map(max, zip(*(one for one, _ in seen), strict=True)))
+        if seen else (float("inf"),) * len(FEATURES),
+        len(seen), median(abs(ratio - 1) for ratio in ratios) if ratios else 0.0,
+    )  # fmt: skip
+
+
+def timed_steps(log: Sequence[AnyRow]) -> Iterator[tuple[StepFeatures, float]]:
+    """What was in each step, and how many seconds it took until the next one, or to its end if nothing was left."""
+    prompts: dict[int, int] = {}
+    special: dict[int, int] = {}  # requests with an adapter: 5, with a grammar: 6
+    live: dict[int, int] = {}  # samples that have not ended
+    before: tuple[StepFeatures, rows.Step] | None = None
+    idle = False
+    for row in log:
+        match row:
+            case rows.Arrived():
+                prompts[row.number] = row.prompt_tokens
+                live[row.number] = int(row.params.get("n", 1))
+                for place, trait in ((5, "adapter"), (6, "grammar")):
+                    if trait in row.traits:
+                        special[row.number] = place
+            case rows.Ended():
+                if live.get(row.number, 0) <= 1:
+                    live.pop(row.number, None)
+                else:
+                    live[row.number] -= 1
+                idle = not live
+            case rows.Aborted():
+                live.pop(row.number, None)
+                idle = not live
+            case rows.Step():
+                if before is not None:
+                    features, step = before
+                    yield features, (step.updated if idle else row.at - step.at) / 1e9
+                before, idle = (_features(row, prompts, special), row), False
+            case _:
+                pass
+    if before is not None:
+        yield before[0], before[1].updated / 1e9
+
+
+def _features(step: rows.Step, prompts: dict[int, int], special: dict[int, int]) -> StepFeatures:
+    """cost_model.FEATURES of a step, as the scheduler counts them."""
+    found = [1.0] + [0.0] * (len(FEATURES) - 1)
+    flat, notes = step.rows, step.notes
+    drafts = {notes[i]: notes[i + 2] for i in range(0, len(notes), 3) if notes[i + 1] == rows.DRAFTS}
+    for i in range(0, len(flat), 4):
+        key, start, tokens = flat[i : i + 3]
+        number, drafted = key >> SAMPLE_BITS, drafts.get(i // 4, 0)
+        own = tokens - drafted
+        found[7] += drafted
+        if own > 1 or start < prompts.get(number, 0):
+            found[2] += own
+            found[4] += own * (start + own / 2)
+        else:
+            found[1] += own
+            found[3] += start + tokens
+        if number in special:
+            found[special[number]] += 1
+    return tuple(found)

@@ -1,0 +1,143 @@
+"""What a simulation runs: requests, the limits of a scheduler, what steps take, and how many replicas there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
+from typing import Any
+
+from quire.bench.simulated_arrivals import RecordedLoad, SimulationError
+from quire.bench.simulated_fleet import SimulatedFleet
+from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer, StepTime
+from quire.core.scheduler_config import SchedulerConfig
+from quire.objectives import ServiceClass, parse_classes
+from quire.records import dataclass
+from quire.routing.router_policies import router_policy
+
+_COUNTS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+_FLAGS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+# Options that change what a step costs: no simulation of this load knows by how much.
+_NOT_SIMULATED = {
+    "kv_cache_dtype": "a narrower cache has more blocks: set num_blocks; what its steps cost has to be measured",
+    "speculative_config": "how many drafts are right is not in the log",
+    "threads": "what steps cost with other threads has to be measured",
+    "quantization": "what steps cost with other weights has to be measured",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A load, and the servers that it meets. `costs` are seconds of a step by cost_model.FEATURES and `noise` what they
+    vary by, as SimulatedServer takes them; `transfer` are seconds to move the cache of so many tokens.
+    """
+
+    arrivals: Sequence[Arrival]
+    config: SchedulerConfig
+    costs: StepTime
+    noise: float | Sequence[float] = 0.0
+    classes: tuple[ServiceClass, ...] = ()
+    replicas: int = 1
+    router: str = "least-work"
+    prefill_replicas: int = 0
+    transfer: Callable[[int], float] = field(default=lambda _: 0.0)
+
+    def run(
+        self, seed: int = 0, seen: Callable[[Sequence[float]], None] | None = None
+    ) -> tuple[SimulatedRun, int]:
+        """Serve all requests that fit; returns how many are left out. `seen` gets what is in each step.
+
+        Raises SimulationError if none fits.
+        """
+        limits = replace(self.config, max_draft_tokens=0, steps_in_flight=1)
+        longest = min(limits.max_model_len, limits.num_blocks * limits.block_size // len(limits.groups) - 1)
+        arrivals = [one for one in self.arrivals if len(one.prompt) + one.output <= longest]
+        if not arrivals:
+            raise SimulationError("no request fits max_model_len and the cache")
+
+        def make(number: int, received: bool) -> SimulatedServer:
+            server = SimulatedServer(
+                limits, self.costs, self.classes, admits=bool(self.classes), controls=bool(self.classes),
+                noise=self.noise, seed=seed + number, received=received,
+            )  # fmt: skip
+            server.seen = seen
+            return server
+
+        fleet = SimulatedFleet(
+            make,
+            self.replicas,
+            router_policy(self.router),
+            prefill=self.prefill_replicas,
+            transfer=self.transfer,
+        )
+        return fleet.run(arrivals), len(self.arrivals) - len(arrivals)
+
+    def faster(self, rate: float) -> Scenario:
+        """The same requests, `rate` times as fast."""
+        return replace(self, arrivals=[replace(one, at=one.at / rate) for one in self.arrivals])
+
+    def changed(self, settings: Mapping[str, str]) -> Scenario:
+        """With other settings, by the names of the server's options. Raises ValueError naming the one that is wrong."""
+        found, limits = self, {}
+        for given, text in settings.items():
+            name = given.removeprefix("--").replace("-", "_")
+            if name in _NOT_SIMULATED:
+                raise ValueError(f"set: {name} is not simulated: {_NOT_SIMULATED[name]}")
+            if name in _COUNTS:
+                limits[name] = _number(name, text, int)
+            elif name in {"enable_prefix_caching", "enable_chunked_prefill"}:
+                if text.lower() not in _FLAGS:
+                    raise ValueError(f"set: {name}: {text!r} is not on or off")
+                limits[name] = _FLAGS[text.lower()]
+            elif name == "scheduling_policy":
+                limits["policy"] = text
+            elif name == "rate":
+                found = found.faster(_number(name, text, float))
+            elif name in {"replicas", "prefill_replicas"}:
+                least = 1 if name == "replicas" else 0
+                values: dict[str, Any] = {name: _number(name, text, int, least)}
+                found = replace(found, **values)
+            elif name == "router":
+                router_policy(text)
+                found = replace(found, router=text)
+            elif name == "slo":
+                found = replace(found, classes=parse_classes(tuple(text.split())))
+            else:
+                known = [*_COUNTS, *_OTHERS]
+                raise ValueError(f"set: {name} cannot be simulated; known are {', '.join(known)}")
+        return replace(found, config=replace(found.config, **limits)) if limits else found
+
+
+_OTHERS = (
+    "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "rate", "replicas", "prefill_replicas",
+    "router", "slo",
+)  # fmt: skip
+
+
+def scenario_of_log(load: RecordedLoad) -> Scenario:
+    """What was recorded, under its own limits."""
+    classes = parse_classes(tuple(load.classes.split()))
+    return Scenario(
+        arrivals=load.arrivals, config=load.config, costs=load.fit.seconds, noise=load.fit.ratios or 0.03,
+        classes=classes,
+    )  # fmt: skip
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE words. Raises ValueError for another form."""
+    found = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name or not value:
+            raise ValueError(f"set: {text!r} does not have the form max_num_seqs=32")
+        found[name] = value
+    return found
+
+
+def _number(name: str, text: str, kind: Callable[[str], Any], least: float = 0) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ValueError(f"set: {name}: {text!r} is not a number") from None
+    if not (value > 0 if least == 0 and kind is float else value >= least) or value > 2**31:
+        raise ValueError(f"set: {name}: {text} is out of range")
+    return value

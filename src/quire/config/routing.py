@@ -1,0 +1,141 @@
+"""The options of a router, beside those of its address, and the file that describes its backends."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.config.option import check_options, option
+from quire.records import dataclass
+
+ROUTING_POLICIES = ("prefix", "least-work", "power-of-two", "round-robin", "session")
+# Sections of the options: first field -> title.
+SUBJECTS = {"backend": "servers", "health_interval": "checks and failures", "prefix_index_size": "servers"}
+_FIELDS = {"url", "name", "weight", "models", "api_key", "api_key_file", "health"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """Where a router passes requests to, and how. Times in seconds. Raises ValueError naming the field."""
+
+    backend: tuple[str, ...] = option(
+        (), "addresses of the servers that answer, such as http://host:8000", metavar="URL"
+    )
+    backends_file: str | None = option(
+        None,
+        "TOML file of servers with their names, weights, models and keys; read again on SIGHUP",
+        metavar="FILE",
+    )
+    backend_api_key_file: str | None = option(
+        None,
+        "file with the key that the router presents to servers (default: it passes on that of the client)",
+        metavar="FILE",
+    )
+    policy: str = option("prefix", "which server answers a request", choices=ROUTING_POLICIES)
+    health_interval: float = option(1.0, "seconds between two checks of a server", metavar="S")
+    health_timeout: float = option(5.0, "seconds after which a check has failed", metavar="S")
+    connect_timeout: float = option(5.0, "seconds for connecting to a server", metavar="S")
+    first_byte_timeout: float = option(600.0, "seconds until a server begins its answer", metavar="S")
+    retries: int = option(
+        2, "other servers that a request is sent to when one fails before its answer", metavar="N"
+    )
+    breaker_failures: int = option(
+        3, "failures in a row after which a server gets no requests for a while", metavar="N", count=True
+    )
+    prefix_index_size: int = option(
+        65536,
+        "pieces of 256 bytes that are remembered of the prompts of each server",
+        metavar="N",
+        count=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for name in ("health_interval", "health_timeout", "connect_timeout", "first_byte_timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not above 0")
+        if self.retries < 0:
+            raise ValueError(f"retries: {self.retries} is below 0")
+        if not self.backend and self.backends_file is None:
+            raise ValueError("backend: name at least one server, or a backends_file")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendEntry:
+    """A server behind a router. `models` are those it is asked for; None: those that it names itself. `health` is the
+    path that says whether it answers; "" for the first that it has of /health and /v1/models.
+    """
+
+    url: str
+    name: str
+    weight: float = 1.0
+    models: tuple[str, ...] | None = None
+    api_key: str = ""
+    health: str = ""
+
+
+def backend_entries(config: RouterConfig) -> list[BackendEntry]:
+    """The servers of a router. Raises ValueError for a file that cannot be read, naming the entry and the field."""
+    key = (
+        ""
+        if config.backend_api_key_file is None
+        else read_key("backend_api_key_file", config.backend_api_key_file)
+    )
+    found = [
+        BackendEntry(url, f"backend-{number}", api_key=key) for number, url in enumerate(config.backend, 1)
+    ]
+    if config.backends_file is not None:
+        try:
+            document = tomllib.loads(Path(config.backends_file).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ValueError(f"backends_file: cannot be read: {error}") from None
+        entries = document.get("backend")
+        if not isinstance(entries, list) or set(document) != {"backend"}:
+            raise ValueError("backends_file: it consists of [[backend]] tables")
+        found += [_entry(number, entry, key) for number, entry in enumerate(entries, len(found) + 1)]
+    if not found:
+        raise ValueError("backends_file: it names no server")
+    names = [each.name for each in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"backends_file: two servers are named {name!r}")
+    return found
+
+
+def _entry(number: int, entry: Any, key: str) -> BackendEntry:
+    where = f"backends_file: backend {number}"
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{where}: is not a table")
+    for name in entry.keys() - _FIELDS:
+        raise ValueError(f"{where}: {name!r} is not one of {', '.join(sorted(_FIELDS))}")
+    for name in ("url", "name", "api_key", "api_key_file", "health"):
+        if not isinstance(entry.get(name, ""), str):
+            raise ValueError(f"{where}: {name}: is not a text")
+    if not entry.get("url"):
+        raise ValueError(f"{where}: url: missing")
+    weight, models = entry.get("weight", 1.0), entry.get("models")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1000:
+        raise ValueError(f"{where}: weight: {weight!r} is not a number above 0 and up to 1000")
+    if models is not None and not (
+        isinstance(models, list) and models and all(isinstance(m, str) for m in models)
+    ):
+        raise ValueError(f"{where}: models: is not a list of names")
+    if "api_key_file" in entry:
+        key = read_key(f"{where}: api_key_file", entry["api_key_file"])
+    return BackendEntry(
+        entry["url"], entry.get("name", f"backend-{number}"), float(weight), None if models is None else tuple(models),
+        entry.get("api_key", key), entry.get("health", ""),
+    )  # fmt: skip
+
+
+def read_key(field: str, path: str) -> str:
+    """The key in a file. Raises ValueError naming the field."""
+    try:
+        key = Path(path).read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{field}: cannot be read: {error}") from None
+    if not key or not key.isprintable() or len(key.split()) != 1:
+        raise ValueError(f"{field}: it does not contain one key")
+    return key

@@ -1,0 +1,198 @@
+"""The servers behind a router: whether each can be asked, what it has to do, and the checks of its health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from quire.config.routing import BackendEntry, RouterConfig, backend_entries
+from quire.router.prefix_index import PrefixIndex
+from quire.util.http_client import Client, ClientError, target
+
+logger = logging.getLogger("quire.server")
+
+_PAUSES = (1.0, 30.0)  # seconds without requests: after the first failures, and at most
+_MODELS_EVERY = 30.0  # seconds between two looks at the models of a server
+_HEALTH_PATHS = ("/health", "/v1/models")
+
+
+class _ModelList(msgspec.Struct):
+    data: list[dict[str, Any]] = []
+
+
+class BackendServer:
+    """A server. `requests` were sent to it and have not ended; `work` is what they cost, in prompt tokens."""
+
+    def __init__(self, entry: BackendEntry, config: RouterConfig) -> None:
+        """Raises ValueError for an address that is none."""
+        self.entry, self._config = entry, config
+        self.name, self.weight = entry.name, entry.weight
+        headers = {"authorization": f"Bearer {entry.api_key}"} if entry.api_key else {}
+        self.client = Client(target(entry.url, headers), connect_timeout=config.connect_timeout)
+        self.requests, self.work = 0, 0.0
+        self.healthy = self.draining = False
+        self.why = "was not checked yet"  # it cannot be asked
+        self.models: list[dict[str, Any]] = [{"id": name, "object": "model"} for name in entry.models or ()]
+        self.answers: Counter[str] = Counter()  # by outcome
+        self._failures, self._paused_until, self._pause = 0, 0.0, _PAUSES[0]
+        self._health = entry.health
+        self._looked = 0.0
+
+    def is_available(self, now: float) -> bool:
+        """Whether it may get requests."""
+        return self.healthy and not self.draining and now >= self._paused_until
+
+    def state(self, now: float) -> str:
+        """What it is doing, for people."""
+        if self.draining:
+            return "draining"
+        if not self.healthy:
+            return f"down: {self.why}"
+        return "ready" if now >= self._paused_until else f"paused: {self.why}"
+
+    def serves(self, model: str | None) -> bool:
+        """Whether it has a model; one that names none may have any."""
+        return model is None or not self.models or any(each.get("id") == model for each in self.models)
+
+    def succeeded(self) -> None:
+        """An answer came."""
+        self.answers["answered"] += 1
+        self._failures, self._pause = 0, _PAUSES[0]
+
+    def failed(self, why: str, now: float) -> None:
+        """A request failed on it; after some in a row it gets none for a while, each time twice as long."""
+        self.answers["failed"] += 1
+        self._failures += 1
+        if self._failures >= self._config.breaker_failures:
+            self.why, self._paused_until = why, now + self._pause
+            logger.warning("%s gets no requests for %g s: %s", self.name, self._pause, why)
+            self._pause = min(2 * self._pause, _PAUSES[1])
+
+    async def check(self) -> None:
+        """Ask it whether it is well, and now and then for its models."""
+        was = self.healthy
+        try:
+            async with asyncio.timeout(self._config.health_timeout):
+                status = await self._ask_health()
+                if status == 200 and (not was or time.monotonic() - self._looked > _MODELS_EVERY):
+                    await self._look_at_models()
+            self.healthy, self.why = status == 200, f"its health is HTTP {status}"
+        except TimeoutError:
+            self.healthy, self.why = False, "did not answer in time"
+        except ClientError as error:
+            self.healthy, self.why = False, str(error).partition(":")[0]
+        if self.healthy != was:
+            logger.warning("%s is %s", self.name, "ready" if self.healthy else f"down: {self.why}")
+
+    async def _ask_health(self) -> int:
+        paths = (self._health,) if self._health else _HEALTH_PATHS
+        status = 0
+        for path in paths:
+            status, _ = await self.client.get(path)
+            if status != 404:
+                self._health = path
+                break
+        return status
+
+    async def _look_at_models(self) -> None:
+        self._looked = time.monotonic()
+        if self.entry.models is not None:
+            return
+        status, body = await self.client.get("/v1/models")
+        if status == 200:
+            try:
+                self.models = [
+                    each for each in msgspec.json.decode(body, type=_ModelList).data if "id" in each
+                ]
+            except msgspec.MsgspecError:
+                logger.warning("%s: /v1/models is not a list of models", self.name)
+
+
+class Backends:
+    """All servers of a router, their checks, and what they have probably cached."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        """Raises ValueError for entries that are wrong."""
+        self.config = config
+        self.all = [BackendServer(entry, config) for entry in backend_entries(config)]
+        self.prefixes = PrefixIndex(config.prefix_index_size)
+        self.draining = False  # the router itself ends
+        self._checks: asyncio.Task[None] | None = None
+        self._leaving: set[BackendServer] = set()  # taken out of the file while requests are with them
+        self._idle = asyncio.Event()
+
+    def available(self, model: str | None, without: Sequence[BackendServer] = ()) -> list[BackendServer]:
+        """The servers that may get a request for a model."""
+        now = time.monotonic()
+        return [
+            each for each in self.all if each not in without and each.is_available(now) and each.serves(model)
+        ]
+
+    @contextlib.contextmanager
+    def busy(self, backend: BackendServer, work: float) -> Iterator[None]:
+        """While a server has a request that costs so much."""
+        backend.requests += 1
+        backend.work += work
+        try:
+            yield
+        finally:
+            backend.requests -= 1
+            backend.work = backend.work - work if backend.requests else 0.0
+            self._idle.set()
+
+    @property
+    def running(self) -> int:
+        """Requests that have not ended."""
+        return sum(each.requests for each in (*self.all, *self._leaving))
+
+    async def start(self) -> None:
+        """Check all servers once, and go on checking them."""
+        await asyncio.gather(*(each.check() for each in self.all))
+        self._checks = asyncio.create_task(self._keep_checking())
+
+    async def failed(self) -> None:
+        """A router goes on whatever happens to its servers."""
+        await asyncio.get_running_loop().create_future()
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Take no more requests, and wait for those that run, at most so long."""
+        self.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_seconds):
+                while self.running:
+                    self._idle.clear()
+                    await self._idle.wait()
+        if self._checks is not None:
+            self._checks.cancel()
+        await asyncio.gather(*(each.client.close() for each in self.all))
+
+    def reload(self) -> None:
+        """Read the file of servers again. Those that stay keep what is known of them; those that are gone get no more
+        requests. Raises ValueError, and changes nothing, for a file that is wrong.
+        """
+        known = {each.entry: each for each in self.all}
+        entries = backend_entries(self.config)
+        made = [known.get(entry) or BackendServer(entry, self.config) for entry in entries]
+        for each in self.all:
+            if each not in made:
+                each.draining = True
+                self.prefixes.forget(each.name)
+                self._leaving.add(each)
+        self.all = made
+
+    async def _keep_checking(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.health_interval)
+            self._leaving = {each for each in self._leaving if each.requests}
+            was = {each.name for each in self.all if each.healthy}
+            await asyncio.gather(*(each.check() for each in self.all))
+            for each in self.all:
+                if each.healthy and each.name not in was:
+                    self.prefixes.forget(each.name)  # it may have been started again, with an empty cache

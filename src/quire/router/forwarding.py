@@ -1,0 +1,230 @@
+"""One request on its way to a server, and to others while none has begun to answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from quire.config.routing import RouterConfig
+from quire.router.backends import BackendServer
+from quire.router.prefix_index import PIECE_BYTES, prompt_digests
+from quire.router.relay import Relay
+from quire.router.routed_request import AskedOfServers, response_id, usage_of
+from quire.router.router_context import RouterContext
+from quire.router.routing_policies import RoutedPrompt
+from quire.server.errors import ApiError, retry_headers
+from quire.server.exchange import Exchange
+from quire.util.http_client import ClientError
+
+# Answers after which another server is asked: this one is busy, ends, or is not there. An internal error is none of
+# them: what brought one server down might bring down all.
+_ELSEWHERE = frozenset((429, 502, 503))
+# Headers that concern one connection, or are the router's own business; x-quire-* are between servers.
+_NOT_PASSED = frozenset((
+    b"host", b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade", b"content-length", b"accept-encoding", b"expect", b"origin", b"cookie",
+    b"x-request-id",
+))  # fmt: skip
+_KEYS = frozenset((b"authorization", b"x-api-key"))
+_PASSED_OWN = frozenset((b"x-quire-tag",))
+BACKEND = b"x-quire-backend"
+
+
+class Forwarding:
+    """Passes a request, whose body was read, to servers one after the other until one answers."""
+
+    def __init__(
+        self, context: RouterContext, exchange: Exchange, body: bytes, asked: AskedOfServers
+    ) -> None:
+        self._context, self._exchange, self._body, self._asked = context, exchange, body, asked
+        self._config: RouterConfig = context.backends.config
+        parts = asked.parts()
+        self._digests = prompt_digests(self._domain(), parts)
+        self._bytes = sum(map(len, parts))
+        self._predicted = 0.0  # tokens that the chosen server has probably cached
+
+    async def answer(self) -> None:
+        """Answer the request. Raises ApiError if no server could take it, and ClientGoneError."""
+        tried: list[BackendServer] = []
+        refusal: ApiError | Relay | None = None
+        while len(tried) <= self._config.retries:
+            backend = self._choose(tried)
+            if backend is None:
+                break
+            refusal = await self._try(backend)
+            if refusal is None:
+                return
+            tried.append(backend)
+            self._context.metrics.retried += 1
+        if isinstance(refusal, Relay):
+            await self._send_whole(refusal, tried[-1])
+            return
+        raise refusal or self._unavailable()
+
+    def _choose(self, tried: list[BackendServer]) -> BackendServer | None:
+        backends = self._context.backends
+        settled = self._context.owner(self._asked.previous_response_id)
+        if settled is not None:
+            return settled if settled not in tried and settled.is_available(time.monotonic()) else None
+        able = backends.available(self._asked.model or self._asked.name, tried)
+        if not able:
+            return None
+        chosen = self._context.policy.choose(self._prompt(), able)
+        return next(each for each in able if each.name == chosen.name)
+
+    def _prompt(self) -> RoutedPrompt:
+        rates = self._context.rates
+        return RoutedPrompt(
+            self._asked.session(self._exchange), rates.prompt_tokens(self._bytes),
+            rates.answer_tokens(self._asked.most_tokens()), self._cached,
+        )  # fmt: skip
+
+    def _cached(self, name: str) -> float:
+        matched = self._context.backends.prefixes.matched(name, self._digests)
+        return self._context.rates.prompt_tokens(matched * PIECE_BYTES)
+
+    def _domain(self) -> bytes:
+        """What separates prompts that share no cache: the model, and the client's key where servers see it."""
+        key = b"" if self._context.presents_key else self._exchange.header(b"authorization").encode("latin-1")
+        return f"{self._asked.model} ".encode() + key
+
+    def _unavailable(self) -> ApiError:
+        model = self._asked.model or self._asked.name
+        if model is not None and not any(each.serves(model) for each in self._context.backends.all):
+            return ApiError(
+                404,
+                f"model: {model[:200]!r} is served by no server of this router",
+                code="model_not_found",
+                param="model",
+            )
+        return ApiError(
+            503, "no server can take this request now", code="no_backend", headers=retry_headers(1.0)
+        )
+
+    async def _try(self, backend: BackendServer) -> ApiError | Relay | None:
+        """Ask a server; None once the client has its answer, else what to answer if no other server can."""
+        context, prompt = self._context, self._prompt()
+        self._predicted = prompt.cached(backend.name)
+        relay = Relay(self._exchange)
+        began = time.monotonic()
+        with context.backends.busy(backend, prompt.work(backend.name)):
+            context.backends.prefixes.add(backend.name, self._digests)
+            request = asyncio.create_task(
+                backend.client.request(self._head(backend), self._body, relay, taken=relay.take)
+            )
+            try:
+                failure = await self._begins(backend, relay, request)
+                if failure is not None:
+                    return failure
+                if relay.status in _ELSEWHERE and relay.is_whole:
+                    await request
+                    backend.answers["refused"] += 1
+                    return relay
+                context.metrics.first_byte.observe(time.monotonic() - began)
+                await self._pass_on(backend, relay, request)
+            except ClientError as error:
+                backend.failed(str(error), time.monotonic())
+                return ApiError(502, "the server failed while it answered", code="backend_failed")
+            finally:
+                request.cancel()
+        return None
+
+    async def _begins(
+        self, backend: BackendServer, relay: Relay, request: asyncio.Task[None]
+    ) -> ApiError | None:
+        """Wait until the answer begins; an error if it does not."""
+        try:
+            async with asyncio.timeout(self._config.first_byte_timeout):
+                await asyncio.wait((request, relay.begun), return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            backend.failed("did not begin to answer in time", time.monotonic())
+            return ApiError(
+                504, f"no answer within {self._config.first_byte_timeout:g} s", code="backend_timeout"
+            )
+        if relay.begun.done():
+            return None
+        error = request.exception()
+        assert error is not None
+        if not isinstance(error, ClientError):
+            raise error
+        backend.failed(str(error), time.monotonic())
+        return ApiError(
+            502, "the server could not be reached", code="backend_failed", headers=retry_headers(1.0)
+        )
+
+    async def _pass_on(self, backend: BackendServer, relay: Relay, request: asyncio.Task[None]) -> None:
+        if relay.is_whole:
+            await request
+            await self._send_whole(relay, backend)
+        else:
+            await self._exchange.start(relay.status, self._headers(relay, backend))
+            try:
+                await relay.stream(request)
+            except ClientError as error:
+                backend.failed(str(error), time.monotonic())
+                await self._cut_off(relay)
+                return
+            await self._exchange.write(b"", more=False)
+        if relay.status >= 500:
+            backend.failed(f"HTTP {relay.status}", time.monotonic())
+        else:
+            backend.succeeded()
+        self._learn(backend, relay)
+
+    async def _cut_off(self, relay: Relay) -> None:
+        """End a response whose server is gone, so that the client sees that it is not complete."""
+        exchange = self._exchange
+        exchange.details["ended"] = "its server was lost"
+        self._context.metrics.cut_off += 1
+        if relay.is_stream:
+            error = ApiError(
+                502, "the server was lost while it answered; send the request again", code="backend_lost"
+            )
+            await exchange.write(exchange.errors.event(exchange.errors.body(error)))
+        if exchange.abort is not None:
+            await asyncio.sleep(0.05)  # what was written is sent first
+            exchange.abort()
+
+    async def _send_whole(self, relay: Relay, backend: BackendServer) -> None:
+        kind = relay.headers.get("content-type", "application/json").encode("latin-1")
+        headers = [(b"content-type", kind), (b"content-length", str(len(relay.body)).encode())]
+        await self._exchange.start(relay.status, [*headers, *self._headers(relay, backend)[1:]])
+        await self._exchange.write(relay.body)
+        await self._exchange.write(b"", more=False)
+
+    def _headers(self, relay: Relay, backend: BackendServer) -> list[tuple[bytes, bytes]]:
+        kind = relay.headers.get("content-type", "application/octet-stream").encode("latin-1")
+        return [(b"content-type", kind), *relay.passed_headers(), (BACKEND, backend.name.encode())]
+
+    def _learn(self, backend: BackendServer, relay: Relay) -> None:
+        """Keep what the answer says: where a stored response is, how long texts are in tokens, what was cached."""
+        if relay.status != 200:
+            return
+        if (found := response_id(relay.beginning)) is not None:
+            self._context.stored(found.decode(), backend)
+        usage = usage_of(relay.end)
+        self._context.rates.learn(self._bytes, usage)
+        if "prompt_tokens" in usage:
+            self._context.metrics.compare(self._predicted, usage)
+
+    def _head(self, backend: BackendServer) -> bytes:
+        exchange, server = self._exchange, backend.client.server
+        query = exchange.scope.get("query_string", b"")
+        path = server.base.encode("latin-1") + exchange.scope.get("raw_path", exchange.path.encode())
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        lines = [
+            b"%b %b HTTP/1.1" % (method.encode(), path + b"?" + query if query else path),
+            b"host: " + server.authority.encode(),
+            b"x-request-id: " + exchange.request_id.encode("latin-1"),
+        ]
+        if self._body or exchange.method in {"POST", "PUT", "PATCH"}:
+            lines.append(b"content-length: %d" % len(self._body))
+        own = {name.encode(): value.encode("latin-1") for name, value in server.headers.items()}
+        for name, value in exchange.scope["headers"]:
+            if name in _NOT_PASSED or (name in _KEYS and (own or self._context.has_keys)):
+                continue
+            if name.startswith(b"x-quire-") and name not in _PASSED_OWN:
+                continue
+            lines.append(name + b": " + value)
+        lines += [name + b": " + value for name, value in own.items()]
+        return b"\r\n".join((*lines, b"", b""))

@@ -1,0 +1,96 @@
+"""What a router reads of a request: the model, the session, the beginning of the prompt, and how long it may get."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from quire.server.exchange import Exchange
+
+_NO_RAW = msgspec.Raw(b"")
+_ID = re.compile(rb'"id":\s*"(resp_[\w-]{1,128})"')
+_USAGE = re.compile(
+    rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens|cached_tokens)":\s*(\d{1,9})'
+)
+_TAIL = 4096  # bytes at the end of an answer in which its usage stands
+
+
+class _NamedInPack(msgspec.Struct):
+    """What a body of MessagePack names; raw parts of it are not the text that a prompt in JSON would have."""
+
+    model: str | None = None
+    name: str | None = None
+    session_id: str | None = None
+    user: str | None = None
+
+
+class AskedOfServers(msgspec.Struct):
+    """The fields of all APIs that matter for the choice of a server; a body with other types in them has none."""
+
+    model: str | None = None
+    name: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    previous_response_id: str | None = None
+    tools: msgspec.Raw = _NO_RAW
+    system: msgspec.Raw = _NO_RAW
+    instructions: msgspec.Raw = _NO_RAW
+    messages: msgspec.Raw = _NO_RAW
+    prompt: msgspec.Raw = _NO_RAW
+    input: msgspec.Raw = _NO_RAW
+    inputs: msgspec.Raw = _NO_RAW
+    text: msgspec.Raw = _NO_RAW
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    n_predict: Any = None
+
+    def parts(self) -> list[bytes]:
+        """The prompt in the order in which chat templates write it."""
+        raw = (
+            self.tools,
+            self.system,
+            self.instructions,
+            self.messages,
+            self.prompt,
+            self.input,
+            self.inputs,
+            self.text,
+        )
+        return [bytes(each) for each in raw if memoryview(each)]
+
+    def most_tokens(self) -> int | None:
+        """The limit of the answer's tokens, if there is one."""
+        given = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens, self.n_predict)
+        return next((each for each in given if isinstance(each, int) and each > 0), None)
+
+    def session(self, exchange: Exchange) -> str:
+        """What stays the same over the turns of a conversation, as far as the client says."""
+        return exchange.header(b"x-session-id") or self.session_id or self.prompt_cache_key or self.user or ""
+
+
+def asked_of(exchange: Exchange, body: bytes) -> AskedOfServers:
+    """What a body asks for; nothing for one that is wrong, which the server refuses."""
+    try:
+        if "msgpack" in exchange.header(b"content-type"):
+            found = msgspec.msgpack.decode(body, type=_NamedInPack)
+            return AskedOfServers(found.model, found.name, found.session_id, user=found.user)
+        return msgspec.json.decode(body, type=AskedOfServers) if body else AskedOfServers()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return AskedOfServers()
+
+
+def response_id(beginning: bytes) -> bytes | None:
+    """The id of a stored response at the beginning of an answer."""
+    found = _ID.search(beginning)
+    return None if found is None else found[1]
+
+
+def usage_of(end: bytes) -> dict[str, int]:
+    """Tokens of the prompt, of it cached, and of the answer, from the end of an answer; empty if it does not say."""
+    found = {name.decode(): int(value) for name, value in _USAGE.findall(end[-_TAIL:])}
+    names = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
+    return {names.get(name, name): value for name, value in found.items()}

@@ -1,0 +1,150 @@
+"""The ASGI application of a router: checks who asks, chooses a server, and passes its answer on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+
+from quire.router.forwarding import Forwarding
+from quire.router.routed_request import asked_of
+from quire.router.router_context import RouterContext
+from quire.server.app import PAGES, ROUTES
+from quire.server.dialects.generate_route import shared
+from quire.server.errors import ApiError, ClientGoneError, api_error
+from quire.server.exchange import Exchange, Receive, Scope, Send
+from quire.server.logs import log, log_access
+from quire.server.routes import RouteTable
+
+# What a router answers itself.
+_OWN = ("/health", "/ping", "/v1/models", "/metrics", "/router/backends")
+_OPEN = ("/health", "/ping")
+# Files and batches are on one server, which the router cannot find by their ids.
+_LOCAL = ("/v1/files", "/v1/batches", "/v1/uploads")
+_RESPONSE = "/v1/responses/resp_"
+
+
+class RouterApp:
+    """Passes requests of clients to servers. Routes for administrators are those of one server: they are not passed."""
+
+    def __init__(self, context: RouterContext) -> None:
+        self.context = context
+        passed = tuple(
+            route for route in ROUTES
+            if route.belongs(context.config.api) and not route.admin and route not in PAGES
+            and not route.path.startswith(_LOCAL)
+        )  # fmt: skip
+        self._routes = RouteTable(shared(passed))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        context = self.context
+        exchange = Exchange(scope, receive, send, context.memory)
+        try:
+            await self._answer(exchange)
+        except ClientGoneError as gone:
+            exchange.details["ended"] = gone.reason
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            await self._fail(exchange, error)
+        finally:
+            exchange.held.close()
+            context.metrics.count(exchange)
+            if context.config.access_log:
+                log_access(exchange)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        context, path = self.context, exchange.path
+        context.access.check_source(exchange)
+        exchange.add_headers(context.access.cors_headers(exchange))
+        if exchange.method == "OPTIONS":
+            methods = [*(self._routes.find(path) or ("GET",))]
+            await exchange.respond(204, b"", headers=context.access.preflight_headers(exchange, methods))
+            return
+        if path not in _OPEN:
+            context.access.check_key(exchange)
+        if path in _OWN:
+            exchange.handler = path
+            await self._answer_own(exchange)
+            return
+        methods_of = self._routes.find(path)
+        route = (
+            None
+            if methods_of is None
+            else methods_of.get("GET" if exchange.method == "HEAD" else exchange.method)
+        )
+        if route is None:
+            known = "" if methods_of is None else f"; it has {', '.join(methods_of)}"
+            message = f"{exchange.method} {path[:200]}: a router does not pass this{known}"
+            raise ApiError(404 if methods_of is None else 405, message, code="not_found")
+        exchange.errors, exchange.handler = route.errors, route.path
+        if context.backends.draining:
+            raise ApiError(503, "the router is shutting down", code="draining")
+        context.tenants.enter(exchange)
+        config = context.config
+        body = b""
+        if exchange.method not in {"GET", "HEAD", "DELETE"}:
+            body = await exchange.body(config.max_body_bytes, config.body_timeout)
+        asked = asked_of(exchange, body)
+        if path.startswith(_RESPONSE):
+            asked.previous_response_id = path.removeprefix("/v1/responses/").partition("/")[0]
+        async with exchange.watch() as watch:
+            with context.watched(watch):
+                await Forwarding(context, exchange, body, asked).answer()
+
+    async def _answer_own(self, exchange: Exchange) -> None:
+        if exchange.method not in {"GET", "HEAD"}:
+            raise ApiError(
+                405, f"{exchange.path}: only GET", code="method_not_allowed", headers=[(b"allow", b"GET")]
+            )
+        context = self.context
+        now = time.monotonic()
+        match exchange.path:
+            case "/health" | "/ping":
+                able = not context.backends.draining and bool(context.backends.available(None))
+                states = {each.name: each.state(now) for each in context.backends.all}
+                body = {"status": "ready" if able else "no server is available", "backends": states}
+                await exchange.respond(200 if able else 503, msgspec.json.encode(body))
+            case "/metrics":
+                text = b"text/plain; version=0.0.4; charset=utf-8"
+                await exchange.respond(200, context.metrics.render(), content_type=text)
+            case "/v1/models":
+                await exchange.respond(200, msgspec.json.encode({"object": "list", "data": self._models()}))
+            case _:
+                await exchange.respond(200, msgspec.json.encode({"data": self._backends(now)}))
+
+    def _models(self) -> list[dict[str, Any]]:
+        """The models of all servers; one that several have is listed once."""
+        found: dict[str, dict[str, Any]] = {}
+        for backend in self.context.backends.available(None):
+            for model in backend.models:
+                found.setdefault(model["id"], model)
+        return list(found.values())
+
+    def _backends(self, now: float) -> list[dict[str, Any]]:
+        prefixes = self.context.backends.prefixes
+        return [
+            {
+                "name": each.name, "state": each.state(now), "weight": each.weight, "requests": each.requests,
+                "work": round(each.work), "pieces": prefixes.size(each.name), "answers": dict(each.answers),
+                "models": [model["id"] for model in each.models],
+            }
+            for each in self.context.backends.all
+        ]  # fmt: skip
+
+    async def _fail(self, exchange: Exchange, error: Exception) -> None:
+        """Answer an error in the form of the API that was called."""
+        found = api_error(error)
+        if found.status >= 500 and not isinstance(error, ApiError):
+            log.error("request %s failed", exchange.request_id, exc_info=error)
+        if exchange.status:  # the response has begun: it must not look complete
+            if exchange.abort is not None:
+                exchange.abort()
+            return
+        form = exchange.errors
+        headers = [*found.headers, *([(b"connection", b"close")] if found.close else [])]
+        await exchange.respond(form.status(found), form.body(found), headers=headers)

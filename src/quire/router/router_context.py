@@ -1,0 +1,96 @@
+"""What the requests of a router work with: servers, policy, counts, and what answers have taught."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+
+from quire.config.serving import ServingConfig
+from quire.router.backends import Backends, BackendServer
+from quire.router.router_metrics import RouterMetrics
+from quire.router.routing_policies import RoutingPolicy, policy_named
+from quire.server.access import AccessControl
+from quire.server.context import Reader, directory_of, sweep_readers
+from quire.server.exchange import HangUpWatch
+from quire.server.logs import log
+from quire.server.request_memory import RequestMemory, memory_of_bodies
+
+MAX_OWNERS = 100_000  # stored responses whose server is remembered
+BODY_MEMORY = 256 * 2**20  # bytes of the bodies of requests
+_LEARNING = 0.05  # weight of the newest answer in a mean
+
+
+class Rates:
+    """Bytes of a prompt by token, and tokens of an answer, as answers have shown them."""
+
+    def __init__(self) -> None:
+        self._bytes, self._answer = 4.0, 128.0
+
+    def prompt_tokens(self, size: int) -> float:
+        """The tokens of a text of so many bytes."""
+        return size / self._bytes
+
+    def answer_tokens(self, most: int | None) -> float:
+        """The tokens that an answer of at most `most` will have."""
+        return self._answer if most is None else min(self._answer, most)
+
+    def learn(self, size: int, usage: dict[str, int]) -> None:
+        """Take the usage of an answer to a prompt of `size` bytes."""
+        if size and (tokens := usage.get("prompt_tokens", 0)) >= 16:
+            self._bytes += _LEARNING * (min(max(size / tokens, 0.5), 16.0) - self._bytes)
+        if "completion_tokens" in usage:
+            self._answer += _LEARNING * (usage["completion_tokens"] - self._answer)
+
+
+class RouterContext:
+    """One router. `watches` (responses being written) and `connections` are checked for slow readers."""
+
+    def __init__(self, backends: Backends, config: ServingConfig) -> None:
+        self.backends, self.config = backends, config
+        self.policy: RoutingPolicy = policy_named(backends.config.policy)
+        self.tenants = directory_of(config)
+        self.access = AccessControl(config, self.tenants)
+        self.has_keys = self.access.has_keys
+        self.presents_key = any(each.entry.api_key for each in backends.all)
+        self.metrics = RouterMetrics(backends)
+        self.memory: RequestMemory = memory_of_bodies(BODY_MEMORY, config.max_num_queued_reqs)
+        self.rates = Rates()
+        self.watches: set[HangUpWatch] = set()
+        self.connections: Collection[Reader] = ()
+        self._owners: OrderedDict[str, str] = OrderedDict()  # stored response -> server
+
+    @contextlib.contextmanager
+    def watched(self, watch: HangUpWatch) -> Iterator[None]:
+        """Check this response for a slow reader while it is being written."""
+        self.watches.add(watch)
+        try:
+            yield
+        finally:
+            self.watches.discard(watch)
+
+    def stored(self, response: str, backend: BackendServer) -> None:
+        """Note which server has a stored response."""
+        self._owners[response] = backend.name
+        while len(self._owners) > MAX_OWNERS:
+            self._owners.popitem(last=False)
+
+    def owner(self, response: str | None) -> BackendServer | None:
+        """The server that has a stored response, if that is known."""
+        name = self._owners.get(response or "")
+        return next((each for each in self.backends.all if each.name == name), None)
+
+    def reload(self) -> None:
+        """Read the files of tenants and servers again."""
+        if self.config.tenants is not None:
+            self.tenants.reload_or_log()
+        try:
+            self.backends.reload()
+        except ValueError as error:
+            log.error("servers not reloaded, still using the old ones: %s", error)
+            return
+        log.info("servers: %s", ", ".join(each.name for each in self.backends.all))
+
+    async def sweep(self) -> None:
+        """End responses whose client does not read; runs until cancelled."""
+        await sweep_readers(self.config.reader_timeout, lambda: [*self.watches, *self.connections])

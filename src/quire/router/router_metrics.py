@@ -1,0 +1,107 @@
+"""The counts of a router, and their text for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from quire.router.backends import Backends
+from quire.server.exchange import Exchange
+from quire.server.histogram import Histogram
+from quire.server.metrics import FINE
+
+_LEARNING = 0.02  # weight of the newest answer in the confidence
+
+
+class RouterMetrics(Collector):
+    """Requests by outcome, servers by state, and how well the prediction of caches holds."""
+
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
+        self.http: Counter[tuple[str, str]] = Counter()  # by route and status
+        self.first_byte = Histogram(FINE)
+        self.retried = self.cut_off = 0
+        self._prompt = self._cached = self._predicted = 0.0  # tokens of answers that say what was cached
+        self.confidence = 0.0  # until answers say what was cached, nothing is known
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def count(self, exchange: Exchange) -> None:
+        """Count a request that has ended."""
+        self.http[exchange.handler or "other", str(exchange.status)] += 1
+
+    def compare(self, predicted: float, usage: dict[str, int]) -> None:
+        """Compare the predicted cached tokens of a prompt with those that its answer reports."""
+        prompt = usage["prompt_tokens"]
+        cached, predicted = float(usage.get("cached_tokens", 0)), min(predicted, float(prompt))
+        self._prompt += prompt
+        self._cached += cached
+        self._predicted += predicted
+        if prompt:
+            right = 1.0 - min(abs(predicted - cached) / prompt, 1.0)
+            self.confidence += (_LEARNING if self.confidence else 1.0) * (right - self.confidence)
+
+    def render(self) -> bytes:
+        """The text of all metrics."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """The current value of every metric family."""
+        now = time.monotonic()
+        requests = CounterMetricFamily(
+            "quire_router_requests", "requests by route and status", labels=["route", "status"]
+        )
+        for labels, count in self.http.items():
+            requests.add_metric(labels, count)
+        yield requests
+        up = GaugeMetricFamily(
+            "quire_router_backend_up", "1 for a server that may get requests", labels=["backend"]
+        )
+        running = GaugeMetricFamily(
+            "quire_router_backend_requests", "requests that a server has", labels=["backend"]
+        )
+        work = GaugeMetricFamily(
+            "quire_router_backend_work",
+            "predicted work that a server has, in prompt tokens",
+            labels=["backend"],
+        )
+        answers = CounterMetricFamily(
+            "quire_router_backend_answers",
+            "requests by what became of them on a server",
+            labels=["backend", "outcome"],
+        )
+        for each in self._backends.all:
+            up.add_metric([each.name], float(each.is_available(now)))
+            running.add_metric([each.name], each.requests)
+            work.add_metric([each.name], each.work)
+            for outcome in ("answered", "refused", "failed"):
+                answers.add_metric([each.name, outcome], each.answers[outcome])
+        yield from (up, running, work, answers)
+        family = HistogramMetricFamily(
+            "quire_router_first_byte_seconds", "time until a server begins its answer"
+        )
+        family.add_metric([], self.first_byte.buckets(FINE), self.first_byte.total)
+        yield family
+        for name, value, text in (
+            ("retries", self.retried, "requests sent to another server after one failed"),
+            ("cut_off", self.cut_off, "answers that ended because their server was lost"),
+            ("prompt_tokens", self._prompt, "prompt tokens of answers that report their usage"),
+            ("cached_tokens", self._cached, "of them cached, as the servers report"),
+            ("predicted_cached_tokens", self._predicted, "of them cached, as predicted"),
+        ):
+            yield CounterMetricFamily(f"quire_router_{name}", text, value=value)
+        yield GaugeMetricFamily(
+            "quire_router_routing_confidence",
+            "share of prompt tokens whose caching was predicted right; 0: nothing is known",
+            value=self.confidence,
+        )
