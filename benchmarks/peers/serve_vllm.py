@@ -5,14 +5,11 @@ Processes that it starts import this file again, so each of them knows the wheel
 
 from __future__ import annotations
 
+import importlib
 import sys
 
-import run_vllm
-
-run_vllm.name_the_wheel()
+importlib.import_module("run_vllm").name_the_wheel()
 
 if __name__ == "__main__":
-    from vllm.entrypoints.cli.main import main
-
     sys.argv = ["vllm", "serve", *sys.argv[1:]]
-    main()
+    importlib.import_module("vllm.entrypoints.cli.main").main()
