@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Figures, Markdown, Tokens } from "./answer";
-import { ApiFailure, ask, type Model, models, requestBody, type Settings, setKey } from "./api";
+import { ApiFailure, ask, type Model, models, requestBody, type Settings } from "./api";
 import {
   added,
   begin,
@@ -14,6 +14,8 @@ import {
   siblings,
   type Turn,
 } from "./conversation";
+import { Explanation } from "./explanation";
+import { Problem } from "./problem";
 import { SettingsPanel } from "./settings";
 
 /** The chat: conversations at the side, the shown branch, what is asked next. */
@@ -106,6 +108,8 @@ export function Chat() {
           <img src="/ui/quire.svg" alt="" width="28" height="28" /> Quire
         </h1>
         <a href="/learn">How inference works</a>
+        <a href="/dashboard">Control room</a>
+        <a href="/docs">API</a>
         <button type="button" class="primary" onClick={fresh}>
           New chat
         </button>
@@ -143,7 +147,7 @@ export function Chat() {
         </button>
       </nav>
       <main>
-        {problem && <Problem problem={problem} retry={connect} />}
+        {problem && <Problem problem={problem} onTry={connect} />}
         <ol class="turns" aria-live="polite" aria-busy={running !== null}>
           {branch(conversation).map((turn) => (
             <TurnView
@@ -167,31 +171,6 @@ export function Chat() {
         />
       </main>
     </div>
-  );
-}
-
-function Problem({ problem, retry }: { problem: ApiFailure; retry: () => void }) {
-  const locked = problem.status === 401 || problem.status === 403;
-  return (
-    <form
-      class="problem"
-      role="alert"
-      onSubmit={(event) => {
-        event.preventDefault();
-        const key = new FormData(event.currentTarget).get("key");
-        if (key) setKey(String(key));
-        retry();
-      }}
-    >
-      <p>{problem.message}</p>
-      {locked && (
-        <label>
-          API key
-          <input type="password" name="key" autocomplete="off" />
-        </label>
-      )}
-      <button type="submit">{locked ? "Use this key" : "Try again"}</button>
-    </form>
   );
 }
 
@@ -231,6 +210,7 @@ interface TurnProps {
 function TurnView({ turn, places, running, busy, onShow, onAgain, onEdit }: TurnProps) {
   const [draft, setDraft] = useState<string | null>(null);
   const [chances, setChances] = useState(false);
+  const [why, setWhy] = useState(false);
   const at = places.findIndex((one) => one.id === turn.id);
   const { answer } = turn;
   if (draft !== null) {
@@ -324,7 +304,13 @@ function TurnView({ turn, places, running, busy, onShow, onAgain, onEdit }: Turn
             Chances
           </button>
         )}
+        {answer?.id && !running && (
+          <button type="button" aria-expanded={why} onClick={() => setWhy(!why)}>
+            Why so long?
+          </button>
+        )}
       </div>
+      {why && answer && <Explanation id={answer.id} />}
     </li>
   );
 }

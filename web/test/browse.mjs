@@ -73,6 +73,9 @@ seen.views.tokens = await page.locator(".token").count();
 await page.locator(".token").first().focus();
 await page.waitForSelector(".alternatives");
 seen.views.alternatives = await page.locator(".alternatives > span").count();
+await page.getByRole("button", { name: "Why so long?" }).click();
+await page.waitForSelector(".explanation .bars");
+seen.views.why = await page.locator(".explanation p").first().innerText();
 await axe(page, "chances");
 await page.screenshot({ path: `${folder}/chances.png` });
 await page.reload();
@@ -133,6 +136,48 @@ for (const [name, options] of Object.entries({
     await other.getByLabel("New tokens").last().fill("0");
     await other.waitForFunction(() => document.querySelector(".error")?.textContent?.includes("new: '0' must be"));
   }
+}
+for (const [name, options] of Object.entries({
+  room: { colorScheme: "light", viewport: { width: 1280, height: 900 } },
+  "room dark": { colorScheme: "dark", viewport: { width: 1280, height: 900 } },
+  "room phone": { colorScheme: "light", viewport: { width: 390, height: 780 }, isMobile: true, hasTouch: true },
+})) {
+  const room = await open(options, "/dashboard");
+  await room.waitForFunction(() => document.querySelectorAll(".tiles li").length === 12);
+  await room.waitForSelector(".slowest button");
+  await room.locator(".slowest button").first().click();
+  await room.waitForSelector(".explanation .bars");
+  seen.views[name] = await room.locator("main h2").allInnerTexts();
+  seen.views[`${name} why`] = await room.locator(".explanation p").first().innerText();
+  await room.getByLabel("Administrator's key").fill("key-of-an-administrator");
+  await room.getByRole("button", { name: "Read", exact: true }).click();
+  await room.getByLabel("max_num_seqs").fill("3");
+  await room.getByRole("button", { name: "Try" }).click();
+  await room.waitForFunction(() => document.querySelector("main output")?.textContent?.startsWith("Would change"));
+  seen.views[`${name} tried`] = await room.locator("main output").innerText();
+  if (name === "room phone") {
+    await room.getByRole("button", { name: "Change" }).click();
+    await room.waitForFunction(() => document.querySelector("main output")?.textContent?.startsWith("Changed"));
+    seen.views["room key"] = await room.getByLabel("Administrator's key").inputValue();
+    seen.views["room kept"] = await room.evaluate(() => JSON.stringify({ ...sessionStorage, ...localStorage }));
+  }
+  await axe(room, name);
+  await room.screenshot({ path: `${folder}/${name}.png`, fullPage: true });
+  seen.views[`${name} overflow`] = await room.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+}
+for (const [name, options] of Object.entries({
+  api: { colorScheme: "light", viewport: { width: 1280, height: 900 } },
+  "api phone": { colorScheme: "dark", viewport: { width: 390, height: 780 }, isMobile: true, hasTouch: true },
+})) {
+  const api = await open(options, "/docs");
+  await api.waitForSelector(".reference summary");
+  await api.getByLabel("Search").fill("/v1/chat/completions");
+  await api.locator(".reference summary").first().click();
+  await api.waitForSelector(".route dl");
+  seen.views[name] = await api.locator(".route dt code").allInnerTexts();
+  await axe(api, name);
+  await api.screenshot({ path: `${folder}/${name}.png` });
+  seen.views[`${name} overflow`] = await api.evaluate(() => document.documentElement.scrollWidth > innerWidth);
 }
 await browser.close();
 console.log(JSON.stringify(seen));

@@ -20,7 +20,10 @@ from quire.config.shipped import shipped_adapters
 from quire.util.platform import memory_share
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quire.engine.host.spawn import Spawned
+    from quire.learn.scene import Simulation
 
 # Options that set the same thing: one source may use only one side.
 _EXCLUSIVE = (({"gpu_memory_utilization"}, {"memory"}), ({"uds"}, {"host", "port"}))
@@ -51,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     take_foreign_options(parser)
 
 
+def simulated() -> Sequence[Simulation]:
+    """The simulations of the lesson that need the simulator, imported when the first of them is asked for."""
+    from quire.bench.lesson.simulated_lessons import SIMULATIONS
+
+    return SIMULATIONS
+
+
 def run(args: argparse.Namespace) -> int:
     environment = args.__dict__.pop("environment", {})
     file = args.__dict__.pop("config")
@@ -76,6 +86,7 @@ def _serve_several(names: list[str], config: EngineConfig, serving: ServingConfi
     import uvloop
 
     from quire.cli.several_models import served_models
+    from quire.learn.offered import offer
     from quire.server.admin import check_all_keys
     from quire.server.dialects.response_store import prepare_file
     from quire.server.fleet.fleet import Fleet
@@ -103,6 +114,7 @@ def _serve_several(names: list[str], config: EngineConfig, serving: ServingConfi
                 served = ", ".join(name for name, _ in fleet.names())
                 log.say(f"quire: serving {served} at {address(serving, sock)}")
 
+            offer(simulated)
             return uvloop.run(serve(fleet, FleetService(fleet), serving, sock, announce))
     finally:
         sock.close()
@@ -191,6 +203,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
 
     from quire.engine.front.adapter_names import shown
     from quire.engine.front.async_engine import AsyncEngine
+    from quire.learn.offered import offer
     from quire.objectives import parse_degrade
     from quire.server.admin import check_all_keys
     from quire.server.dialects.response_store import prepare_file
@@ -226,6 +239,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
                     log.say(f"  {line}")
                 log.say(f"quire: serving {engine.card.name} at {address(serving, sock)}")
 
+            offer(simulated)
             return uvloop.run(serve(engine, Service(engine, serving), serving, sock, announce))
     finally:
         sock.close()

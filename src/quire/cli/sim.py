@@ -20,6 +20,9 @@ _LIMITS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", nargs="?", choices=("experiment", "factors"), help="of the lesson: experiment N "
+                        "(1 to 7), or what each technique brings")  # fmt: skip
+    parser.add_argument("number", nargs="?", type=int, help="of the experiment")
     parser.add_argument(
         "--trace", metavar="FILE", help="requests of a trace: Mooncake, Azure, ServeGen, lengths"
     )
@@ -64,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
     from quire.bench.request_metrics import summarize
     from quire.objectives import parse_classes
 
+    if args.what is not None:
+        return _lesson(args)
     for name, least in (("limit", 1), ("rate", 1e-6), ("overhead_ms", 0)):
         if getattr(args, name) < least:
             raise ValueError(f"{name}: {getattr(args, name):g} is below the minimum of {least:g}")
@@ -83,6 +88,22 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(_lines(summary, served, facts)))
     return 0
+
+
+def _lesson(args: argparse.Namespace) -> int:
+    from quire.bench.lesson.production_experiments import experiment, factors
+    from quire.cli.calc import lines
+
+    if args.what == "factors":
+        print(lines([*factors()]))
+        return 0
+    if args.number is None:
+        raise ValueError("number: experiment needs one from 1 to 7")
+    found = experiment(args.number)
+    print(f"{found.number}. {found.title}\n\n{lines(found.figures)}\n")
+    for sentence, holds in found.holds:
+        print(f"{'holds' if holds else 'DOES NOT HOLD'}: {sentence}")
+    return 0 if all(holds for _, holds in found.holds) else 1
 
 
 def _scenario(args: argparse.Namespace) -> tuple[Scenario, str]:
