@@ -1,7 +1,7 @@
 # make test    set up .venv with everything the tests need, then lint, type-check and test
 # make format  put Python and C++ into their one layout
 # make serve   set up .venv with Quire alone, then serve MODEL (a checkpoint folder or hub name, or none) over HTTP
-# make test-MARKER  the slow tests of one marker: chaos, clients, fuzz, long, memory, model, models, quantize, regions,
+# make test-MARKER  the slow tests of one marker: chaos, clients, fuzz, long, memory, model, models, quantize, ranks, regions,
 #              scheduling, schema, simulator, speculation, web or wheels
 # make wheels  the wheels that need no compiler, in dist/; PYTHONS="python3.11 python3.12" names who builds them
 # make peers   compare with other engines; ARGS="--shape tiny --rounds 1" for a quick one

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.block_pool import AuditError, BlockPool
+from quire.core.block_pool import CACHED, FREE, AuditError, BlockPool
 
 
 def counts(pool: BlockPool) -> tuple[int, int, int]:
@@ -155,3 +155,19 @@ def test_any_legal_use_keeps_the_books(moves: list[tuple[int, int]]) -> None:
             pool.unpublish(block)
             published.discard(block)
         pool.audit(tables, published)
+
+
+def test_states_of_blocks_can_be_looked_at() -> None:
+    pool = BlockPool(8)
+    first, second, third, fourth = pool.take(4)
+    pool.hold([second])
+    pool.publish(third)
+    pool.release([third, fourth])
+    states = pool.states(1)
+    assert [states[block] for block in (first, second, third, fourth)] == [1, 2, CACHED, FREE]
+    assert pool.states(2) == states[::2]
+    reached = BlockPool(8)
+    reached.reach = lambda _: None
+    assert reached.states(1) == []
+    reached.take(3)
+    assert reached.states(1) == [1, 1, 1]

@@ -226,3 +226,14 @@ def test_deep_trees_need_no_recursion() -> None:
     assert len(tree.match(bytes(50_000))) == 50_000
     tree.audit()
     assert len(tree.remove_namespace("")) == 50_000
+
+
+def test_branches_show_the_shape_without_keys() -> None:
+    tree: RadixTree[int] = RadixTree(2)
+    tree.insert(b"aabbcc", [1, 2, 3])
+    tree.lock(tree.insert(b"aabbdd", [1, 2, 4]))
+    tree.insert(b"xx", [5], "other")
+    assert tree.branches(99) == [(-1, 2, 0), (-1, 1, 0), (0, 1, 0), (0, 1, 1)]
+    assert sum(one.nodes for one in tree.branches(99)) == len(tree)
+    assert tree.branches(2) == [(-1, 2, 0)]
+    assert tree.branches(1) == [(-1, 1, 0)]

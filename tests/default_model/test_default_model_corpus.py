@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tools.default_model.corpus import columns, grammar, manner, styles, system_prompts, tasks, texts
+from tools.default_model.corpus import columns, grammar, manner, mixture, styles, system_prompts, tasks, texts
 from tools.default_model.corpus.conversation import Check, Conversation, assistant, system, user
 from tools.default_model.corpus.draw import Draw, Split, split_of
 from tools.default_model.corpus.mixture import DOMAINS, conversation, of_domain, stream
@@ -255,3 +255,11 @@ def test_styles_show(style: str) -> None:
             said = [t.content for t in made.turns if t.role == "assistant"]
             assert said
             assert all(map(styles.STYLES[style].shown, said))
+
+
+def test_prompts_written_by_hand_are_not_in_training() -> None:
+    """Longer ones, whatever their case and marks; negative control: the guard knows them."""
+    asked = "Which is BIGGER, an elephant or a mouse?"
+    assert mixture.asks_by_hand(Conversation("world", [user("Hi"), assistant("Hello!"), user(asked)]))
+    assert not mixture.asks_by_hand(Conversation("world", [user("Who are you?")]))
+    assert not any(map(mixture.asks_by_hand, islice(mixture.stream(3, Split.TRAIN), 300)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tools.default_model import hf_folder, lora, wiring
+from tools.default_model import average, build, hf_folder, lora, wiring
 from tools.default_model import tokenizer as tokenizers
 from tools.default_model.backends import BACKENDS
 from tools.default_model.batching import IGNORE, Batches, BatchPlan, encode, repeats
@@ -194,6 +194,30 @@ def test_a_run_ends_when_told_to_and_may_be_made_longer(tmp_path: Path, tokenize
         Trainer(replace(options, steps=5))
     with pytest.raises(ValueError, match="no checkpoint"):
         Trainer(replace(options, out=tmp_path / "none", finish=True))
+
+
+def test_the_newest_checkpoints_are_kept_and_have_a_mean(tmp_path: Path, tokenizer_folder: Path) -> None:
+    options = replace(_options(tmp_path / "run", tokenizer_folder), keep=2)
+    for _ in range(3):
+        Trainer(replace(options, stop_after=1)).run()
+    kept = sorted((tmp_path / "run/kept").iterdir())
+    assert [file.stem for file in kept] == ["0000002", "0000003"]
+    first, last = (average.mean([file]) for file in kept)
+    both = average.mean(kept)
+    assert all(torch.equal(both[name], (first[name] + last[name]) / 2) for name in both)
+    assert not all(torch.equal(both[name], last[name]) for name in both)
+
+
+def test_the_build_goes_on_from_a_model_with_its_tokenizer(tmp_path: Path) -> None:
+    def tokenizers_of(budget: build.Budget) -> set[str]:
+        commands = [p.command for p in build.parts(tmp_path, budget, seed=2, threads=1, machine="m")]
+        return {c[c.index("--tokenizer") + 1] for c in commands if "--tokenizer" in c}
+
+    start = tmp_path / "start"
+    going_on = build.full(1.0, finish=False, start=start, start_draft=None)
+    assert tokenizers_of(going_on) == {str(start)}
+    assert going_on.mini[going_on.mini.index("--start") + 1] == str(start)
+    assert tokenizers_of(build.TRIAL) == {str(tmp_path / "tokenizer")}
 
 
 def test_workers_make_the_same_steps(tokenizer_folder: Path) -> None:

@@ -20,6 +20,7 @@ from quire.engine.host.messages import (
     AddRequest,
     AskLog,
     AskRecords,
+    AskView,
     ClearCache,
     Command,
     Fatal,
@@ -41,6 +42,7 @@ from quire.engine.host.messages import (
     StepReport,
     Stop,
     Tell,
+    Viewed,
     Vocabulary,
     command_decoder,
     frame,
@@ -52,6 +54,7 @@ from quire.engine.host.messages import (
     unpack_ids,
     unpack_logprobs,
 )
+from quire.engine.view import EngineView, ViewedBranch, ViewedSequence
 from quire.logprobs import LogprobTable, TokenLogprob
 from quire.parameters import TextTokens
 from quire.text.token_bytes import TokenBytes
@@ -92,6 +95,7 @@ COMMANDS: list[Command] = [
     AskRecords(4),
     ClearCache(),
     AskLog(),
+    AskView(17),
     Tell(b"row"),
     Stop(),
 ]
@@ -109,6 +113,9 @@ REPORTS: list[Report] = [
     Stats(EngineStats(1, 2, 3, 4, 5, 16, step_phase_seconds={"forward": 0.5}, step_tokens=(1, 2), resident_bytes=14)),
     Records([StepRecord(1, 2.0, 3.0, 4.0, 5.0, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)]),
     LogRows(b"log"),
+    Viewed(
+        EngineView(2, (0, -1, -2, 1), (ViewedSequence("é", 1, 2, 3, 4, 5, 6),), (ViewedBranch(-1, 16, 1),), b"log", 9)
+    ),
 ]  # fmt: skip
 
 

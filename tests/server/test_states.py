@@ -24,6 +24,7 @@ from quire.engine.api import (
     TextSink,
 )
 from quire.engine.usage_ledger import UsageLedger
+from quire.engine.view import EngineView
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.app import App
 from quire.server.context import ServerContext
@@ -91,6 +92,9 @@ class StandInEngine:
 
     async def debug(self) -> Mapping[str, Any]:
         return {}
+
+    async def view(self, after: int) -> EngineView:
+        return EngineView()
 
     def tell(self, row: bytes) -> None: ...
 

@@ -166,3 +166,16 @@ def test_the_ring_is_bounded() -> None:
     recorder.changed("costs", (1.0,))
     assert len(recorder.ring()) <= 2**13 + 1000
     assert not read_rows(recorder.ring()).damage
+
+
+def test_the_rows_since_a_look_are_those_that_came_after_it() -> None:
+    core, _ = storm(7, 12)
+    recorder = core.recorder
+    assert recorder is not None
+    whole = read_rows(recorder.ring()).rows[1:]  # the first says what it is
+    data, count = recorder.since(0)
+    assert read_rows(data).rows == whole
+    assert count == len(whole)
+    assert read_rows(recorder.since(count - 3)[0]).rows == whole[-3:]
+    assert recorder.since(count) == (HEADER, count)
+    assert recorder.oldest == whole[0].at

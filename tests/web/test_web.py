@@ -21,6 +21,8 @@ from quire.learn.simulations import SIMULATIONS
 ROOT = Path(quire.__file__).parents[2]
 BUILT = Path(quire.__file__).parent / "server/pages/built"
 
+ADMIN = "key-of-an-administrator"
+
 pytestmark = [
     pytest.mark.web,
     pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed"),
@@ -48,7 +50,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[LiveServer]:
-    with serving(Path(shipped_models()["quire-mini"]), engine={"max_model_len": 2048}) as server:
+    with serving(
+        Path(shipped_models()["quire-mini"]), engine={"max_model_len": 2048}, admin_api_key=(ADMIN,)
+    ) as server:
         yield server
 
 
@@ -91,5 +95,15 @@ def test_a_browser_can_use_the_page(sources: Path, live: LiveServer, tmp_path: P
         assert views[name] == titles
         assert views[f"{name} quiz"].startswith("Right.")
         assert not views[f"{name} overflow"]
+    for name in ("room", "room dark", "room phone"):
+        heads = " ".join(views[name])
+        assert all(
+            one in heads for one in ("Batch", "KV cache", "Cached prefixes", "Memory plan", "Settings")
+        )
+        assert " ms for " in views[f"{name} why"]
+        assert views[f"{name} tried"] == "Would change: max_num_seqs = 3"
+        assert not views[f"{name} overflow"]
+    assert views["room key"] == ""  # it is asked again for the next change
+    assert ADMIN not in views["room kept"]
     pictures = {path.name for path in tmp_path.iterdir()}
     assert {"welcome.png", "chances.png", "dark.png", "phone.png", "lesson phone block-table.png"} <= pictures

@@ -3,7 +3,8 @@
 python -m tools.default_model.build build/default_model
 
 It may be interrupted at any time; the same command continues from the last checkpoint. `--hours` is computing time for
-everything, `--finish` ends the training of the model early.
+everything, `--finish` ends the training of the model early. `--start` goes on from a finished model or a mean of
+checkpoints, with its tokenizer, at a lower rate; give it another seed.
 """
 
 from __future__ import annotations
@@ -32,16 +33,37 @@ class Budget:
     adapter: int
     tokenizer: int
     items: int
+    start: Path | None = None
+    start_draft: Path | None = None
 
+
+# The rate of a run that begins with trained weights.
+_LOWER_RATE = 0.004
 
 # Takes minutes on one core and checks that every part works; the models are useless.
 TRIAL = Budget(mini=("--steps", "20"), draft=("--steps", "20"), adapter=4, tokenizer=5_000, items=3)
 
 
-def full(hours: float, *, finish: bool) -> Budget:
+def full(hours: float, *, finish: bool, start: Path | None, start_draft: Path | None) -> Budget:
     """Four fifths of the time for the model, an eighth for its draft, the rest for adapters and evaluation."""
-    mini = ("--hours", f"{hours * 0.8:g}", *(("--finish",) if finish else ()))
-    return Budget(mini=mini, draft=("--hours", f"{hours / 8:g}"), adapter=300, tokenizer=40_000, items=80)
+    mini: tuple[str, ...] = ("--hours", f"{hours * 0.8:g}", *(("--finish",) if finish else ()))
+    draft: tuple[str, ...] = ("--hours", f"{hours / 8:g}")
+    if start:
+        mini += (
+            "--start",
+            str(start),
+            "--rate",
+            str(_LOWER_RATE),
+            "--prompts",
+            "0",
+            "--repeat-tokens",
+            "128",
+        )
+    if start_draft:
+        draft += ("--start", str(start_draft), "--rate", str(_LOWER_RATE))
+    return Budget(
+        mini=mini, draft=draft, adapter=300, tokenizer=40_000, items=80, start=start, start_draft=start_draft
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +76,19 @@ class Part:
 
 def parts(out: Path, budget: Budget, seed: int, threads: int, machine: str) -> list[Part]:
     """The commands in order."""
-    tokenizer, mini, draft = out / "tokenizer", out / "mini", out / "draft"
+    tokenizer, mini, draft = budget.start or out / "tokenizer", out / "mini", out / "draft"
     common = ("--tokenizer", str(tokenizer), "--seed", str(seed), "--threads", str(threads))
     train_mini = module("train", "mini", "--out", mini, *budget.mini, *common)
     train_draft = module(
         "train", "draft", "--out", draft, *budget.draft, "--teacher", mini / "model", *common
     )
     made = [
-        Part(
-            tokenizer / "tokenizer.json",
-            module("tokenizer", tokenizer, "--seed", seed, "--conversations", budget.tokenizer),
-        ),
         Part(mini / "model" / "config.json", train_mini),
         Part(draft / "model" / "config.json", train_draft),
     ]
+    if not budget.start:
+        learn = module("tokenizer", tokenizer, "--seed", seed, "--conversations", budget.tokenizer)
+        made.insert(0, Part(tokenizer / "tokenizer.json", learn))
     for style in STYLES:
         folder = out / "adapters" / style
         options = ("--base", mini / "model", "--out", folder, "--steps", budget.adapter, "--seed", seed)
@@ -78,7 +99,13 @@ def parts(out: Path, budget: Budget, seed: int, threads: int, machine: str) -> l
         results = run / "results.md"
         evaluate = ("--items", budget.items, "--out", results, "--answers", run / "answers.jsonl")
         made.append(Part(results, module("evaluate", run / "model", *evaluate)))
-        card = ("--run", run, "--results", results, "--command", shlex.join(("python", *command[1:])))
+        tables = [results]
+        if run == mini:
+            by_hand = run / "handwritten.md"
+            sheet = ("--sheet", run / "sheet.txt", "--out", by_hand)
+            made.append(Part(by_hand, module("handwritten", run / "model", *sheet)))
+            tables.append(by_hand)
+        card = ("--run", run, "--results", *tables, "--command", shlex.join(("python", *command[1:])))
         made.append(
             Part(run / "card.md", module("card", name, *card, "--machine", machine, "--out", run / "card.md"))
         )
@@ -129,13 +156,18 @@ def main() -> None:
     parser.add_argument(
         "--finish", action="store_true", help="cool the model down from its last checkpoint on, and go on"
     )
+    parser.add_argument("--start", type=Path, help="model folder whose weights and tokenizer to go on with")
+    parser.add_argument("--start-draft", type=Path, help="draft to go on with, of the same tokenizer")
     parser.add_argument("--machine", default=description(), help="for the cards")
     parser.add_argument(
         "--trial", action="store_true", help="takes minutes instead of hours; the models are useless"
     )
     args = parser.parse_args()
     stay_behind()
-    budget = TRIAL if args.trial else full(args.hours, finish=args.finish)
+    if args.start_draft and not args.start:
+        parser.error("--start-draft needs --start: a draft shares the tokenizer of its model")
+    asked = full(args.hours, finish=args.finish, start=args.start, start_draft=args.start_draft)
+    budget = TRIAL if args.trial else asked
     run(parts(args.out, budget, args.seed, args.threads, args.machine))
     ship = collect(args.out)
     size = sum(file.stat().st_size for file in ship.rglob("*") if file.is_file())

@@ -52,7 +52,8 @@ _NUMBERS = [
     "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
 ]  # fmt: skip
 _DECLINES = (
-    r"\b(can't|cannot|can not|could not|couldn't|don't|do not|does not|am not|i'm not|not able|unable|sorry|beyond|"
+    r"\b(can't|cannot|can not|could not|couldn't|don't|do not|does not|am not|i'm not|have not|haven't|not able|"
+    r"unable|sorry|beyond|"
     r"too (big|large|hard|much|small|long)|only|no (way|access|idea|clock|function|tool)|outside|without|won't|"
     r"never learned|nothing)\b"
 )

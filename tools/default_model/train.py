@@ -66,13 +66,14 @@ class Options:
     teacher: Path | None = None
     eval_minutes: float = 10.0
     save_minutes: float = 5.0
+    keep: int = 0
     threads: int = 0
     stop_after: int = 0
 
 
 # Options that may change between parts of one run.
 _FREE = {
-    "out", "tokenizer", "hours", "finish", "teacher", "threads", "stop_after", "held_out", "save_minutes",
+    "out", "tokenizer", "hours", "finish", "teacher", "threads", "stop_after", "held_out", "save_minutes", "keep",
     "eval_minutes", "precision",
 }  # fmt: skip
 
@@ -290,7 +291,14 @@ class Trainer:
     def _save(self) -> None:
         self._flush()
         facts = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
-        save_run(self.options.out / "run.safetensors", facts, self.model, self.optimizer)
+        run = self.options.out / "run.safetensors"
+        save_run(run, facts, self.model, self.optimizer)
+        if self.options.keep:
+            kept = self.options.out / "kept"
+            kept.mkdir(exist_ok=True)
+            shutil.copyfile(run, kept / f"{self.step:07}.safetensors")
+            for old in sorted(kept.iterdir())[: -self.options.keep]:
+                old.unlink()
 
     def _say(self) -> None:
         """A line of progress. Hours are computing time, the time to the end is wall time."""
@@ -347,6 +355,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--eval-minutes", type=float, default=10.0)
     parser.add_argument("--save-minutes", type=float, default=5.0)
+    parser.add_argument(
+        "--keep", type=int, default=0, help="checkpoints kept in OUT/kept for `average`, the newest ones"
+    )
     parser.add_argument(
         "--stop-after", type=int, default=0, help="stop after this many steps; run again to continue"
     )

@@ -40,6 +40,10 @@ export interface Model {
   id: string;
   parent: string | null;
   max_model_len: number;
+  state?: string; // of a server with several models, as what follows
+  memory?: number;
+  borrowed?: number;
+  lent?: number;
 }
 
 export class ApiFailure extends Error {
@@ -51,14 +55,17 @@ export class ApiFailure extends Error {
   }
 }
 
+export const failure = (error: unknown) =>
+  error instanceof ApiFailure ? error : new ApiFailure(0, "The server does not answer.");
+
 const KEY = "quire.key";
 
 export function setKey(key: string): void {
   sessionStorage.setItem(KEY, key);
 }
 
-function headers(): Record<string, string> {
-  const key = sessionStorage.getItem(KEY);
+function headers(given = ""): Record<string, string> {
+  const key = given || sessionStorage.getItem(KEY);
   return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
 }
 
@@ -74,9 +81,29 @@ async function checked(response: Response): Promise<Response> {
   throw new ApiFailure(response.status, message);
 }
 
+/** A response of a route; with a `key` in place of the one that the page keeps. Raises ApiFailure. */
+export async function open(
+  path: string,
+  { key = "", ...init }: RequestInit & { key?: string } = {},
+): Promise<Response> {
+  return checked(await fetch(path, { ...init, headers: headers(key) }));
+}
+
 /** The JSON of a route. Raises ApiFailure. */
-export async function read<T>(path: string, signal: AbortSignal | null = null): Promise<T> {
-  return (await checked(await fetch(path, { headers: headers(), signal }))).json();
+export async function read<T>(path: string, signal: AbortSignal | null = null, key = ""): Promise<T> {
+  return (await open(path, { signal, key })).json();
+}
+
+/** Where the time of a request went. */
+export interface Explained {
+  id: string;
+  finished: boolean;
+  total_ms: number;
+  cause: string;
+  sentence: string;
+  parts: { name: string; ms: number; says: string }[];
+  timeline: { start_ms: number; ms: number; part: string; detail: string }[];
+  cache: { kind: string; hit_tokens: number; lost_tokens: number; differs_at: number; changes: string } | null;
 }
 
 export async function models(): Promise<Model[]> {
@@ -106,9 +133,7 @@ export async function ask(
   changed: (answer: Answer) => void,
 ): Promise<Answer> {
   const began = performance.now();
-  const response = await checked(
-    await fetch("/v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal }),
-  );
+  const response = await open("/v1/chat/completions", { method: "POST", body: JSON.stringify(body), signal });
   const answer = empty();
   if (!response.body) return answer;
   for await (const data of events(response.body)) {

@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Figures, Markdown, Tokens } from "./answer";
-import { ApiFailure, ask, type Model, models, requestBody, type Settings, setKey } from "./api";
+import { ApiFailure, ask, type Model, models, requestBody, type Settings } from "./api";
 import {
   added,
   begin,
@@ -14,6 +14,7 @@ import {
   siblings,
   type Turn,
 } from "./conversation";
+import { Problem } from "./problem";
 import { SettingsPanel } from "./settings";
 
 /** The chat: conversations at the side, the shown branch, what is asked next. */
@@ -106,6 +107,7 @@ export function Chat() {
           <img src="/ui/quire.svg" alt="" width="28" height="28" /> Quire
         </h1>
         <a href="/learn">How inference works</a>
+        <a href="/dashboard">Control room</a>
         <button type="button" class="primary" onClick={fresh}>
           New chat
         </button>
@@ -143,7 +145,7 @@ export function Chat() {
         </button>
       </nav>
       <main>
-        {problem && <Problem problem={problem} retry={connect} />}
+        {problem && <Problem problem={problem} onTry={connect} />}
         <ol class="turns" aria-live="polite" aria-busy={running !== null}>
           {branch(conversation).map((turn) => (
             <TurnView
@@ -167,31 +169,6 @@ export function Chat() {
         />
       </main>
     </div>
-  );
-}
-
-function Problem({ problem, retry }: { problem: ApiFailure; retry: () => void }) {
-  const locked = problem.status === 401 || problem.status === 403;
-  return (
-    <form
-      class="problem"
-      role="alert"
-      onSubmit={(event) => {
-        event.preventDefault();
-        const key = new FormData(event.currentTarget).get("key");
-        if (key) setKey(String(key));
-        retry();
-      }}
-    >
-      <p>{problem.message}</p>
-      {locked && (
-        <label>
-          API key
-          <input type="password" name="key" autocomplete="off" />
-        </label>
-      )}
-      <button type="submit">{locked ? "Use this key" : "Try again"}</button>
-    </form>
   );
 }
 

@@ -1,6 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
-import { ApiFailure, read, setKey } from "./api";
+import { type ApiFailure, failure, read } from "./api";
 import { Cells, type CellsData, Chart, type ChartData } from "./pictures";
+import { Problem } from "./problem";
 import { Quiz } from "./quiz";
 
 interface Control {
@@ -37,9 +38,6 @@ const SOURCES: Record<string, string> = {
   simulator: "From the simulator, which runs the scheduler of this server",
 };
 
-const failure = (error: unknown) =>
-  error instanceof ApiFailure ? error : new ApiFailure(0, "The server does not answer.");
-
 /** All simulations, one at a time; the one that is shown stands behind the # of the address. */
 export function Lesson() {
   const [all, setAll] = useState<Simulation[]>([]);
@@ -68,6 +66,7 @@ export function Lesson() {
           <img src="/ui/quire.svg" alt="" width="28" height="28" /> Quire
         </h1>
         <a href="/">Chat</a>
+        <a href="/dashboard">Control room</a>
         <ul>
           {all.map((one) => (
             <li key={one.name}>
@@ -84,31 +83,10 @@ export function Lesson() {
         </ul>
       </nav>
       <main class="lesson">
-        {problem && <Problem problem={problem} onKey={connect} />}
+        {problem && <Problem problem={problem} onTry={connect} />}
         {quiz ? <Quiz /> : shown && <Stage key={shown.name} simulation={shown} />}
       </main>
     </div>
-  );
-}
-
-function Problem({ problem, onKey }: { problem: ApiFailure; onKey: () => void }) {
-  const [key, write] = useState("");
-  const enter = (event: Event) => {
-    event.preventDefault();
-    setKey(key);
-    onKey();
-  };
-  return (
-    <form class="problem" role="alert" onSubmit={enter}>
-      <p>{problem.message}</p>
-      {problem.status === 401 && (
-        <label>
-          API key{" "}
-          <input type="password" value={key} autocomplete="off" onInput={(event) => write(event.currentTarget.value)} />
-        </label>
-      )}
-      <button type="submit">Try again</button>
-    </form>
   );
 }
 

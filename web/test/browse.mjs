@@ -134,5 +134,33 @@ for (const [name, options] of Object.entries({
     await other.waitForFunction(() => document.querySelector(".error")?.textContent?.includes("new: '0' must be"));
   }
 }
+for (const [name, options] of Object.entries({
+  room: { colorScheme: "light", viewport: { width: 1280, height: 900 } },
+  "room dark": { colorScheme: "dark", viewport: { width: 1280, height: 900 } },
+  "room phone": { colorScheme: "light", viewport: { width: 390, height: 780 }, isMobile: true, hasTouch: true },
+})) {
+  const room = await open(options, "/dashboard");
+  await room.waitForFunction(() => document.querySelectorAll(".tiles li").length === 12);
+  await room.waitForSelector(".slowest button");
+  await room.locator(".slowest button").first().click();
+  await room.waitForSelector(".explanation .bars");
+  seen.views[name] = await room.locator("main h2").allInnerTexts();
+  seen.views[`${name} why`] = await room.locator(".explanation p").first().innerText();
+  await room.getByLabel("Administrator's key").fill("key-of-an-administrator");
+  await room.getByRole("button", { name: "Read", exact: true }).click();
+  await room.getByLabel("max_num_seqs").fill("3");
+  await room.getByRole("button", { name: "Try" }).click();
+  await room.waitForFunction(() => document.querySelector("main output")?.textContent?.startsWith("Would change"));
+  seen.views[`${name} tried`] = await room.locator("main output").innerText();
+  if (name === "room phone") {
+    await room.getByRole("button", { name: "Change" }).click();
+    await room.waitForFunction(() => document.querySelector("main output")?.textContent?.startsWith("Changed"));
+    seen.views["room key"] = await room.getByLabel("Administrator's key").inputValue();
+    seen.views["room kept"] = await room.evaluate(() => JSON.stringify({ ...sessionStorage, ...localStorage }));
+  }
+  await axe(room, name);
+  await room.screenshot({ path: `${folder}/${name}.png`, fullPage: true });
+  seen.views[`${name} overflow`] = await room.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+}
 await browser.close();
 console.log(JSON.stringify(seen));

@@ -84,7 +84,7 @@ def resolve(asked: EngineConfig, model: ModelTraits, machine: MachineFacts) -> R
         quantized=quantized,
         head="f32" if asked.formats.fp32_lm_head else _QUANTIZED[head],
         memory=memory,
-        threads=asked.execution.threads or machine.cores,
+        threads=asked.execution.threads or max(1, machine.cores // asked.parallel.ranks),
         isa=machine.isa,
         max_model_len=length,
         shrink_model_len=asked.limits.max_model_len is None,

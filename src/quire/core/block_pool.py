@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable
 
 from quire.types import QuireError
 
+FREE, CACHED = 0, -1  # of `BlockPool.states`
+
 
 class AuditError(QuireError):
     """The accounts contradict each other, the block tables or the cache."""
@@ -119,6 +121,17 @@ class BlockPool:
     def is_cached(self, block: int) -> bool:
         """Whether the block is published and not held."""
         return self._references[block] == 0 and self._published[block] == 1
+
+    @property
+    def num_touched(self) -> int:
+        """Blocks from the first on, up to the last one that was ever taken, as far as that is known."""
+        return self.num_blocks if self.reach is None else self.top
+
+    def states(self, stride: int) -> list[int]:
+        """Every `stride`-th touched block from the first on: FREE, CACHED, or the number of its references."""
+        end = self.num_touched
+        pairs = zip(self._references[:end:stride], self._published[:end:stride], strict=True)
+        return [references or (CACHED if known else FREE) for references, known in pairs]
 
     def audit(
         self, tables: Iterable[Iterable[int]] | None = None, published: Iterable[int] | None = None

@@ -56,7 +56,7 @@ from quire.core.cached_prefix import (
     no_watches,
 )
 from quire.core.capacity import first_live_block
-from quire.core.radix import RadixTree
+from quire.core.radix import RadixTree, TreeBranch
 from quire.core.soft_tokens import NO_MARKS, Marks
 from quire.core.tier import Tier, chain, root_digest
 from quire.types import NO_BLOCK
@@ -121,6 +121,10 @@ class PrefixCache:
             first = first_live_block(depth * size, group.window, size)
             blocks.append([NO_BLOCK] * first + [node.value[g] for node in path[first:]])
         return Hit(depth * size, path[-1], tuple(blocks))
+
+    def branches(self, most_nodes: int) -> list[TreeBranch]:
+        """The shape of what is cached; see RadixTree.branches."""
+        return self._tree.branches(most_nodes)
 
     @property
     def num_pinned(self) -> int:

@@ -25,10 +25,11 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from quire.core.soft_tokens import NO_MARKS, Marks, block_keys
 
@@ -59,6 +60,15 @@ class Node(Generic[V]):
         self.pinned = 0.0  # until this time
         self.order: list[bytes] | None = None  # keys of children without a mark, once they are many
         self.queued = False
+
+
+class TreeBranch(NamedTuple):
+    """Nodes that follow each other without a fork: the index of the branch above, -1 for none; their number; and how
+    often they are locked."""
+
+    parent: int
+    nodes: int
+    locks: int
 
 
 class RadixTree(Generic[V]):
@@ -314,6 +324,24 @@ class RadixTree(Generic[V]):
         """The roots of at most so many namespaces, by name."""
         names = islice(self._top.children.items(), most)
         return {name.decode("utf-8", "surrogatepass"): root for name, root in names}
+
+    def branches(self, most_nodes: int) -> list[TreeBranch]:
+        """The tree without its keys: runs of nodes that have one child each, parents first. It looks at `most_nodes`
+        nodes and leaves the rest out.
+        """
+        found: list[TreeBranch] = []
+        todo = deque((root, -1) for root in self._top.children.values())
+        while todo and most_nodes > 0:
+            start, parent = todo.popleft()
+            for first in start.children.values():
+                end, length, locks = first, 1, first.locks
+                while len(end.children) == 1 and length < most_nodes:
+                    (end,) = end.children.values()
+                    length, locks = length + 1, locks + end.locks
+                most_nodes -= length
+                found.append(TreeBranch(parent, length, locks))
+                todo.append((end, len(found) - 1))
+        return found
 
     def audit(self) -> None:
         """Check the tree's own accounts in O(nodes). Raises ValueError saying what is wrong."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quire.answers import AnswerPart, PromptProgress
 from quire.beams import Beams
 from quire.engine.usage_ledger import UsageLedger, UsageTotals
+from quire.engine.view import EngineView
 from quire.logprobs import LogprobTable
 from quire.objectives import DegradeStep, ServiceClass
 from quire.outputs import RequestOutput
@@ -576,6 +577,9 @@ class Engine(Protocol):
 
     async def log(self) -> bytes:
         """The latest rows of the engine's log, as a log; see quire.steplog."""
+
+    async def view(self, after: int) -> EngineView:
+        """What the engine holds now, with the rows of its log after the first `after`."""
 
     def tell(self, row: bytes) -> None:
         """Add a row, what only the server knows of a request, to the log of the engine."""

@@ -23,6 +23,7 @@ from quire.server.request_memory import RequestMemory
 from quire.server.served import Served, ServedModels
 from quire.server.step_profile import StepProfile
 from quire.server.tenant_access import TenantDirectory
+from quire.server.watched_engine import WatchedEngine
 
 if TYPE_CHECKING:
     from quire.server.batches.batch_service import BatchService
@@ -81,6 +82,7 @@ class ServerContext:
     served: ServedModels = field(init=False)
     replays: Replays = field(init=False)
     owners: Owners = field(default_factory=Owners)
+    watched_engine: WatchedEngine = field(init=False)
     profile: StepProfile = field(init=False)
     connections: Collection[Reader] = ()
     batches: BatchService | None = None  # with --files-dir
@@ -99,6 +101,7 @@ class ServerContext:
         self.served = ServedModels(self.engine, self.config)
         self.replays = Replays(lambda: self.memory.replays)
         self.profile = StepProfile(self.engine, self.config.profile_dir)
+        self.watched_engine = WatchedEngine(self.engine, self.metrics)
         self.texts, self.texts_as_ids = TokenTexts(self.engine), TokenTexts(self.engine, as_ids=True)
 
     @contextlib.contextmanager

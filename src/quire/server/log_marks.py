@@ -27,10 +27,13 @@ class Owners:
         while len(self._found) > 2 * _REMEMBERED:
             self._found.popitem(last=False)
 
-    def find(self, name: str, tenant: str) -> str | None:
-        """The engine's name of a request of a tenant; None for an unknown one and for that of another."""
+    def find(self, name: str, exchange: Exchange) -> str | None:
+        """The engine's name of a request of the tenant that asks, or of any if an administrator does; None for an
+        unknown one and for that of another."""
         owner, request_id = self._found.get(name, (None, ""))
-        return request_id if owner == tenant else None
+        if owner is None:
+            return None
+        return request_id if exchange.administrator or owner == exchange.tenant else None
 
 
 def tell_refused(engine: Engine, asks: Sequence[GenerateAsk], error: Exception) -> None:

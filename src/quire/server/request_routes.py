@@ -58,8 +58,13 @@ class RequestEnded(msgspec.Struct, kw_only=True):
 
 
 async def _list(contexts: Contexts, context: ServerContext, exchange: Exchange) -> RequestList:
-    found = [_body(*one, exchange) for one in _seen(contexts(context), exchange)]
-    return RequestList(data=sorted(found, key=lambda body: -body.age))
+    return RequestList(data=requests_of(contexts(context), exchange))
+
+
+def requests_of(contexts: Sequence[ServerContext], exchange: Exchange) -> list[RequestBody]:
+    """The requests in progress that whoever asks may see, in the order of arrival."""
+    found = [_body(*one, exchange) for one in _seen(contexts, exchange)]
+    return sorted(found, key=lambda body: -body.age)
 
 
 async def _cancel(contexts: Contexts, context: ServerContext, exchange: Exchange) -> RequestEnded:

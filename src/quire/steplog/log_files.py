@@ -34,6 +34,12 @@ def framed(body: bytes) -> bytes:
     return data + zlib.crc32(data).to_bytes(4, "little")
 
 
+def unframed(frame: bytes) -> AnyRow:
+    """The row of a frame that this process has made."""
+    row: AnyRow = _decode(memoryview(frame)[4:-4])
+    return row
+
+
 @dataclass(frozen=True, slots=True)
 class Log:
     """The rows of a log up to its end, or to where it is cut or damaged: `damage` then says where and how."""

@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, NamedTuple
 
 from quire.config.live import LiveEngineConfig
@@ -20,7 +21,7 @@ from quire.core.cache_misses import Miss
 from quire.core.scheduler_config import SchedulerConfig
 from quire.records import dataclass
 from quire.steplog import log_rows as rows
-from quire.steplog.log_files import HEADER, LogFile, framed
+from quire.steplog.log_files import HEADER, LogFile, framed, unframed
 from quire.steplog.log_rows import SAMPLE_BITS, LogRow, TokenChain, encode
 from quire.types import PARAMETERS, FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput
 
@@ -91,7 +92,7 @@ class Recorder:
         self._config, self._file, self._prompts = config, file, prompts
         self._classes, self._model, self.costs = classes, model, costs
         self._ring: deque[bytes] = deque()
-        self._ring_bytes, self._ring_size = ring_bytes, 0
+        self._ring_bytes, self._ring_size, self._count = ring_bytes, 0, 0
         self._clock = clock
         self._batching, self._swap, self._part = batching, swap, 0
         self._key = secrets.token_bytes(16)
@@ -276,6 +277,20 @@ class Recorder:
         """The latest rows as a log."""
         return b"".join((HEADER, framed(encode(self._opened())), *self._ring))
 
+    def since(self, count: int) -> tuple[bytes, int]:
+        """The rows after the first `count` of this engine as a log, as far as they are kept; and how many there are."""
+        fresh = max(0, min(self._count - count, len(self._ring)))
+        frames = list(islice(reversed(self._ring), fresh))
+        return b"".join((HEADER, *reversed(frames))), self._count
+
+    @property
+    def oldest(self) -> int:
+        """When the oldest row that is kept and has a time was written, in nanoseconds."""
+        for frame in self._ring:
+            if at := getattr(unframed(frame), "at", 0):
+                return int(at)
+        return self._clock()
+
     def close(self) -> None:
         """The engine ends in order."""
         self._put(rows.Closed(self._clock()))
@@ -303,6 +318,7 @@ class Recorder:
 
     def _put_frame(self, frame: bytes, in_file: bytes | None = None) -> None:
         self._ring.append(frame)
+        self._count += 1
         self._ring_size += len(frame) + 64
         while self._ring_size > self._ring_bytes:
             self._ring_size -= len(self._ring.popleft()) + 64

@@ -28,7 +28,7 @@ from .words import (
 
 _SUFFIXES = {1: "st", 2: "nd", 3: "rd"}
 # The longest word there may be, and how often.
-_LENGTHS = ((4, 0.3), (6, 0.4), (99, 0.3))
+_LENGTHS = ((4, 0.35), (6, 0.5), (99, 0.15))
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 

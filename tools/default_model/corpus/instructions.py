@@ -19,6 +19,7 @@ _COMMON = frozenset((
     "animals", "birds", "fruits", "vegetables", "foods", "drinks", "colors", "countries", "cities", "jobs", "sports", "hobbies", "tools", "clothes",
     "flowers", "vehicles", "musical instruments", "things in a kitchen", "breakfast foods", "pets", "languages", "programming languages",
 ))  # fmt: skip
+_NUMBERED = 4  # things and more are numbered unless another form is asked for: a small model counts only what it numbers
 _POOLS = {"animal": ANIMALS, "food": FOODS, "object": OBJECTS, "place": PLACES}
 
 
@@ -50,7 +51,8 @@ def _list_of(draw: Draw) -> list[Turn]:
     is_open = draw.chance(0.2)
     count = min(5 if is_open else count, len(kind.members))
     pattern = draw.pick(_asks("list open" if is_open else "list"))
-    if form != "commas" or draw.chance(0.2):
+    asked_form = form != "commas" or draw.chance(0.2)
+    if asked_form:
         tails = next(rest for name, rest in pairs("instructions", "list tails") if name == form)
         tail = draw.pick(tails.split("|")).rstrip()
         tail = tail if tail.startswith((",", " ")) else f" {tail}"
@@ -59,6 +61,8 @@ def _list_of(draw: Draw) -> list[Turn]:
     name = draw.pick(kind.plurals)
     asked = request(draw, "list", (pattern,), n=_number(draw, count), k=name)
     items = in_order(draw, kind.members, count)
+    if not asked_form and count >= _NUMBERED:
+        form = "numbers"
     said = written(form, items)
     if form == "commas":
         said = f"Here are {'some' if is_open else NUMBERS[count]} {kind.plurals[0]}: {said}."

@@ -8,7 +8,7 @@ from functools import cache
 from .draw import Draw, NoCombinationError
 from .tasks import sections
 
-_SKIP = 0.35  # of the members are passed over in a list
+_SKIP = 0.2  # of the members are passed over in a list
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -34,16 +35,19 @@ from . import (
 )
 from .conversation import Conversation, Turn, system
 from .draw import Draw, NoCombinationError, Split
+from .wording import plain as unmarked
 
 # Raised when a change makes different text from the same seed.
-GENERATOR_VERSION = 6
+GENERATOR_VERSION = 7
 
-_CHAIN = 0.06  # of the conversations are several tasks in one chat
-_DOCUMENT = 0.075  # are plain text
-_NEUTRAL = 0.33  # of those without a system prompt get one that changes nothing
+_CHAIN = 0.04  # of the conversations are several tasks in one chat
+_DOCUMENT = 0.06  # are plain text
+_NEUTRAL = 0.22  # of those without a system prompt get one that changes nothing
 _RESTRICTED = 0.14  # of the conversations of "system prompts" allow one subject only
 _ATTEMPTS = 50
 _SHIPPED = Path(__file__).parents[3] / "src/quire/models/quire-mini"
+_BY_HAND = Path(__file__).parents[1] / "handwritten.txt"
+_SHORT = 3  # words of a prompt that everybody types alike, such as "who are you"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Domain:
     personal: bool = False
 
 
-def _chain(draw: Draw, low: int = 2, high: int = 10) -> Conversation:
+def _chain(draw: Draw, low: int = 2, high: int = 7) -> Conversation:
     """Several unrelated tasks in one chat: long contexts, and answers that ignore what no longer matters."""
     turns: list[Turn] = []
     for _ in range(draw.between(low, high)):
@@ -94,24 +98,24 @@ def _system_prompts(draw: Draw) -> Conversation:
 
 # A token of the prompt costs nearly as much as one of the answer, so domains of long prompts weigh less.
 DOMAINS = {
-    "arithmetic": Domain(arithmetic.make, 0.13),
-    "counting": Domain(counting.make, 0.1),
+    "arithmetic": Domain(arithmetic.make, 0.18),
+    "counting": Domain(counting.make, 0.14),
     "extraction": Domain(extraction.make, 0.12),
-    "followups": Domain(followups.make, 0.055, personal=True),
-    "glossary": Domain(glossary.make, 0.125),
-    "instructions": Domain(instructions.make, 0.1),
-    "manners": Domain(_manners, 0.08, alone=True, personal=True),
-    "poems": Domain(poems.make, 0.025),
-    "practice": Domain(practice.make, 0.19, alone=True),
-    "quire": Domain(quire_docs.make, 0.165),
+    "followups": Domain(followups.make, 0.075, personal=True),
+    "glossary": Domain(glossary.make, 0.11),
+    "instructions": Domain(instructions.make, 0.12),
+    "manners": Domain(_manners, 0.07, alone=True, personal=True),
+    "poems": Domain(poems.make, 0.02),
+    "practice": Domain(practice.make, 0.2, alone=True),
+    "quire": Domain(quire_docs.make, 0.15),
     "recall": Domain(recall.make, 0.1, alone=True, personal=True),
-    "rewriting": Domain(rewriting.make, 0.13),
-    "scope": Domain(scope.make, 0.075, personal=True),
-    "smalltalk": Domain(smalltalk.make, 0.1, personal=True),
-    "stories": Domain(stories.make, 0.035),
-    "system prompts": Domain(_system_prompts, 0.085, alone=True, personal=True),
-    "tools": Domain(tool_calls.make, 0.115, alone=True),
-    "world": Domain(world.make, 0.12),
+    "rewriting": Domain(rewriting.make, 0.21),
+    "scope": Domain(scope.make, 0.095, personal=True),
+    "smalltalk": Domain(smalltalk.make, 0.13, personal=True),
+    "stories": Domain(stories.make, 0.03),
+    "system prompts": Domain(_system_prompts, 0.11, alone=True, personal=True),
+    "tools": Domain(tool_calls.make, 0.13, alone=True),
+    "world": Domain(world.make, 0.15),
 }
 _JOINED = tuple(name for name, domain in DOMAINS.items() if not domain.alone)
 # What a prompt that allows Quire and inference only allows, and what it doesn't.
@@ -171,6 +175,19 @@ def _any(draw: Draw) -> Conversation:
     return made
 
 
+@cache
+def _prompts_by_hand() -> frozenset[str]:
+    """The longer prompts written by hand, as `wording.plain` has them."""
+    asked = (line[6:] for line in _BY_HAND.read_text().splitlines() if line.startswith("user: "))
+    known = (unmarked(text.replace("\\n", "\n")) for text in asked)
+    return frozenset(text for text in known if len(text.split()) > _SHORT)
+
+
+def asks_by_hand(made: Conversation) -> bool:
+    """Whether a message is one of the longer prompts written by hand, whatever its case and marks."""
+    return any(turn.role == "user" and unmarked(turn.content) in _prompts_by_hand() for turn in made.turns)
+
+
 def _redrawn(seed: str, split: Split, make: Callable[[Draw], Conversation]) -> Conversation:
     """The first of the drawings of `seed` that finds combinations of the split for all it needs."""
     for attempt in range(_ATTEMPTS):
@@ -178,6 +195,8 @@ def _redrawn(seed: str, split: Split, make: Callable[[Draw], Conversation]) -> C
         try:
             made = make(draw)
         except NoCombinationError:
+            continue
+        if split is Split.TRAIN and asks_by_hand(made):
             continue
         made.keys = tuple(draw.keys)
         return made

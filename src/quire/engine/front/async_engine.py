@@ -70,6 +70,7 @@ from quire.engine.host.messages import (
 )
 from quire.engine.host.spawn import Spawned
 from quire.engine.usage_ledger import UsageLedger
+from quire.engine.view import EngineView
 from quire.objectives import DegradeStep
 from quire.outputs import RequestOutput
 from quire.parameters import Structure, TextTokens
@@ -301,6 +302,9 @@ class AsyncEngine(EngineSettings):
 
     async def log(self) -> bytes:
         return await self._client.log() if self._client else b""
+
+    async def view(self, after: int) -> EngineView:
+        return await self._client.view(after) if self._client else EngineView()
 
     def tell(self, row: bytes) -> None:
         self._send(Tell(row))

@@ -21,6 +21,7 @@ from quire.engine.host.messages import (
     AdapterOpened,
     AskLog,
     AskRecords,
+    AskView,
     Command,
     Configure,
     Configured,
@@ -33,8 +34,10 @@ from quire.engine.host.messages import (
     Report,
     Stats,
     StepReport,
+    Viewed,
 )
 from quire.engine.host.supervisor import Hooks, Supervisor
+from quire.engine.view import EngineView
 
 logger = logging.getLogger("quire.engine")
 
@@ -97,6 +100,7 @@ class EngineClient:
         self._running = self._waiting = 0  # sequences, as of the last step
         self._records: list[asyncio.Future[list[Any]]] = []
         self._logs: list[asyncio.Future[bytes]] = []
+        self._views: list[asyncio.Future[EngineView]] = []
         self._configuring: dict[int, asyncio.Future[str]] = {}
         self._numbers = itertools.count(1)
 
@@ -185,6 +189,10 @@ class EngineClient:
         """The latest rows of the log. Raises EngineUnavailableError when the engine does not answer."""
         return await self._answer(self._logs, AskLog())
 
+    async def view(self, after: int) -> EngineView:
+        """What the engine holds. Raises EngineUnavailableError when the engine does not answer."""
+        return await self._answer(self._views, AskView(after))
+
     async def _answer(self, waiting: list[asyncio.Future[T]], command: Command) -> T:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         waiting.append(answer)
@@ -256,6 +264,8 @@ class EngineClient:
                 _give(self._records, records)
             case LogRows(data):
                 _give(self._logs, data)
+            case Viewed(view):
+                _give(self._views, view)
             case _:
                 logger.warning("the engine sent an unexpected message: %s", type(report).__name__)
 

@@ -11,12 +11,14 @@ from quire.engine.core import EngineCore
 from quire.engine.host.borrowing import RoomInUse
 from quire.engine.host.channel import Channel
 from quire.engine.host.core_shares import CoreShares
+from quire.engine.host.engine_view import engine_view
 from quire.engine.host.messages import (
     SAMPLE_BITS,
     Abort,
     AddRequest,
     AskLog,
     AskRecords,
+    AskView,
     ClearCache,
     Command,
     Configure,
@@ -37,6 +39,7 @@ from quire.engine.host.messages import (
     StepReport,
     Stop,
     Tell,
+    Viewed,
     Vocabulary,
     pack_handles,
     pack_ids,
@@ -114,7 +117,7 @@ class EngineLoop:
                 self._finish(handle, index)
             case Ping(number):
                 self._channel.send(Pong(number))
-            case AskRecords() | AskLog() | Tell():
+            case AskRecords() | AskLog() | AskView() | Tell():
                 self._tell(command)
             case Vocabulary(tokens):
                 self._core.vocabulary = tokens
@@ -129,13 +132,15 @@ class EngineLoop:
             case _:
                 raise TypeError(f"{type(command).__name__} is not valid for a running engine")
 
-    def _tell(self, command: AskRecords | AskLog | Tell) -> None:
+    def _tell(self, command: AskRecords | AskLog | AskView | Tell) -> None:
         """Show or add to what was recorded."""
         recorder = self._core.recorder
         if isinstance(command, AskRecords):
             self._channel.send(Records(list(self._core.records)[-command.count :]))
         elif isinstance(command, AskLog):
             self._channel.send(LogRows(b"" if recorder is None else recorder.ring()))
+        elif isinstance(command, AskView):
+            self._channel.send(Viewed(engine_view(self._core, command.after)))
         elif recorder is not None:
             recorder.told(command.row)
 

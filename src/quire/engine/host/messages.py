@@ -22,6 +22,7 @@ from quire.config.live import LiveEngineConfig
 from quire.config.schema import EngineConfig
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import EngineStats, StepRecord
+from quire.engine.view import EngineView
 from quire.logprobs import LogprobTable
 from quire.text.token_bytes import TokenBytes
 from quire.types import FinishReason, QuireError, Request, TokenIds
@@ -151,6 +152,12 @@ class Tell(_Message, frozen=True, tag=21):
     row: bytes
 
 
+class AskView(_Message, frozen=True, tag=23):
+    """Asks what the engine holds, and for the rows of its log after the first `after`."""
+
+    after: int
+
+
 class LimitDrafts(_Message, frozen=True, tag=22):
     """Run at most so many drafts for a sequence from the next step on."""
 
@@ -177,6 +184,7 @@ Command = (
     | ForgetAdapter
     | GivePages
     | AskLog
+    | AskView
     | Tell
     | LimitDrafts
     | Configure
@@ -342,6 +350,12 @@ class LogRows(_Message, frozen=True, tag=20):
     data: bytes
 
 
+class Viewed(_Message, frozen=True, tag=23):
+    """The answer to an AskView."""
+
+    view: EngineView
+
+
 class Configured(_Message, frozen=True, tag=10):
     """The answer to a Configure: nothing, or why all is as before."""
 
@@ -372,6 +386,7 @@ Report = (
     | AdapterOpened
     | Configured
     | LogRows
+    | Viewed
     | UsesRoom
 )
 

@@ -61,6 +61,10 @@ async def _lesson(_: ServerContext, exchange: Exchange) -> None:
     await _send(exchange, "learn.html")
 
 
+async def _control_room(_: ServerContext, exchange: Exchange) -> None:
+    await _send(exchange, "dashboard.html")
+
+
 async def _file(_: ServerContext, exchange: Exchange) -> None:
     await _send(exchange, exchange.path.removeprefix("/ui/"))
 
@@ -86,6 +90,10 @@ ROUTES: tuple[HttpRoute, ...] = (
     ),
     Act(
         verb="GET", path="/learn", summary="The web page: simulations of the lesson", tag="pages", handler=_lesson,
+        response=str, media=_MEDIA[".html"], api="", open=True,
+    ),
+    Act(
+        verb="GET", path="/dashboard", summary="The web page: the control room", tag="pages", handler=_control_room,
         response=str, media=_MEDIA[".html"], api="", open=True,
     ),
     Act(
