@@ -140,11 +140,11 @@ def test_changes_of_the_configuration_and_floors_of_tenants_are_replayed(tmp_pat
     assert found.difference == ""
     assert found.steps == sum(isinstance(row, rows.Step) for row in log.rows)
     # negative controls: without a change, and without the floors, other steps come
-    changes = [row for row in log.rows if isinstance(row, rows.Configured)]
+    changes = [row for row in log.rows if isinstance(row, rows.Reconfigured)]
     assert len(changes) == 2
     assert "b" not in str(changes[0].options["cache_shares"]), "tenants have no names in a log"
     for change in changes:
         assert replay(Log([row for row in log.rows if row is not change])).difference != ""
-    forged = rows.Configured(changes[0].at, changes[0].options | {"colour": 1})
+    forged = rows.Reconfigured(changes[0].at, changes[0].options | {"colour": 1})
     with pytest.raises(ReplayError, match="not of this version"):
         replay(Log([forged if row is changes[0] else row for row in log.rows]))

@@ -376,7 +376,7 @@ class _Run:
                 core.abort(str(row.number))
             case rows.Finished():
                 core.finish(str(row.number), row.sample)
-            case rows.Configured():
+            case rows.Reconfigured():
                 core.configure(_live_config(row))
             case rows.Step():
                 self._step(row, seen)
@@ -476,7 +476,7 @@ class _Run:
         )
 
 
-def _live_config(row: rows.Configured) -> LiveEngineConfig:
+def _live_config(row: rows.Reconfigured) -> LiveEngineConfig:
     """Raises ReplayError for options of another version."""
     try:
         return LiveEngineConfig(**(row.options | {"slo": tuple(row.options["slo"])}))

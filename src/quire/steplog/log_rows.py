@@ -192,7 +192,7 @@ class Turned(LogRow, frozen=True, tag=12):
     error: str
 
 
-class Configured(LogRow, frozen=True, tag=13):
+class Reconfigured(LogRow, frozen=True, tag=13):
     """The engine's configuration was changed while it ran: the fields of config.live.LiveEngineConfig, shares of the
     cache by the digests of their tenants.
     """
@@ -214,6 +214,6 @@ AnyRow = (
     | Changed
     | Closed
     | Turned
-    | Configured
+    | Reconfigured
 )
 encode = msgspec.msgpack.Encoder().encode

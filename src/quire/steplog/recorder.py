@@ -203,7 +203,7 @@ class Recorder:
     def configured(self, live: LiveEngineConfig) -> None:
         """Another configuration is in force from the next step on."""
         shares = {self._name(name): share for name, share in live.cache_shares.items()}
-        self._put(rows.Configured(self._clock(), _fields(live) | {"cache_shares": shares}))
+        self._put(rows.Reconfigured(self._clock(), _fields(live) | {"cache_shares": shares}))
 
     def told(self, row: bytes) -> None:
         """A row that the server has made: rows.ServerMarks or rows.Turned."""
