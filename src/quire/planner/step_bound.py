@@ -105,8 +105,12 @@ class StepBound:
 
     def seconds(self, features: Sequence[float]) -> float:
         """Of a step."""
-        compute, memory, exchanged = self.parts(features)
-        return self.overhead + max(compute, memory) + exchanged
+        return self.local_seconds(features) + self.parts(features)[2]
+
+    def local_seconds(self, features: Sequence[float]) -> float:
+        """Of a step, without what ranks exchange."""
+        compute, memory, _ = self.parts(features)
+        return self.overhead + max(compute, memory)
 
     def _read(self, tokens: float) -> float:
         """Bytes of weights of a stage that a device reads for so many tokens: of experts those that are chosen, by
