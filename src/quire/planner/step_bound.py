@@ -105,7 +105,8 @@ class StepBound:
 
     def seconds(self, features: Sequence[float]) -> float:
         """Of a step."""
-        return self.local_seconds(features) + self.parts(features)[2]
+        compute, memory, exchanged = self.parts(features)
+        return self.overhead + max(compute, memory) + exchanged
 
     def local_seconds(self, features: Sequence[float]) -> float:
         """Of a step, without what ranks exchange."""
