@@ -420,12 +420,13 @@ class EngineCore:
 
     def _execute(self, out: SchedulerOutput, begun: int) -> StepOutput:
         """Both halves of a step; its drafts are made before, its masks filled during the first."""
-        worker, grammars = self._worker, self._grammars
+        worker, grammars, speculation = self._worker, self._grammars, self.speculation
         worker.begin(out)
         self._drafting = 0
-        if self.speculation is not None:
+        idles = speculation is None or speculation.idles(out, self.scheduler.step_drafts)
+        if speculation is not None and not idles:
             before = self.clock()
-            self.speculation.fill(out)
+            speculation.fill(out, self.scheduler.text_of)
             self._drafting = self.clock() - before
         if grammars is None:
             worker.forward(out)
@@ -438,6 +439,6 @@ class EngineCore:
                 worker.count(added)
         if self._beams is not None:
             self._beams.choose(out, result)
-        if self.speculation is not None:
-            self.speculation.advance(out, result, (self.clock() - begun) / 1e9)
+        if speculation is not None and not idles:
+            speculation.advance(out, result, (self.clock() - begun) / 1e9)
         return result
