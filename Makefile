@@ -1,9 +1,10 @@
 # make test    set up .venv with everything the tests need, then lint, type-check and test
 # make format  put Python and C++ into their one layout
 # make serve   set up .venv with Quire alone, then serve MODEL (a checkpoint folder or hub name, or none) over HTTP
-# make test-MARKER  the slow tests of one marker: chaos, clients, fuzz, long, memory, model, models, quantize, regions,
+# make test-MARKER  the slow tests of one marker: chaos, clients, fuzz, long, memory, model, models, quantize, ranks, regions,
 #              scheduling, schema, simulator, speculation, web or wheels
 # make wheels  the wheels that need no compiler, in dist/; PYTHONS="python3.11 python3.12" names who builds them
+# make docs    the documentation as a site, in build/docs
 # make peers   compare with other engines; ARGS="--shape tiny --rounds 1" for a quick one
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +15,7 @@ NATIVE = CMakeLists.txt pyproject.toml constraints.txt $(CPP)
 # A build writes a few large object files at a time; two cores are what it can count on.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
-.PHONY: test check format serve install wheels peers clean
+.PHONY: test check format serve install wheels docs peers clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -53,6 +54,14 @@ wheels: | $(BIN)/python
 MODEL ?=
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
+
+# Its packages are in an environment of their own: nothing else needs them.
+build/mkdocs/.installed: mkdocs.yml
+	$(PYTHON) -m venv build/mkdocs
+	build/mkdocs/bin/pip install --disable-pip-version-check -q mkdocs-material==9.6.21
+	touch $@
+docs: build/mkdocs/.installed
+	build/mkdocs/bin/mkdocs build -q --strict
 
 # The same work on other engines, in turns: installs each under build/peers, then takes hours.
 peers: $(VENV)/.installed

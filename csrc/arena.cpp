@@ -53,11 +53,16 @@ void Arena::map(int fd, size_t bytes) {
   read_only_ = true;
 }
 
+void Arena::use(char* data, size_t bytes) {
+  release();
+  data_ = data, bytes_ = bytes, borrowed_ = true;
+}
+
 void Arena::release() {
-  if (data_) munmap(data_, bytes_);
+  if (data_ && !borrowed_) munmap(data_, bytes_);
   data_ = nullptr;
   bytes_ = 0;
-  read_only_ = false;
+  read_only_ = borrowed_ = false;
 }
 
 }  // namespace quire

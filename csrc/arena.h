@@ -15,6 +15,8 @@ class Arena {
   void allocate(size_t bytes);  // throws std::bad_alloc
   // The first `bytes` of a file, read-only. The file must be that long and must not shrink.
   void map(int fd, size_t bytes);
+  // Memory of another owner, who outlives the arena.
+  void use(char* data, size_t bytes);
   void release();
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
@@ -23,7 +25,7 @@ class Arena {
  private:
   char* data_ = nullptr;
   size_t bytes_ = 0;
-  bool read_only_ = false;
+  bool read_only_ = false, borrowed_ = false;
 };
 
 }  // namespace quire

@@ -29,7 +29,7 @@ const T* at(uintptr_t address) {
 }
 
 void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>& arrays,
-          const std::vector<uintptr_t>& block_tables, size_t arena_bytes, size_t block_bytes) {
+          const std::vector<uintptr_t>& block_tables, size_t arena_bytes, size_t block_bytes, uintptr_t activations) {
   quire::StepPointers step;
   step.token_ids = at<int32_t>(arrays.at(0));
   step.positions = at<int32_t>(arrays.at(1));
@@ -39,7 +39,7 @@ void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>
   step.mirrors = at<int32_t>(arrays.at(5));
   step.adapters = at<int32_t>(arrays.at(6));
   for (uintptr_t table : block_tables) step.block_tables.push_back(at<int32_t>(table));
-  e.bind(limits, step, arena_bytes, block_bytes);
+  e.bind(limits, step, arena_bytes, block_bytes, reinterpret_cast<char*>(activations));
 }
 
 // Checksums cross as packed numbers, 8 bytes a chunk.
@@ -140,7 +140,8 @@ void bind_building(nb::class_<Executor>& c) {
       .def("begin_head", &Executor::begin_head)
       .def("join", &Executor::join, nb::keep_alive<1, 2>(), "group"_a, "rank"_a,
            "Meet the other ranks of the program there.")
-      .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a);
+      .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a,
+           "activations"_a = 0, "activations: the address of arena_bytes for them; 0 for memory of its own.");
 }
 
 void bind_adapters(nb::class_<Executor>& c) {
@@ -254,10 +255,6 @@ void bind_executor(nb::module_& m) {
       .def_rw("adapter_pages", &quire::Limits::adapter_pages);
 
   nb::class_<quire::Group>(m, "Group");
-  nb::class_<quire::LocalGroup, quire::Group>(m, "LocalGroup", "Ranks in threads of this process.")
-      .def(nb::init<int>(), "size"_a)
-      .def("leave", &quire::LocalGroup::leave, "End the wait of all other ranks: this one will not come.");
-
   bind_adapter_layout(m);
   nb::class_<Executor> executor(m, "Executor");
   bind_building(executor);

@@ -52,13 +52,17 @@ void Executor::add_kv_layer(const KVLayer& layer) {
   context_.kv_layers.push_back(layer);
 }
 
-void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes) {
+void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes,
+                    char* activations) {
   if (limits.block_size % kTile) throw std::invalid_argument("block_size must be a multiple of 16");
   Context& c = context_;
   c.limits = limits;
   c.step = step;
   c.block_bytes = block_bytes;
-  c.activations.allocate(arena_bytes);
+  if (activations)
+    c.activations.use(activations, arena_bytes);
+  else
+    c.activations.allocate(arena_bytes);
   c.kv.allocate(block_bytes * static_cast<size_t>(limits.blocks()));
   kv_pages_ = ThreadOwner<PageWarmer>(new PageWarmer(c.kv.data(), c.kv.bytes()));
   c.attention.allocate(c.threads, limits.max_tokens, limits.max_len);

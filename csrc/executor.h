@@ -31,7 +31,9 @@ class Executor {
   void add_op(const std::string& kind, const FieldMap& fields);
   // Later ops are over rows that want logits.
   void begin_head() { head_begin_ = ops_.size(); }
-  void bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes);
+  // `activations`: where those are, in memory that outlives the executor; null for memory of its own.
+  void bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes,
+            char* activations = nullptr);
   // Meet the other ranks of the program there, from the next step on; the group outlives the executor.
   void join(Group& group, int rank);
 

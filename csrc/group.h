@@ -17,7 +17,7 @@ struct Shown {
   int rows = 0;
 };
 
-// What collectives are made of. Shared memory between processes is to be another one.
+// What collectives are made of.
 class Group {
  public:
   virtual ~Group() = default;

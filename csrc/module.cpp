@@ -10,6 +10,7 @@ void bind_json(nb::module_& m);
 void bind_parts(nb::module_& m);
 void bind_plans(nb::module_& m);
 void bind_probes(nb::module_& m);
+void bind_ranks(nb::module_& m);
 void bind_sampler(nb::module_& m);
 void bind_speculation(nb::module_& m);
 
@@ -19,6 +20,7 @@ NB_MODULE(_native, m) {
   bind_facts(m);
   bind_plans(m);
   bind_executor(m);
+  bind_ranks(m);
   bind_probes(m);
   bind_parts(m);
   bind_sampler(m);

@@ -30,14 +30,17 @@ constexpr int kYields = 50;
 
 }  // namespace
 
-void Gate::open() {
+template <bool kShared>
+void BasicGate<kShared>::open() {
   word_.fetch_add(1, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0)
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), kShared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, INT_MAX, nullptr,
+            nullptr, 0);
 }
 
-bool Gate::wait_while(uint32_t old) {
-  for (int i = 0; i < kSpins; ++i) {
+template <bool kShared>
+bool BasicGate<kShared>::wait_while(uint32_t old, bool spin) {
+  for (int i = 0; spin && i < kSpins; ++i) {
     if (word_.load(std::memory_order_acquire) != old) return false;
     pause();
   }
@@ -47,10 +50,14 @@ bool Gate::wait_while(uint32_t old) {
   }
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   while (word_.load(std::memory_order_seq_cst) == old)
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), kShared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, old, nullptr,
+            nullptr, 0);
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
   return true;
 }
+
+template class BasicGate<false>;
+template class BasicGate<true>;
 
 ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), processors_(threads_), used_(threads_) {
   workers_.reserve(static_cast<size_t>(threads_ - 1));

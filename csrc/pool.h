@@ -29,17 +29,21 @@ struct DeleteAtHome {
 template <class T>
 using ThreadOwner = std::unique_ptr<T, DeleteAtHome<T>>;
 
-// One word that threads wait on until it changes.
-class Gate {
+// One word that threads wait on until it changes: those of one process, or of several that share its memory.
+template <bool kShared>
+class BasicGate {
  public:
   uint32_t value() const { return word_.load(std::memory_order_acquire); }
-  void open();                    // change the word and wake everyone
-  bool wait_while(uint32_t old);  // return once the word is no longer `old`: whether it took long
+  void open();  // change the word and wake everyone
+  // Return once the word is no longer `old`: whether it took long. `spin`: expect that soon.
+  bool wait_while(uint32_t old, bool spin = true);
 
  private:
   std::atomic<uint32_t> word_{0};
   std::atomic<int> sleepers_{0};
 };
+using Gate = BasicGate<false>;
+using SharedGate = BasicGate<true>;
 
 class ThreadPool {
  public:

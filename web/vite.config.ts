@@ -29,7 +29,7 @@ export default defineConfig({
     modulePreload: { polyfill: false },
     assetsInlineLimit: 0,
     rollupOptions: {
-      input: { index: "index.html", learn: "learn.html", dashboard: "dashboard.html" },
+      input: { index: "index.html", learn: "learn.html", dashboard: "dashboard.html", reference: "reference.html" },
       output: {
         manualChunks: { preact: ["preact", "preact/hooks"] },
         entryFileNames: "[name].js",

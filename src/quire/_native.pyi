@@ -4,7 +4,7 @@ Native kernels, the executor and the scan of requests. Addresses are integers; t
 
 from collections.abc import Mapping, Sequence
 import enum
-from typing import Annotated, overload
+from typing import Annotated, Final, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -205,13 +205,6 @@ class Limits:
 class Group:
     pass
 
-class LocalGroup(Group):
-    """Ranks in threads of this process."""
-
-    def __init__(self, size: int) -> None: ...
-    def leave(self) -> None:
-        """End the wait of all other ranks: this one will not come."""
-
 class AdapterLayout:
     """How adapters lie in the pages of a pool."""
 
@@ -298,7 +291,12 @@ class Executor:
         block_tables: Sequence[int],
         arena_bytes: int,
         block_bytes: int,
-    ) -> None: ...
+        activations: int = 0,
+    ) -> None:
+        """
+        activations: the address of arena_bytes for them; 0 for memory of its own.
+        """
+
     def set_adapter_layout(self, layout: AdapterLayout) -> None: ...
     def open_adapter(
         self, slot: int, parts: Mapping[str, Sequence[tuple[int, bool]]], own: Sequence[str]
@@ -354,6 +352,54 @@ class Executor:
         """
         Pages of blocks from this one on are not brought into memory ahead of use.
         """
+
+class LocalGroup(Group):
+    """Ranks in threads of this process."""
+
+    def __init__(self, size: int) -> None: ...
+    def leave(self) -> None:
+        """End the wait of all other ranks: this one will not come."""
+
+class SharedRanks:
+    """Ranks in processes of one host, over a file in memory that all map."""
+
+    def __init__(self, fd: int, bytes: int, size: int, rank: int, crowded: bool) -> None: ...
+
+    HEADER_BYTES: Final[int] = ...
+    """(arg: object, /) -> int"""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def leave(self) -> None:
+        """End the wait of all ranks, now and later: one will not come."""
+
+    @property
+    def left(self) -> bool: ...
+    def beats(self, rank: int) -> int:
+        """A number that rises while the process of a rank runs."""
+
+    def say(self, command: Sequence[int]) -> None:
+        """Give a command to all other ranks, which have finished the last one."""
+
+    def hear(self) -> list[int] | None:
+        """Wait for the next command; None when a rank has left."""
+
+    def finish(self, result: int) -> None:
+        """This rank is done with the last command."""
+
+    def wait(self, first: int, count: int) -> bool:
+        """
+        Wait until these ranks have finished the last command; False when one has left.
+        """
+
+    def result(self, rank: int) -> int: ...
+
+class SharedGroup(Group):
+    """Some of the ranks, which run a program together."""
+
+    def __init__(self, ranks: SharedRanks, first: int, size: int) -> None: ...
 
 class BandwidthProbe:
     def __init__(self, executor: Executor, size: int) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -111,6 +112,23 @@ def test_commands_rates_and_the_end(terminal: Terminal) -> None:
     terminal.type("hello\r")
     terminal.expect(r"tokens/s(.|\n)*> $")  # the prompt too: a Ctrl-D before it would be another line's
     assert terminal.leave() == 0
+
+
+def test_a_conversation_is_saved_and_begins_anew(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.say("/system Be brief.")
+    terminal.say("hello")
+    assert "3 messages in" in terminal.say(f"/save {tmp_path}/a.json")
+    assert "File exists" in terminal.say(f"/save {tmp_path}/a.json")
+    assert "3 messages in" in terminal.say(f"/save {tmp_path}/a.md")
+    assert "needs the name of a file" in terminal.say("/save")
+    saved = json.loads((tmp_path / "a.json").read_text())
+    assert [one["role"] for one in saved] == ["system", "user", "assistant"]
+    assert saved[0]["content"] == "Be brief."
+    assert (
+        (tmp_path / "a.md")
+        .read_text()
+        .startswith("**system**\n\nBe brief.\n\n**user**\n\nhello\n\n**assistant**")
+    )
 
 
 def test_history_lasts_and_belongs_to_its_owner(folder: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_options_of_vllm_mean_what_they_mean_on_the_command_line(llm: LLM) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size: 2 takes only 1 here"),
+        ({"expert_parallel_size": 2}, "expert_parallel_size: 2 takes only 1 here"),
         ({"tokenizer": "other"}, "tokenizer: 'other' is not supported: it is part of the checkpoint"),
         (
             {"trust_remote_code": True},

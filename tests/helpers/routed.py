@@ -22,7 +22,10 @@ from quire.server.run import HttpServer, bind
 class Routed:
     """A router and its servers, whose loop runs in a thread."""
 
-    def __init__(self, behaviours: list[Behaviour], routing: dict[str, Any], serving: dict[str, Any]) -> None:
+    def __init__(
+        self, behaviours: list[Behaviour], urls: list[str], routing: dict[str, Any], serving: dict[str, Any]
+    ) -> None:
+        self._urls = urls
         self.fakes = [FakeLLM(each) for each in behaviours]
         self.listeners: list[asyncio.Server] = []
         self.ports: list[int] = []
@@ -46,7 +49,7 @@ class Routed:
             listener = await self.loop.create_server(lambda fake=fake: Socket(fake), "127.0.0.1", 0)  # type: ignore[misc]
             self.listeners.append(listener)
             self.ports.append(listener.sockets[0].getsockname()[1])
-        urls = tuple(f"http://127.0.0.1:{port}" for port in self.ports)
+        urls = (*self._urls, *(f"http://127.0.0.1:{port}" for port in self.ports))
         config = ServingConfig(port=0, quiet=True, **self._serving)
         self.backends = Backends(RouterConfig(backend=urls, health_interval=0.05, **self._routing))
         self.service = RouterService(self.backends, config)
@@ -97,6 +100,11 @@ class Routed:
         return self.request("POST", "/v1/chat/completions", body)
 
 
-def routed(*behaviours: Behaviour, serving: dict[str, Any] | None = None, **routing: Any) -> Routed:
-    """A router in front of a server of each behaviour."""
-    return Routed(list(behaviours), routing, serving or {})
+def routed(
+    *behaviours: Behaviour,
+    urls: list[str] | None = None,
+    serving: dict[str, Any] | None = None,
+    **routing: Any,
+) -> Routed:
+    """A router in front of the servers at `urls`, and of one of each behaviour."""
+    return Routed(list(behaviours), urls or [], routing, serving or {})

@@ -20,10 +20,12 @@ import uvloop
 
 from helpers.checkpoints import TinyModel
 from helpers.tokenizers import save_whole
+from quire.cli.serve import simulated
 from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import Engine, ModelCard
 from quire.engine.front.async_engine import AsyncEngine
+from quire.learn.offered import offer
 from quire.server.request_memory import RequestMemory
 from quire.server.run import HttpServer, bind, bind_admin
 from quire.server.service import Service
@@ -69,6 +71,7 @@ class LiveServer:
         try:
             options = {"max_model_len": 200, "threads": 1} | self._engine_options
             self.engine = AsyncEngine(self._folder, EngineConfig(**options), self.config, in_process=True)
+            offer(simulated)
             self.http = HttpServer(Service(self.engine, self.config), self.config)
             sock = bind(self.config)
             self.address = sock.getsockname()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import socket
 import time
 from collections import Counter
@@ -99,8 +100,6 @@ def test_a_server_that_is_gone_is_down_and_up_again() -> None:
 
 def test_many_streams_at_once_are_shared_evenly() -> None:
     with routed(*(Behaviour(ttft=0.02, itl=0.002) for _ in range(4))) as router:
-        import concurrent.futures
-
         with concurrent.futures.ThreadPoolExecutor(32) as clients:
             replies = list(clients.map(lambda n: router.chat(f"{n}", tokens=20, stream=True), range(64)))
         assert all(each.text.count(" word") == 20 for each in replies)

@@ -12,7 +12,8 @@ from quire.config.elsewhere.known import ROWS
 COMMANDS = [
     (
         "vllm serve org/m --max_model_len 8k --tensor-parallel-size 1 --no-enable-prefix-caching --api-key=k -O3",
-        "quire serve org/m --max-model-len 8k --no-enable-prefix-caching --api-key k --host 0.0.0.0",
+        "quire serve org/m --max-model-len 8k --tensor-parallel-size 1 --no-enable-prefix-caching --api-key k "
+        "--host 0.0.0.0",
     ),
     (
         "HF_TOKEN=t python3 -m vllm.entrypoints.openai.api_server --model org/m --uds s --enforce-eager",
@@ -28,11 +29,11 @@ COMMANDS = [
     ),
     (
         "python -m sglang.launch_server --model-path org/m --tp 2 --schedule-policy lpm --chunked-prefill-size -1",
-        "quire serve org/m --scheduling-policy lpm --no-enable-chunked-prefill --port 30000",
+        "quire serve org/m --tensor-parallel-size 2 --scheduling-policy lpm --no-enable-chunked-prefill --port 30000",
     ),
     (
         "MAX_TOTAL_TOKENS=4096 text-generation-launcher --model-id org/m --num-shard 2 -p 80 --speculate 0",
-        "quire serve org/m --max-model-len 4096 --port 80 --host 0.0.0.0",
+        "quire serve org/m --max-model-len 4096 --tensor-parallel-size 2 --port 80 --host 0.0.0.0",
     ),
 ]
 

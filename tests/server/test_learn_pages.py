@@ -7,15 +7,19 @@ from urllib.parse import urlencode
 import pytest
 
 from helpers.server import LiveServer
+from quire.cli.serve import simulated
+from quire.learn.offered import offer
 from quire.learn.quiz import questions
-from quire.learn.simulations import SIMULATIONS
+from quire.learn.simulations import simulations
 from quire.planner import memory_sums
 from quire.planner.figure import Figure
 
+offer(simulated)
 
-@pytest.mark.parametrize("name", [*SIMULATIONS])
+
+@pytest.mark.parametrize("name", sorted(simulations().keys() - {"lifecycle"}))
 def test_pages_show_what_the_simulation_says(server: LiveServer, name: str) -> None:
-    one, reply = SIMULATIONS[name], server.get(f"/learn/api/sim/{name}")
+    one, reply = simulations()[name], server.get(f"/learn/api/sim/{name}")
     assert reply.status == 200
     scene = one.scene({}).to_json()
     same = [figure["label"] for figure in scene["figures"] if figure["label"] != "time here"]
@@ -49,3 +53,20 @@ def test_questions_come_with_their_answers(server: LiveServer) -> None:
     found = server.get("/learn/api/quiz").json["data"]
     assert [one["right"] for one in found] == [one.right for one in questions()]
     assert all(one["right"] in one["choices"] for one in found)
+
+
+def test_the_life_of_a_request_is_that_of_this_engine(server: LiveServer) -> None:
+    assert len(server.get("/learn/api/sims").json["data"]) == 16
+    before = server.engine.stats.steps
+    reply = server.get("/learn/api/sim/1?tokens=6")
+    assert reply.status == 200
+    server.wait(lambda: server.engine.stats.steps > before)
+    *stages, whole, _ = [figure["value"] for figure in reply.json["figures"]]
+    assert len(stages) == 6
+    assert sum(stages) == pytest.approx(whole)
+    assert all(value >= 0 for value in stages)
+    answer, life = reply.json["tables"]
+    assert 1 <= len(answer["rows"]) <= 6
+    spent = sum(float(row[2].split()[0]) for row in life["rows"])
+    assert spent <= whole + 0.01 * len(life["rows"])
+    server.get("/learn/api/sim/1?tokens=0").error(400, param="tokens")

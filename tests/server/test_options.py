@@ -161,13 +161,12 @@ def test_a_command_without_an_option_says_where_it_is(capsys: pytest.CaptureFixt
 
 def test_config_files_take_options_of_other_servers(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text(
-        "model-path: m\ncontext-length: 4k\nlog-requests: true\ntensor-parallel-size: 1\nalias: a,b\n"
-    )
+    file.write_text("model-path: m\ncontext-length: 4k\nlog-requests: true\ntp: 1\nalias: a,b\n")
     expected = {"model": "m", "max_model_len": 4000, "access_log": True, "served_model_name": ["a", "b"]}
+    expected["tensor_parallel_size"] = 1
     assert read_config(file) == expected
-    file.write_text("tensor-parallel-size: 2\n")
-    with pytest.raises(ValueError, match="takes only 1 here: a model runs in one process"):
+    file.write_text("expert-parallel-size: 2\n")
+    with pytest.raises(ValueError, match="takes only 1 here: --enable-expert-parallel"):
         read_config(file)
 
 

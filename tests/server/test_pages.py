@@ -22,13 +22,15 @@ def locked(folder: Path) -> Iterator[LiveServer]:
         yield live
 
 
-def test_the_page_comes_with_its_policy(server: LiveServer) -> None:
-    reply = server.get("/")
+@pytest.mark.parametrize("path", ["/", "/learn", "/dashboard", "/docs"])
+def test_a_page_comes_with_its_policy(server: LiveServer, path: str) -> None:
+    reply = server.get(path)
     assert reply.status == 200
     assert reply.headers["content-type"] == "text/html; charset=utf-8"
     policy = reply.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy  # no page of somebody else may put it into a frame
     assert not re.search(r"https?:", policy)
     for name in re.findall(r'(?:src|href)="([^"]+)"', reply.body.decode()):
         assert name.startswith("/ui/")
@@ -59,13 +61,15 @@ def test_other_files_are_not_there(server: LiveServer, name: str) -> None:
 def test_pages_are_open_and_data_is_not(locked: LiveServer) -> None:
     assert locked.get("/").status == 200
     assert locked.get("/ui/index.js").status == 200
-    assert locked.get("/v1/models").status == 401
+    for path in ("/v1/models", "/v1/overview", "/learn/api/sims", "/learn/api/sim/memory", "/openapi.json"):
+        assert locked.get(path).status == 401
     assert locked.get("/v1/models", KEY).status == 200
 
 
 def test_pages_keep_to_the_allowed_hosts(locked: LiveServer) -> None:
     """A name that an attacker's DNS points here gets no page either."""
-    assert locked.get("/", {"host": "evil.example"}).status == 403
+    for path in ("/", "/learn", "/dashboard", "/docs", "/ui/index.js"):
+        assert locked.get(path, {"host": "evil.example"}).status == 403
 
 
 def test_no_pages_where_they_are_off(folder: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import quire
 from helpers.server import LiveServer, serving
 from quire.config.shipped import shipped_models
-from quire.learn.simulations import SIMULATIONS
+from quire.learn.simulations import simulations
 
 ROOT = Path(quire.__file__).parents[2]
 BUILT = Path(quire.__file__).parent / "server/pages/built"
@@ -87,10 +87,11 @@ def test_a_browser_can_use_the_page(sources: Path, live: LiveServer, tmp_path: P
     assert (views["edited"], views["before"]) == ("What is TPOT?", "What is TTFT?")
     assert views["tokens"] >= 5
     assert views["alternatives"] == 5
+    assert " ms for " in views["why"]
     assert views["kept"] == 2
     assert not views["dark overflow"]
     assert not views["phone overflow"]
-    titles = [one.title for one in SIMULATIONS.values()]
+    titles = [one.title for one in simulations().values()]
     for name in ("lesson", "lesson dark", "lesson phone"):
         assert views[name] == titles
         assert views[f"{name} quiz"].startswith("Right.")
@@ -105,5 +106,8 @@ def test_a_browser_can_use_the_page(sources: Path, live: LiveServer, tmp_path: P
         assert not views[f"{name} overflow"]
     assert views["room key"] == ""  # it is asked again for the next change
     assert ADMIN not in views["room kept"]
+    for name in ("api", "api phone"):
+        assert {"messages", "temperature", "model"} <= set(views[name])
+        assert not views[f"{name} overflow"]
     pictures = {path.name for path in tmp_path.iterdir()}
     assert {"welcome.png", "chances.png", "dark.png", "phone.png", "lesson phone block-table.png"} <= pictures

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from helpers.checkpoints import TINY_MODELS, TinyModel, save
 pytestmark = pytest.mark.wheels
 ROOT = Path(__file__).parents[2]
 MAX_MODEL = 16_000_000  # bytes of a wheel that are the model's
+MAX_ADAPTERS = 4_000_000  # that are its adapters'
 MAX_ENVIRONMENT = 185_000_000  # bytes of site-packages, byte code included, pip and setuptools left out
 PYTHONS = os.environ.get("PYTHONS", sys.executable).split()  # as `make wheels` names them
 GROUPED = TinyModel("formats", "Qwen3Config", {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64})
@@ -83,11 +85,14 @@ def test_a_wheel_contains_only_what_runs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "quire/py.typed" in names
     assert any(name.endswith("share/doc/quire-llm/server.md") for name in names)
-    shipped = [
-        i for i in zipfile.ZipFile(wheel).infolist() if "quire/models/" in i.filename and not i.is_dir()
-    ]
-    assert {Path(i.filename).parent.name for i in shipped} == {"quire-mini"}
-    assert 0 < sum(i.compress_size for i in shipped) <= MAX_MODEL
+    sizes: Counter[str] = Counter()
+    for entry in zipfile.ZipFile(wheel).infolist():
+        _, found, path = entry.filename.partition("quire/models/")
+        if found and not entry.is_dir():
+            sizes[path.partition("/")[0]] += entry.compress_size
+    assert sizes.keys() == {"quire-mini", "quire-mini-adapters"}
+    assert 0 < sizes["quire-mini"] <= MAX_MODEL
+    assert 0 < sizes["quire-mini-adapters"] <= MAX_ADAPTERS
     for unwanted in ("__pycache__", ".pyc", "tests/", "csrc/"):
         assert not [name for name in names if unwanted in name], unwanted
     (metadata,) = (name for name in names if name.endswith("dist-info/METADATA"))

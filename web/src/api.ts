@@ -24,6 +24,7 @@ export interface TokenChance {
 
 /** What an answer has brought so far. Times are in seconds. */
 export interface Answer {
+  id: string;
   content: string;
   reasoning: string;
   tokens: TokenChance[];
@@ -150,6 +151,7 @@ export async function ask(
 
 export function empty(): Answer {
   return {
+    id: "",
     content: "",
     reasoning: "",
     tokens: [],
@@ -165,6 +167,7 @@ export function empty(): Answer {
 /** Add a chunk of the stream to an answer. */
 // biome-ignore lint/suspicious/noExplicitAny: a chunk is JSON of the server
 export function take(answer: Answer, chunk: any): void {
+  answer.id ||= chunk.id ?? "";
   const choice = chunk.choices?.[0];
   if (choice) {
     answer.content += choice.delta?.content ?? "";

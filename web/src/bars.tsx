@@ -1,3 +1,5 @@
+import "./explanation.css";
+
 /** Rows of a name, a bar and a number, the largest first. */
 export function Bars({ rows }: { rows: { label: string; value: number; shown: string; about?: string }[] }) {
   const top = Math.max(...rows.map((one) => one.value)) || 1;

@@ -14,6 +14,7 @@ import {
   siblings,
   type Turn,
 } from "./conversation";
+import { Explanation } from "./explanation";
 import { Problem } from "./problem";
 import { SettingsPanel } from "./settings";
 
@@ -108,6 +109,7 @@ export function Chat() {
         </h1>
         <a href="/learn">How inference works</a>
         <a href="/dashboard">Control room</a>
+        <a href="/docs">API</a>
         <button type="button" class="primary" onClick={fresh}>
           New chat
         </button>
@@ -208,6 +210,7 @@ interface TurnProps {
 function TurnView({ turn, places, running, busy, onShow, onAgain, onEdit }: TurnProps) {
   const [draft, setDraft] = useState<string | null>(null);
   const [chances, setChances] = useState(false);
+  const [why, setWhy] = useState(false);
   const at = places.findIndex((one) => one.id === turn.id);
   const { answer } = turn;
   if (draft !== null) {
@@ -301,7 +304,13 @@ function TurnView({ turn, places, running, busy, onShow, onAgain, onEdit }: Turn
             Chances
           </button>
         )}
+        {answer?.id && !running && (
+          <button type="button" aria-expanded={why} onClick={() => setWhy(!why)}>
+            Why so long?
+          </button>
+        )}
       </div>
+      {why && answer && <Explanation id={answer.id} />}
     </li>
   );
 }

@@ -25,7 +25,7 @@ const WIDTH = 640;
 const HEIGHT = 260;
 const LEFT = 64;
 const BOTTOM = 44;
-const TOP = 10;
+const TOP = 20;
 
 /** Round numbers from 0 to at least `most`, about four of them. */
 export function ticks(most: number): number[] {

@@ -73,6 +73,9 @@ seen.views.tokens = await page.locator(".token").count();
 await page.locator(".token").first().focus();
 await page.waitForSelector(".alternatives");
 seen.views.alternatives = await page.locator(".alternatives > span").count();
+await page.getByRole("button", { name: "Why so long?" }).click();
+await page.waitForSelector(".explanation .bars");
+seen.views.why = await page.locator(".explanation p").first().innerText();
 await axe(page, "chances");
 await page.screenshot({ path: `${folder}/chances.png` });
 await page.reload();
@@ -161,6 +164,20 @@ for (const [name, options] of Object.entries({
   await axe(room, name);
   await room.screenshot({ path: `${folder}/${name}.png`, fullPage: true });
   seen.views[`${name} overflow`] = await room.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+}
+for (const [name, options] of Object.entries({
+  api: { colorScheme: "light", viewport: { width: 1280, height: 900 } },
+  "api phone": { colorScheme: "dark", viewport: { width: 390, height: 780 }, isMobile: true, hasTouch: true },
+})) {
+  const api = await open(options, "/docs");
+  await api.waitForSelector(".reference summary");
+  await api.getByLabel("Search").fill("/v1/chat/completions");
+  await api.locator(".reference summary").first().click();
+  await api.waitForSelector(".route dl");
+  seen.views[name] = await api.locator(".route dt code").allInnerTexts();
+  await axe(api, name);
+  await api.screenshot({ path: `${folder}/${name}.png` });
+  seen.views[`${name} overflow`] = await api.evaluate(() => document.documentElement.scrollWidth > innerWidth);
 }
 await browser.close();
 console.log(JSON.stringify(seen));

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.answers import PartKind
@@ -129,16 +131,39 @@ class Chat:
     def _command(self, line: str) -> None:
         if line == "/help":
             for name, text in COMMANDS.items():
-                _tell(f"  {name:<8}{text}")
+                _tell(f"  {name:<9}{text}")
         elif line == "/clear":
             self._messages = list(self._start)
         elif line == "/drop":
             if not self._drop_oldest():
                 _tell("no earlier turn to drop")
+        elif line.split(maxsplit=1)[0] == "/system":
+            text = line.removeprefix("/system").strip()
+            self._start = [{"role": "system", "content": text}] if text else []
+            self._messages = list(self._start)
+        elif line.split(maxsplit=1)[0] == "/save":
+            self._save(line.removeprefix("/save").strip())
         else:
             _tell(
                 f"unknown command {line.split(maxsplit=1)[0]}; see /help, or begin with a space to send it as text"
             )
+
+    def _save(self, name: str) -> None:
+        """Write the conversation to a new file."""
+        if not name:
+            _tell("/save needs the name of a file")
+            return
+        if name.endswith(".json"):
+            text = json.dumps(self._messages, ensure_ascii=False, indent=2) + "\n"
+        else:
+            text = "\n\n".join(f"**{one['role']}**\n\n{one['content']}" for one in self._messages) + "\n"
+        try:
+            with Path(name).expanduser().open("x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            _tell(f"{name}: {error.strerror}")
+        else:
+            _tell(f"{len(self._messages)} messages in {name}")
 
     def _answer(self) -> None:
         """Answer the last message, with calls of functions in between. A refused message is removed."""

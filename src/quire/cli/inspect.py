@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from quire.cache_kinds import CacheGroup, StateGroup
-from quire.cli import inspect_scheme, kv_users, quality, speculation
+from quire.cli import inspect_packed, inspect_ranks, inspect_scheme, kv_users, quality, speculation
 from quire.cli.inspect_scheme import schemes, stored_lines
 from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
 from quire.config.serving import ServingConfig
-from quire.types import CheckpointError, MemoryBudgetError
+from quire.types import MemoryBudgetError
 from quire.util.printable import printable
 from quire.util.sizes import format_size
 
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from quire.config.schema import EngineConfig, ResolvedConfig
     from quire.engine.build.drafts import Draft
     from quire.engine.build.opening import Model
+    from quire.executor.base import ExecutorKind
     from quire.loader import Source
     from quire.program.cost import Machine, Row
     from quire.program.op import Op
     from quire.program.program import Program
+    from quire.program.tensors import Param
     from quire.spec import ModelSpec
 
 
@@ -108,21 +110,28 @@ def _report(
     model: Model, asked: EngineConfig, args: argparse.Namespace, weights: Source | None, problem: str | None
 ) -> dict[str, Any]:
     """`problem` says why there are no `weights`."""
-    from quire.engine.build.assemble import choose_with_draft, machine_facts
+    from quire.engine.build.assemble import choose, choose_ranks, choose_with_draft, machine_facts
     from quire.engine.build.opening import tokenizer_memory
+    from quire.engine.build.rank_processes import other_processes
     from quire.engine.host.held import memory_beside
+    from quire.executor.kinds import executor_kind
     from quire.program.cost import Row
-    from quire.program.memory import param_bytes
 
     facts = machine_facts(asked.execution.executor)
     config, program, draft = choose_with_draft(model, asked, facts, weights)
+    leading, programs = program, choose_ranks(model, asked, facts, weights)
+    if programs:
+        program = choose(model, asked, facts, weights)[1]
+    kind = executor_kind(config, programs)
     files = model.gguf.files if model.gguf else None
     process = facts.resident_memory + (0 if model.tokenizer else tokenizer_memory(model.folder, files))
-    machine = None if args.no_measure else measure_machine(config)
-    steps = {
-        "prefill": [Row(args.prefill, 0)],
-        "decode": [Row(1, args.context)] * args.batch,
-    }
+    machine = None
+    if not args.no_measure:
+        machine = measure_machine(dataclasses.replace(config, threads=config.threads * asked.parallel.ranks))
+    steps = {"prefill": [Row(args.prefill, 0)], "decode": [Row(1, args.context)] * args.batch}
+    others = other_processes(config)
+    beside = others | memory_beside(model.folder, files, ServingConfig())
+    memory = _memory(leading, config, kind, process, others, draft)
     stored, problem = ({}, problem) if weights is None else _stored(model, program, weights)
     spec = dataclasses.asdict(model.facts.spec)
     layers = spec.pop("layers")
@@ -142,24 +151,31 @@ def _report(
         "stored": stored,
         "scheme": schemes(model, program, None if problem else weights),
         "problem": problem,
-        "params": [
-            {"name": p.name, "kind": p.kind, "shape": [p.rows, p.cols] if p.cols else [p.rows],
-             "dtype": p.dtype, "groups": p.groups and dataclasses.asdict(p.groups),
-             "bytes": param_bytes(p), "tensors": [part.tensor for part in p.parts]}
-            for p in program.params
-        ],
+        "params": [_param(param) for param in program.params],
         "parameters": sum(p.rows * max(p.cols, 1) for p in program.params),
         "active": _active(program),
         "ops": [_op(op) for op in program.ops],
         "body_ops": len(program.body),
         "kv": _kv(program) | _kv_shares(model.facts.spec),
-        "memory": (memory := _memory(program, config, process, {}, draft)),
-        "server_memory": _memory(program, config, process, memory_beside(model.folder, files, ServingConfig()), draft),
+        "memory": memory,
+        "server_memory": _memory(leading, config, kind, process, beside, draft),
         "users": kv_users.report(model, asked, program, memory, args.context),
         "speculation": speculation.report(program, config, draft, memory),
-        "packed": _packed(model, program, config),
+        "packed": inspect_packed.report(model, program, config),
         "machine": machine and dataclasses.asdict(machine),
         "steps": {name: _step(program, rows, machine) for name, rows in steps.items()},
+        "ranks": inspect_ranks.report(model.facts.spec, programs, config.threads, memory, steps, machine),
+    }  # fmt: skip
+
+
+def _param(param: Param) -> dict[str, Any]:
+    from quire.program.memory import param_bytes
+
+    return {
+        "name": param.name, "kind": param.kind,
+        "shape": [param.rows, param.cols] if param.cols else [param.rows],
+        "dtype": param.dtype, "groups": param.groups and dataclasses.asdict(param.groups),
+        "bytes": param_bytes(param), "tensors": [part.tensor for part in param.parts],
     }  # fmt: skip
 
 
@@ -287,14 +303,18 @@ def _kv_shares(spec: ModelSpec) -> dict[str, float]:
 
 
 def _memory(
-    program: Program, config: ResolvedConfig, process: int, beside: dict[str, int], draft: Draft | None
+    program: Program,
+    config: ResolvedConfig,
+    kind: ExecutorKind,
+    process: int,
+    beside: dict[str, int],
+    draft: Draft | None,
 ) -> dict[str, Any]:
-    """The memory plan of one process; `beside` is what the other process of a server holds."""
+    """The memory plan of one process; `beside` is what other processes hold."""
     from quire.engine.build.budget import plan_memory
-    from quire.executor.kinds import executor_kind
 
     try:
-        plan = plan_memory(program, config, executor_kind(config), process, beside, draft=draft)
+        plan = plan_memory(program, config, kind, process, beside, draft=draft)
     except MemoryBudgetError as error:
         return {"error": str(error)}
     return {
@@ -303,30 +323,6 @@ def _memory(
         "parts": plan.parts,
         "limits": dataclasses.asdict(plan.limits),
         "kv_tokens": plan.limits.num_blocks * plan.limits.block_size,
-    }
-
-
-def _packed(model: Model, program: Program, config: ResolvedConfig) -> dict[str, Any] | None:
-    """The packed copy that a start would map; None if the model is not cached. `bytes` is 0 if it is missing."""
-    from quire.engine.build.assemble import weight_origin
-    from quire.engine.build.load_weights import packed_place
-    from quire.executor.kinds import executor_kind
-    from quire.program.memory import weight_bytes
-
-    if weight_bytes(program) > config.asked.loading.weight_cache_size:
-        return None
-    try:
-        place = packed_place(weight_origin(model), program, config, executor_kind(config).layout)
-    except CheckpointError:  # config files alone can be inspected
-        return None
-    if place is None:
-        return None
-    sizes = place.cache.sizes()
-    return {
-        "path": str(place.path),
-        "bytes": sizes.get(place.path.name, 0),
-        "cache_bytes": sum(sizes.values()),
-        "cache_limit": place.cache.limit,
     }
 
 
@@ -403,7 +399,9 @@ def report_lines(report: dict[str, Any], *, all_ops: bool) -> list[str]:
     lines += ["", "memory of serve", *_memory_lines(report["server_memory"])]
     if report["speculation"]:
         lines += ["", *speculation.lines(report["speculation"])]
-    lines += ["", _packed_line(report["packed"]), "", "steps", *_step_lines(report)]
+    if report["ranks"]:
+        lines += ["", *inspect_ranks.lines(report["ranks"])]
+    lines += ["", inspect_packed.line(report["packed"]), "", "steps", *_step_lines(report)]
     if "quality" in report:
         lines += ["", *quality.lines(report["quality"])]
     return lines
@@ -553,14 +551,6 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
         f"{limits['max_rows']} at once, {limits['max_tokens']} tokens per step"
     )
     return lines
-
-
-def _packed_line(packed: dict[str, Any] | None) -> str:
-    if packed is None:
-        return "packed weights are not cached for this model and these options"
-    size, used = packed["bytes"], format_size(packed["cache_bytes"])
-    here = f"{format_size(size)} at" if size else "none yet; the first start writes"
-    return f"packed weights: {here} {packed['path']} ({used} of {format_size(packed['cache_limit'])} used)"
 
 
 def _step_lines(report: dict[str, Any]) -> list[str]:

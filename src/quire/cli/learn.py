@@ -24,12 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.learn.simulations import SIMULATIONS, simulation
+    from quire.cli.serve import simulated
+    from quire.learn.offered import offer
+    from quire.learn.simulations import simulation, simulations
 
+    offer(simulated)
     if args.name == "quiz":
         return _quiz(args.rest)
     if args.name is None:
-        for one in SIMULATIONS.values():
+        for one in simulations().values():
             print(f"{one.number:>3}  {one.name:<20}{one.title}")
         return 0
     one = simulation(args.name)

@@ -13,6 +13,8 @@ COMMANDS = {
     "/help": "show this list",
     "/clear": "start the conversation over",
     "/drop": "forget the oldest turn",
+    "/system": "TEXT: another system message, and the conversation from the start; without TEXT: none",
+    "/save": "FILE: write the conversation as Markdown, or as JSON messages if it ends in .json",
     "/exit": "exit, like Ctrl-D",
     '"""': "begins and ends a multi-line message",
     "Ctrl-C": "ends the answer, or clears the input line",

@@ -20,7 +20,10 @@ from quire.config.shipped import shipped_adapters
 from quire.util.platform import memory_share
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quire.engine.host.spawn import Spawned
+    from quire.learn.scene import Simulation
 
 # Options that set the same thing: one source may use only one side.
 _EXCLUSIVE = (({"gpu_memory_utilization"}, {"memory"}), ({"uds"}, {"host", "port"}))
@@ -51,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     take_foreign_options(parser)
 
 
+def simulated() -> Sequence[Simulation]:
+    """The simulations of the lesson that need the simulator, imported when the first of them is asked for."""
+    from quire.bench.lesson.simulated_lessons import SIMULATIONS
+
+    return SIMULATIONS
+
+
 def run(args: argparse.Namespace) -> int:
     environment = args.__dict__.pop("environment", {})
     file = args.__dict__.pop("config")
@@ -76,6 +86,7 @@ def _serve_several(names: list[str], config: EngineConfig, serving: ServingConfi
     import uvloop
 
     from quire.cli.several_models import served_models
+    from quire.learn.offered import offer
     from quire.server.admin import check_all_keys
     from quire.server.dialects.response_store import prepare_file
     from quire.server.fleet.fleet import Fleet
@@ -103,6 +114,7 @@ def _serve_several(names: list[str], config: EngineConfig, serving: ServingConfi
                 served = ", ".join(name for name, _ in fleet.names())
                 log.say(f"quire: serving {served} at {address(serving, sock)}")
 
+            offer(simulated)
             return uvloop.run(serve(fleet, FleetService(fleet), serving, sock, announce))
     finally:
         sock.close()
@@ -170,14 +182,29 @@ def settings(
 
 
 def _with_adapters(model: str, options: dict[str, Any]) -> None:
-    """Turn adapters on where they are named, and those of a shipped model, unless the options say otherwise."""
-    if not ADAPTER_OPTIONS & options.keys():
+    """Turn adapters on where they are named, and those of a shipped model, unless the options say otherwise, or the
+    model is spread over ranks."""
+    ranks = {options.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")}
+    if ranks == {1} and not ADAPTER_OPTIONS & options.keys():
         options["lora_modules"] = [name for name in shipped_adapters() if name.startswith(f"{model}:")]
     if options.get("lora_modules") or options.get("lora_dir"):
         options.setdefault("enable_lora", True)
 
 
+def _follow(config: EngineConfig) -> None:
+    """In a process that a launcher has started as a rank that does not lead: be that rank until the model ends."""
+    from quire.engine.build.rendezvous import join, launched
+
+    found = launched(os.environ, config.parallel.ranks)
+    if found is not None and not found.leads:
+        from quire.engine.build.rank_process import serve
+
+        serve(join(found))
+
+
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
+    if config.parallel.ranks > 1:
+        _follow(config)
     check_kv_quality(model, config, quiet=serving.quiet)
     from quire.engine.host.spawn import Spawned
 
@@ -191,6 +218,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
 
     from quire.engine.front.adapter_names import shown
     from quire.engine.front.async_engine import AsyncEngine
+    from quire.learn.offered import offer
     from quire.objectives import parse_degrade
     from quire.server.admin import check_all_keys
     from quire.server.dialects.response_store import prepare_file
@@ -226,6 +254,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
                     log.say(f"  {line}")
                 log.say(f"quire: serving {engine.card.name} at {address(serving, sock)}")
 
+            offer(simulated)
             return uvloop.run(serve(engine, Service(engine, serving), serving, sock, announce))
     finally:
         sock.close()

@@ -20,6 +20,9 @@ _LIMITS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", nargs="?", choices=("experiment", "factors"), help="of the lesson: experiment N "
+                        "(1 to 7), or what each technique brings")  # fmt: skip
+    parser.add_argument("number", nargs="?", type=int, help="of the experiment")
     parser.add_argument(
         "--trace", metavar="FILE", help="requests of a trace: Mooncake, Azure, ServeGen, lengths"
     )
@@ -64,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
     from quire.bench.request_metrics import summarize
     from quire.objectives import parse_classes
 
+    if args.what is not None:
+        return _lesson(args)
     for name, least in (("limit", 1), ("rate", 1e-6), ("overhead_ms", 0)):
         if getattr(args, name) < least:
             raise ValueError(f"{name}: {getattr(args, name):g} is below the minimum of {least:g}")
@@ -83,6 +88,22 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(_lines(summary, served, facts)))
     return 0
+
+
+def _lesson(args: argparse.Namespace) -> int:
+    from quire.bench.lesson.production_experiments import experiment, factors
+    from quire.cli.calc import lines
+
+    if args.what == "factors":
+        print(lines([*factors()]))
+        return 0
+    if args.number is None:
+        raise ValueError("number: experiment needs one from 1 to 7")
+    found = experiment(args.number)
+    print(f"{found.number}. {found.title}\n\n{lines(found.figures)}\n")
+    for sentence, holds in found.holds:
+        print(f"{'holds' if holds else 'DOES NOT HOLD'}: {sentence}")
+    return 0 if all(holds for _, holds in found.holds) else 1
 
 
 def _scenario(args: argparse.Namespace) -> tuple[Scenario, str]:
@@ -106,13 +127,19 @@ def _scenario(args: argparse.Namespace) -> tuple[Scenario, str]:
         made = replace(scenario_of_log(load), classes=())
         source = f"fitted to {load.fit.steps} steps of the log"
     if args.device is not None:
-        from quire.bench.roofline_time import roofline_time
+        from quire.planner.step_bound import RankLayout, StepBound
 
         if model is None:
             raise ValueError("model: --device needs --model, whose weights and arithmetic it runs")
         device, count = counted(args.device)
-        costs = roofline_time(model, device, count, overhead=args.overhead_ms / 1e3)
-        made = replace(made, costs=costs, noise=0.0)
+        bound = StepBound(
+            model=model,
+            device=device,
+            layout=RankLayout(count),
+            per_host=count,
+            overhead=args.overhead_ms / 1e3,
+        )
+        made = replace(made, costs=bound.seconds, noise=0.0)
         source = f"bound only: the roofline of {count} × {device.title}"
     if not source:
         raise ValueError("log: step times are those of --log FILE, or of --device NAME with --model MODEL")

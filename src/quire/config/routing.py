@@ -41,6 +41,9 @@ class RouterConfig:
     retries: int = option(
         2, "other servers that a request is sent to when one fails before its answer", metavar="N"
     )
+    resume: bool = option(
+        True, "let another server go on with a stream whose server is lost; its text stays the same"
+    )
     breaker_failures: int = option(
         3, "failures in a row after which a server gets no requests for a while", metavar="N", count=True
     )

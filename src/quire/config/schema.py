@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.cache_kinds import KV_DTYPES, KVType
 from quire.config.option import check_options, option
+from quire.config.parallel import ParallelOptions
 from quire.config.speculative import ACCEPTANCES, SpeculativeConfig, parse_speculative_config
 from quire.objectives import class_policies, parse_classes, parse_degrade
 from quire.records import dataclass
@@ -340,7 +341,11 @@ class ExecutionOptions:
     )
     seed: int = option(0, "seed of random weights and of requests without a seed", metavar="N")
     threads: int | None = option(
-        None, "threads of the kernels (default: all usable cores)", metavar="N", count=True, most=1024
+        None,
+        "threads of the kernels, in each rank (default: all usable cores)",
+        metavar="N",
+        count=True,
+        most=1024,
     )
     executor: str = option(
         "native", "native kernels, or the torch reference (needs torch)", choices=("native", "torch")
@@ -539,6 +544,7 @@ class EngineConfig:
     execution: ExecutionOptions = _group("execution", ExecutionOptions)
     speculation: SpeculationOptions = _group("speculation", SpeculationOptions)
     adapters: AdapterOptions = _group("adapters", AdapterOptions)
+    parallel: ParallelOptions = _group("parallelism", ParallelOptions)
     recording: RecordOptions = _group("recording", RecordOptions)
 
     def __init__(self, **options: Any) -> None:

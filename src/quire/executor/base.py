@@ -113,6 +113,22 @@ class StepArrays:
             np.zeros((limits.lines, limits.blocks_per_row), np.int32) for _ in range(num_groups)
         )
 
+    def move_to(self, memory: U8, *, keep: bool = True) -> None:
+        """Lie in `memory`, of at least step_array_bytes, from now on; with what is there already unless `keep`."""
+        at = 0
+
+        def moved(array: I32) -> I32:
+            nonlocal at
+            place = memory[at : at + array.nbytes].view(np.int32).reshape(array.shape)
+            if keep:
+                place[:] = array
+            at += array.nbytes
+            return place
+
+        for name in ("token_ids", "positions", "query_start", "slots", "logit_rows", "adapters", "mirrors"):
+            setattr(self, name, moved(getattr(self, name)))
+        self.block_tables = tuple(map(moved, self.block_tables))
+
 
 def step_array_bytes(limits: Limits, num_groups: int) -> int:
     """Bytes of StepArrays of these limits."""
@@ -383,8 +399,12 @@ class Runnable(Protocol):
     def clear_adapter(self, slot: int) -> None:
         """Take all parts out of a slot, and give its pages back."""
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a KV block; after bind."""
+
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
-        """Copy KV blocks out: into[i] is the content of blocks[i], as many bytes as memory.kv_block_bytes says.
+        """Copy KV blocks out: into[i] is the content of blocks[i], of block_bytes.
 
         Only an executor of the same kind with the same program and block size can use them. Raises ValueError for a
         block that does not exist or an array of another shape.
@@ -404,6 +424,10 @@ class Runnable(Protocol):
         """Bring no pages of blocks from this one on into memory before they are written. Returns the first block of
         whose pages none is there, None if all are.
         """
+
+    def give_pages(self) -> None:
+        """Give the system back the pages of the cache, whose contents are lost, and those of files that are read again.
+        See util/given_pages."""
 
     def close(self) -> None:
         """Free everything."""
@@ -454,6 +478,9 @@ class ExecutorKind(Protocol):
 
     def planned_bytes(self, program: Program, limits: Limits) -> dict[str, int]:
         """What an executor of these limits will hold, by the parts of Inspectable.memory."""
+
+    def block_bytes(self, program: Program, block_size: int) -> int:
+        """Bytes of a KV block."""
 
     def sampler_bytes(self, program: Program, limits: Limits) -> int:
         """The most bytes that its sampler will ever hold."""

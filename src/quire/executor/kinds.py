@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.config.schema import ResolvedConfig
 from quire.executor.base import ExecutorKind
+from quire.program.program import Program
 from quire.types import CheckpointError
 
 
@@ -28,9 +29,14 @@ def native_kind(threads: int, isa: str = "") -> ExecutorKind:
     return NativeKind(threads, isa)
 
 
-def executor_kind(config: ResolvedConfig) -> ExecutorKind:
-    """The kind of executor that a configuration names. Raises CheckpointError if torch is asked for and missing."""
+def executor_kind(config: ResolvedConfig, programs: tuple[Program, ...] = ()) -> ExecutorKind:
+    """The kind of executor that a configuration names; with `programs`, one that leads ranks which run them. Raises
+    CheckpointError if torch is asked for and missing."""
     import_executor(config.asked.execution.executor)
+    if programs:
+        from quire.executor.native_ranks import RankedKind
+
+        return RankedKind(config.threads, config.isa, programs)
     if config.asked.execution.executor == "native":
         return native_kind(config.threads, config.isa)
     from quire.executor.torch import TorchKind

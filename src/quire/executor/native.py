@@ -57,6 +57,7 @@ from quire.quant.groups import rotate, weight_share
 from quire.records import dataclass
 from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
+from quire.util.given_pages import give_pages
 from quire.util.sizes import format_size
 
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
@@ -88,6 +89,10 @@ class NativeKind:
             if limits.max_loras
             else 0,
         }
+
+    def block_bytes(self, program: Program, block_size: int) -> int:
+        """Bytes of a KV block."""
+        return kv_block_bytes(program, block_size)
 
     def sampler_bytes(self, program: Program, limits: Limits) -> int:
         """The most bytes that its sampler will ever hold."""
@@ -121,6 +126,7 @@ class NativeExecutor:
         self._plans: StepPlans[Outputs] = StepPlans()
         self._samplers: list[HostSampler] = []
         self._size = StepSize(0, 0, 0)  # of the last step
+        self._activations = 0
 
     @property
     def core(self) -> _native.Executor:
@@ -200,6 +206,10 @@ class NativeExecutor:
         addresses = [0 if a is None else a.ctypes.data for a in arrays]
         self._core.put_codes(param.name, row_offset, len(given.codes), addresses)
 
+    def place_activations(self, address: int) -> None:
+        """Have activations there, in memory that outlives the executor, and not in memory of its own; before bind."""
+        self._activations = address
+
     def bind(self, limits: Limits, arrays: StepArrays) -> None:
         """Allocate cache and buffers and remember the arrays; see Runnable.bind."""
         if self._limits is not None:
@@ -269,6 +279,7 @@ class NativeExecutor:
                 [t.ctypes.data for t in arrays.block_tables],
                 plan.total,
                 block_bytes,
+                self._activations,
             )
         except MemoryError as error:
             need = plan.total + block_bytes * limits.blocks
@@ -419,6 +430,13 @@ class NativeExecutor:
         """Empty a slot; see Runnable.clear_adapter."""
         self._core.clear_adapter(slot)
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a KV block; see Runnable.block_bytes."""
+        if self._limits is None:
+            raise RuntimeError("blocks are there after bind")
+        return kv_block_bytes(self.program, self._limits.block_size)
+
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         """Copy KV blocks out; see Runnable.read_blocks."""
         cache = self._cache(blocks, into)
@@ -446,6 +464,10 @@ class NativeExecutor:
         self._core.warm_blocks(count)
         chunk = 2 * 2**21  # one may be on its way, and pages may be huge
         return -(-(self._core.kv_warmed + chunk) // kv_block_bytes(self.program, self._limits.block_size))
+
+    def give_pages(self) -> None:
+        """Give back pages that can be had again; see Runnable.give_pages."""
+        give_pages(self.areas())
 
     def _cache(self, blocks: Sequence[int], content: U8) -> U8:
         """The KV cache, one row a block."""

@@ -130,10 +130,14 @@ class Simulation:
 
         Raises ValueError for an unknown control, a value out of range, or values that do not go together.
         """
+        return self.run(**self.values(given))
+
+    def values(self, given: Mapping[str, str]) -> dict[str, Value]:
+        """A value for each control. Raises ValueError as `scene`."""
         values = {one.name: one.default for one in self.controls}
         known = {one.name: one for one in self.controls}
         for name, text in given.items():
             if name not in known:
                 raise ValueError(f"{name}: {self.name} has no such control{did_you_mean(name, known)}")
             values[name] = known[name].read(text)
-        return self.run(**values)
+        return values

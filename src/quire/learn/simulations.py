@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from quire.learn import calculated, experiments
 from quire.learn.catalog import device_control, model_control, precision_control
-from quire.learn.scene import Control, Simulation
+from quire.learn.offered import offered
+from quire.learn.scene import Control, Scene, Simulation
 from quire.util.likeness import did_you_mean
 
+
+def _on_a_server(**_: object) -> Scene:
+    raise ValueError(
+        "lifecycle: a running server shows it: GET /learn/api/sim/lifecycle, or /learn in a browser"
+    )
+
+
 _ALL = (
+    Simulation(
+        number=1, name="lifecycle", title="The life of a request", source="engine", run=_on_a_server,
+        about="The server answers a question now, and its log says where the time went: six stages, of which decoding"
+        " goes round once a token.",
+        controls=(
+            Control(name="prompt", label="Question", default="What is TTFT?",
+                    choices=("What is TTFT?", "What does the KV cache do?", "What is 2 + 3?")),
+            Control(name="tokens", label="Most tokens", default=24, least=1, most=64),
+        ),
+    ),
     Simulation(
         number=2, name="decode-loop", title="The decode loop", source="calculators", run=calculated.decode_loop,
         about="A step of decoding gives chances for every token; temperature, top-k and top-p shape them before one is"
@@ -104,12 +122,18 @@ _ALL = (
         ),
     ),
 )  # fmt: skip
-SIMULATIONS = {one.name: one for one in _ALL}
+
+
+def simulations() -> dict[str, Simulation]:
+    """All simulations by name, in the order of their numbers."""
+    found = [*_ALL, *offered()]
+    return {one.name: one for one in sorted(found, key=lambda one: one.number)}
 
 
 def simulation(name: str) -> Simulation:
     """The simulation of a name or a number. Raises ValueError for an unknown one."""
-    for one in _ALL:
+    known = simulations()
+    for one in known.values():
         if name in {one.name, str(one.number)}:
             return one
-    raise ValueError(f"name: no simulation {name!r}{did_you_mean(name, SIMULATIONS)}")
+    raise ValueError(f"name: no simulation {name!r}{did_you_mean(name, known)}")

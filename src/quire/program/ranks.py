@@ -65,6 +65,11 @@ class RankPlan:
             )
 
     @property
+    def ranks(self) -> int:
+        """All ranks of the model."""
+        return self.pipeline_parallel_size * self.tensor_parallel_size
+
+    @property
     def is_first_stage(self) -> bool:
         return self.pipeline_parallel_rank == 0
 

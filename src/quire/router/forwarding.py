@@ -8,12 +8,14 @@ import time
 from quire.config.routing import RouterConfig
 from quire.router.backends import BackendServer
 from quire.router.prefix_index import PIECE_BYTES, prompt_digests
-from quire.router.relay import Relay
+from quire.router.relay import Relay, StreamPieces
+from quire.router.resuming import CannotResumeError, DeliveredStream, ResumedStream, is_resumable, with_seed
 from quire.router.routed_request import AskedOfServers, response_id, usage_of
 from quire.router.router_context import RouterContext
 from quire.router.routing_policies import RoutedPrompt
 from quire.server.errors import ApiError, retry_headers
 from quire.server.exchange import Exchange
+from quire.server.logs import log
 from quire.util.http_client import ClientError
 
 # Answers after which another server is asked: this one is busy, ends, or is not there. An internal error is none of
@@ -41,6 +43,11 @@ class Forwarding:
         parts = asked.parts()
         self._digests = prompt_digests(self._domain(), parts)
         self._bytes = sum(map(len, parts))
+        self._resumable = (
+            self._config.resume and len(context.backends.all) > 1 and is_resumable(exchange.path, asked)
+        )
+        if self._resumable:
+            self._body = with_seed(body, asked)
         self._predicted = 0.0  # tokens that the chosen server has probably cached
 
     async def answer(self) -> None:
@@ -105,7 +112,7 @@ class Forwarding:
         """Ask a server; None once the client has its answer, else what to answer if no other server can."""
         context, prompt = self._context, self._prompt()
         self._predicted = prompt.cached(backend.name)
-        relay = Relay(self._exchange)
+        relay = Relay(self._exchange, context.keep if self._resumable else None)
         began = time.monotonic()
         with context.backends.busy(backend, prompt.work(backend.name)):
             context.backends.prefixes.add(backend.name, self._digests)
@@ -127,6 +134,7 @@ class Forwarding:
                 return ApiError(502, "the server failed while it answered", code="backend_failed")
             finally:
                 request.cancel()
+                relay.forget()
         return None
 
     async def _begins(
@@ -162,7 +170,8 @@ class Forwarding:
                 await relay.stream(request)
             except ClientError as error:
                 backend.failed(str(error), time.monotonic())
-                await self._cut_off(relay)
+                if not await self._goes_on(relay, backend):
+                    await self._cut_off(relay)
                 return
             await self._exchange.write(b"", more=False)
         if relay.status >= 500:
@@ -170,6 +179,48 @@ class Forwarding:
         else:
             backend.succeeded()
         self._learn(backend, relay)
+
+    async def _goes_on(self, relay: Relay, lost: BackendServer) -> bool:
+        """Let other servers go on with a stream whose server is lost; false if none could."""
+        tried = [lost]
+        while relay.is_kept and len(tried) <= self._config.retries:
+            other = self._choose(tried)
+            if other is None:
+                return False
+            tried.append(other)
+            try:
+                await self._resume(relay, other)
+            except ClientError as error:
+                other.failed(str(error), time.monotonic())
+            except CannotResumeError as error:
+                log.warning("request %s: %s cannot go on: %s", self._exchange.request_id, other.name, error)
+                return False
+            else:
+                self._context.metrics.resumed += 1
+                return True
+        return False
+
+    async def _resume(self, relay: Relay, other: BackendServer) -> None:
+        """Send the request to another server, and the rest of its stream to the client.
+
+        Raises ClientError if it fails too, and CannotResumeError.
+        """
+        delivered = DeliveredStream(b"".join(relay.sent))
+        resumed, sink = ResumedStream(delivered), StreamPieces()
+        with self._context.backends.busy(other, self._prompt().work(other.name)):
+            request = asyncio.create_task(
+                other.client.request(self._head(other), self._body, sink, taken=sink.take)
+            )
+            try:
+                async for piece in sink.pieces(request):
+                    if rest := resumed.feed(piece):
+                        relay.add(rest)
+                        await self._exchange.write(rest)
+            finally:
+                request.cancel()
+        resumed.end()
+        other.succeeded()
+        await self._exchange.write(b"", more=False)
 
     async def _cut_off(self, relay: Relay) -> None:
         """End a response whose server is gone, so that the client sees that it is not complete."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.util.http_client import ClientConnection, ClientError
@@ -10,6 +11,7 @@ from quire.util.http_client import ClientConnection, ClientError
 WHOLE_BYTES = 2**20  # an answer of a known length up to this is sent when it is complete
 _AHEAD_BYTES = 256 * 1024  # of a stream, kept while its client does not read
 _ENDS = 4096  # bytes at the beginning and the end that are looked at
+_EVENT_END = b"\n\n"
 _HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "content-length", "date", "server", "x-request-id", "request-id", "x-content-type-options",
@@ -21,8 +23,12 @@ class Relay:
     not read either.
     """
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, exchange: Exchange, keep: Callable[[int], bool] | None = None) -> None:
+        """`keep` takes memory for what is sent of a stream, so that another server can go on with it."""
+        self._exchange, self._keep = exchange, keep
+        self.sent: list[bytes] = []
+        self.sent_bytes = 0
+        self._part = b""  # of an event that is not complete
         self.status = 0
         self.headers: dict[str, str] = {}
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -50,6 +56,8 @@ class Relay:
         self.end = chunk if len(chunk) >= _ENDS else self.end[-_ENDS:] + chunk if len(chunk) < 512 else chunk
         if not self.beginning:
             self.beginning = chunk[:_ENDS]
+        if self._keep is not None and self.is_stream and not (chunk := self._whole_events(chunk)):
+            return
         if self._writer is not None and not self._kept:
             sent = self._writer.write_chunk(b"", chunk, b"")
             if sent:
@@ -64,6 +72,37 @@ class Relay:
         self._stuck.set()
         if self._size > _AHEAD_BYTES and self._connection is not None:
             self._connection.pause()
+
+    def _whole_events(self, chunk: bytes) -> bytes:
+        """What may be sent: complete events, which are kept as long as there is memory."""
+        if self._part or not chunk.endswith(_EVENT_END):
+            whole, found, self._part = (self._part + chunk).rpartition(_EVENT_END)
+            chunk = whole + found
+        if chunk:
+            self.add(chunk)
+            if not self.is_kept:
+                chunk, self._part = chunk + self._part, b""
+        return chunk
+
+    def add(self, data: bytes) -> None:
+        """Note what was sent by another server that goes on."""
+        if self._keep is not None:
+            if self._keep(len(data)):
+                self.sent.append(data)
+                self.sent_bytes += len(data)
+            else:
+                self.forget()
+
+    def forget(self) -> None:
+        """Give back the memory of what was sent; nobody can go on with this stream any more."""
+        if self._keep is not None:
+            self._keep(-self.sent_bytes)
+        self._keep, self.sent, self.sent_bytes = None, [], 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether `sent` is all that was sent."""
+        return self._keep is not None
 
     # ---- the request's side
 
@@ -113,3 +152,43 @@ class Relay:
             await self._exchange.write(kept)  # waits while the client does not read
         if self._connection is not None:
             self._connection.resume()
+
+
+class StreamPieces:
+    """Receives the stream of a server that goes on with another one's, piece by piece."""
+
+    def __init__(self) -> None:
+        self._pieces: asyncio.Queue[bytes] = asyncio.Queue()
+        self._connection: ClientConnection | None = None
+        self._size = 0
+
+    def take(self, connection: ClientConnection) -> None:
+        """Take the connection from which the stream will come."""
+        self._connection = connection
+
+    def start(self, status: int, headers: dict[str, str]) -> None:
+        """Take status and headers. Raises ClientError unless they begin a stream."""
+        if status != 200 or not headers.get("content-type", "").startswith("text/event-stream"):
+            raise ClientError(f"bad answer: HTTP {status}, not a stream")
+
+    def data(self, chunk: bytes, at: float) -> None:  # noqa: ARG002
+        """Take a part of the stream."""
+        self._pieces.put_nowait(chunk)
+        self._size += len(chunk)
+        if self._size > _AHEAD_BYTES and self._connection is not None:
+            self._connection.pause()
+
+    async def pieces(self, request: asyncio.Task[None]) -> AsyncIterator[bytes]:
+        """The parts of the stream until `request` ends. Raises ClientError if it fails."""
+        while not request.done() or not self._pieces.empty():
+            waiting = asyncio.create_task(self._pieces.get())
+            await asyncio.wait((request, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                waiting.cancel()
+                continue
+            piece = waiting.result()
+            self._size -= len(piece)
+            yield piece
+            if self._size <= _AHEAD_BYTES and self._connection is not None:
+                self._connection.resume()
+        request.result()

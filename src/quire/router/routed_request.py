@@ -47,6 +47,11 @@ class AskedOfServers(msgspec.Struct):
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     n_predict: Any = None
+    stream: Any = None
+    seed: Any = None
+    n: Any = None
+    best_of: Any = None
+    logprobs: Any = None
 
     def parts(self) -> list[bytes]:
         """The prompt in the order in which chat templates write it."""

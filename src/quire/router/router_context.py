@@ -18,6 +18,7 @@ from quire.server.request_memory import RequestMemory, memory_of_bodies
 
 MAX_OWNERS = 100_000  # stored responses whose server is remembered
 BODY_MEMORY = 256 * 2**20  # bytes of the bodies of requests
+KEPT_MEMORY = 64 * 2**20  # bytes of streams, kept so that another server can go on with them
 _LEARNING = 0.05  # weight of the newest answer in a mean
 
 
@@ -56,6 +57,7 @@ class RouterContext:
         self.metrics = RouterMetrics(backends)
         self.memory: RequestMemory = memory_of_bodies(BODY_MEMORY, config.max_num_queued_reqs)
         self.rates = Rates()
+        self.kept = 0  # bytes of streams that run
         self.watches: set[HangUpWatch] = set()
         self.connections: Collection[Reader] = ()
         self._owners: OrderedDict[str, str] = OrderedDict()  # stored response -> server
@@ -68,6 +70,13 @@ class RouterContext:
             yield
         finally:
             self.watches.discard(watch)
+
+    def keep(self, size: int) -> bool:
+        """Take memory for so many bytes of a stream; false if there is none left. Negative gives it back."""
+        if size > 0 and self.kept + size > KEPT_MEMORY:
+            return False
+        self.kept += size
+        return True
 
     def stored(self, response: str, backend: BackendServer) -> None:
         """Note which server has a stored response."""

@@ -26,7 +26,7 @@ class RouterMetrics(Collector):
         self._backends = backends
         self.http: Counter[tuple[str, str]] = Counter()  # by route and status
         self.first_byte = Histogram(FINE)
-        self.retried = self.cut_off = 0
+        self.retried = self.cut_off = self.resumed = 0
         self._prompt = self._cached = self._predicted = 0.0  # tokens of answers that say what was cached
         self.confidence = 0.0  # until answers say what was cached, nothing is known
         self._registry = CollectorRegistry()
@@ -94,6 +94,7 @@ class RouterMetrics(Collector):
         yield family
         for name, value, text in (
             ("retries", self.retried, "requests sent to another server after one failed"),
+            ("resumed", self.resumed, "streams that went on with another server"),
             ("cut_off", self.cut_off, "answers that ended because their server was lost"),
             ("prompt_tokens", self._prompt, "prompt tokens of answers that report their usage"),
             ("cached_tokens", self._cached, "of them cached, as the servers report"),

@@ -31,7 +31,6 @@ from quire.executor.base import (
 )
 from quire.executor.plans import PlanCounts, decode_sizes
 from quire.logprobs import LogprobTable
-from quire.program.memory import kv_block_bytes
 from quire.records import dataclass
 from quire.types import FinishReason, ScheduledSeq, SchedulerOutput, StepOutput
 from quire.worker.proposals import Proposals
@@ -257,7 +256,6 @@ class Worker:
         """Copy blocks out and in, in order; returns the blocks that were to be filled, and whether they were."""
         assert self._store is not None
         filled = {}
-        size = kv_block_bytes(self._executor.program, self._limits.block_size)
         for move in moves:
             if move.fill:
                 content = self._store.get(move.digest, move.group)
@@ -265,7 +263,7 @@ class Worker:
                 if content is not None:
                     self._executor.write_blocks([move.block], content[None])
             else:
-                content = np.empty(size, np.uint8)
+                content = np.empty(self._executor.block_bytes, np.uint8)
                 self._executor.read_blocks([move.block], content[None])
                 self._store.put(move.digest, move.group, content)
         return filled

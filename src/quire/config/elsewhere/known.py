@@ -34,7 +34,7 @@ _V, _S, _L, _T, _O = (VLLM,), (SGLANG,), (LCPP,), (TGI,), (OLM,)
 _VS, _VST = (VLLM, SGLANG), (VLLM, SGLANG, TGI)
 _ALL = (VLLM, SGLANG, LCPP, TGI)
 
-_ONE_PROCESS = "a model runs in one process, which uses all cores (--threads)"
+_SHARED = "ranks of one host read each other's rows in memory that they share"
 _REPLICAS = "start several servers behind a load balancer"
 _ADAPTERS = (
     "an adapter is a model name of its own here (--lora-modules NAME=PATH), or part of the weights after "
@@ -54,13 +54,13 @@ _POOLED = "--pooling says which hidden states are the vector"
 _CACHE = "the KV cache stays in the engine, and its blocks in main memory"
 _CPU = "the native kernels run on the CPU"
 _GRAPHS = "steps are never captured as graphs"
-_EXPERTS = "experts are computed by the native kernels, in one process"
+_EXPERTS = "--enable-expert-parallel spreads experts over the ranks that split a layer"
 _FORMATS = "formats of {} are data of Quire"
 _LOGGED = "requests are logged with --access-log only"
 _CERTIFICATES = "client certificates are not checked; do it in a proxy in front of the server"
 _ROUTES = "the routes of the server are fixed"
 _SETTINGS = "--speculative-config sets the method and its settings; answers are the same without"
-_RANK = "a model runs in one process on one machine"
+_RANK = "the ranks of a model are processes of one machine"
 _MAPPED = "packed weights are memory-mapped from the weight cache (--weight-cache)"
 _CACHED = "usage always includes the cached tokens"
 _PAGES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "int8", "q4_0": "int4"}
@@ -180,18 +180,19 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--kv-offloading-size --kv-offloading-backend --hicache-ratio --hicache-size", _VS, _CACHE),
     only("--radix-eviction-policy", _S, "lru", "the least recently used blocks are evicted first"),
     # ---- one process, the CPU
-    only("--tensor-parallel-size -tp --tp-size --tp", _VS, "1", _ONE_PROCESS),
-    only("--pipeline-parallel-size -pp --pp-size", _VS, "1", _ONE_PROCESS),
-    only("--num-shard", _T, "1", _ONE_PROCESS),
-    only("--sharded", _T, "false", _ONE_PROCESS),
+    called("-tp --tp-size --tp", _VS, "--tensor-parallel-size"),
+    called("-pp --pp-size", _VS, "--pipeline-parallel-size"),
+    called("--num-shard", _T, "--tensor-parallel-size"),
+    lacks("--sharded", _T, "--tensor-parallel-size says how many ranks share a model"),
     only("--data-parallel-size -dp --dp-size --dp", _VS, "1", _REPLICAS),
-    lacks("--enable-expert-parallel --enable-eplb --enable-dp-attention --enable-ep-moe", _VS, _EXPERTS, arity=""),
+    switched("--enable-ep-moe", _S, "--enable-expert-parallel"),
+    lacks("--enable-eplb --enable-dp-attention", _VS, _EXPERTS, arity=""),
     only("--expert-parallel-size --ep-size --ep", _VS, "1", _EXPERTS),
     only("--nnodes", _VS, "1", _RANK),
     only("--node-rank", _VS, "0", _RANK),
     lacks("--dist-init-addr --master-addr --master-port --nccl-port --shard-uds-path", _VST, _RANK),
-    only("--distributed-executor-backend", _V, "uni", _RANK),
-    always("--disable-custom-all-reduce --disable-custom-kernels", (VLLM, SGLANG, TGI), _ONE_PROCESS),
+    only("--distributed-executor-backend", _V, "uni mp", _RANK),
+    always("--disable-custom-all-reduce --disable-custom-kernels", (VLLM, SGLANG, TGI), _SHARED),
     only("--n-gpu-layers --gpu-layers -ngl", _L, "0", _CPU),
     only("--device", _S, "cpu", _CPU),
     only("--device -dev", _L, "none", _CPU),

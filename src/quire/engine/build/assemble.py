@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -11,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire._native import supported_isas
-from quire.cache_kinds import FP8_KV, LATE_KV, FullGroup, StateGroup
+from quire.cache_kinds import FP8_KV, StateGroup
 from quire.config import env
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import (
     INT4_GROUP,
     INT8_GROUP,
     LORA_TARGETS,
-    MAX_BATCH_WAIT_MS,
-    POLICIES,
     STORED,
     AdapterOptions,
     EngineConfig,
@@ -27,11 +24,9 @@ from quire.config.schema import (
 )
 from quire.config.speculative import WITH_MODEL
 from quire.core.controller import StepController
-from quire.core.cost_model import StepCostModel
-from quire.core.scheduler import Scheduler
-from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.build.budget import MemoryPlan, plan_memory
 from quire.engine.build.cache_codes import kv_codes
+from quire.engine.build.core_parts import make_gate, make_scheduler, make_swap_space, make_worker
 from quire.engine.build.drafts import (
     Draft,
     check_vocabulary,
@@ -45,9 +40,15 @@ from quire.engine.build.kept_costs import keep_costs, load_costs
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.log_file import make_recorder
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
+from quire.engine.build.rank_processes import (
+    RankProcesses,
+    leading_plan,
+    other_processes,
+    rank_plans,
+    started_ranks,
+)
 from quire.engine.build.tasks import check_pooling_options, for_task
 from quire.engine.core import EngineCore, Grammars
-from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.executor.base import Executor, ExecutorKind, Limits
 from quire.executor.kinds import executor_kind, import_executor
 from quire.loader import (
@@ -55,29 +56,29 @@ from quire.loader import (
     LoadRules,
     Source,
     checkpoint_files,
+    fingerprint,
 )
 from quire.loader.kv_scales import read_scales, read_scales_file
 from quire.loader.source import CodesSource
-from quire.objectives import class_policies, parse_classes
+from quire.objectives import parse_classes
 from quire.program.cost import Row, step_cost
 from quire.program.formats import DType, Groups, HeadScales, NumberFormats, WeightFormat
 from quire.program.lower import lower
 from quire.program.lower_draft import trimmed
 from quire.program.lowering import LoraRoom
-from quire.program.memory import kv_block_bytes, param_bytes
+from quire.program.memory import param_bytes
 from quire.program.program import Program
+from quire.program.ranks import RankPlan
 from quire.records import dataclass
-from quire.spec import Attention, ModelSpec
+from quire.spec import Attention
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
-from quire.speculate.build import judging, make_speculation, max_draft_tokens
+from quire.speculate.build import make_speculation
 from quire.store.gguf_names import shards
 from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
 from quire.util.startup_spans import Startup
-from quire.worker.swap_space import SwapSpace, place_bytes
-from quire.worker.worker import Worker
 
 if TYPE_CHECKING:
     from quire.loader.load import Progress
@@ -85,6 +86,22 @@ if TYPE_CHECKING:
     from quire.text.tokenizer import Tokenizer
 
 COMPILED_SHARE = 4  # a compiled tokenizer takes at most this part of a whole one
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What is decided before anything large is allocated.
+
+    `program` is what this process computes, `programs` are those of all ranks; none if there is one.
+    """
+
+    model: Model
+    config: ResolvedConfig
+    program: Program
+    programs: tuple[Program, ...]
+    draft: Draft | None
+    kind: ExecutorKind
+    plan: MemoryPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +116,7 @@ class Built:
     core: EngineCore
     weights: WeightsReport
     draft: Executor | None = None  # of a draft model
+    ranks: RankProcesses | None = None
 
     def close(self) -> None:
         """Free the memory of the executors, and keep what was learned of their speed."""
@@ -109,7 +127,17 @@ class Built:
             self.core.adapters.close()
         if self.draft is not None:
             self.draft.close()
+        if self.ranks is not None:
+            self.ranks.expect_end()
         self.executor.close()
+        if self.ranks is not None:
+            self.ranks.close()
+
+    def give_pages(self) -> None:
+        """Give back pages that can be had again; see Runnable.give_pages."""
+        for each in (self.executor, self.draft):
+            if each is not None:
+                each.give_pages()
 
     def areas(self) -> list[tuple[str, int, int]]:
         """The large parts of the executors' memory; see Inspectable.areas."""
@@ -118,9 +146,10 @@ class Built:
     @property
     def embed_dim(self) -> int:
         """Numbers in a row of embeddings that a request may send in place of a token; 0 if it may not."""
-        entry = self.program.entry
+        program = self.ranks.programs[0] if self.ranks else self.program
+        entry = program.entry
         enabled = self.config.asked.execution.enable_prompt_embeds and not self.program.pools
-        return self.program.buffer(entry.buffer).cols if enabled and entry is not None else 0
+        return program.buffer(entry.buffer).cols if enabled and entry is not None else 0
 
     def notices(self) -> list[str]:
         """What the user should know about how the model runs."""
@@ -182,6 +211,28 @@ def weight_origin(model: Model) -> Origin:
     )
 
 
+def load_rank(
+    model: Model,
+    program: Program,
+    config: ResolvedConfig,
+    executor: Executor,
+    progress: Progress | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> WeightsReport:
+    """`load_weights` of the part of a model that a program computes."""
+    origin = weight_origin(model)
+    if program.plan.ranks > 1:
+        whole = choose(model, config.asked, machine_facts())[1]
+        origin = replace(origin, rules=origin.rules.of_rank(whole.params))
+    return load_weights(origin, program, config, executor, progress, meanwhile)
+
+
+def weights_fingerprint(model: Model, config: ResolvedConfig) -> str:
+    """A digest of the files that weights are read from; see loader.fingerprint."""
+    asked = config.asked.loading
+    return "" if asked.load_format == "random" else fingerprint(_weight_files(model))
+
+
 def _weight_files(model: Model) -> list[Path]:
     """All files that determine the weights."""
     if model.gguf is not None:
@@ -208,10 +259,12 @@ def choose(
     weights: Source | None = None,
     *,
     features: Features | None = None,
+    plan: RankPlan | None = None,
 ) -> tuple[ResolvedConfig, Program]:
     """Resolve all options and lower the program, before memory is planned or weights are read.
 
-    `weights`: the weights of the model, if they are already open. `features`: what a draft takes of it.
+    `weights`: the weights of the model, if they are already open. `features`: what a draft takes of it. `plan`: the
+    part of the model that is wanted, by default all of it.
     """
     model = for_task(model, asked)
     spec, asked = model.facts.spec, _agreed(model, asked)
@@ -222,11 +275,11 @@ def choose(
         _formats(config), kv_scales=_kv_scales(model, config, weights), kv_codes=kv_codes(model, config)
     )
     room = _lora_room(asked.adapters)
-    program = lower(spec, formats, features=features, lora=room)
+    program = lower(spec, formats, plan, features=features, lora=room)
     if asked.formats.quantization == "auto" and asked.loading.load_format != "random":
         stored = _stored_formats(model, program, asked, weights)
         if stored:
-            program = lower(spec, replace(formats, params=stored), features=features, lora=room)
+            program = lower(spec, replace(formats, params=stored), plan, features=features, lora=room)
     if config.head == "f32":
         config = replace(config, notices=(*config.notices, _wide_head(program, config)))
     if config.kv in FP8_KV and not formats.kv_scales:
@@ -240,8 +293,20 @@ def choose_with_draft(
     """`choose`, and the draft that was asked for, lowered for the target's cache. Raises CheckpointError or
     UnsupportedModelError if it does not fit."""
     spec = read_spec(asked.speculation.chosen(), model.facts.spec)
-    config, program = choose(model, asked, machine, weights, features=None if spec is None else spec.features)
+    features = None if spec is None else spec.features
+    leading = leading_plan(rank_plans(asked))
+    config, program = choose(model, asked, machine, weights, features=features, plan=leading)
     return config, program, _draft(model, program, config, machine, spec)
+
+
+def choose_ranks(
+    model: Model, asked: EngineConfig, machine: MachineFacts, weights: Source | None = None
+) -> tuple[Program, ...]:
+    """The programs of all ranks of a model; none if there is one rank."""
+    plans = rank_plans(asked)
+    if len(plans) == 1:
+        return ()
+    return tuple(choose(model, asked, machine, weights, plan=plan)[1] for plan in plans)
 
 
 def _lora_room(asked: AdapterOptions) -> LoraRoom | None:
@@ -347,50 +412,69 @@ def build(
     beside: Mapping[str, int] | None = None,
     startup: Startup | None = None,
     lent: int = 0,
+    lost: Callable[[str], None] = lambda _: None,
 ) -> Built:
     """Load the weights and bind an engine. `progress(done, total)` is called with bytes of weights.
 
     `beside` is what the other process of a server holds under the same memory bound, in bytes by part; `lent` the
-    most bytes that the engine may borrow for cached blocks from other models.
+    most bytes that the engine may borrow for cached blocks from other models. `lost` is called once, from a thread,
+    when another rank has ended or hangs.
 
     Raises MemoryBudgetError before anything large is allocated when the bound is too small.
     """
     startup = startup or Startup()
     with startup.span("plan"):
-        model, config, program, draft, kind, plan = plan_engine(model, asked, beside)
-        executor = kind.make(program)
-        made = kind.make(draft.program, executor) if draft else None
+        planned = plan_engine(model, asked, beside)
+        executor = planned.kind.make(planned.program)
+    with started_ranks(planned.model, asked, executor, planned.programs, planned.plan.limits, lost) as ranks:
+        return _build(planned, executor, ranks, progress, startup, lent)
+
+
+def _build(
+    planned: Planned,
+    executor: Executor,
+    ranks: RankProcesses | None,
+    progress: Progress | None,
+    startup: Startup,
+    lent: int,
+) -> Built:
+    """Load and bind what was planned."""
+    model, config, program, plan = planned.model, planned.config, planned.program, planned.plan
+    asked, draft = config.asked, planned.draft
+    made = planned.kind.make(draft.program, executor) if draft else None
     later = _LaterTokenizer(model, startup, kept_files(asked))
     with startup.span("weights"):
-        weights = load_weights(weight_origin(model), program, config, executor, progress, later.read)
+        weights = load_rank(model, program, config, executor, progress, later.read)
         if draft and made:
             try:
                 load_weights(draft.origin, draft.program, config, made, None)
             except CheckpointError as error:
                 raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
+        if ranks is not None:
+            ranks.ready(weights_fingerprint(model, config), model, plan.limits)
     with startup.span("bind"):
         adapters = _adapters(executor, model, config, plan.limits)
-        swap = _swap_space(model, program, config, draft, lent)
-        worker = _worker(model, executor, plan.limits, config, adapters, swap)
+        swap = make_swap_space(
+            model, planned.kind.block_bytes(program, asked.cache.block_size), config, draft, lent
+        )
+        worker = make_worker(model, executor, plan.limits, config, adapters, swap)
         costs = load_costs(model.folder, config)
-        scheduler = _scheduler(program, config, plan, model.facts.spec, costs, swap, made)
+        scheduler = make_scheduler(program, config, plan, model.facts.spec, costs, swap, made)
     grammars = partial(_grammars, later, program, config, plan)
     drafter = draft.drafter(plan.limits, made, program) if draft and made else None
     speculation = make_speculation(config, worker, executor, plan.limits, drafter)
     classes = parse_classes(asked.scheduler.slo)
     controller = StepController(scheduler, classes, costs) if classes else None
     core = EngineCore(
-        scheduler, worker, _gate(scheduler, config), grammars, speculation, adapters, costs, controller
+        scheduler, worker, make_gate(scheduler, config), grammars, speculation, adapters, costs, controller
     )
     core.swap = swap
     core.record(make_recorder(core.scheduler.config, config.asked, costs, model.folder.name))
-    return Built(later.model, config, program, plan, executor, core, weights, made)
+    return Built(later.model, config, program, plan, executor, core, weights, made, ranks)
 
 
-def plan_engine(
-    model: Model, asked: EngineConfig, beside: Mapping[str, int] | None
-) -> tuple[Model, ResolvedConfig, Program, Draft | None, ExecutorKind, MemoryPlan]:
+def plan_engine(model: Model, asked: EngineConfig, beside: Mapping[str, int] | None) -> Planned:
     """What `build` decides before it allocates anything large. Raises MemoryBudgetError if the bound is too small."""
     total = total_memory()
     if asked.limits.memory is not None and asked.limits.memory > total:
@@ -401,17 +485,13 @@ def plan_engine(
     model = for_task(model, asked)
     machine = machine_facts(asked.execution.executor)
     config, program, draft = choose_with_draft(model, asked, machine)
-    kind = executor_kind(config)
+    programs = choose_ranks(model, asked, machine)
+    kind = executor_kind(config, programs)
     held = machine.resident_memory + _coming_tokenizer(model)
     read_later = _tokenizer_for_grammars(model, asked)
-    return (
-        model,
-        config,
-        program,
-        draft,
-        kind,
-        plan_memory(program, config, kind, held, beside, read_later, draft),
-    )
+    beside = {**(beside or {}), **other_processes(config)}
+    plan = plan_memory(program, config, kind, held, beside, read_later, draft)
+    return Planned(model, config, program, programs, draft, kind, plan)
 
 
 def _adapters(
@@ -431,42 +511,6 @@ def _adapters(
         executor, model.facts.spec, asked.max_loras, asked.rank, (limits.max_loras, limits.adapter_pages),
         asked.max_cpu_loras or 0, weights,
     )  # fmt: skip
-
-
-def _swap_space(
-    model: Model, program: Program, config: ResolvedConfig, draft: Draft | None, lent: int
-) -> SwapSpace | None:
-    """Raises ValueError where blocks cannot be taken back alone, or none fits."""
-    asked, spec = config.asked.cache, model.facts.spec
-    if not asked.enable_prefix_caching or draft is not None or spec.whole or spec.pooling is not None:
-        lent = 0
-    size = asked.swap_space
-    if size is None and not lent:
-        return None
-    if draft is not None:
-        raise ValueError("swap_space: not with a draft model, whose keys and values would be missing")
-    block = kv_block_bytes(program, asked.block_size)
-    place = place_bytes(block)
-    own = 0 if size is None else size // place
-    if size is not None and not own:
-        raise ValueError(f"swap_space: has no room for a block of {block} bytes")
-    return SwapSpace(own, block, own + lent // place) if own + lent // place else None
-
-
-def _worker(
-    model: Model,
-    executor: Executor,
-    limits: Limits,
-    config: ResolvedConfig,
-    adapters: AdapterService | None,
-    swap: SwapSpace | None,
-) -> Worker:
-    if model.facts.pooling is None:
-        slots = None if adapters is None else adapters.slots
-        return Worker(executor, limits, swap, judging=judging(config), adapters=slots)
-    from quire.worker.pooling_worker import PoolingWorker
-
-    return PoolingWorker(executor, limits)
 
 
 def _draft(
@@ -523,57 +567,6 @@ def _grammars(later: _LaterTokenizer, program: Program, config: ResolvedConfig, 
         jump=config.asked.execution.jump_forward,
         late_rows=not any(isinstance(group, StateGroup) for group in program.cache_groups),
     )
-
-
-def _scheduler(
-    program: Program,
-    config: ResolvedConfig,
-    plan: MemoryPlan,
-    spec: ModelSpec,
-    costs: StepCostModel,
-    swap: SwapSpace | None,
-    draft: Executor | None,
-) -> Scheduler:
-    asked, whole, pooling = config.asked, spec.whole, spec.pooling is not None
-    usual, by_class = class_policies(
-        asked.scheduler.scheduling_policy, parse_classes(asked.scheduler.slo), POLICIES
-    )
-    full = all(isinstance(group, FullGroup) for group in program.cache_groups)
-    kind = Scheduler if asked.scheduler.batching == "continuous" else WholeBatchScheduler
-    return kind(
-        SchedulerConfig(
-            num_blocks=plan.limits.num_blocks,
-            block_size=plan.limits.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=plan.limits.max_len,
-            max_draft_tokens=max_draft_tokens(config, program.cache_groups),
-            groups=program.cache_groups,
-            soft_tokens=asked.execution.enable_prompt_embeds,
-            enable_prefix_caching=asked.cache.enable_prefix_caching and not whole,
-            enable_chunked_prefill=asked.scheduler.enable_chunked_prefill and not whole,
-            pooling=pooling,
-            # the keys and values of a draft have no copies
-            copy_partial=full and draft is None and config.kv not in LATE_KV and not whole and not pooling,
-            cache_by_uses=asked.cache.cache_policy == "lfu",
-            cache_ttl=asked.cache.cache_ttl,
-            cache_pin_share=asked.cache.cache_pin_share,
-            policy=usual,
-            class_policies=by_class,
-            overtake=asked.scheduler.overtake_ms / 1e3,
-        ),
-        random.Random(asked.execution.seed),
-        None if spec.whole or pooling else swap,
-        costs,
-    )
-
-
-def _gate(scheduler: Scheduler, config: ResolvedConfig) -> BatchGate | None:
-    if not isinstance(scheduler, WholeBatchScheduler):
-        return None
-    asked = config.asked.scheduler
-    wait = MAX_BATCH_WAIT_MS if asked.batching == "static" else asked.batch_wait_ms
-    return BatchGate(scheduler, config.max_num_seqs, wait / 1e3)
 
 
 def _quantized(name: str | None, size: int | None) -> WeightFormat | None:

@@ -26,7 +26,7 @@ from quire.engine.build.log_file import recorder_bytes
 from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.loader.load import ROW_QUANTUM
 from quire.lora import BLOCK_BYTES
-from quire.program.memory import adapter_layout, kv_block_bytes, largest_adapter, low_rank_bytes
+from quire.program.memory import adapter_layout, largest_adapter, low_rank_bytes
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.speculate.build import max_draft_tokens, proposer_bytes, tree_branches
@@ -210,9 +210,9 @@ def _computing(
     parts["step"] = sum(step_array_bytes(its_limits, groups) for _, its_limits, groups in every)
     parts["adapters"] += _adapters_read(program, asked)
     parts["branches"] = sum(
-        its_limits.branch_blocks * kv_block_bytes(each, limits.block_size) for each, its_limits, _ in every
+        its_limits.branch_blocks * kind.block_bytes(each, limits.block_size) for each, its_limits, _ in every
     )
-    return parts, sum(kv_block_bytes(each, limits.block_size) for each, _, _ in every)
+    return parts, sum(kind.block_bytes(each, limits.block_size) for each, _, _ in every)
 
 
 def _adapter_pool(program: Program, asked: AdapterOptions) -> dict[str, int]:

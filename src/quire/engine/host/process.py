@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 
 if __name__ == "__main__":  # the imports below take most of the start-up time
@@ -24,7 +25,6 @@ from quire.engine.build.opening import open_model
 from quire.engine.host.borrowing import RoomInUse
 from quire.engine.host.channel import Channel, ChannelClosedError
 from quire.engine.host.core_shares import CoreShares
-from quire.engine.host.given_pages import give_pages
 from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import Fatal, Load, LoadProgress, Ready, Stop
 from quire.types import QuireError
@@ -34,8 +34,11 @@ from quire.util.startup_spans import Startup
 _PROGRESS_SECONDS = 0.1
 
 
-def serve(sock: socket.socket) -> None:
-    """Load the model of the first command, then run its engine until a Stop command or until the parent goes away."""
+def serve(sock: socket.socket, lost: Callable[[str], None] = lambda _: None) -> None:
+    """Load the model of the first command, then run its engine until a Stop command or until the parent goes away.
+
+    `lost`: called once when another rank of the model has ended or hangs, with the reason.
+    """
     channel, startup = Channel(sock), Startup("engine")
     try:
         first = channel.receive(wait=True)
@@ -45,7 +48,7 @@ def serve(sock: socket.socket) -> None:
             raise TypeError(f"{type(first[-1]).__name__} arrived before the engine was ready")
         cores = CoreShares(first[0].cores) if first[0].cores else None
         with cores.step() if cores is not None else nullcontext():
-            built = _load(first[0], channel, startup)
+            built = _load(first[0], channel, startup, lost)
         if built is None:
             return
         if cores is not None:
@@ -54,7 +57,7 @@ def serve(sock: socket.socket) -> None:
             startup.mark("ready")
             channel.send(_ready(built, startup))
             room = _room(built, channel) if first[0].lent is not None else None
-            EngineLoop(built.core, channel, cores, lambda: give_pages(built.areas()), room).run()
+            EngineLoop(built.core, channel, cores, built.give_pages, room).run()
         finally:
             built.close()
     except ChannelClosedError:
@@ -63,7 +66,7 @@ def serve(sock: socket.socket) -> None:
         channel.close()
 
 
-def _load(command: Load, channel: Channel, startup: Startup) -> Built | None:
+def _load(command: Load, channel: Channel, startup: Startup, lost: Callable[[str], None]) -> Built | None:
     due = 0.0
 
     def progress(done: int, total: int) -> None:
@@ -75,8 +78,10 @@ def _load(command: Load, channel: Channel, startup: Startup) -> Built | None:
 
     try:
         model = open_model(command.folder, tokenizer=False, startup=startup)
-        config = with_room_for(command.config, command.adapters)
-        return build(model, config, progress, beside=command.beside, startup=startup, lent=command.lent or 0)
+        config = with_room_for(command.config, command.adapters, model.facts.spec)
+        return build(
+            model, config, progress, beside=command.beside, startup=startup, lent=command.lent or 0, lost=lost
+        )
     except (QuireError, ValueError, OSError, MemoryError) as error:
         channel.send(Fatal(type(error).__name__, str(error)))
         return None
@@ -116,7 +121,13 @@ def main() -> None:
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     end_with_parent(parent)
     with socket.socket(fileno=fd) as sock:
-        serve(sock)
+        serve(sock, _end)
+
+
+def _end(reason: str) -> None:
+    """End the process at once: the supervisor starts it again, with all ranks."""
+    print(reason, file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,12 @@ from quire.executor.torch.state import State
 from quire.executor.torch.step import DeviceStep, StepReader
 from quire.executor.torch.weights import Weights
 from quire.loader.packed import Packer
+from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.program.tensors import AdapterShape, Param
 from quire.quant import GroupCodes
 from quire.types import MemoryBudgetError
+from quire.util.given_pages import give_pages
 
 _DEFINED_IN = (ops, experts, collectives)  # importing them makes their definitions known
 
@@ -150,6 +152,14 @@ class TorchExecutor:
         if op_index is not None and not 0 <= op_index < len(self.program.ops):
             raise ValueError(f"op_index: {op_index} is not in [0, {len(self.program.ops) - 1}]")
         self._stop = op_index
+
+    def give_pages(self) -> None:
+        give_pages(self.areas())
+
+    @property
+    def block_bytes(self) -> int:
+        _, reader = self._bound()
+        return kv_block_bytes(self.program, reader.limits.block_size)
 
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         state, reader = self._bound()

@@ -41,6 +41,10 @@ class TorchKind:
             "adapters": planned_bytes(program, limits),
         }
 
+    def block_bytes(self, program: Program, block_size: int) -> int:
+        """Bytes of a KV block."""
+        return kv_block_bytes(program, block_size)
+
     def sampler_bytes(self, program: Program, limits: Limits) -> int:
         """The most bytes that its sampler will ever hold."""
         return sampler_bytes(program.vocab, limits, self.threads)

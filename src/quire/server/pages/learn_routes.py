@@ -47,12 +47,12 @@ class Shown(msgspec.Struct):
 
 
 async def _list(_: ServerContext, __: Exchange) -> SimulationList:
-    from quire.learn.simulations import SIMULATIONS
+    from quire.learn.simulations import simulations
 
     return SimulationList(
         [
             SimulationInfo(one.number, one.name, one.title, one.about, one.source, [*one.controls])
-            for one in SIMULATIONS.values()
+            for one in simulations().values()
         ]
     )
 
@@ -80,8 +80,9 @@ async def _quiz(_: ServerContext, __: Exchange) -> QuestionList:
     return QuestionList([msgspec.convert(asdict(one), QuestionInfo) for one in questions()])
 
 
-async def _show(_: ServerContext, exchange: Exchange) -> Shown:
+async def _show(context: ServerContext, exchange: Exchange) -> Shown:
     from quire.learn.simulations import simulation
+    from quire.server.pages.lifecycle import lifecycle
 
     try:
         one = simulation(exchange.path.removeprefix(_PREFIX))
@@ -90,7 +91,10 @@ async def _show(_: ServerContext, exchange: Exchange) -> Shown:
     given = query_of(exchange.scope["query_string"])
     async with _one_at_a_time:
         try:
-            scene = await asyncio.to_thread(one.scene, given)
+            if one.name == "lifecycle":
+                scene = await lifecycle(context, exchange, one.values(given))
+            else:
+                scene = await asyncio.to_thread(one.scene, given)
         except ValueError as error:
             raise bad_request(str(error).partition(":")[0], str(error)) from None
     return Shown(**scene.to_json())

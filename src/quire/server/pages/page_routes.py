@@ -65,6 +65,10 @@ async def _control_room(_: ServerContext, exchange: Exchange) -> None:
     await _send(exchange, "dashboard.html")
 
 
+async def _reference(_: ServerContext, exchange: Exchange) -> None:
+    await _send(exchange, "reference.html")
+
+
 async def _file(_: ServerContext, exchange: Exchange) -> None:
     await _send(exchange, exchange.path.removeprefix("/ui/"))
 
@@ -94,6 +98,10 @@ ROUTES: tuple[HttpRoute, ...] = (
     ),
     Act(
         verb="GET", path="/dashboard", summary="The web page: the control room", tag="pages", handler=_control_room,
+        response=str, media=_MEDIA[".html"], api="", open=True,
+    ),
+    Act(
+        verb="GET", path="/docs", summary="The web page: the API", tag="pages", handler=_reference,
         response=str, media=_MEDIA[".html"], api="", open=True,
     ),
     Act(

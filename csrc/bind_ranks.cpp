@@ -1,0 +1,48 @@
+// Python bindings of what ranks meet in.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+
+#include "shared_ranks.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using quire::Command;
+using quire::SharedRanks;
+
+void bind_ranks(nb::module_& m) {
+  using nogil = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<quire::LocalGroup, quire::Group>(m, "LocalGroup", "Ranks in threads of this process.")
+      .def(nb::init<int>(), "size"_a)
+      .def("leave", &quire::LocalGroup::leave, "End the wait of all other ranks: this one will not come.");
+
+  nb::class_<SharedRanks>(m, "SharedRanks", "Ranks in processes of one host, over a file in memory that all map.")
+      .def(nb::init<int, size_t, int, int, bool>(), "fd"_a, "bytes"_a, "size"_a, "rank"_a, "crowded"_a)
+      .def_prop_ro_static("HEADER_BYTES", [](nb::handle) { return SharedRanks::header_bytes(); })
+      .def_prop_ro("address", [](const SharedRanks& r) { return reinterpret_cast<uintptr_t>(r.data()); })
+      .def_prop_ro("size", &SharedRanks::size)
+      .def("leave", &SharedRanks::leave, "End the wait of all ranks, now and later: one will not come.")
+      .def_prop_ro("left", &SharedRanks::left)
+      .def("beats", &SharedRanks::beats, "rank"_a, "A number that rises while the process of a rank runs.")
+      .def("say", &SharedRanks::say, "command"_a,
+           "Give a command to all other ranks, which have finished the last one.")
+      .def(
+          "hear",
+          [](SharedRanks& r) -> std::optional<Command> {
+            Command command;
+            nb::gil_scoped_release release;
+            if (!r.hear(command)) return std::nullopt;
+            return command;
+          },
+          "Wait for the next command; None when a rank has left.")
+      .def("finish", &SharedRanks::finish, "result"_a, "This rank is done with the last command.")
+      .def("wait", &SharedRanks::wait, nogil(), "first"_a, "count"_a,
+           "Wait until these ranks have finished the last command; False when one has left.")
+      .def("result", &SharedRanks::result, "rank"_a);
+
+  nb::class_<quire::SharedGroup, quire::Group>(m, "SharedGroup", "Some of the ranks, which run a program together.")
+      .def(nb::init<SharedRanks&, int, int>(), nb::keep_alive<1, 2>(), "ranks"_a, "first"_a, "size"_a);
+}

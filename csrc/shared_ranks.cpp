@@ -1,0 +1,169 @@
+#include "shared_ranks.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+
+#include "sizes.h"
+
+namespace quire {
+
+namespace {
+
+constexpr auto kBeat = std::chrono::milliseconds(50);
+
+}  // namespace
+
+// All zeros at first. No two ranks write to one cache line, where they meet aside.
+struct alignas(kAlignment) SharedRanks::Line {
+  std::atomic<uint64_t> beats;
+  std::atomic<uint32_t> finished;  // number of the last command that the rank is done with
+  std::atomic<int32_t> result;
+  struct {
+    size_t offset, pitch, bytes;
+    int rows;
+  } shown;
+  alignas(kAlignment) std::atomic<int> arrived;  // of the group whose first rank this is
+  SharedGate met;
+};
+
+struct SharedRanks::Header {
+  alignas(kAlignment) std::atomic<bool> left;
+  alignas(kAlignment) std::atomic<uint32_t> number;  // of the command
+  Command command;
+  SharedGate said;
+  alignas(kAlignment) SharedGate done;
+  Line lines[kMost];
+};
+
+// A thread that shows that its process runs, also while the others compute or wait.
+class SharedRanks::Heart {
+ public:
+  explicit Heart(std::atomic<uint64_t>& beats)
+      : thread_([this, &beats] {
+          std::unique_lock<std::mutex> lock(mutex_);
+          do beats.fetch_add(1, std::memory_order_relaxed);
+          while (!ended_.wait_for(lock, kBeat, [this] { return stop_; }));
+        }) {}
+  ~Heart() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+    }
+    ended_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+SharedRanks::SharedRanks(int fd, size_t bytes, int size, int rank, bool crowded)
+    : bytes_(bytes), size_(size), rank_(rank), crowded_(crowded) {
+  if (size < 1 || size > kMost || rank < 0 || rank >= size || bytes < header_bytes())
+    throw std::invalid_argument("rank: " + std::to_string(rank) + " of " + std::to_string(size) + " ranks, at most " +
+                                std::to_string(kMost) + ", in " + std::to_string(bytes) + " bytes");
+  void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (map == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "memory of ranks");
+  data_ = static_cast<char*>(map);
+  heart_ = ThreadOwner<Heart>(new Heart(line(rank).beats));
+}
+
+SharedRanks::~SharedRanks() {
+  heart_.reset();
+  munmap(data_, bytes_);
+}
+
+size_t SharedRanks::header_bytes() { return align_up(sizeof(Header), 4096); }
+SharedRanks::Header& SharedRanks::header() const { return *reinterpret_cast<Header*>(data_); }
+SharedRanks::Line& SharedRanks::line(int rank) const { return header().lines[rank]; }
+bool SharedRanks::left() const { return header().left.load(); }
+uint64_t SharedRanks::beats(int rank) const { return line(rank).beats.load(std::memory_order_relaxed); }
+int32_t SharedRanks::result(int rank) const { return line(rank).result.load(std::memory_order_acquire); }
+
+void SharedRanks::leave() {
+  header().left.store(true);
+  header().said.open();
+  header().done.open();
+  for (int rank = 0; rank < size_; ++rank) line(rank).met.open();
+}
+
+void SharedRanks::say(const Command& command) {
+  header().command = command;
+  header().number.fetch_add(1, std::memory_order_release);
+  header().said.open();
+}
+
+bool SharedRanks::hear(Command& command) {
+  for (;;) {
+    const uint32_t before = header().said.value();
+    if (left()) return false;
+    if (header().number.load(std::memory_order_acquire) != heard_) break;
+    header().said.wait_while(before, !crowded_);
+  }
+  ++heard_;
+  command = header().command;
+  return true;
+}
+
+void SharedRanks::finish(int32_t result) {
+  line(rank_).result.store(result, std::memory_order_relaxed);
+  line(rank_).finished.store(header().number.load(std::memory_order_relaxed), std::memory_order_release);
+  header().done.open();
+}
+
+bool SharedRanks::wait(int first, int count) {
+  const uint32_t number = header().number.load(std::memory_order_relaxed);
+  for (;;) {
+    const uint32_t before = header().done.value();
+    if (left()) return false;
+    int rank = first;
+    while (rank < first + count && line(rank).finished.load(std::memory_order_acquire) == number) ++rank;
+    if (rank == first + count) return true;
+    header().done.wait_while(before, !crowded_);
+  }
+}
+
+bool SharedRanks::meet(int first, int count) {
+  Line& at = line(first);
+  const uint32_t before = at.met.value();
+  if (left()) return false;
+  if (at.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < count) {
+    at.met.wait_while(before, !crowded_);
+  } else {
+    at.arrived.store(0, std::memory_order_relaxed);
+    at.met.open();
+  }
+  return !left();
+}
+
+SharedGroup::SharedGroup(SharedRanks& ranks, int first, int size) : ranks_(ranks), first_(first) {
+  if (first < 0 || size < 1 || first + size > ranks.size())
+    throw std::invalid_argument("a group of ranks that are not there");
+  shown_.resize(static_cast<size_t>(size));
+}
+
+bool SharedGroup::exchange(int rank, const Shown& mine, const std::function<void(const std::vector<Shown>&)>& take) {
+  ranks_.line(first_ + rank).shown = {static_cast<size_t>(mine.data - ranks_.data()), mine.pitch, mine.bytes,
+                                      mine.rows};
+  if (!ranks_.meet(first_, size())) return false;
+  for (int other = 0; other < size(); ++other) {
+    const auto& found = ranks_.line(first_ + other).shown;
+    shown_[static_cast<size_t>(other)] = {ranks_.data() + found.offset, found.pitch, found.bytes, found.rows};
+  }
+  const bool same = std::all_of(shown_.begin(), shown_.end(), [&](const Shown& s) { return s.rows == mine.rows; });
+  if (same) take(shown_);
+  return ranks_.meet(first_, size()) && same;
+}
+
+}  // namespace quire

@@ -1,0 +1,79 @@
+// Ranks in processes of one host. All of them map one file in memory: a line for each rank, the command that the leading
+// rank gave last, and what the caller places behind, such as activations, which ranks read of each other in place.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "group.h"
+
+namespace quire {
+
+// A command, and what it is about; the meaning is the caller's.
+using Command = std::array<int32_t, 6>;
+
+class SharedRanks {
+ public:
+  static constexpr int kMost = 64;
+
+  // Maps `bytes` of a file of zeros, or of one that other ranks have mapped. `crowded`: there are more threads than
+  // processors, so waiting threads sleep at once. Throws std::system_error, and std::invalid_argument for a rank that
+  // cannot be.
+  SharedRanks(int fd, size_t bytes, int size, int rank, bool crowded);
+  ~SharedRanks();
+  SharedRanks(const SharedRanks&) = delete;
+  SharedRanks& operator=(const SharedRanks&) = delete;
+
+  static size_t header_bytes();  // what the caller places begins there
+  char* data() const { return data_; }
+  int size() const { return size_; }
+
+  // End the wait of all ranks, now and later: one will not come.
+  void leave();
+  bool left() const;
+  // A number that rises while the process of a rank runs; it stands still in one that was stopped or has ended.
+  uint64_t beats(int rank) const;
+
+  // The leading rank gives a command once all have finished the last one.
+  void say(const Command& command);
+  // Waits for a command that this rank did not hear yet; false when a rank has left.
+  bool hear(Command& command);
+  // This rank is done with the last command, with a result.
+  void finish(int32_t result);
+  // Waits until ranks first … first + count - 1 have finished the last command; false when a rank has left.
+  bool wait(int first, int count);
+  int32_t result(int rank) const;
+
+ private:
+  friend class SharedGroup;
+  struct Line;
+  struct Header;
+  class Heart;
+  bool meet(int first, int count);
+  Header& header() const;
+  Line& line(int rank) const;
+
+  char* data_ = nullptr;
+  const size_t bytes_;
+  const int size_, rank_;
+  const bool crowded_;
+  uint32_t heard_ = 0;
+  ThreadOwner<Heart> heart_;
+};
+
+// Some of the ranks, which run a program together. The rows that they show are in the memory that they share.
+class SharedGroup final : public Group {
+ public:
+  // Ranks first … first + size - 1 of `ranks`, which outlives the group.
+  SharedGroup(SharedRanks& ranks, int first, int size);
+  int size() const override { return static_cast<int>(shown_.size()); }
+  bool exchange(int rank, const Shown& mine, const std::function<void(const std::vector<Shown>&)>& take) override;
+
+ private:
+  SharedRanks& ranks_;
+  const int first_;
+  std::vector<Shown> shown_;
+};
+
+}  // namespace quire

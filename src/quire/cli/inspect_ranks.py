@@ -1,0 +1,141 @@
+"""`quire inspect --tensor-parallel-size 2`: what each rank holds and receives of others, and the time of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from quire.util.sizes import format_size
+
+if TYPE_CHECKING:
+    from quire.program.cost import Machine, Row
+    from quire.program.program import Program
+    from quire.spec import ModelSpec
+
+MEETING_SECONDS = 4e-6  # of a collective between processes of one host: assumed
+
+
+def report(
+    spec: ModelSpec,
+    programs: Sequence[Program],
+    threads: int,
+    memory: dict[str, Any],
+    steps: dict[str, list[Row]],
+    machine: Machine | None,
+) -> dict[str, Any] | None:
+    """Plain JSON values; None where there is one rank. `threads` are those of each, `memory` is the plan of all ranks,
+    `machine` the limits of all threads together.
+
+    The least time of a step is that of its stages one after the other: in each, of the slowest rank with its part of
+    the machine, plus what it receives at the memory's bandwidth, plus MEETING_SECONDS for each collective.
+    """
+    if not programs:
+        return None
+    plan = programs[0].plan
+    ranks = [
+        {"rank": rank, **_held(spec, program, memory)} | {
+            "steps": {name: _step(program, rows, machine) for name, rows in steps.items()}
+        }
+        for rank, program in enumerate(programs)
+    ]  # fmt: skip
+    size = plan.tensor_parallel_size
+    seconds = None if machine is None else {
+        name: sum(
+            max(each["steps"][name]["seconds"] for each in ranks[first : first + size])
+            for first in range(0, len(ranks), size)
+        )
+        for name in steps
+    }  # fmt: skip
+    return {
+        "tensor_parallel_size": size,
+        "pipeline_parallel_size": plan.pipeline_parallel_size,
+        "expert_parallel": plan.expert_parallel,
+        "threads": threads,
+        "ranks": ranks,
+        "step_seconds": seconds,
+    }
+
+
+def _held(spec: ModelSpec, program: Program, memory: dict[str, Any]) -> dict[str, Any]:
+    from quire.program.memory import kv_block_bytes, plan_arena, weight_bytes
+    from quire.spec import Attention, LatentAttention, MoE
+
+    plan, limits = program.plan, memory.get("limits")
+    layers = plan.layers(len(spec.layers))
+    found: dict[str, Any] = {
+        "stage": plan.pipeline_parallel_rank, "layers": [layers.start, layers.stop - 1],
+        "weight_bytes": weight_bytes(program),
+    }  # fmt: skip
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention | LatentAttention)]
+    if mixers:
+        kv = mixers[0].kv_heads if isinstance(mixers[0], Attention) else mixers[0].heads
+        heads, kv_heads = plan.heads(mixers[0].heads, kv)
+        found |= {"heads": [heads.start, heads.stop - 1], "kv_heads": [kv_heads.start, kv_heads.stop - 1]}
+    experts = next((layer.mlp.router.experts for layer in spec.layers if isinstance(layer.mlp, MoE)), 0)
+    if experts:
+        share = plan.experts(experts)
+        found["experts"] = [share.start, share.stop - 1]
+    if limits:
+        found["kv_bytes"] = limits["num_blocks"] * kv_block_bytes(program, limits["block_size"])
+        found["activation_bytes"] = plan_arena(program, limits["max_tokens"], limits["max_logit_rows"]).total
+    return found
+
+
+def _step(program: Program, rows: list[Row], machine: Machine | None) -> dict[str, Any]:
+    from quire.program.cost import Machine, step_cost
+
+    costs = step_cost(program, rows, len(rows))
+    meetings = sum(1 for cost in costs.ops if cost.wire_bytes)
+    total = costs.total
+    found = {"bytes": total.bytes, "wire_bytes": total.wire_bytes, "meetings": meetings}
+    if machine is None:
+        return found
+    size = program.plan.tensor_parallel_size
+    part = Machine(machine.flops / size, machine.bandwidth / size)
+    wire = total.wire_bytes / part.bandwidth + meetings * MEETING_SECONDS
+    return found | {"seconds": total.bound(part) + wire, "wire_seconds": wire}
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The report in readable form."""
+    experts = ", whole experts" if found["expert_parallel"] else ""
+    made = [
+        f"ranks ({found['tensor_parallel_size']} in each of {found['pipeline_parallel_size']} stages{experts}, "
+        f"{found['threads']} threads each)"
+    ]
+    for each in found["ranks"]:
+        held = [
+            f"{name} {_range(each[key])}"
+            for key, name in (
+                ("layers", "layers"),
+                ("heads", "heads"),
+                ("kv_heads", "KV heads"),
+                ("experts", "experts"),
+            )
+            if key in each
+        ]
+        made.append(f"  rank {each['rank']}: {', '.join(held)}")
+        sizes = [
+            f"{name} {format_size(each[key])}"
+            for key, name in (
+                ("weight_bytes", "weights"),
+                ("kv_bytes", "KV"),
+                ("activation_bytes", "activations"),
+            )
+            if key in each
+        ]
+        made.append(f"    {', '.join(sizes)}")
+        for name, step in each["steps"].items():
+            time = f", {step['wire_seconds'] * 1e6:.0f} µs" if "wire_seconds" in step else ""
+            made.append(
+                f"    {name}: receives {format_size(step['wire_bytes'])} in {step['meetings']} collectives{time}"
+            )
+    if found["step_seconds"]:
+        times = (f"{name} {seconds * 1e3:.2f} ms" for name, seconds in found["step_seconds"].items())
+        made.append(f"  a step takes at least: {', '.join(times)}")
+    return made
+
+
+def _range(ends: list[int]) -> str:
+    first, last = ends
+    return str(first) if first == last else f"{first}–{last}"

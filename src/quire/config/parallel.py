@@ -1,0 +1,51 @@
+"""The options of parallelism."""
+
+from __future__ import annotations
+
+from quire.config.option import check_options, option
+from quire.records import dataclass
+
+MAX_RANKS = 64  # that share a model on one host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelOptions:
+    """The ranks that a model is split over: processes of this host. Answers are the same to the bit at every degree."""
+
+    tensor_parallel_size: int = option(
+        1,
+        "ranks that split every layer: by heads, and by output columns of linears, so that no sum is cut",
+        metavar="N",
+        count=True,
+        most=MAX_RANKS,
+    )
+    pipeline_parallel_size: int = option(
+        1,
+        "stages of neighbouring layers, each held by ranks of its own, which compute one after the other",
+        metavar="N",
+        count=True,
+        most=MAX_RANKS,
+    )
+    enable_expert_parallel: bool = option(
+        False, "ranks that split a layer hold whole experts in place of columns of all of them"
+    )
+
+    tensor_parallel_reduce: str = option(
+        "exact",
+        "how ranks make a branch of their parts; exact: gathered, with the bits of one rank; fast: partial sums, half "
+        "as many meetings, but the bits depend on the number of ranks",
+        choices=("exact", "fast"),
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.ranks > MAX_RANKS:
+            raise ValueError(
+                f"tensor_parallel_size: {self.tensor_parallel_size} by pipeline_parallel_size "
+                f"{self.pipeline_parallel_size} is more than {MAX_RANKS} ranks"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """Processes that hold a part of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size

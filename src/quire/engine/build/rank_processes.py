@@ -1,0 +1,306 @@
+"""The ranks of a model on this host: which there are, and the processes of those that follow this one.
+
+The memory that ranks share has no name: it is a file that only these processes have open, which the kernel removes with
+the last of them. A process that ends, or whose heart stands still, ends the wait of all others with its reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Literal, cast
+
+from quire import _native
+from quire.config.schema import EngineConfig, ResolvedConfig
+from quire.engine.build.opening import Model
+from quire.engine.build.rendezvous import gather, launched
+from quire.executor.base import Executor, Limits
+from quire.executor.ranked import LeadingRank, leading_rank, rank_memory
+from quire.program.program import Program
+from quire.program.ranks import RankPlan
+from quire.types import QuireError, UnsupportedModelError
+from quire.util.platform import usable_cores
+
+# What a process holds besides its part of the plan: the interpreter and its modules (45 MiB measured with
+# quire-mini), and blocks of weights that are being packed.
+PROCESS_BYTES = 80 * 2**20
+THREAD_BYTES = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
+SILENT_SECONDS = 3.0  # the heart of a rank beats 20 times a second
+START_SECONDS = 60.0  # until the first beat
+_LOOK_SECONDS = 0.25
+_END_SECONDS = 2.0
+
+
+class RankStartError(QuireError):
+    """A rank could not start."""
+
+
+def rank_plans(asked: EngineConfig) -> tuple[RankPlan, ...]:
+    """The plans of all ranks in their order: those of a stage follow each other.
+
+    Raises UnsupportedModelError for options that ranks do not support.
+    """
+    parallel = asked.parallel
+    if parallel.ranks > 1:
+        _check(asked)
+    size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    reduce: Literal["exact", "fast"] = "fast" if parallel.tensor_parallel_reduce == "fast" else "exact"
+    return tuple(
+        RankPlan(size, rank, stages, stage, parallel.enable_expert_parallel, reduce)
+        for stage in range(stages)
+        for rank in range(size)
+    )
+
+
+def _check(asked: EngineConfig) -> None:
+    refused: dict[str, str | bool] = {
+        "executor": asked.execution.executor != "native" and f"{asked.execution.executor!r} is",
+        "enable_lora": asked.adapters.enable_lora and "adapters are",
+    }
+    chosen = asked.speculation.chosen()
+    if chosen is not None and chosen.method not in {"ngram", "lookahead", "draft_model"}:
+        refused["speculative_config"] = f"the method {chosen.method} is"
+    for option, what in refused.items():
+        if what:
+            raise UnsupportedModelError(
+                f"{option}: {what} not supported with tensor_parallel_size or pipeline_parallel_size above 1"
+            )
+
+
+def leading_plan(plans: Sequence[RankPlan]) -> RankPlan:
+    """That of the rank which leads: the first of the last stage."""
+    return plans[-plans[0].tensor_parallel_size]
+
+
+def other_processes(config: ResolvedConfig) -> dict[str, int]:
+    """What the processes of other ranks hold besides the parts of the model, as a part of the memory plan."""
+    others = config.asked.parallel.ranks - 1
+    return {"ranks": others * (PROCESS_BYTES + config.threads * THREAD_BYTES)} if others else {}
+
+
+@contextlib.contextmanager
+def started_ranks(
+    model: Model, asked: EngineConfig, executor: Executor, programs: Sequence[Program], limits: Limits,
+    lost: Callable[[str], None],
+) -> Iterator[RankProcesses | None]:  # fmt: skip
+    """Start the ranks that an executor leads, None if there are no others; they end if the block fails."""
+    if not programs:
+        yield None
+        return
+    ranks = RankProcesses(model, asked, programs, limits, lost)
+    try:
+        cast("LeadingRank", executor).lead(ranks.ranks, ranks.reason)
+        yield ranks
+    except BaseException:
+        ranks.expect_end()
+        executor.close()
+        ranks.close()
+        raise
+
+
+def rank_digest(program: Program, limits: Limits, model: Model, files: str) -> str:
+    """What ranks of one model have in common, and this one's program. `files`: a fingerprint of its weights."""
+    from quire import __version__
+
+    parts = (__version__, model.facts.config_sha256, files, limits, program)
+    return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()
+
+
+class RankProcesses:
+    """The processes of all ranks but the leading one, from their start to their end.
+
+    `lost` is called once, from a thread, with the reason why a rank has left; no step can run any more then.
+    """
+
+    def __init__(
+        self, model: Model, asked: EngineConfig, programs: Sequence[Program], limits: Limits,
+        lost: Callable[[str], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        self._names = [f"rank {rank} of {len(programs)}" for rank in range(len(programs))]
+        self.programs = programs
+        self._lost, self._reason = lost, ""
+        self._known = threading.Event()  # a reason
+        self._changed = threading.Condition()
+        self._digests: dict[int, str] = {}
+        self._closing = False
+        self._started, self._leader = launched(os.environ, len(programs)), leading_rank(programs)
+        nbytes = rank_memory(programs, limits).nbytes
+        crowded = len(programs) * (asked.execution.threads or 1) > usable_cores()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._sockets: dict[int, socket.socket] = {}
+        self._memory = _memory(nbytes)
+        try:
+            self.ranks = _native.SharedRanks(self._memory, nbytes, len(programs), self._leader, crowded)
+            for rank, ours in self._connect(len(programs)):
+                self._sockets[rank] = ours
+                load = {
+                    "folder": str(model.folder), "config": asked.values(), "limits": asdict(limits), "rank": rank,
+                    "memory": self._memory if rank in self._processes else f"/proc/{os.getpid()}/fd/{self._memory}",
+                    "bytes": nbytes, "crowded": crowded,
+                }  # fmt: skip
+                ours.sendall(json.dumps(load).encode() + b"\n")
+        except BaseException:
+            self._end()
+            raise
+        self._watcher = threading.Thread(target=self._watch, name="quire-ranks", daemon=True)
+        self._watcher.start()
+
+    def _connect(self, count: int) -> Iterator[tuple[int, socket.socket]]:
+        """Sockets of the other ranks: of those that a launcher has started, or of processes that are started here."""
+        others = [rank for rank in range(count) if rank != self._leader]
+        if self._started is not None:
+            for number, ours in gather(self._started):
+                yield others[number - 1], ours
+            return
+        for rank in others:
+            yield rank, self._start(rank)
+
+    def _start(self, rank: int) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        # The kernel ends a process with the thread that started it; the end of this one's socket ends it in any case.
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+        command = [sys.executable, "-P", "-X", "faulthandler", "-m", "quire.engine.build.rank_process"]
+        with theirs:
+            self._processes[rank] = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(parent)],
+                pass_fds=(theirs.fileno(), self._memory),
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # an interrupt typed at the terminal is for the leading rank only
+            )
+        return ours
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by rank."""
+        return {rank: process.pid for rank, process in self._processes.items()}
+
+    def reason(self) -> str:
+        """Why a rank has left."""
+        self._known.wait(_END_SECONDS)
+        return self._reason
+
+    def ready(self, files: str, model: Model, limits: Limits) -> None:
+        """Wait until all ranks have loaded their weights; arguments as of rank_digest. Raises RankStartError when one
+        could not, or has another version, config or weights."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._reason or len(self._digests) == len(self._sockets))
+        if self._reason:
+            raise RankStartError(self._reason)
+        for rank, digest in self._digests.items():
+            if digest != rank_digest(self.programs[rank], limits, model, files):
+                raise RankStartError(f"{self._names[rank]}: its version, config or weights are not the same")
+
+    def expect_end(self) -> None:
+        """From now on a rank that ends was told to, and none is watched."""
+        self._closing = True
+
+    def close(self) -> None:
+        """End all processes; those that were told to end have a moment for it."""
+        self.expect_end()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join()
+        self._end()
+
+    def _end(self) -> None:
+        until = time.monotonic() + _END_SECONDS
+        for ours in self._sockets.values():
+            with contextlib.suppress(OSError):  # one that was told to end does so by itself
+                ours.settimeout(0.0 if self._reason else max(0.0, until - time.monotonic()))
+                while ours.recv(2**16):
+                    pass
+            with contextlib.suppress(OSError):
+                ours.shutdown(socket.SHUT_RDWR)
+        for process in self._processes.values():
+            try:
+                process.wait(0 if self._reason else max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for ours in self._sockets.values():
+            ours.close()
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+
+    def _watch(self) -> None:
+        """Look at all sockets and hearts until one has stopped."""
+        hearts = dict.fromkeys(self._sockets, (0, 0))  # beats, and how often they were the same
+        received = dict.fromkeys(self._sockets, b"")
+        with selectors.DefaultSelector() as selector:
+            for rank, ours in self._sockets.items():
+                selector.register(ours, selectors.EVENT_READ, rank)
+            while not self._closing and not self._reason:
+                ended = []
+                for key, _ in selector.select(_LOOK_SECONDS):
+                    try:
+                        data = self._sockets[key.data].recv(2**16)
+                    except OSError:  # it ended with something unread
+                        data = b""
+                    received[key.data] += data
+                    *lines, received[key.data] = received[key.data].split(b"\n")
+                    for line in lines:
+                        self._hear(key.data, json.loads(line))
+                    if not data:
+                        ended.append(key.data)
+                for rank in ended:  # after what another one says of why this one ended
+                    if not self._closing and not self._reason:
+                        self._lose(rank, self._how_ended(rank))
+                for rank, (beats, times) in hearts.items():
+                    now = self.ranks.beats(rank)
+                    hearts[rank] = now, times + 1 if now == beats else 0
+                    if hearts[rank][1] * _LOOK_SECONDS > (SILENT_SECONDS if now else START_SECONDS):
+                        self._lose(rank, "does not answer")
+
+    def _hear(self, rank: int, message: dict[str, str]) -> None:
+        if "failed" in message:
+            self._lose(rank, message["failed"])
+        with self._changed:
+            self._digests[rank] = message.get("digest", "")
+            self._changed.notify_all()
+
+    def _how_ended(self, rank: int) -> str:
+        if rank not in self._processes:
+            return "has ended"
+        try:
+            status = self._processes[rank].wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "has closed its socket"
+        return (
+            f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        )
+
+    def _lose(self, rank: int, how: str) -> None:
+        if self._reason or self._closing:
+            return
+        with self._changed:
+            self._reason = f"{self._names[rank]} {how}"
+            self._changed.notify_all()
+        self._known.set()
+        self.ranks.leave()
+        for process in self._processes.values():
+            process.kill()
+        self._lost(self._reason)
+
+
+def _memory(nbytes: int) -> int:
+    """A file of zeros in memory that nobody can shorten. It is not in /dev/shm, which is small in containers."""
+    fd = os.memfd_create("quire-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

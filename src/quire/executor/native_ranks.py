@@ -1,0 +1,185 @@
+"""The native executor that leads the ranks of a model; see executor/ranked.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from quire import _native
+from quire.executor.base import U8, Executor, Limits, Outputs, StepArrays
+from quire.executor.native import NativeExecutor, NativeKind
+from quire.executor.ranked import PAIRS, RankAct, RankLostError, SharedStep, embedding_bytes, leading_rank
+from quire.program.memory import kv_block_bytes
+from quire.program.program import Program
+from quire.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RankedKind:
+    """Executors that lead ranks of this host, whose `programs` are in the order of ranks; see ExecutorKind.
+
+    What it plans is of all ranks together. Other programs, such as those of drafts, run on the leading rank alone.
+    """
+
+    threads: int
+    isa: str
+    programs: tuple[Program, ...]
+
+    @property
+    def own(self) -> NativeKind:
+        """The executors of single ranks."""
+        return NativeKind(self.threads, self.isa)
+
+    @property
+    def layout(self) -> str:
+        """The layout of packed weights; see ExecutorKind."""
+        return self.own.layout
+
+    def _held(self, program: Program) -> tuple[Program, ...]:
+        return self.programs if program == self.programs[leading_rank(self.programs)] else (program,)
+
+    def planned_bytes(self, program: Program, limits: Limits) -> dict[str, int]:
+        """What all ranks will hold, by part."""
+        held = self._held(program)
+        found = [self.own.planned_bytes(each, limits) for each in held]
+        planned = {part: sum(each[part] for each in found) for part in found[0]}
+        if held is self.programs:
+            planned["activations"] += embedding_bytes(held, limits)
+        return planned
+
+    def block_bytes(self, program: Program, block_size: int) -> int:
+        """Bytes of a KV block on all ranks."""
+        return sum(kv_block_bytes(each, block_size) for each in self._held(program))
+
+    def sampler_bytes(self, program: Program, limits: Limits) -> int:
+        """The most bytes that its sampler will ever hold."""
+        return self.own.sampler_bytes(program, limits)
+
+    def make(self, program: Program, beside: Executor | None = None) -> NativeExecutor:
+        """An executor without weights; see ExecutorKind. The one that leads runs after `lead`."""
+        if beside is not None:
+            return self.own.make(program, beside)
+        return LeadingExecutor(program, self)
+
+
+class LeadingExecutor(NativeExecutor):
+    """The executor of the leading rank: what it does, all ranks do."""
+
+    def __init__(self, program: Program, kind: RankedKind) -> None:
+        super().__init__(program, threads=kind.own.threads, isa=kind.own.isa)
+        self._programs = kind.programs
+        self._step: SharedStep | None = None
+        self._lost: Callable[[], str] = lambda: ""
+
+    def lead(self, ranks: _native.SharedRanks, lost: Callable[[], str]) -> None:
+        """Lead those ranks; before bind. `lost` says why a rank has left."""
+        self._step, self._lost = SharedStep(ranks, self._programs, leading_rank(self._programs)), lost
+
+    @property
+    def _shared(self) -> SharedStep:
+        if self._step is None:
+            raise RuntimeError("a leading executor runs after lead")
+        return self._step
+
+    @contextmanager
+    def _all(self, act: RankAct, *numbers: int) -> Iterator[None]:
+        """All ranks do what this one does in the block. Raises RankLostError if one has left."""
+        ranks = self._shared.ranks
+        if ranks.left:
+            raise self._error()
+        ranks.say((int(act), *numbers, *[0] * (5 - len(numbers))))
+        try:
+            yield
+        except RuntimeError:
+            if ranks.left:
+                raise self._error() from None
+            raise
+        ranks.finish(0)
+        if not ranks.wait(0, ranks.size):
+            raise self._error()
+
+    def _error(self) -> RankLostError:
+        return RankLostError(self._lost() or "a rank has left")
+
+    def bind(self, limits: Limits, arrays: StepArrays) -> None:
+        """See Runnable.bind; the arrays move to where all ranks see them."""
+        self._shared.prepare(self, limits, arrays, keep=True)
+        super().bind(limits, arrays)
+        self._shared.join(self)
+
+    def run(self, num_tokens: int, num_rows: int, num_logit_rows: int, first_op: int = 0) -> Outputs:
+        """One step on all ranks; see Runnable.run."""
+        assert not first_op, "what a stage takes is filled by the step itself"
+        shown = self._shared.show_embeddings()
+        with self._all(RankAct.RUN, num_tokens, num_rows, num_logit_rows, shown):
+            if shown:
+                self._shared.take_embeddings(shown)
+            if not self._shared.take_residual(self, num_tokens):
+                raise self._error()
+            return super().run(num_tokens, num_rows, num_logit_rows)
+
+    def run_head(self, num_logit_rows: int) -> Outputs:
+        """The head for other rows of the same step; see Runnable.run_head."""
+        with self._all(RankAct.HEAD, num_logit_rows):
+            return super().run_head(num_logit_rows)
+
+    def run_range(self, num_tokens: int, num_rows: int, num_logit_rows: int, begin: int, end: int) -> None:
+        """Only some ops, of the last stage; see Inspectable.run_range."""
+        with self._all(RankAct.RANGE, num_tokens, num_rows, num_logit_rows, begin, end):
+            super().run_range(num_tokens, num_rows, num_logit_rows, begin, end)
+
+    def copy_blocks(self, blocks: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks inside the cache; see Runnable.copy_blocks."""
+        for at in range(0, len(blocks), PAIRS):
+            some = blocks[at : at + PAIRS], targets[at : at + PAIRS]
+            self._shared.pairs[:, : len(some[0])] = some
+            with self._all(RankAct.COPY, len(some[0])):
+                super().copy_blocks(*some)
+
+    def stop_after(self, op_index: int | None) -> None:
+        """End later runs after this op of the last stage; see Inspectable.stop_after."""
+        with self._all(RankAct.STOP_AFTER, -1 if op_index is None else op_index):
+            super().stop_after(op_index)
+
+    def use_threads(self, count: int) -> None:
+        """Run steps with so many threads of each rank; see Runnable.use_threads."""
+        with self._all(RankAct.USE_THREADS, count):
+            super().use_threads(count)
+
+    def warm_blocks(self, count: int) -> int | None:
+        """Bring in no pages of blocks from this one on; see Runnable.warm_blocks."""
+        with self._all(RankAct.WARM, count):
+            found = super().warm_blocks(count)
+        ranks = self._shared.ranks
+        return max([found or 0, *map(ranks.result, range(ranks.size))])
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block on all ranks; see Runnable.block_bytes."""
+        return len(self._shared.block)
+
+    def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
+        """Copy KV blocks out, with the parts of all ranks; see Runnable.read_blocks."""
+        for block, content in zip(blocks, into, strict=True):
+            with self._all(RankAct.READ, block):
+                super().read_blocks([block], self._shared.own_part[None])
+            content[:] = self._shared.block
+
+    def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
+        """Copy KV blocks in: the opposite of read_blocks."""
+        for block, given in zip(blocks, content, strict=True):
+            self._shared.block[:] = given
+            with self._all(RankAct.WRITE, block):
+                super().write_blocks([block], self._shared.own_part[None])
+
+    def give_pages(self) -> None:
+        """Give back pages of all ranks that can be had again; see Runnable.give_pages."""
+        with self._all(RankAct.GIVE_PAGES):
+            super().give_pages()
+
+    def close(self) -> None:
+        """Free everything, and tell the other ranks to end."""
+        if self._step is not None and not self._step.ranks.left:
+            self._step.ranks.say((int(RankAct.CLOSE), 0, 0, 0, 0, 0))
+        self._step = None
+        super().close()

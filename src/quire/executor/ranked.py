@@ -1,0 +1,222 @@
+"""All ranks of a model in processes of this host, as one executor: this process is one rank and leads the others.
+
+Ranks map one file in memory. The step's arrays are in it, so a step is one command of a few numbers; so are all ranks'
+activations, which others read in place where the programs meet. Ranks that wait sleep.
+
+    step arrays   the worker of the leading rank fills them, all ranks have bound them
+    pairs         blocks to copy, and their targets; or where embeddings begin and end
+    embeddings    of a step's soft tokens, one after the other
+    block         a KV block that is copied out or in: the parts of all ranks
+    activations   of rank 0, 1, …
+
+Stages of a pipeline follow each other within a step. The leading rank is the first of the last stage, whose program
+leaves the logits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+import numpy as np
+
+from quire import _native
+from quire.executor.base import I32, U8, Embeddings, Executor, Limits, StepArrays, step_array_bytes
+from quire.program.memory import kv_block_bytes, plan_arena
+from quire.program.program import Program
+from quire.records import dataclass
+
+PAIRS = 4096  # blocks of one command
+_PAGE = 4096
+
+
+class RankAct(enum.IntEnum):
+    """What the leading rank asks the others to do."""
+
+    RUN = 1
+    HEAD = 2
+    RANGE = 3
+    COPY = 4
+    STOP_AFTER = 5
+    USE_THREADS = 6
+    WARM = 7
+    READ = 8
+    WRITE = 9
+    GIVE_PAGES = 10
+    CLOSE = 11
+
+
+class RankLostError(RuntimeError):
+    """A rank has ended or does not answer: no step can run any more."""
+
+
+def leading_rank(programs: Sequence[Program]) -> int:
+    """The rank that leads: the first of the last stage."""
+    return len(programs) - programs[0].plan.tensor_parallel_size
+
+
+class RankExecutor(Executor, Protocol):
+    """An executor of one rank."""
+
+    def place_activations(self, address: int) -> None:
+        """Have activations there, in memory that outlives the executor; before bind."""
+
+    def join(self, group: _native.Group) -> None:
+        """Meet the other ranks of the program there; after bind."""
+
+
+class LeadingRank(Executor, Protocol):
+    """An executor that leads other ranks."""
+
+    def lead(self, ranks: _native.SharedRanks, lost: Callable[[], str]) -> None:
+        """Lead those ranks; before bind. `lost` says why a rank has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Where what ranks share lies in their file: offsets, and the size of all."""
+
+    arrays: int
+    pairs: int
+    embeddings: int
+    blocks: tuple[int, ...]
+    activations: tuple[int, ...]
+    nbytes: int
+
+
+def embedding_bytes(programs: Sequence[Program], limits: Limits) -> int:
+    """Bytes of the embeddings that a step may have in place of tokens."""
+    entry = programs[0].entry
+    return 0 if entry is None else 4 * limits.max_tokens * programs[0].buffer(entry.buffer).cols
+
+
+def rank_memory(programs: Sequence[Program], limits: Limits) -> RankMemory:
+    """The memory that the ranks of these programs share."""
+    at = arrays = _native.SharedRanks.HEADER_BYTES
+    at += _whole(step_array_bytes(limits, len(programs[0].cache_groups)))
+    pairs = at
+    at += _whole(2 * 4 * PAIRS)
+    embeddings = at
+    blocks = [at + _whole(embedding_bytes(programs, limits))]
+    for program in programs:
+        blocks.append(blocks[-1] + kv_block_bytes(program, limits.block_size))
+    at = _whole(blocks[-1])
+    activations = []
+    for program in programs:
+        activations.append(at)
+        at += _whole(plan_arena(program, limits.max_tokens, limits.max_logit_rows).total)
+    return RankMemory(arrays, pairs, embeddings, tuple(blocks), tuple(activations), at)
+
+
+def _whole(nbytes: int) -> int:
+    return -(-nbytes // _PAGE) * _PAGE
+
+
+class SharedStep:
+    """One rank's view of what ranks share, bound to its executor."""
+
+    def __init__(self, ranks: _native.SharedRanks, programs: Sequence[Program], rank: int) -> None:
+        self.ranks, self.rank = ranks, rank
+        self._programs, self._program = programs, programs[rank]
+        self._memory: U8 = np.empty(0, np.uint8)
+        self._stage = rank - self._program.plan.tensor_parallel_rank  # its first rank
+        self._residual = 0  # where that of the stage before is
+
+    def prepare(self, executor: RankExecutor, limits: Limits, arrays: StepArrays, *, keep: bool) -> None:
+        """Before an executor is bound to these arrays: they move to where all ranks see them, with what they have if
+        it is to be kept; so do its activations."""
+        memory, ranks, plan = rank_memory(self._programs, limits), self.ranks, self._program.plan
+        mapped = (ctypes.c_uint8 * memory.nbytes).from_address(ranks.address)
+        mapped.owner = ranks  # type: ignore[attr-defined]  # mapped for as long as an array is in it
+        self._memory = np.ctypeslib.as_array(mapped)
+        self.block = self._memory[memory.blocks[0] : memory.blocks[-1]]
+        self.own_part = self._memory[memory.blocks[self.rank] : memory.blocks[self.rank + 1]]
+        self.pairs: I32 = self._memory[memory.pairs :][: 2 * 4 * PAIRS].view(np.int32).reshape(2, PAIRS)
+        rows = self._memory[memory.embeddings :][: embedding_bytes(self._programs, limits)].view(np.float32)
+        self._embeddings, self._arrays = rows.reshape(limits.max_tokens, -1), arrays
+        arrays.move_to(self._memory[memory.arrays : memory.pairs], keep=keep)
+        executor.place_activations(ranks.address + memory.activations[self.rank])
+        size = plan.tensor_parallel_size
+        if self._stage:
+            before = self._programs[self.rank - size]
+            arena = plan_arena(before, limits.max_tokens, limits.max_logit_rows)
+            [output] = [each for each in before.outputs if each.name == self._program.inputs[0].name]
+            self._residual = memory.activations[self.rank - size] + arena.offsets[output.buffer]
+
+    def join(self, executor: RankExecutor) -> None:
+        """After an executor is bound: it meets the other ranks of its stage."""
+        size = self._program.plan.tensor_parallel_size
+        if size > 1:
+            executor.join(_native.SharedGroup(self.ranks, self._stage, size))
+
+    def show_embeddings(self) -> int:
+        """Put those of the step where all ranks see them; returns how many there are."""
+        at, given = 0, self._arrays.embeddings
+        if len(given) > PAIRS:
+            raise ValueError(f"embeddings: {len(given)} in a step are more than {PAIRS}")
+        for number, each in enumerate(given):
+            self._embeddings[at : at + len(each.rows)] = each.rows
+            self.pairs[:, number] = each.start, len(each.rows)
+            at += len(each.rows)
+        return len(given)
+
+    def take_embeddings(self, count: int) -> None:
+        """Take those that the leading rank shows, if this stage is the one that they enter."""
+        self._arrays.embeddings, at = [], 0
+        for start, length in self.pairs[:, : count if self._program.entry else 0].T.tolist():
+            self._arrays.embeddings.append(Embeddings(start, self._embeddings[at : at + length]))
+            at += length
+
+    def take_residual(self, executor: RankExecutor, tokens: int) -> bool:
+        """Wait for the stage before, and take what it leaves; False when a rank has left."""
+        if not self._stage:
+            return True
+        size = self._program.plan.tensor_parallel_size
+        if not self.ranks.wait(self._stage - size, size):
+            return False
+        [given] = self._program.inputs
+        cols = self._program.buffer(given.buffer).cols
+        rows = self._memory[self._residual :][: tokens * cols * 4].view(np.float32).reshape(tokens, cols)
+        executor.write(given.buffer, rows)
+        return True
+
+
+def follow(executor: RankExecutor, step: SharedStep) -> None:
+    """Do what the leading rank does, until it closes or a rank has left."""
+    while True:
+        command = step.ranks.hear()
+        if command is None or command[0] == RankAct.CLOSE:
+            return
+        step.ranks.finish(_obey(executor, step, RankAct(command[0]), command[1:]))
+
+
+def _obey(executor: RankExecutor, step: SharedStep, act: RankAct, numbers: Sequence[int]) -> int:
+    last_stage = executor.program.plan.is_last_stage
+    match act:
+        case RankAct.RUN:
+            step.take_embeddings(numbers[3])
+            if step.take_residual(executor, numbers[0]):
+                executor.run(numbers[0], numbers[1], numbers[2])
+        case RankAct.HEAD if last_stage:
+            executor.run_head(numbers[0])
+        case RankAct.RANGE if last_stage:
+            executor.run_range(*numbers)
+        case RankAct.COPY:
+            executor.copy_blocks(*cast("list[list[int]]", step.pairs[:, : numbers[0]].tolist()))
+        case RankAct.STOP_AFTER if last_stage:
+            executor.stop_after(None if numbers[0] < 0 else numbers[0])
+        case RankAct.USE_THREADS:
+            executor.use_threads(numbers[0])
+        case RankAct.READ:
+            executor.read_blocks(numbers[:1], step.own_part[None])
+        case RankAct.WRITE:
+            executor.write_blocks(numbers[:1], step.own_part[None])
+        case RankAct.GIVE_PAGES:
+            executor.give_pages()
+        case RankAct.WARM:
+            return executor.warm_blocks(numbers[0]) or 0
+        case _:
+            pass
+    return 0

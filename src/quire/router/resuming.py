@@ -1,0 +1,146 @@
+"""A stream whose server is lost goes on with another server.
+
+Text does not depend on load, so a server with the same weights gives the same text for the same request and seed. The
+request is sent again, what the client has is dropped from the beginning of the new stream, and the rest follows under
+the id of the first one. If the new text differs from what the client has, or the servers' fingerprints differ, the
+stream ends with an error instead: nothing is ever glued together.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from quire.router.routed_request import AskedOfServers
+from quire.types import QuireError
+
+# Paths whose streams can go on, and the text fields of a delta there.
+RESUMABLE = ("/v1/chat/completions", "/v1/completions")
+_TEXTS = ("content", "reasoning_content", "reasoning", "text")
+_END = b"\n\n"
+_DATA = b"data: "
+_DONE = b"[DONE]"
+_SEEDS = 2**31
+
+
+class CannotResumeError(QuireError):
+    """A stream cannot go on elsewhere."""
+
+
+def is_resumable(path: str, asked: AskedOfServers) -> bool:
+    """Whether the stream of a request could go on with another server: one sample, without log-probabilities."""
+    one = asked.n in (None, 1) and asked.best_of in (None, 1)
+    return path in RESUMABLE and asked.stream is True and one and not asked.logprobs
+
+
+def with_seed(body: bytes, asked: AskedOfServers) -> bytes:
+    """The body with a seed, drawn here if the client has given none: another server must draw the same tokens."""
+    if asked.seed is not None:
+        return body
+    return b'{"seed":%d,' % secrets.randbelow(_SEEDS) + body[body.index(b"{") + 1 :]
+
+
+def events_of(data: bytes) -> Iterator[bytes]:
+    """The payloads of server-sent events; comments and other fields are left out."""
+    for event in data.split(_END):
+        for line in event.split(b"\n"):
+            if line.startswith(_DATA):
+                yield line[len(_DATA) :]
+
+
+class DeliveredStream:
+    """What a client has got of a stream, read from the bytes that were sent.
+
+    Raises CannotResumeError if it cannot go on: a tool call has begun, or something else that is not text.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.id, self.created, self.fingerprint = "", 0, None
+        self.texts = dict.fromkeys(_TEXTS, "")
+        self.begun = self.finished = False
+        for payload in events_of(data):
+            if payload == _DONE:
+                raise CannotResumeError("the stream was complete")
+            event = _decoded(payload)
+            self.id, self.created = event.get("id", ""), event.get("created", 0)
+            self.fingerprint = event.get("system_fingerprint")
+            for choice in event.get("choices", ()):
+                self._take(choice)
+
+    def _take(self, choice: dict[str, Any]) -> None:
+        delta = choice.get("delta", choice)
+        self.begun = True
+        for name in _TEXTS:
+            self.texts[name] += delta.get(name) or ""
+        if delta.get("tool_calls") or delta.get("function_call") or choice.get("logprobs"):
+            raise CannotResumeError("more than text has been sent")
+        self.finished = self.finished or choice.get("finish_reason") is not None
+
+
+class ResumedStream:
+    """The events of a new stream without what a client has got already. Bytes go in, bytes come out."""
+
+    def __init__(self, delivered: DeliveredStream) -> None:
+        self._delivered, self._left = delivered, dict(delivered.texts)
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes of the new stream; returns what the client lacks of them. Raises CannotResumeError."""
+        events, found, self._rest = (self._rest + data).rpartition(_END)
+        if not found:
+            return b""
+        return b"".join(
+            _DATA + each + _END for payload in events_of(events) if (each := self._missing(payload))
+        )
+
+    def end(self) -> None:
+        """The new stream has ended. Raises CannotResumeError if it was shorter than what the client has."""
+        if any(self._left.values()):
+            raise CannotResumeError("the text of the other server is shorter")
+
+    def _missing(self, payload: bytes) -> bytes | None:
+        """What the client lacks of an event; None: nothing."""
+        if payload == _DONE:
+            return payload
+        event, delivered = _decoded(payload), self._delivered
+        if "error" in event:
+            return payload
+        if delivered.id:
+            if event.get("system_fingerprint") != delivered.fingerprint:
+                raise CannotResumeError("the other server has other weights")
+            event |= {"id": delivered.id, "created": delivered.created}
+        choices = event.get("choices", [])
+        kept = [choice for choice in choices if self._trim(choice)]
+        return None if choices and not kept else msgspec.json.encode(event | {"choices": kept})
+
+    def _trim(self, choice: dict[str, Any]) -> bool:
+        """Drop what was delivered from a choice; false if nothing is left of it."""
+        if not self._delivered.begun:
+            return True
+        delta = choice.get("delta", choice)
+        delta.pop("role", None)
+        more = False
+        for name in _TEXTS:
+            text, left = delta.get(name) or "", self._left[name]
+            if not text:
+                continue
+            common = min(len(text), len(left))
+            if text[:common] != left[:common]:
+                raise CannotResumeError("the text of the other server differs")
+            self._left[name] = left[common:]
+            delta[name] = text[common:]
+            more = more or common < len(text)
+        more = more or bool(delta.get("tool_calls")) or choice.get("finish_reason") is not None
+        if more and any(self._left.values()):
+            raise CannotResumeError("the parts of the answer differ")
+        return more and not self._delivered.finished
+
+
+def _decoded(payload: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(payload, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        raise CannotResumeError("an event is not JSON") from None

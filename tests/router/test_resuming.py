@@ -1,0 +1,161 @@
+"""Streams that go on with another server: their text is that of an undisturbed stream, or they end with an error."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import random
+import signal
+from typing import Any
+
+import pytest
+
+from helpers.process import Process
+from helpers.routed import routed
+from quire.config.shipped import shipped_models
+from quire.router.resuming import CannotResumeError, DeliveredStream, ResumedStream, is_resumable, with_seed
+from quire.router.routed_request import AskedOfServers
+
+REASONING, TEXT = "let me think about it", "The answer is 42, and it stays 42 wherever it comes from. "
+
+
+def stream(pieces: list[tuple[str, str]], name: str = "one", fingerprint: str = "fp_1") -> list[bytes]:
+    """Events of a chat: the role, texts by field, the reason of the end, usage."""
+
+    def event(choices: list[dict[str, Any]], **more: Any) -> bytes:
+        body = {
+            "id": name,
+            "created": len(name),
+            "system_fingerprint": fingerprint,
+            "choices": choices,
+            **more,
+        }
+        return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+    said = [event([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])]
+    said += [event([{"index": 0, "delta": {field: text}, "finish_reason": None}]) for field, text in pieces]
+    said.append(event([{"index": 0, "delta": {}, "finish_reason": "stop"}]))
+    return [*said, event([], usage={"completion_tokens": 9}), b"data: [DONE]\n\n"]
+
+
+def cut(generator: random.Random) -> list[tuple[str, str]]:
+    """The texts in pieces of random length: servers put together what a slow reader has not read."""
+    pieces = []
+    for field, text in (("reasoning_content", REASONING), ("content", TEXT * 3)):
+        at = 0
+        while at < len(text):
+            size = generator.randrange(1, 12)
+            pieces.append((field, text[at : at + size]))
+            at += size
+    return pieces
+
+
+def texts(data: bytes) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in data.split(b"\n\n"):
+        if not line or line == b"data: [DONE]":
+            continue
+        for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
+            for field, text in choice["delta"].items():
+                found[field] = found.get(field, "") + text
+    return found
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_follows_completes_what_was_sent(seed: int) -> None:
+    """Cut after any event, pieces of any length on both servers, bytes in any portions."""
+    generator = random.Random(seed)
+    first, second = stream(cut(generator)), b"".join(stream(cut(generator), "another"))
+    sent = b"".join(first[: generator.randrange(0, len(first))])
+    resumed, rest, at = ResumedStream(DeliveredStream(sent)), b"", 0
+    while at < len(second):
+        size = generator.randrange(1, 400)
+        rest += resumed.feed(second[at : at + size])
+        at += size
+    resumed.end()
+    whole = sent + rest
+    assert texts(whole) == {"role": "assistant", "reasoning_content": REASONING, "content": TEXT * 3}
+    assert whole.count(b'"stop"') == 1
+    assert whole.count(b"usage") >= 1
+    assert whole.endswith(b"data: [DONE]\n\n")
+    if sent:
+        ids = {json.loads(line[6:])["id"] for line in whole.split(b"\n\n") if line and b"[DONE]" not in line}
+        assert ids == {"one"}
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (stream([("content", "Something else entirely")]), "differs"),
+        (stream([("content", "The")]), "parts|shorter"),
+        (stream([("content", TEXT * 3)], fingerprint="fp_2"), "other weights"),
+    ],
+)
+def test_another_text_is_never_glued_on(other: list[bytes], why: str) -> None:
+    sent = b"".join(stream([("content", TEXT)])[:2])
+    resumed = ResumedStream(DeliveredStream(sent))
+
+    def follow() -> None:
+        resumed.feed(b"".join(other))
+        resumed.end()
+
+    with pytest.raises(CannotResumeError, match=why):
+        follow()
+
+
+def test_tool_calls_and_complete_streams_do_not_go_on() -> None:
+    call = {"id": "a", "choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0}]}}]}
+    for sent in (b"data: " + json.dumps(call).encode() + b"\n\n", b"".join(stream([("content", "x")]))):
+        with pytest.raises(CannotResumeError):
+            DeliveredStream(sent)
+
+
+def test_what_can_go_on() -> None:
+    path = "/v1/chat/completions"
+    assert is_resumable(path, AskedOfServers(stream=True))
+    assert not is_resumable(path, AskedOfServers(stream=False))
+    assert not is_resumable(path, AskedOfServers(stream=True, n=2))
+    assert not is_resumable(path, AskedOfServers(stream=True, logprobs=True))
+    assert not is_resumable("/v1/responses", AskedOfServers(stream=True))
+
+
+def test_seeds() -> None:
+    assert with_seed(b'{"seed": 3}', AskedOfServers(seed=3)) == b'{"seed": 3}'
+    drawn = json.loads(with_seed(b' {"stream": true}', AskedOfServers()))
+    assert drawn["stream"] is True
+    assert 0 <= drawn["seed"] < 2**31
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_server_is_killed_under_streams(temperature: float) -> None:
+    """kill -9 of one of two servers: every stream has the text of an undisturbed one, and none ends with an error."""
+    folder = shipped_models()["quire-mini"]
+    servers = [Process(folder, "--port", "0", "--max-model-len", "2048") for _ in range(2)]
+    try:
+        urls = [f"http://127.0.0.1:{server.port}" for server in servers]
+        with routed(urls=urls, policy="round-robin") as router:
+            asked = {
+                "ignore_eos": True,
+                "temperature": temperature,
+                "seed": 11,
+                "stream": True,
+            }
+            quiet = texts(router.chat("Tell me a story", tokens=1500, **asked).body)
+
+            with concurrent.futures.ThreadPoolExecutor(8) as clients:
+                waiting = [
+                    clients.submit(router.chat, "Tell me a story", tokens=1500, **asked) for _ in range(8)
+                ]
+                while not (
+                    all(each.requests for each in router.backends.all) and router.service.context.kept > 2**14
+                ):
+                    assert not all(each.done() for each in waiting)
+                servers[0].process.send_signal(signal.SIGKILL)
+                replies = [each.result() for each in waiting]
+            assert [texts(each.body) for each in replies] == [quiet] * 8
+            assert router.service.context.metrics.resumed > 0
+            assert router.service.context.kept == 0
+    finally:
+        for server in servers:
+            server.process.kill()
+            server.process.wait()
