@@ -5,75 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.torch
-import torch
 
-from helpers.checkpoints import TinyModel, tiny_model
-from helpers.tokenizers import save_whole
-from quire import LLM, RequestOutput, SamplingParams
+from helpers.rank_processes import Wide, answers, bits, make
+from quire import LLM, SamplingParams
 from quire.engine.build import rank_processes
 from quire.engine.build.rank_processes import RankStartError
 from quire.executor.ranked import RankLostError
 from quire.types import QuireError, UnsupportedModelError
-
-Wide = Callable[..., Path]
-# Panels of 64 columns for up to three ranks, the last one short in the vocabulary and the experts.
-WIDER = {"hidden_size": 192, "intermediate_size": 200, "vocab_size": 330}
-
-
-def wider(model: TinyModel) -> TinyModel:
-    """The same family, with enough panels to split."""
-    widths = ("moe_intermediate_size", "shared_expert_intermediate_size")
-    return replace(
-        model,
-        overrides={**model.overrides, **WIDER, **{name: 136 for name in widths if name in model.overrides}},
-    )
-
-
-@pytest.fixture(scope="session")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Wide:
-    """wide(name, dtype=torch.float32): folder of a tiny model that ranks can split."""
-    made: dict[tuple[str, torch.dtype], Path] = {}
-
-    def get(name: str, dtype: torch.dtype = torch.float32) -> Path:
-        if (name, dtype) not in made:
-            folder = tmp_path_factory.mktemp(name)
-            made[name, dtype] = save_whole(wider(tiny_model(name)), folder, dtype)
-        return made[name, dtype]
-
-    return get
-
-
-def make(folder: Path, **options: Any) -> LLM:
-    common = {"max_model_len": 96, "threads": 1, "max_num_batched_tokens": 24, "max_num_seqs": 4}
-    return LLM(folder, progress=False, **(common | options))
-
-
-def bits(output: RequestOutput) -> list[tuple[list[int], list[float]]]:
-    return [(s.token_ids, [c.logprob for p in s.logprobs or [] for c in p]) for s in output.outputs]
-
-
-def answers(llm: LLM) -> list[Any]:
-    """Prompts in chunks beside decoding ones, with a prefix that two share; a sampled one and a greedy one."""
-    rows = [np.random.default_rng(seed).integers(3, 128, 12 + 17 * seed).tolist() for seed in range(4)]
-    rows.append(rows[3][:40] + rows[0])
-    asks = [
-        SamplingParams(
-            max_tokens=12, temperature=0.9 if seed % 2 else 0.0, seed=seed, logprobs=3, ignore_eos=True,
-            prompt_logprobs=2 if seed == 1 else None, n=2 if seed == 3 else 1,
-        )
-        for seed in range(5)
-    ]  # fmt: skip
-    found = llm.generate(rows, asks)
-    prompts = [[c.logprob for p in out.prompt_logprobs or [] if p for c in p] for out in found]
-    return [list(map(bits, found)), prompts]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +27,11 @@ def answers(llm: LLM) -> list[Any]:
         ("qwen3", {"dtype": "bfloat16"}, {"tensor_parallel_size": 2}),
         ("llama3.1", {"quantization": "int4"}, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
         ("qwen2-mixed-windows", {"kv_cache_dtype": "int8"}, {"pipeline_parallel_size": 2}),
+        ("qwen3-moe", {"quantization": "int8"}, {"tensor_parallel_size": 2, "enable_expert_parallel": True}),
+        ("deepseek3", {"dtype": "bfloat16"}, {"tensor_parallel_size": 2}),
+        ("gemma3", {"speculate": "ngram"}, {"tensor_parallel_size": 2}),
     ],
-    ids=["tensor", "tensor-and-pipeline", "pipeline"],
+    ids=["tensor", "tensor-and-pipeline", "pipeline", "experts", "latents", "drafts"],
 )
 def test_answers_are_those_of_one_process(
     wide: Wide, name: str, options: dict[str, Any], ranks: dict[str, Any]
@@ -94,6 +42,45 @@ def test_answers_are_those_of_one_process(
         assert answers(llm) == alone
         pids = llm.built.ranks.pids.values()  # type: ignore[union-attr]
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_sum_that_is_cut_has_other_bits(wide: Wide) -> None:
+    """The control: the same ranks, with partial sums."""
+    with make(wide("qwen3")) as llm:
+        alone = answers(llm)
+    with make(wide("qwen3"), tensor_parallel_size=2, tensor_parallel_reduce="fast") as llm:
+        assert answers(llm) != alone
+        assert any("depend on their number" in notice for notice in llm.notices)
+
+
+def test_blocks_are_swapped_on_all_ranks(wide: Wide) -> None:
+    """Prompts that are asked again after others took their blocks."""
+    rows = [np.random.default_rng(seed).integers(3, 128, 80).tolist() for seed in (1, 2, 3, 1, 2)]
+    asked = SamplingParams(temperature=0, max_tokens=8, logprobs=1, ignore_eos=True)
+
+    def run(**options: Any) -> list[Any]:
+        with make(wide("llama3.1"), num_kv_blocks=7, **options) as llm:
+            found = [bits(llm.generate([row], asked)[0]) for row in rows]
+            swap = llm.built.core.swap
+            assert swap is None or (swap.blocks_out > 0 and swap.blocks_in > 0)
+        return found
+
+    alone = run()
+    assert run(tensor_parallel_size=2, pipeline_parallel_size=2, swap_space=2**20) == alone
+
+
+def test_embeddings_in_place_of_a_prompt_reach_the_first_stage(wide: Wide) -> None:
+    rows = {"prompt_embeds": np.random.default_rng(5).standard_normal((40, 192)).astype(np.float32)}
+    prompts: list[Any] = [rows, list(range(3, 30))]
+    asked = SamplingParams(temperature=0, max_tokens=8, logprobs=1, ignore_eos=True)
+
+    def run(**options: Any) -> list[Any]:
+        with make(wide("llama3.1"), enable_prompt_embeds=True, **options) as llm:
+            return [bits(found) for found in llm.generate(prompts, [asked, asked])]
+
+    alone = run()
+    assert run(tensor_parallel_size=2) == alone
+    assert run(pipeline_parallel_size=2) == alone
 
 
 def ended(pids: dict[int, int]) -> None:

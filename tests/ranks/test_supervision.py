@@ -13,6 +13,7 @@ from quire.config.shipped import shipped_models
 from quire.engine.api import EngineState, EngineUnavailableError
 from quire.engine.front.async_engine import AsyncEngine
 from quire.types import SamplingParams
+from quire.util.platform import started_by
 
 LONG = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -20,7 +21,8 @@ SHORT = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
 def ranks_of(engine: AsyncEngine) -> list[int]:
     """The processes that the engine's process has started."""
-    return [int(pid) for pid in Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()]
+    assert engine.pid is not None
+    return started_by(engine.pid)
 
 
 def gone(pid: int) -> bool:
@@ -42,6 +44,9 @@ def test_all_ranks_end_and_start_again(
         folder = shipped_models()["quire-mini"]
         async with running(folder, in_process=False, tensor_parallel_size=2, num_kv_blocks=1024) as engine:
             text = (await collect(engine.generate(ask("before", params=SHORT))))[0]
+            await engine.sleep(1, 5.0)
+            await engine.wake()
+            assert (await collect(engine.generate(ask("awake", params=SHORT))))[0] == text
             (rank,) = ranks_of(engine)
             first = engine.pid
             assert first is not None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from quire.program.program import Program
     from quire.spec import ModelSpec
 
-MEETING_SECONDS = 4e-6  # of a collective between processes of one host; see benchmarks/results/ranks.md
+MEETING_SECONDS = 4e-6  # of a collective between processes of one host: assumed
 
 
 def report(

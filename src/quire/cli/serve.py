@@ -182,14 +182,29 @@ def settings(
 
 
 def _with_adapters(model: str, options: dict[str, Any]) -> None:
-    """Turn adapters on where they are named, and those of a shipped model, unless the options say otherwise."""
-    if not ADAPTER_OPTIONS & options.keys():
+    """Turn adapters on where they are named, and those of a shipped model, unless the options say otherwise, or the
+    model is spread over ranks."""
+    ranks = {options.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")}
+    if ranks == {1} and not ADAPTER_OPTIONS & options.keys():
         options["lora_modules"] = [name for name in shipped_adapters() if name.startswith(f"{model}:")]
     if options.get("lora_modules") or options.get("lora_dir"):
         options.setdefault("enable_lora", True)
 
 
+def _follow(config: EngineConfig) -> None:
+    """In a process that a launcher has started as a rank that does not lead: be that rank until the model ends."""
+    from quire.engine.build.rendezvous import join, launched
+
+    found = launched(os.environ, config.parallel.ranks)
+    if found is not None and not found.leads:
+        from quire.engine.build.rank_process import serve
+
+        serve(join(found))
+
+
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
+    if config.parallel.ranks > 1:
+        _follow(config)
     check_kv_quality(model, config, quiet=serving.quiet)
     from quire.engine.host.spawn import Spawned
 

@@ -81,6 +81,7 @@ MOVES: dict[str, tuple[str, ...]] = {
     "tensor_parallel_size": (_STEP, _MEMORY),
     "pipeline_parallel_size": (_MEMORY, _STEP),
     "enable_expert_parallel": (_STEP, _MEMORY),
+    "tensor_parallel_reduce": (_STEP,),
     "record_prompts": (),
     "record_size": (),
     "record": (_MEMORY,),

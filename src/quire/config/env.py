@@ -11,6 +11,7 @@ VARIABLES = {
     "QUIRE_ISA": "force an instruction set of the kernels: baseline, avx2 or avx512",
     "QUIRE_CACHE_DIR": "cache folder for packed weights and tokenizers (default: XDG_CACHE_HOME/quire)",
     "QUIRE_STORE": "folder of pulled models (default: XDG_DATA_HOME/quire/models)",
+    "QUIRE_RANK_SECRET": "what ranks that a launcher has started have to know: 16 bytes or more",
     "QUIRE_STORE_LIMIT": "most bytes of that folder, such as 50GiB, where --store-limit is not given",
 }
 # The others are options of commands: QUIRE_MAX_MODEL_LEN is --max-model-len.

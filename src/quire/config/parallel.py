@@ -30,6 +30,13 @@ class ParallelOptions:
         False, "ranks that split a layer hold whole experts in place of columns of all of them"
     )
 
+    tensor_parallel_reduce: str = option(
+        "exact",
+        "how ranks make a branch of their parts; exact: gathered, with the bits of one rank; fast: partial sums, half "
+        "as many meetings, but the bits depend on the number of ranks",
+        choices=("exact", "fast"),
+    )
+
     def __post_init__(self) -> None:
         check_options(self)
         if self.ranks > MAX_RANKS:

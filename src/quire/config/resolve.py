@@ -67,6 +67,10 @@ def resolve(asked: EngineConfig, model: ModelTraits, machine: MachineFacts) -> R
             f"block_size was raised to {block}: kv_cache_dtype = {kv} rounds {LATE_TOKENS} tokens together"
         )
         asked = asked.replace(block_size=block)
+    if asked.parallel.tensor_parallel_reduce == "fast" and asked.parallel.tensor_parallel_size > 1:
+        notices.append(
+            "tensor_parallel_reduce fast: ranks add partial sums, so tokens and logprobs depend on their number"
+        )
     quantized = _QUANTIZED[asked.formats.quantization]
     head = asked.formats.quantize_head
     head = ("int8" if quantized else "none") if head == "auto" else head

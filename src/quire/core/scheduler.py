@@ -132,6 +132,7 @@ class Scheduler(SchedulerState):
         if self._drafts_wait:
             drafts, seen = add_drafts(step, self._blocks, self.caps.drafts)
             self.step_counts = self.step_counts.with_drafts(drafts, seen)
+        self.step_drafts = drafts
         self.step_features = features_of(step, self.step_counts, drafts, self._requests.num_special)
         self._all_decode = step.decode == len(step.rows) == len(self._running)
         self._step += 1

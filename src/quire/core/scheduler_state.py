@@ -58,6 +58,7 @@ class SchedulerState:
         self.usage = UsageBooks()
         self.step_counts = StepCounts()
         self.step_features: StepFeatures = ()  # of the last step, for the cost model
+        self.step_drafts = 0  # of the last step
         self.num_preemptions = 0
         self.wasted_rows = 0  # rows whose sequence ended or was preempted while they ran
         self._rng, self._blocks = rng or random.Random(), SequenceBlocks(config, tier)
@@ -130,6 +131,11 @@ class SchedulerState:
     def newest(self) -> Flight | None:
         """The rows of the step that was scheduled last, before it is passed to `update`; None if it has none."""
         return self._flights[-1] if self._flights else None
+
+    def text_of(self, seq_id: int) -> list[int]:
+        """The tokens of a sequence of the newest step: its own list, to which each step adds."""
+        assert self.newest is not None
+        return next(seq.tokens for seq in self.newest.seqs if seq.seq_id == seq_id)
 
     def set_caps(self, caps: StepLimits) -> None:
         """What a step may have at most, from the next one on; running sequences beyond it go on. Raises ValueError

@@ -425,6 +425,10 @@ class Runnable(Protocol):
         whose pages none is there, None if all are.
         """
 
+    def give_pages(self) -> None:
+        """Give the system back the pages of the cache, whose contents are lost, and those of files that are read again.
+        See util/given_pages."""
+
     def close(self) -> None:
         """Free everything."""
 

@@ -57,6 +57,7 @@ from quire.quant.groups import rotate, weight_share
 from quire.records import dataclass
 from quire.spec.rope import cos_sin
 from quire.types import MemoryBudgetError
+from quire.util.given_pages import give_pages
 from quire.util.sizes import format_size
 
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
@@ -463,6 +464,10 @@ class NativeExecutor:
         self._core.warm_blocks(count)
         chunk = 2 * 2**21  # one may be on its way, and pages may be huge
         return -(-(self._core.kv_warmed + chunk) // kv_block_bytes(self.program, self._limits.block_size))
+
+    def give_pages(self) -> None:
+        """Give back pages that can be had again; see Runnable.give_pages."""
+        give_pages(self.areas())
 
     def _cache(self, blocks: Sequence[int], content: U8) -> U8:
         """The KV cache, one row a block."""

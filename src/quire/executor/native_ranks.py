@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from quire import _native
 from quire.executor.base import U8, Executor, Limits, Outputs, StepArrays
 from quire.executor.native import NativeExecutor, NativeKind
-from quire.executor.ranked import PAIRS, RankAct, RankLostError, SharedStep, leading_rank
+from quire.executor.ranked import PAIRS, RankAct, RankLostError, SharedStep, embedding_bytes, leading_rank
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
@@ -40,8 +40,12 @@ class RankedKind:
 
     def planned_bytes(self, program: Program, limits: Limits) -> dict[str, int]:
         """What all ranks will hold, by part."""
-        found = [self.own.planned_bytes(each, limits) for each in self._held(program)]
-        return {part: sum(each[part] for each in found) for part in found[0]}
+        held = self._held(program)
+        found = [self.own.planned_bytes(each, limits) for each in held]
+        planned = {part: sum(each[part] for each in found) for part in found[0]}
+        if held is self.programs:
+            planned["activations"] += embedding_bytes(held, limits)
+        return planned
 
     def block_bytes(self, program: Program, block_size: int) -> int:
         """Bytes of a KV block on all ranks."""
@@ -77,15 +81,19 @@ class LeadingExecutor(NativeExecutor):
             raise RuntimeError("a leading executor runs after lead")
         return self._step
 
-    def _all(self, act: RankAct, *numbers: int) -> None:
-        """Give a command to the other ranks."""
-        if self._shared.ranks.left:
-            raise self._error()
-        self._shared.ranks.say((int(act), *numbers, *[0] * (5 - len(numbers))))
-
-    def _finish(self) -> None:
-        """Wait until all ranks have finished the command."""
+    @contextmanager
+    def _all(self, act: RankAct, *numbers: int) -> Iterator[None]:
+        """All ranks do what this one does in the block. Raises RankLostError if one has left."""
         ranks = self._shared.ranks
+        if ranks.left:
+            raise self._error()
+        ranks.say((int(act), *numbers, *[0] * (5 - len(numbers))))
+        try:
+            yield
+        except RuntimeError:
+            if ranks.left:
+                raise self._error() from None
+            raise
         ranks.finish(0)
         if not ranks.wait(0, ranks.size):
             raise self._error()
@@ -102,57 +110,46 @@ class LeadingExecutor(NativeExecutor):
     def run(self, num_tokens: int, num_rows: int, num_logit_rows: int, first_op: int = 0) -> Outputs:
         """One step on all ranks; see Runnable.run."""
         assert not first_op, "what a stage takes is filled by the step itself"
-        self._all(RankAct.RUN, num_tokens, num_rows, num_logit_rows)
-        try:
+        shown = self._shared.show_embeddings()
+        with self._all(RankAct.RUN, num_tokens, num_rows, num_logit_rows, shown):
+            if shown:
+                self._shared.take_embeddings(shown)
             if not self._shared.take_residual(self, num_tokens):
                 raise self._error()
-            found = super().run(num_tokens, num_rows, num_logit_rows)
-        except RuntimeError:
-            if self._shared.ranks.left:
-                raise self._error() from None
-            raise
-        self._finish()
-        return found
+            return super().run(num_tokens, num_rows, num_logit_rows)
 
     def run_head(self, num_logit_rows: int) -> Outputs:
         """The head for other rows of the same step; see Runnable.run_head."""
-        self._all(RankAct.HEAD, num_logit_rows)
-        found = super().run_head(num_logit_rows)
-        self._finish()
-        return found
+        with self._all(RankAct.HEAD, num_logit_rows):
+            return super().run_head(num_logit_rows)
 
     def run_range(self, num_tokens: int, num_rows: int, num_logit_rows: int, begin: int, end: int) -> None:
         """Only some ops, of the last stage; see Inspectable.run_range."""
-        self._all(RankAct.RANGE, num_tokens, num_rows, num_logit_rows, begin, end)
-        super().run_range(num_tokens, num_rows, num_logit_rows, begin, end)
-        self._finish()
+        with self._all(RankAct.RANGE, num_tokens, num_rows, num_logit_rows, begin, end):
+            super().run_range(num_tokens, num_rows, num_logit_rows, begin, end)
 
     def copy_blocks(self, blocks: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks inside the cache; see Runnable.copy_blocks."""
         for at in range(0, len(blocks), PAIRS):
             some = blocks[at : at + PAIRS], targets[at : at + PAIRS]
             self._shared.pairs[:, : len(some[0])] = some
-            self._all(RankAct.COPY, len(some[0]))
-            super().copy_blocks(*some)
-            self._finish()
+            with self._all(RankAct.COPY, len(some[0])):
+                super().copy_blocks(*some)
 
     def stop_after(self, op_index: int | None) -> None:
         """End later runs after this op of the last stage; see Inspectable.stop_after."""
-        self._all(RankAct.STOP_AFTER, -1 if op_index is None else op_index)
-        super().stop_after(op_index)
-        self._finish()
+        with self._all(RankAct.STOP_AFTER, -1 if op_index is None else op_index):
+            super().stop_after(op_index)
 
     def use_threads(self, count: int) -> None:
         """Run steps with so many threads of each rank; see Runnable.use_threads."""
-        self._all(RankAct.USE_THREADS, count)
-        super().use_threads(count)
-        self._finish()
+        with self._all(RankAct.USE_THREADS, count):
+            super().use_threads(count)
 
     def warm_blocks(self, count: int) -> int | None:
         """Bring in no pages of blocks from this one on; see Runnable.warm_blocks."""
-        self._all(RankAct.WARM, count)
-        found = super().warm_blocks(count)
-        self._finish()
+        with self._all(RankAct.WARM, count):
+            found = super().warm_blocks(count)
         ranks = self._shared.ranks
         return max([found or 0, *map(ranks.result, range(ranks.size))])
 
@@ -164,23 +161,25 @@ class LeadingExecutor(NativeExecutor):
     def read_blocks(self, blocks: Sequence[int], into: U8) -> None:
         """Copy KV blocks out, with the parts of all ranks; see Runnable.read_blocks."""
         for block, content in zip(blocks, into, strict=True):
-            self._all(RankAct.READ, block)
-            super().read_blocks([block], self._shared.own_part[None])
-            self._finish()
+            with self._all(RankAct.READ, block):
+                super().read_blocks([block], self._shared.own_part[None])
             content[:] = self._shared.block
 
     def write_blocks(self, blocks: Sequence[int], content: U8) -> None:
         """Copy KV blocks in: the opposite of read_blocks."""
         for block, given in zip(blocks, content, strict=True):
             self._shared.block[:] = given
-            self._all(RankAct.WRITE, block)
-            super().write_blocks([block], self._shared.own_part[None])
-            self._finish()
+            with self._all(RankAct.WRITE, block):
+                super().write_blocks([block], self._shared.own_part[None])
+
+    def give_pages(self) -> None:
+        """Give back pages of all ranks that can be had again; see Runnable.give_pages."""
+        with self._all(RankAct.GIVE_PAGES):
+            super().give_pages()
 
     def close(self) -> None:
-        """Free everything, and end the other ranks."""
+        """Free everything, and tell the other ranks to end."""
         if self._step is not None and not self._step.ranks.left:
-            with suppress(RankLostError):
-                self._all(RankAct.CLOSE)
+            self._step.ranks.say((int(RankAct.CLOSE), 0, 0, 0, 0, 0))
         self._step = None
         super().close()

@@ -4,7 +4,8 @@ Ranks map one file in memory. The step's arrays are in it, so a step is one comm
 activations, which others read in place where the programs meet. Ranks that wait sleep.
 
     step arrays   the worker of the leading rank fills them, all ranks have bound them
-    pairs         blocks to copy, and their targets
+    pairs         blocks to copy, and their targets; or where embeddings begin and end
+    embeddings    of a step's soft tokens, one after the other
     block         a KV block that is copied out or in: the parts of all ranks
     activations   of rank 0, 1, …
 
@@ -22,7 +23,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from quire import _native
-from quire.executor.base import I32, U8, Executor, Limits, StepArrays, step_array_bytes
+from quire.executor.base import I32, U8, Embeddings, Executor, Limits, StepArrays, step_array_bytes
 from quire.program.memory import kv_block_bytes, plan_arena
 from quire.program.program import Program
 from quire.records import dataclass
@@ -43,7 +44,8 @@ class RankAct(enum.IntEnum):
     WARM = 7
     READ = 8
     WRITE = 9
-    CLOSE = 10
+    GIVE_PAGES = 10
+    CLOSE = 11
 
 
 class RankLostError(RuntimeError):
@@ -78,9 +80,16 @@ class RankMemory:
 
     arrays: int
     pairs: int
+    embeddings: int
     blocks: tuple[int, ...]
     activations: tuple[int, ...]
     nbytes: int
+
+
+def embedding_bytes(programs: Sequence[Program], limits: Limits) -> int:
+    """Bytes of the embeddings that a step may have in place of tokens."""
+    entry = programs[0].entry
+    return 0 if entry is None else 4 * limits.max_tokens * programs[0].buffer(entry.buffer).cols
 
 
 def rank_memory(programs: Sequence[Program], limits: Limits) -> RankMemory:
@@ -89,7 +98,8 @@ def rank_memory(programs: Sequence[Program], limits: Limits) -> RankMemory:
     at += _whole(step_array_bytes(limits, len(programs[0].cache_groups)))
     pairs = at
     at += _whole(2 * 4 * PAIRS)
-    blocks = [at]
+    embeddings = at
+    blocks = [at + _whole(embedding_bytes(programs, limits))]
     for program in programs:
         blocks.append(blocks[-1] + kv_block_bytes(program, limits.block_size))
     at = _whole(blocks[-1])
@@ -97,7 +107,7 @@ def rank_memory(programs: Sequence[Program], limits: Limits) -> RankMemory:
     for program in programs:
         activations.append(at)
         at += _whole(plan_arena(program, limits.max_tokens, limits.max_logit_rows).total)
-    return RankMemory(arrays, pairs, tuple(blocks), tuple(activations), at)
+    return RankMemory(arrays, pairs, embeddings, tuple(blocks), tuple(activations), at)
 
 
 def _whole(nbytes: int) -> int:
@@ -124,6 +134,8 @@ class SharedStep:
         self.block = self._memory[memory.blocks[0] : memory.blocks[-1]]
         self.own_part = self._memory[memory.blocks[self.rank] : memory.blocks[self.rank + 1]]
         self.pairs: I32 = self._memory[memory.pairs :][: 2 * 4 * PAIRS].view(np.int32).reshape(2, PAIRS)
+        rows = self._memory[memory.embeddings :][: embedding_bytes(self._programs, limits)].view(np.float32)
+        self._embeddings, self._arrays = rows.reshape(limits.max_tokens, -1), arrays
         arrays.move_to(self._memory[memory.arrays : memory.pairs], keep=keep)
         executor.place_activations(ranks.address + memory.activations[self.rank])
         size = plan.tensor_parallel_size
@@ -138,6 +150,24 @@ class SharedStep:
         size = self._program.plan.tensor_parallel_size
         if size > 1:
             executor.join(_native.SharedGroup(self.ranks, self._stage, size))
+
+    def show_embeddings(self) -> int:
+        """Put those of the step where all ranks see them; returns how many there are."""
+        at, given = 0, self._arrays.embeddings
+        if len(given) > PAIRS:
+            raise ValueError(f"embeddings: {len(given)} in a step are more than {PAIRS}")
+        for number, each in enumerate(given):
+            self._embeddings[at : at + len(each.rows)] = each.rows
+            self.pairs[:, number] = each.start, len(each.rows)
+            at += len(each.rows)
+        return len(given)
+
+    def take_embeddings(self, count: int) -> None:
+        """Take those that the leading rank shows, if this stage is the one that they enter."""
+        self._arrays.embeddings, at = [], 0
+        for start, length in self.pairs[:, : count if self._program.entry else 0].T.tolist():
+            self._arrays.embeddings.append(Embeddings(start, self._embeddings[at : at + length]))
+            at += length
 
     def take_residual(self, executor: RankExecutor, tokens: int) -> bool:
         """Wait for the stage before, and take what it leaves; False when a rank has left."""
@@ -166,6 +196,7 @@ def _obey(executor: RankExecutor, step: SharedStep, act: RankAct, numbers: Seque
     last_stage = executor.program.plan.is_last_stage
     match act:
         case RankAct.RUN:
+            step.take_embeddings(numbers[3])
             if step.take_residual(executor, numbers[0]):
                 executor.run(numbers[0], numbers[1], numbers[2])
         case RankAct.HEAD if last_stage:
@@ -182,6 +213,8 @@ def _obey(executor: RankExecutor, step: SharedStep, act: RankAct, numbers: Seque
             executor.read_blocks(numbers[:1], step.own_part[None])
         case RankAct.WRITE:
             executor.write_blocks(numbers[:1], step.own_part[None])
+        case RankAct.GIVE_PAGES:
+            executor.give_pages()
         case RankAct.WARM:
             return executor.warm_blocks(numbers[0]) or 0
         case _:

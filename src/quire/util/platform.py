@@ -74,6 +74,14 @@ def end_with_parent(parent: int) -> None:
         sys.exit(1)
 
 
+def started_by(pid: int) -> list[int]:
+    """The processes that the first thread of a process has started and that are still there. For Linux."""
+    try:
+        return [int(found) for found in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 def processor_seconds(pid: int) -> float:
     """Processor time that a process has taken. Raises OSError when there is none. For Linux."""
     return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)  # as clock_getcpuclockid(3) numbers it

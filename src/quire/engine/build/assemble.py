@@ -127,9 +127,17 @@ class Built:
             self.core.adapters.close()
         if self.draft is not None:
             self.draft.close()
+        if self.ranks is not None:
+            self.ranks.expect_end()
         self.executor.close()
         if self.ranks is not None:
             self.ranks.close()
+
+    def give_pages(self) -> None:
+        """Give back pages that can be had again; see Runnable.give_pages."""
+        for each in (self.executor, self.draft):
+            if each is not None:
+                each.give_pages()
 
     def areas(self) -> list[tuple[str, int, int]]:
         """The large parts of the executors' memory; see Inspectable.areas."""
@@ -138,9 +146,10 @@ class Built:
     @property
     def embed_dim(self) -> int:
         """Numbers in a row of embeddings that a request may send in place of a token; 0 if it may not."""
-        entry = self.program.entry
+        program = self.ranks.programs[0] if self.ranks else self.program
+        entry = program.entry
         enabled = self.config.asked.execution.enable_prompt_embeds and not self.program.pools
-        return self.program.buffer(entry.buffer).cols if enabled and entry is not None else 0
+        return program.buffer(entry.buffer).cols if enabled and entry is not None else 0
 
     def notices(self) -> list[str]:
         """What the user should know about how the model runs."""

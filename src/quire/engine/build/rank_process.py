@@ -1,6 +1,7 @@
-"""A rank's process: python -m quire.engine.build.rank_process FD PARENT_PID, started by engine/build/ranks.
+"""A rank's process: python -m quire.engine.build.rank_process FD PARENT_PID, started by engine/build/rank_processes.
 
-It holds its part of a model and does what the leading rank does. It ends when its socket closes.
+It holds its part of a model and does what the leading rank does. It ends when its socket closes. A launcher may have
+started it, too: then it joins the leading rank.
 """
 
 from __future__ import annotations
@@ -39,11 +40,17 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if int(sys.argv[2]):
         end_with_parent(int(sys.argv[2]))
-    leader = socket.socket(fileno=int(sys.argv[1]))
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+def serve(leader: socket.socket) -> None:
+    """Load what the leading rank says, and do what it does; ends the process."""
     load = json.loads(leader.makefile("rb").readline() or b"null")
     if load is None:
-        return
-    ranks = _native.SharedRanks(load["memory"], load["bytes"], _size(load), load["rank"], load["crowded"])
+        os._exit(1)
+    memory = load["memory"] if isinstance(load["memory"], int) else os.open(load["memory"], os.O_RDWR)
+    ranks = _native.SharedRanks(memory, load["bytes"], _size(load), load["rank"], load["crowded"])
+    os.close(memory)
     threading.Thread(target=_end_with, args=(leader,), daemon=True).start()
     try:
         _serve(load, ranks, leader)
@@ -52,7 +59,8 @@ def main() -> None:
             _send(leader, failed=f"{type(error).__name__}: {error}")
             ranks.leave()
         os._exit(1)
-    os._exit(0)  # the kernel frees memory faster than its owners would
+    # To a launcher this end is a failure if a rank has left. The kernel frees memory faster than its owners would.
+    os._exit(1 if ranks.left else 0)
 
 
 def _size(load: dict[str, Any]) -> int:
@@ -83,7 +91,7 @@ def _end_with(leader: socket.socket) -> None:
     """End this process when the leading rank closes its socket, whatever else runs."""
     while leader.recv(1):
         pass
-    os._exit(0)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Literal, cast
 
 from quire import _native
 from quire.config.schema import EngineConfig, ResolvedConfig
 from quire.engine.build.opening import Model
+from quire.engine.build.rendezvous import gather, launched
 from quire.executor.base import Executor, Limits
 from quire.executor.ranked import LeadingRank, leading_rank, rank_memory
 from quire.program.program import Program
@@ -32,8 +33,8 @@ from quire.program.ranks import RankPlan
 from quire.types import QuireError, UnsupportedModelError
 from quire.util.platform import usable_cores
 
-# What a process holds besides its part of the plan: the interpreter and its modules (measured 60 MiB), and the packing
-# of weights.
+# What a process holds besides its part of the plan: the interpreter and its modules (45 MiB measured with
+# quire-mini), and blocks of weights that are being packed.
 PROCESS_BYTES = 80 * 2**20
 THREAD_BYTES = 128 * 2**10  # the used part of a thread's stack, and its share of the allocator
 SILENT_SECONDS = 3.0  # the heart of a rank beats 20 times a second
@@ -55,9 +56,9 @@ def rank_plans(asked: EngineConfig) -> tuple[RankPlan, ...]:
     if parallel.ranks > 1:
         _check(asked)
     size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    whole_experts = parallel.enable_expert_parallel
+    reduce: Literal["exact", "fast"] = "fast" if parallel.tensor_parallel_reduce == "fast" else "exact"
     return tuple(
-        RankPlan(size, rank, stages, stage, expert_parallel=whole_experts)
+        RankPlan(size, rank, stages, stage, parallel.enable_expert_parallel, reduce)
         for stage in range(stages)
         for rank in range(size)
     )
@@ -67,7 +68,6 @@ def _check(asked: EngineConfig) -> None:
     refused: dict[str, str | bool] = {
         "executor": asked.execution.executor != "native" and f"{asked.execution.executor!r} is",
         "enable_lora": asked.adapters.enable_lora and "adapters are",
-        "enable_prompt_embeds": asked.execution.enable_prompt_embeds and "rows of embeddings are",
     }
     chosen = asked.speculation.chosen()
     if chosen is not None and chosen.method not in {"ngram", "lookahead", "draft_model"}:
@@ -104,6 +104,7 @@ def started_ranks(
         cast("LeadingRank", executor).lead(ranks.ranks, ranks.reason)
         yield ranks
     except BaseException:
+        ranks.expect_end()
         executor.close()
         ranks.close()
         raise
@@ -128,50 +129,57 @@ class RankProcesses:
         lost: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._names = [f"rank {rank} of {len(programs)}" for rank in range(len(programs))]
-        self._programs = programs
+        self.programs = programs
         self._lost, self._reason = lost, ""
         self._known = threading.Event()  # a reason
         self._changed = threading.Condition()
         self._digests: dict[int, str] = {}
         self._closing = False
-        leader = leading_rank(programs)
+        self._started, self._leader = launched(os.environ, len(programs)), leading_rank(programs)
         nbytes = rank_memory(programs, limits).nbytes
         crowded = len(programs) * (asked.execution.threads or 1) > usable_cores()
-        fd = _memory(nbytes)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._sockets: dict[int, socket.socket] = {}
+        self._memory = _memory(nbytes)
         try:
-            self.ranks = _native.SharedRanks(fd, nbytes, len(programs), leader, crowded)
-            self._processes: dict[int, subprocess.Popen[bytes]] = {}
-            self._sockets: dict[int, socket.socket] = {}
-            load = {
-                "folder": str(model.folder), "config": asked.values(), "limits": asdict(limits), "memory": fd,
-                "bytes": nbytes, "crowded": crowded,
-            }  # fmt: skip
-            try:
-                for rank in range(len(programs)):
-                    if rank != leader:
-                        self._start(rank, fd, load)
-            except BaseException:
-                self._end()
-                raise
-        finally:
-            os.close(fd)
+            self.ranks = _native.SharedRanks(self._memory, nbytes, len(programs), self._leader, crowded)
+            for rank, ours in self._connect(len(programs)):
+                self._sockets[rank] = ours
+                load = {
+                    "folder": str(model.folder), "config": asked.values(), "limits": asdict(limits), "rank": rank,
+                    "memory": self._memory if rank in self._processes else f"/proc/{os.getpid()}/fd/{self._memory}",
+                    "bytes": nbytes, "crowded": crowded,
+                }  # fmt: skip
+                ours.sendall(json.dumps(load).encode() + b"\n")
+        except BaseException:
+            self._end()
+            raise
         self._watcher = threading.Thread(target=self._watch, name="quire-ranks", daemon=True)
         self._watcher.start()
 
-    def _start(self, rank: int, memory: int, load: dict[str, Any]) -> None:
+    def _connect(self, count: int) -> Iterator[tuple[int, socket.socket]]:
+        """Sockets of the other ranks: of those that a launcher has started, or of processes that are started here."""
+        others = [rank for rank in range(count) if rank != self._leader]
+        if self._started is not None:
+            for number, ours in gather(self._started):
+                yield others[number - 1], ours
+            return
+        for rank in others:
+            yield rank, self._start(rank)
+
+    def _start(self, rank: int) -> socket.socket:
         ours, theirs = socket.socketpair()
-        self._sockets[rank] = ours
         # The kernel ends a process with the thread that started it; the end of this one's socket ends it in any case.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         command = [sys.executable, "-P", "-X", "faulthandler", "-m", "quire.engine.build.rank_process"]
         with theirs:
             self._processes[rank] = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(parent)],
-                pass_fds=(theirs.fileno(), memory),
+                pass_fds=(theirs.fileno(), self._memory),
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # an interrupt typed at the terminal is for the leading rank only
             )
-        ours.sendall(json.dumps(load | {"rank": rank}).encode() + b"\n")
+        return ours
 
     @property
     def pids(self) -> dict[int, int]:
@@ -187,16 +195,20 @@ class RankProcesses:
         """Wait until all ranks have loaded their weights; arguments as of rank_digest. Raises RankStartError when one
         could not, or has another version, config or weights."""
         with self._changed:
-            self._changed.wait_for(lambda: self._reason or len(self._digests) == len(self._processes))
+            self._changed.wait_for(lambda: self._reason or len(self._digests) == len(self._sockets))
         if self._reason:
             raise RankStartError(self._reason)
         for rank, digest in self._digests.items():
-            if digest != rank_digest(self._programs[rank], limits, model, files):
+            if digest != rank_digest(self.programs[rank], limits, model, files):
                 raise RankStartError(f"{self._names[rank]}: its version, config or weights are not the same")
+
+    def expect_end(self) -> None:
+        """From now on a rank that ends was told to, and none is watched."""
+        self._closing = True
 
     def close(self) -> None:
         """End all processes; those that were told to end have a moment for it."""
-        self._closing = True
+        self.expect_end()
         if threading.current_thread() is not self._watcher:
             self._watcher.join()
         self._end()
@@ -204,6 +216,10 @@ class RankProcesses:
     def _end(self) -> None:
         until = time.monotonic() + _END_SECONDS
         for ours in self._sockets.values():
+            with contextlib.suppress(OSError):  # one that was told to end does so by itself
+                ours.settimeout(0.0 if self._reason else max(0.0, until - time.monotonic()))
+                while ours.recv(2**16):
+                    pass
             with contextlib.suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)
         for process in self._processes.values():
@@ -214,18 +230,24 @@ class RankProcesses:
                 process.wait()
         for ours in self._sockets.values():
             ours.close()
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
 
     def _watch(self) -> None:
         """Look at all sockets and hearts until one has stopped."""
-        hearts = dict.fromkeys(self._processes, (0, 0))  # beats, and how often they were the same
-        received = dict.fromkeys(self._processes, b"")
+        hearts = dict.fromkeys(self._sockets, (0, 0))  # beats, and how often they were the same
+        received = dict.fromkeys(self._sockets, b"")
         with selectors.DefaultSelector() as selector:
             for rank, ours in self._sockets.items():
                 selector.register(ours, selectors.EVENT_READ, rank)
             while not self._closing and not self._reason:
                 ended = []
                 for key, _ in selector.select(_LOOK_SECONDS):
-                    data = self._sockets[key.data].recv(2**16)
+                    try:
+                        data = self._sockets[key.data].recv(2**16)
+                    except OSError:  # it ended with something unread
+                        data = b""
                     received[key.data] += data
                     *lines, received[key.data] = received[key.data].split(b"\n")
                     for line in lines:
@@ -249,6 +271,8 @@ class RankProcesses:
             self._changed.notify_all()
 
     def _how_ended(self, rank: int) -> str:
+        if rank not in self._processes:
+            return "has ended"
         try:
             status = self._processes[rank].wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from quire.config.serving import ServingConfig
 from quire.engine.build.opening import TOKENIZER_FACTOR, tokenizer_memory
-from quire.util.platform import resident_exactly
+from quire.util.platform import resident_exactly, started_by
 from quire.util.resident import Area, resident_parts
 
 if TYPE_CHECKING:
@@ -84,11 +84,14 @@ def tokenizer_beside(folder: Path, files: GGUFFiles | None) -> dict[str, int]:
 
 def memory_held(engine: int | None, compiler: int | None, areas: Sequence[Area]) -> dict[str, dict[str, int]]:
     """What each process holds now, by part. `engine`: the id of the engine process, None for a thread of this one;
-    `areas`: its large parts. `compiler`: the process that compiles grammars, None where there is none.
+    `areas`: its large parts. `compiler`: the process that compiles grammars, None where there is none. What an engine
+    process has started are other ranks of the model; a page that ranks share counts in each.
     """
     held = {"server": resident_parts(os.getpid(), areas if engine is None else ())}
     if engine is not None:
         held["engine"] = resident_parts(engine, areas)
+        for pid in started_by(engine):
+            held[f"rank {pid}"] = resident_parts(pid, ())
     if compiler is not None:
         held["compiler"] = resident_parts(compiler, ())
     return held

@@ -108,7 +108,7 @@ class ClearCache(_Message, frozen=True, tag=9):
 
 
 class GivePages(_Message, frozen=True, tag=12):
-    """Forget all cached prefixes, and give back the pages that can be had again; see engine/host/given_pages."""
+    """Forget all cached prefixes, and give back the pages that can be had again; see util/given_pages."""
 
 
 class GrantRoom(_Message, frozen=True, tag=13):

@@ -25,7 +25,6 @@ from quire.engine.build.opening import open_model
 from quire.engine.host.borrowing import RoomInUse
 from quire.engine.host.channel import Channel, ChannelClosedError
 from quire.engine.host.core_shares import CoreShares
-from quire.engine.host.given_pages import give_pages
 from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import Fatal, Load, LoadProgress, Ready, Stop
 from quire.types import QuireError
@@ -58,7 +57,7 @@ def serve(sock: socket.socket, lost: Callable[[str], None] = lambda _: None) -> 
             startup.mark("ready")
             channel.send(_ready(built, startup))
             room = _room(built, channel) if first[0].lent is not None else None
-            EngineLoop(built.core, channel, cores, lambda: give_pages(built.areas()), room).run()
+            EngineLoop(built.core, channel, cores, built.give_pages, room).run()
         finally:
             built.close()
     except ChannelClosedError:
@@ -79,7 +78,7 @@ def _load(command: Load, channel: Channel, startup: Startup, lost: Callable[[str
 
     try:
         model = open_model(command.folder, tokenizer=False, startup=startup)
-        config = with_room_for(command.config, command.adapters)
+        config = with_room_for(command.config, command.adapters, model.facts.spec)
         return build(
             model, config, progress, beside=command.beside, startup=startup, lent=command.lent or 0, lost=lost
         )

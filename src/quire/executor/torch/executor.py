@@ -33,6 +33,7 @@ from quire.program.program import Program
 from quire.program.tensors import AdapterShape, Param
 from quire.quant import GroupCodes
 from quire.types import MemoryBudgetError
+from quire.util.given_pages import give_pages
 
 _DEFINED_IN = (ops, experts, collectives)  # importing them makes their definitions known
 
@@ -151,6 +152,9 @@ class TorchExecutor:
         if op_index is not None and not 0 <= op_index < len(self.program.ops):
             raise ValueError(f"op_index: {op_index} is not in [0, {len(self.program.ops) - 1}]")
         self._stop = op_index
+
+    def give_pages(self) -> None:
+        give_pages(self.areas())
 
     @property
     def block_bytes(self) -> int:

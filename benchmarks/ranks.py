@@ -1,0 +1,111 @@
+"""Ranks in processes beside one process: `python -m benchmarks.ranks [--shape qwen3-0.6b] [--rounds 3]`.
+
+One process of two threads, two ranks of one thread, and two stages of one thread, in turns: decode of one sequence,
+prefill, 32 sequences that decode; the time of collectives; the memory of each process beside the plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire import LLM, SamplingParams
+from quire.planner.shapes import SHAPES
+from quire.program.ops.collectives import AllGather, AllReduce, AllToAll
+
+PLANS: dict[str, dict[str, Any]] = {
+    "one process, 2 threads": {"threads": 2},
+    "2 ranks of 1 thread": {"threads": 1, "tensor_parallel_size": 2},
+    "2 stages of 1 thread": {"threads": 1, "pipeline_parallel_size": 2},
+}
+COLLECTIVES = (AllGather, AllReduce, AllToAll)
+
+
+def measure(llm: LLM) -> dict[str, float]:
+    """Tokens a second: of one sequence, of a prompt, of 32 sequences."""
+
+    def seconds(rows: int, prompt: int, tokens: int) -> float:
+        prompts = [np.random.default_rng(row).integers(3, 200, prompt).tolist() for row in range(rows)]
+        began = time.perf_counter()
+        llm.generate(prompts, SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True))
+        return time.perf_counter() - began
+
+    seconds(1, 8, 2)
+    found = {"prefill": 256 / (one := seconds(1, 256, 1))}
+    found["decode"] = 24 / (seconds(1, 256, 25) - one)
+    start = seconds(32, 4, 1)
+    found["32 requests"] = 32 * 8 / (seconds(32, 4, 9) - start)
+    return found
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of a process, of which a page that several share counts in parts."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def run(folder: Path, rounds: int) -> dict[str, Any]:
+    """The best of some rounds, in turns."""
+    found: dict[str, Any] = {name: {} for name in PLANS}
+    for number in range(rounds):
+        for name, options in PLANS.items():
+            common: dict[str, Any] = {
+                "max_model_len": 512,
+                "num_kv_blocks": 512,
+                "max_num_seqs": 32,
+                "enable_prefix_caching": False,
+            }
+            with LLM(folder, progress=False, load_format="random", **common, **options) as llm:
+                for what, rate in measure(llm).items():
+                    found[name][what] = max(rate, found[name].get(what, 0.0))
+                if "tensor_parallel_size" in options:
+                    found[name]["step"] = collectives(llm)
+                if not number:
+                    pids = [os.getpid(), *(llm.built.ranks.pids.values() if llm.built.ranks else ())]
+                    plan = llm.built.plan.parts
+                    found[name]["pss_mib"] = [memory_of(pid) >> 20 for pid in pids]
+                    found[name]["planned_mib"] = {
+                        part: plan[part] >> 20 for part in ("weights", "kv", "activations", "tables")
+                    }
+    return found
+
+
+def collectives(llm: LLM) -> dict[str, float]:
+    """Of a decode step of one sequence: collectives, microseconds of each, and their share of the time of all ops."""
+    executor = llm.built.executor
+    executor.profile(on=True)
+    llm.generate([[5] * 200], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+    executor.take_profile()
+    llm.generate([[5] * 8], SamplingParams(max_tokens=33, temperature=0, ignore_eos=True))
+    seconds, _ = executor.take_profile()
+    executor.profile(on=False)
+    wire = [
+        spent for op, spent in zip(executor.program.ops, seconds, strict=True) if isinstance(op, COLLECTIVES)
+    ]
+    steps = 33
+    return {
+        "collectives": len(wire), "us_each": sum(wire) / steps / max(len(wire), 1) * 1e6,
+        "share": sum(wire) / sum(seconds),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(SHAPES))
+    parser.add_argument("--rounds", type=int, default=2)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
+        print(json.dumps(run(Path(folder), args.rounds), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Every family and format over every plan, in processes: tokens and logprobs of one rank."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from engine_async.running import ask, collect, run, running, until
+from helpers.checkpoints import TINY_MODELS
+from helpers.rank_processes import Wide, answers, make
+from quire.config.shipped import shipped_models
+from quire.engine.api import EngineState, EngineUnavailableError
+from quire.types import SamplingParams, UnsupportedModelError
+from ranks.test_supervision import ranks_of
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "int8-kv": {"kv_cache_dtype": "int8"},
+}
+PLANS: list[dict[str, Any]] = [
+    {"tensor_parallel_size": 2},
+    {"tensor_parallel_size": 3},
+    {"pipeline_parallel_size": 2},
+    {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("name", [model.name for model in TINY_MODELS])
+def test_every_plan_answers_as_one_rank(wide: Wide, name: str, formats: str) -> None:
+    try:
+        with make(wide(name), **FORMATS[formats]) as llm:
+            alone = answers(llm)
+    except UnsupportedModelError:  # an int8 cache of latents
+        return
+    ran = 0
+    for plan in PLANS:
+        with suppress(UnsupportedModelError):  # too few heads or panels
+            with make(wide(name), **FORMATS[formats], **plan) as llm:
+                assert answers(llm) == alone, plan
+            ran += 1
+    assert ran >= 2
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("seed", range(8))
+def test_ranks_that_end_at_random_steps(seed: int) -> None:
+    """Under load: its requests end with errors that can be retried, and the same request then has the same answer."""
+    chance = random.Random(seed)
+    plan = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1 + seed % 2}
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+    async def work() -> None:
+        folder = shipped_models()["quire-mini"]
+        async with running(folder, in_process=False, num_kv_blocks=1024, **plan) as engine:
+            expected = await collect(engine.generate(ask("first", params=greedy)))
+            for life in range(3):
+                asked = [
+                    asyncio.ensure_future(collect(engine.generate(ask(f"{life}-{i}")))) for i in range(4)
+                ]
+                await asyncio.sleep(chance.uniform(0.0, 0.5))
+                old = ranks_of(engine)
+                os.kill(chance.choice(old), chance.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV]))
+                found = await asyncio.gather(*asked, return_exceptions=True)
+                assert all(isinstance(each, EngineUnavailableError) for each in found)
+                await until(lambda: engine.state is EngineState.READY)
+                assert await collect(engine.generate(ask(f"{life}-again", params=greedy))) == expected
+
+    run(work())
