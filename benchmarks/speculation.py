@@ -273,6 +273,7 @@ def structure(name: str, rows: int, most: int, steps: int = 300) -> dict[str, An
         NewSeq(i, [*prompt, outputs[i][0]], len(prompt), SamplingParams(max_tokens=length), 0, 0, ([],))
         for i, prompt in enumerate(prompts)
     ]
+    texts = [list(each.token_ids) for each in new]
     drafted = 0
     for step in range(steps):
         scheduled = [
@@ -283,7 +284,9 @@ def structure(name: str, rows: int, most: int, steps: int = 300) -> dict[str, An
         ]
         out = SchedulerOutput(step, scheduled, new if step == 0 else [], [])
         begin = time.perf_counter()
-        speculation.fill(out)
+        idles = speculation.idles(out, sum(row.drafts for row in scheduled))
+        if not idles:
+            speculation.fill(out, texts.__getitem__)
         filled = time.perf_counter()
         sampling = [i for i, row in enumerate(scheduled) for _ in range(row.logits)]
         wanted = [token for row in scheduled for token in (*row.token_ids[1:], -1)]
@@ -296,10 +299,12 @@ def structure(name: str, rows: int, most: int, steps: int = 300) -> dict[str, An
         # the cost of a step that hides all drafts, or of one of a small model
         seconds = 3e-4 * (1 + 0.1 * out.num_tokens) if name == "wrong" else 1.0
         result.seconds = {"forward": seconds}
-        speculation.advance(out, result, seconds)
+        if not idles:
+            speculation.advance(out, result, seconds)
         advanced = time.perf_counter()
         for i, tokens in enumerate(result.token_ids):
             starts[i] += len(tokens)
+            texts[i] += tokens
             counts[i] = len(result.drafts.get(i, ()))
         drafted += sum(row.drafts for row in scheduled)
         if step >= 20:

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ahead.h"
 #include "kernels/sampling.h"
 #include "kv_layout.h"
 #include "paged.h"
@@ -100,7 +101,8 @@ struct LinearTask {
   int rows, k, n;
   int panel_begin, panel_end;
   const void* next =
-      nullptr;  // weights that the thread reads after these panels, or null: what to prefetch at their end
+      nullptr;             // weights that the thread reads after these panels, or null: what to prefetch at their end
+  Ahead* ahead = nullptr;  // what is read after the task, or null
 };
 
 // Lanes of a vector of ranks, or of output columns, of an adapter.
@@ -135,9 +137,7 @@ struct ExpandTask {
   size_t ldy;
   int rank, col_begin, col_end;
   bool gains;
-  const float* bias;           // [n], or null
-  const char* next = nullptr;  // what to prefetch: units that are read after these
-  size_t next_bytes = 0;
+  const float* bias;  // [n], or null
 };
 
 struct PackTask {

@@ -4,7 +4,7 @@
 
 ENGINE is quire, llama.cpp (its server, from LLAMA_CPP_BIN), transformers or vllm (drafts by n-grams: its wheel for
 processors has no draft models). `rate` is (n - 1) / (time of the last token - time of the first); every engine gets the
-same prompts. `drafts` is "off", "default" or the number that the engine was told.
+same prompts. `drafts` is "off", "default" or the number that the engine was told; "ngram" on Quire is prompt lookup.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=128)
     args = parser.parse_args()
     workloads.limit_threads(args.threads)
-    for drafts in ("off", "default", str(COUNT)):
+    for drafts in ("off", "default", str(COUNT), *(["ngram"] if args.engine == "quire" else [])):
         with ENGINES[args.engine](args, drafts) as stream:
             source = random.Random(0)
             for number in range(-1, args.runs):  # the first one warms up
@@ -61,6 +61,8 @@ def quire(args: argparse.Namespace, drafts: str) -> Iterator[Stream]:
     config: dict[str, Any] = {"method": "draft_model", "model": args.draft}
     if drafts.isdigit():
         config["num_speculative_tokens"] = int(drafts)
+    elif drafts == "ngram":
+        config = {"method": "ngram"}
     with LLM(
         args.target, threads=args.threads, quantization={"bf16": "none"}.get(args.format, args.format),
         max_model_len=2048, enable_prefix_caching=False, progress=False,

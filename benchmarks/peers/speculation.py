@@ -38,6 +38,8 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(PEERS), help="names between commas")
     parser.add_argument("--formats", default="bf16,int8,int4", help="names between commas")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=3, help="of each engine in a round")
+    parser.add_argument("--output", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--share", type=float, default=SHARE, help="of the layers that the draft has not")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--report", action="store_true", help="print the table only")
@@ -51,12 +53,18 @@ def main() -> None:
         for number in range(args.rounds):
             for form in args.formats.split(","):
                 for name in args.peers.split(","):
-                    measure(place, file, pair, name, form, number, args.threads)
+                    measure(place, file, pair, name, form, number, args)
     print(table(runs.read(file)))
 
 
 def measure(
-    place: Place, file: Path, pair: tuple[Path, Path], name: str, form: str, number: int, threads: int
+    place: Place,
+    file: Path,
+    pair: tuple[Path, Path],
+    name: str,
+    form: str,
+    number: int,
+    asked: argparse.Namespace,
 ) -> None:
     """Run one engine with one of its formats, unless its rows are there."""
     engine = ENGINES[name]
@@ -71,7 +79,8 @@ def measure(
         )
         said = engines.sh(
             engine.python(place), str(engines.HERE / "run_speculation.py"), name, "--target", str(target), "--draft",
-            str(draft), "--format", own, "--threads", str(threads),
+            str(draft), "--format", own, "--threads", str(asked.threads), "--runs", str(asked.runs),
+            "--output", str(asked.output),
             env={**os.environ, **engine.environment(place)},
         )  # fmt: skip
         rows = [json.loads(line) for line in said.splitlines() if line.startswith('{"engine"')]
@@ -83,7 +92,7 @@ def measure(
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    """Medians, and the better one of both numbers of drafts, as Markdown."""
+    """Medians, and the better one of both numbers of drafts, as Markdown; n-grams have rows of their own."""
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     lines = [
         "| format | engine | off tok/s | with drafts tok/s | drafts | speed-up |",
@@ -93,7 +102,10 @@ def table(rows: list[dict[str, object]]) -> str:
         if "error" not in row:
             each = found.setdefault((str(row["as"]), str(row["peer"])), {})
             each.setdefault(str(row["drafts"]), []).append(float(str(row["rate"])))
-    for (form, name), rates in found.items():
+    for (form, name), rates in list(found.items()):
+        if looked_up := rates.pop("ngram", None):
+            found[form, f"{name}, n-grams"] = {"off": [*rates["off"]], "default": looked_up}
+    for (form, name), rates in sorted(found.items()):
         off = statistics.median(rates.pop("off"))
         drafts, best = max(((k, statistics.median(v)) for k, v in rates.items()), key=lambda pair: pair[1])
         lines.append(f"| {form} | {name} | {off:.1f} | {best:.1f} | {drafts} | {best / off:.2f} |")

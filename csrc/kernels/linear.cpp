@@ -174,6 +174,8 @@ void linear(const LinearTask& task) {
   t.near = few;
   t.turns = 0;
   for (int b = 0; b < blocks.count; ++b) t.turns += passes(blocks.begin(b + 1) - blocks.begin(b));
+  const int passes_over_panels = (task.panel_end - task.panel_begin) * blocks_of_k;
+  const size_t share = task.ahead ? task.ahead->share(static_cast<size_t>(passes_over_panels)) : 0;
   for (int p = task.panel_begin; p < task.panel_end; ++p) {
     const size_t column = static_cast<size_t>(p) * kPanel;
     float* y = task.y + column;
@@ -191,6 +193,7 @@ void linear(const LinearTask& task) {
       t.odd = std::is_same_v<T, F16> && t.last && task.k % T::step;
       t.steps -= t.odd;
       if (t.last && p + 1 == task.panel_end) t.next = static_cast<const char*>(task.next);
+      if (share) task.ahead->fetch(share);
       panel_block<T>(task, blocks, t, y, k0);
     }
   }

@@ -312,6 +312,8 @@ void panel(const LinearTask& task, int p, Numbers* in) {
   const int groups = f.groups(task.k), tiles = (task.rows + kTileRows - 1) / kTileRows;
   const int block = (tiles > kFewTiles ? kBlockK : kFewBlockK) / f.size;
   const bool once = tiles == 1 && tile_cols(task.rows) * 16 == kPanel;
+  const size_t share = task.ahead ? task.ahead->share(static_cast<size_t>(task.panel_end - p)) : 0;
+  if (share) task.ahead->fetch(share);
   Tile t(f);
   t.in = in;
   t.ldx = task.ldx;
@@ -446,6 +448,7 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   const char* const end = w + f.panel_bytes(task.k);
   const int points = fetches((task.rows + tiles - 1) / tiles);
   const bool whole = task.n - p * kPanel >= kPanel;
+  const size_t share = task.ahead ? task.ahead->share(static_cast<size_t>(task.panel_end - p) * cuts * tiles) : 0;
   GroupTile t;
   t.stride = static_cast<size_t>(f.bits < 4 ? f.size * kPanel / 2 : layout.group);
   t.factors = static_cast<size_t>(f.bits < 4 ? 0 : layout.factors);
@@ -475,6 +478,7 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
       t.ldto = (out ? task.ldy : kPanel) * sizeof(float);
       t.x_scale = out ? task.x_scale + r0 : nullptr;
       t.bias = out && task.bias ? task.bias + p * kPanel : nullptr;
+      if (share) task.ahead->fetch(share);
       run(rows, t);
       if (last && !whole) write_tile(task, p, r0, rows, s->sums[r0]);
       t.ahead += t.fetch * t.count * (t.size / 8) * 2 * points;

@@ -54,6 +54,8 @@ void linear_tall_bf16(const LinearTask& task) {
   const int k_steps = (task.k + 1) / 2, cuts = (k_steps + kMostSteps - 1) / kMostSteps;
   const int block = (k_steps + cuts - 1) / cuts, tiles = (task.rows + kTallRows - 1) / kTallRows;
   alignas(64) float sums[kTallTo * kPanel];
+  const size_t panels = static_cast<size_t>(task.panel_end - task.panel_begin);
+  const size_t share = task.ahead ? task.ahead->share(panels * cuts * tiles * 2) : 0;
   TallTile t;
   t.ldx = task.ldx * sizeof(uint16_t);
   for (int p = task.panel_begin; p < task.panel_end; ++p) {
@@ -73,6 +75,7 @@ void linear_tall_bf16(const LinearTask& task) {
         for (int c = 0; c < kPanel; c += 32, t.ahead += t.fetch * t.steps) {
           t.w = w + c * 4;
           t.sums = sums + r0 * kPanel + c;
+          if (share) task.ahead->fetch(share);
           run_tile(rows, t);
         }
         if (!last) continue;

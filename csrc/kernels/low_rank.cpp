@@ -125,8 +125,6 @@ QUIRE_INLINE void expand_rows(const ExpandTask& t, const int32_t* tokens) {
 void shrink(const ShrinkTask& t) { t.x_dtype == DType::f32 ? shrink_all<float>(t) : shrink_all<uint16_t>(t); }
 
 void expand(const ExpandTask& t) {
-  // What comes next is fetched meanwhile: many adapters have short pieces each, from anywhere in memory.
-  for (size_t at = 0; at < t.next_bytes; at += kAlignment) prefetch(t.next + at);
   int i = 0;
   for (; i + kRows <= t.count; i += kRows) expand_rows<kRows>(t, t.tokens + i);
   if constexpr (kRows > 2)

@@ -7,7 +7,8 @@
 namespace quire {
 namespace {
 
-constexpr int kStreamRows = 8;  // rows up to which a linear reads memory rather than computes
+constexpr int kStreamRows = 8;     // rows up to which a linear reads memory rather than computes
+constexpr int kAdapterPanels = 3;  // of a task whose rows have several adapters
 static_assert(kPanel % kMaximaCols == 0);
 
 struct Linear final : Op {
@@ -52,6 +53,8 @@ struct Linear final : Op {
       s.panels_per_task = std::max(s.panels_per_task,
                                    rows <= kStreamRows ? panels / (4 * context_.threads)
                                                        : std::min(8, panels * s.row_tasks / (16 * context_.threads)));
+    if (expansion.adapters() > 1)  // their columns are pieces from anywhere: long ones
+      s.panels_per_task = std::max(s.panels_per_task, std::min(kAdapterPanels, panels / (4 * context_.threads)));
     s.panel_tasks = ceil_div(panels, s.panels_per_task);
     return s;
   }
@@ -86,11 +89,21 @@ struct Linear final : Op {
     if (act) return run_activated(t, begin);
     t.ldy = static_cast<size_t>(out.cols);
     t.y = out.f32_row(begin) + first;
-    multiply(t);
+    multiply_ahead(t, begin, first + t.panel_begin * kPanel, first + std::min(count, t.panel_end * kPanel));
     if (own) multiply_own(t, begin, end);
     const int from = t.panel_begin * kPanel, to = std::min(count, t.panel_end * kPanel);
     expansion.add(begin, end, t.y + from, t.ldy, first + from, first + to, t.bias ? t.bias - first : nullptr);
     maxima.leave(begin, t.rows, from, to);
+  }
+
+  // The product; meanwhile what adapters need for the rows from `row` on and these columns is on its way.
+  void multiply_ahead(LinearTask& t, int row, int from, int to) {
+    if (!expansion.adapters()) return multiply(t);
+    Ahead ahead;
+    expansion.list(row, row + t.rows, from, to, &ahead);
+    t.ahead = &ahead;
+    multiply(t);
+    t.ahead = nullptr;
   }
 
   // The task's panels again for the rows among [begin, end) whose adapters have weights of their own.
@@ -127,7 +140,7 @@ struct Linear final : Op {
       if (t.bias) part.bias = t.bias + column;
       part.y = y, part.ldy = ldy;
       part.n = count * kPanel, part.panel_begin = 0, part.panel_end = count, part.next = next;
-      multiply(part);
+      multiply_ahead(part, row, panel * kPanel, (panel + count) * kPanel);
       expansion.add(row, row + t.rows, y, ldy, panel * kPanel, (panel + count) * kPanel, t.bias);
     };
     for (int begin = t.panel_begin; begin < last; begin += most) {

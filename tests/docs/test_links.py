@@ -42,6 +42,12 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
 
 
+def test_the_site_has_every_page() -> None:
+    """`make docs` fails without one; its packages are not here."""
+    listed = re.findall(r"- ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
 def test_a_wrong_link_is_found(tmp_path: Path) -> None:
     (tmp_path / "there.md").write_text("# One `two`, three\n")
     page = tmp_path / "page.md"

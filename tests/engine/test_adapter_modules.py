@@ -15,7 +15,8 @@ from helpers.low_rank import merge, random_adapter, random_matrix, write_adapter
 from helpers.tokenizers import Folder
 from quire import LLM, RequestOutput, SamplingParams
 from quire.config.schema import DEFAULT_LORA_RANK
-from quire.config.shipped import shipped_adapters
+from quire.config.shipped import DEFAULT_MODEL, shipped_adapters
+from quire.engine.build.opening import find_model
 from quire.lora.adapter import F32, Adapter
 from quire.lora.read import room_of
 from quire.offline.convert import convert
@@ -247,7 +248,7 @@ def test_there_is_room_for_the_adapters_that_an_engine_begins_with(
 
 def test_shipped_adapters_fit_the_defaults() -> None:
     """So that nobody reads them before a server starts."""
-    rank, targets = room_of(shipped_adapters())
+    rank, targets = room_of(shipped_adapters(), read_model(find_model(DEFAULT_MODEL)).spec)
     assert rank <= DEFAULT_LORA_RANK
     assert not targets
 

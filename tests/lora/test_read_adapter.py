@@ -12,7 +12,7 @@ from helpers.adapters import PREFIX, RANK, Q, base_spec, gguf_adapter, numbers, 
 from helpers.gguf_files import permute
 from quire.config.shipped import shipped_adapters
 from quire.lora.base_modules import BaseModules
-from quire.lora.read import find_adapter, open_adapter, read_adapter
+from quire.lora.read import find_adapter, open_adapter, read_adapter, room_of
 from quire.quant.floats import from_float32
 from quire.spec.facts import read_model
 from quire.types import CheckpointError
@@ -104,8 +104,10 @@ def test_the_bytes_are_known_before_anything_is_read(tmp_path: Path, llama: Base
 
 
 def test_parts_of_a_fused_linear(tmp_path: Path) -> None:
-    """Pairs for q and v of a checkpoint that stores both in one matrix become one pair with zeros between."""
-    base = BaseModules.of(base_spec("phi3"))
+    """Pairs for q and v of a checkpoint that stores both in one matrix become one pair with zeros between, for whose
+    ranks an engine has room unasked."""
+    spec = base_spec("phi3")
+    base = BaseModules.of(spec)
     fused = LAYER + "self_attn.qkv_proj"
     q, v = pair(Q), pair(LAYER + "self_attn.v_proj", 32, 64, 2, seed=3)
     folder = peft_folder(tmp_path / "a", q | v, rank_pattern={"v_proj": 2})
@@ -116,6 +118,7 @@ def test_parts_of_a_fused_linear(tmp_path: Path) -> None:
     np.testing.assert_array_equal(delta[64:96], 0)
     np.testing.assert_allclose(delta[96:], 3 * of_v[1] @ of_v[0], rtol=1e-5, atol=1e-6)
     assert low.rank == RANK + 2
+    assert room_of([str(folder)], spec) == (RANK + 2, ())
     whole = read_adapter(peft_folder(tmp_path / "b", pair(fused, 128)), base)
     assert whole.parts[fused].b.shape == (128, RANK)
 

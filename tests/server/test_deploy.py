@@ -79,9 +79,13 @@ def test_a_version_that_is_not_as_it_should_be_gets_no_requests(
     weights = next(corrupt.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1000])
     wrong = {weights.name: "0" * 64}
+    pickled = tmp_path / "pickled"
+    shutil.copytree(other, pickled)
+    next(pickled.glob("*.safetensors")).rename(pickled / "pytorch_model.bin")
     for refused, why in (
         (deploy(server, corrupt), "nothing was changed"),
         (deploy(server, tmp_path / "nowhere"), "path"),
+        (deploy(server, pickled), "pickle"),
         (deploy(server, other, sha256=wrong), "sha256"),
         (deploy(server, other, memory=20 * 2**20), "cannot hold"),
         (deploy(server, other, canary={"prompt": "Hi", "text": "no such answer"}), "canary: the answer is"),

@@ -210,6 +210,20 @@ def test_one_accident_does_not_change_costs_much() -> None:
     assert costs.curve[3] / costs.curve[1] < 1.25
 
 
+def test_a_size_whose_first_step_was_an_accident_is_tried_again() -> None:
+    costs = StepCosts(20)
+    for tokens, seconds in ((1, 1.0), (1, 1.0), (1, 1.0), (17, 30.0), (2, 2.0)):
+        costs.observe(tokens, seconds)
+    assert costs.curve[2] < 1.1  # a step alone says little
+    costs.observe(2, 1.1)
+    assert (
+        costs.curve[3] < 1.3 < costs.curve[5]
+    )  # the next size goes on as before; of others the large step is all there is
+    for tokens in (3, 3, 4, 4, 5, 5):
+        costs.observe(tokens, 1.0 + 0.1 * (tokens - 1))
+    assert costs.curve[6] < 1.6
+
+
 def test_a_tree_is_run_whole_or_not_at_all() -> None:
     slope = 0.05
     for rate, whole in ((0.7, True), (0.1, False)):

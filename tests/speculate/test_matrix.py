@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ import pytest
 import torch
 
 from helpers import drafts
+from helpers.checkpoints import load_reference
 from helpers.low_rank import random_adapter
 from helpers.speculating import bits, costs_without_a_clock, edited, params, prompts
 from helpers.tokenizers import save_whole
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, StructuredOutput
 from quire.config.speculative import WITH_BRANCHES
+from quire.engine.core import EngineCore
 from quire.spec import read_model
 from quire.speculate.step_costs import PassCosts
+from quire.types import SeqEvent
 
 pytestmark = pytest.mark.speculation
 
@@ -53,7 +57,9 @@ METHODS: dict[str, Method] = {
     "eagle": over_features(drafts.write_eagle, "eagle"),
     "eagle3": over_features(drafts.write_eagle3, "eagle3", **TWO_LAYERS),
     "medusa": over_features(drafts.write_medusa, "medusa"),
+    "mtp": lambda checkpoint, target: {"method": "mtp"},
 }
+WITH_MTP = "latent"  # the model whose checkpoint has layers for it
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {  # and the blocks that make sequences wait and resume
     "full": ("qwen3", {"dtype": "float32"}, 14),
     "windows": ("qwen2-mixed-windows", {"dtype": "bfloat16"}, 28),
@@ -71,6 +77,7 @@ LOADS: dict[str, dict[str, Any]] = {
     "no cache": {"max_num_seqs": 4, "enable_prefix_caching": False},
 }
 DEPTHS, WIDTHS = (1, 5, 16), (1, 2, 4, 8)
+ADAPTED = ("full", "int4", "latent", "experts, sinks")
 SLOPES = (0.04, 1e-4)  # of the cost of a step, for each token; the second makes large trees
 
 
@@ -83,9 +90,35 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def get(name: str) -> Path:
         if name not in made:
             made[name] = save_whole(name, tmp_path_factory.mktemp(name))
+            if name == MODELS[WITH_MTP][0]:
+                add_mtp(made[name])
         return made[name]
 
     return get
+
+
+@pytest.fixture(autouse=True)
+def _audited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds blocks is added up after every step."""
+    step = EngineCore.step
+
+    def audited(self: EngineCore) -> list[SeqEvent]:
+        events = step(self)
+        self.scheduler.audit()
+        return events
+
+    monkeypatch.setattr(EngineCore, "step", audited)
+
+
+def add_mtp(folder: Path) -> None:
+    """A layer for multi-token prediction, which the model without the method does not read."""
+    reference = load_reference(folder, torch.float32)
+    drafts.write_mtp(folder, reference, folder, 1)
+
+
+def pairs(models: Iterable[str]) -> list[tuple[str, str]]:
+    """Each method with each model that it is for."""
+    return [(method, m) for m in models for method in METHODS if method != "mtp" or m == WITH_MTP]
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +143,7 @@ def asked() -> tuple[list[list[int]], list[SamplingParams]]:
 
 
 @pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "model"), pairs(MODELS))
 def test_every_bit_is_that_without(
     checkpoint: Callable[[str], Path],
     expected: Callable[[str], list[Any]],
@@ -146,41 +178,83 @@ def test_every_bit_is_that_without(
         assert core.speculation is not None
         assert not core.speculation.faults
         assert core.speculation.drafted > 0
-        core.scheduler.audit()
         assert not core.scheduler.blocks_used
     assert threading.active_count() < 20
 
 
-@pytest.mark.parametrize("model", ["full", "int4", "latent", "experts, sinks"])
-@pytest.mark.parametrize("method", METHODS)
+def product() -> tuple[list[list[int]], list[SamplingParams], list[str]]:
+    """Each grammar × samples × log-probabilities × temperature × adapter, and all other parameters with one of
+    the adapters."""
+    texts, others = asked()
+    given = [
+        SamplingParams(
+            max_tokens=24,
+            temperature=temperature,
+            seed=3,
+            n=samples,
+            logprobs=logprobs,
+            ignore_eos=not grammar,
+            structured=StructuredOutput(regex=grammar) if grammar else None,
+        )
+        for grammar, samples, logprobs, temperature in itertools.product(
+            ("", "(ab|cd|e){30}"), (1, 3), (None, 0, 2), (0.0, 0.7)
+        )
+        for _ in ADAPTERS
+    ]
+    names = [*itertools.islice(itertools.cycle(ADAPTERS), len(given) + len(others))]
+    return [*itertools.islice(itertools.cycle(texts), len(given)), *texts], given + others, names
+
+
+ADAPTERS = ("every", "dora", "")
+
+
+@pytest.mark.parametrize(("method", "model"), pairs(ADAPTED))
 def test_every_bit_with_adapters_is_that_without_speculation(
-    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, method: str, model: str
+    checkpoint: Callable[[str], Path],
+    adapted: Callable[[str], tuple[dict[str, Any], list[Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    model: str,
 ) -> None:
-    """Grammars, several samples, log-probabilities and penalties, each with an adapter of low rank, DoRA or none."""
-    name, formats, _ = MODELS[model]
-    spec = read_model(checkpoint(name)).spec
-    adapters = {
-        "every": random_adapter(spec, 1, 4, every=True, scale=1.0),
-        "dora": random_adapter(spec, 2, 6, dora=True, scale=1.0),
-    }
-    texts, given = asked()
-    names = [["every", "dora", ""][number % 3] for number in range(len(texts))]
-    common: dict[str, Any] = {
-        "adapters": adapters, "enable_lora": True, "max_lora_rank": 6, "lora_target_modules": ("all",),
-        "max_model_len": LENGTH, "progress": False, **formats,
-    }  # fmt: skip
-    with LLM(checkpoint(name), **common) as llm:
-        plain = bits(llm.generate(texts, given, adapter=names))
+    """Adapters of low rank, DoRA or none × grammar or none × one sample or three × log-probabilities × temperatures."""
+    common, plain = adapted(model)
+    texts, given, names = product()
     costs_without_a_clock(monkeypatch, SLOPES[0])
     monkeypatch.setattr("quire.speculate.step_costs._FIRST_SLOPE", SLOPES[0])
     monkeypatch.setattr(PassCosts, "of", lambda self, tokens, unit: 0.01)
+    name = MODELS[model][0]
     chosen = METHODS[method](checkpoint, name) or None
     rng = random.Random(f"{method} {model}")
     predicted = [edited(samples[0][0], rng) if i % 2 else [] for i, (samples, _) in enumerate(plain)]
-    more = {"max_num_seqs": 6, "max_num_batched_tokens": 48}
+    more = {"max_num_seqs": 8, "max_num_batched_tokens": 48}
     with LLM(checkpoint(name), speculative_config=chosen, **common, **more) as llm:
         assert bits(llm.generate(texts, given, prediction=predicted, adapter=names)) == plain
         core = llm._built.core
         assert core.speculation is not None
         assert not core.speculation.faults
         assert core.speculation.drafted > 0
+
+
+@pytest.fixture(scope="module")
+def adapted(checkpoint: Callable[[str], Path]) -> Callable[[str], tuple[dict[str, Any], list[Any]]]:
+    """The options of a model with adapters, and the answers without speculation."""
+    made: dict[str, tuple[dict[str, Any], list[Any]]] = {}
+
+    def get(model: str) -> tuple[dict[str, Any], list[Any]]:
+        if model not in made:
+            name, formats, _ = MODELS[model]
+            spec = read_model(checkpoint(name)).spec
+            adapters = {
+                "every": random_adapter(spec, 1, 4, every=True, scale=1.0),
+                "dora": random_adapter(spec, 2, 6, dora=True, scale=1.0),
+            }
+            common: dict[str, Any] = {
+                "adapters": adapters, "enable_lora": True, "max_lora_rank": 6, "lora_target_modules": ("all",),
+                "max_model_len": LENGTH, "progress": False, **formats,
+            }  # fmt: skip
+            texts, given, names = product()
+            with LLM(checkpoint(name), **common) as llm:
+                made[model] = common, bits(llm.generate(texts, given, adapter=names))
+        return made[model]
+
+    return get

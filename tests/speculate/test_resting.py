@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
+
+import pytest
 
 from quire.speculate.ngram import NgramProposer
 from quire.speculate.proposer import Offer, Proposer, Room
@@ -75,6 +77,7 @@ class Running:
             NewSeq(i, list(PROMPT), len(PROMPT), SamplingParams(), 0, 0, ()) for i in range(len(texts))
         ]
         self._drafts = [0] * len(texts)
+        self._known_texts = [list(PROMPT) for _ in texts]
         self.gone: list[int] = []
 
     def step(self, seconds: float = STEP) -> list[int]:
@@ -86,7 +89,9 @@ class Running:
         ]
         out = SchedulerOutput(0, rows, self._new, [i for i in self.gone if i in self._known()])
         self._new = []
-        self.speculation.fill(out)
+        idles = self.speculation.idles(out, sum(row.drafts for row in rows))
+        if not idles:
+            self.speculation.fill(out, self._known_texts.__getitem__)
         tokens = []
         for row in rows:
             text, made = self.texts[row.seq_id], self.made[row.seq_id]
@@ -96,12 +101,15 @@ class Running:
             tokens.append(text[made : made + right + 1])
             self.made[row.seq_id] += right + 1
         result = StepOutput(tokens, [None] * len(rows), [None] * len(rows))
-        self.speculation.advance(out, result, seconds * (1 + 0.1 * out.num_tokens))
+        if not idles:
+            self.speculation.advance(out, result, seconds * (1 + 0.1 * out.num_tokens))
+        for row, added in zip(rows, tokens, strict=True):
+            self._known_texts[row.seq_id] += added
         for i, row in enumerate(rows):
             self._drafts[row.seq_id] = len(result.drafts.get(i, ()))
         return [row.drafts for row in rows]
 
-    def _known(self) -> set[int]:
+    def _known(self) -> Collection[int]:
         return self.speculation._following
 
 
@@ -120,6 +128,31 @@ def test_a_proposer_without_luck_is_hardly_asked_and_misses_no_token() -> None:
         running.step()
     assert proposer.texts[0] == PROMPT + running.texts[0][: running.made[0]]
     assert proposer.ended[1] == PROMPT + running.texts[1][: running.made[1]]
+
+
+def test_short_steps_need_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few of them are looked at in any way, whatever the method, and none where nobody is followed."""
+    seen = list[int]()
+    advance = Speculation.advance
+
+    def counted(self: Speculation, out: SchedulerOutput, result: StepOutput, seconds: float) -> None:
+        seen.append(out.step)
+        advance(self, out, result, seconds)
+
+    monkeypatch.setattr(Speculation, "advance", counted)
+    for proposer in (Guesser(), NgramProposer(3, 32)):
+        running = Running(proposer, [random_text(0), random_text(1)])
+        for _ in range(500):
+            running.step()
+        seen.clear()
+        for _ in range(1000):
+            running.step()
+        assert len(seen) < 100
+    running.gone = [0, 1]
+    seen.clear()
+    for _ in range(100):
+        running.step()
+    assert len(seen) == 1
 
 
 def test_steps_that_take_long_are_all_looked_at() -> None:
@@ -159,7 +192,6 @@ def test_a_sequence_that_met_a_rest_goes_on_without_features() -> None:
     for _ in range(2000):
         running.step()
     assert proposer.shown == shown
-    running.speculation._rests.end()
     running._new = [NewSeq(0, [*PROMPT], len(PROMPT), SamplingParams(), 0, 0, ())]
     running.step()
     assert proposer.shown > shown

@@ -42,6 +42,7 @@ class Steps:
             )
         ]  # fmt: skip
         self._drafts = 0
+        self._text = [1, 2]
         self.place = 0
 
     def step(self, answer: list[int]) -> StepOutput:
@@ -49,7 +50,7 @@ class Steps:
         row = ScheduledSeq(0, 2 + self.place, [0] + [DRAFT] * self._drafts, (), 1 + self._drafts)
         out = SchedulerOutput(self.place, [row], self._new, [])
         self._new = []
-        self.speculation.fill(out)
+        self.speculation.fill(out, lambda seq_id: self._text)
         drafts, tokens = row.token_ids[1:], answer[self.place :]
         right = 0
         while right < len(drafts) and drafts[right] == tokens[right]:
@@ -59,6 +60,7 @@ class Steps:
         )
         self.place += right + 1
         self.speculation.advance(out, result, sum(result.seconds.values()))
+        self._text += result.token_ids[0]
         self._drafts = len(result.drafts.get(0, []))
         return result
 

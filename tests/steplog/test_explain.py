@@ -212,7 +212,10 @@ def slow_drafts() -> Explanation:
         last = None
         rows = drafted = faults = 0
 
-        def fill(self, out: Any) -> None:
+        def idles(self, out: Any, drafts: int) -> bool:
+            return False
+
+        def fill(self, out: Any, text_of: Any) -> None:
             clock.now += 20 * MS
 
         def advance(self, out: Any, result: Any, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,8 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
     found: list[tuple[int, list[int]]] = []
     fill = Speculation.fill
 
-    def noted(self: Speculation, out: SchedulerOutput) -> None:
-        fill(self, out)
+    def noted(self: Speculation, out: SchedulerOutput, text_of: Callable[[int], list[int]]) -> None:
+        fill(self, out, text_of)
         for row in out.scheduled:
             if row.drafts:
                 known = len(row.token_ids) - row.drafts

@@ -10,7 +10,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from quire.core.block_pool import AuditError
-from quire.core.cached_prefix import PrefixCacheStats, no_watches
+from quire.core.cached_prefix import PrefixCacheStats
 from quire.core.capacity import peak_blocks
 from quire.core.cost_model import StepFeatures
 from quire.core.fetching import Fetches
@@ -58,6 +58,7 @@ class SchedulerState:
         self.usage = UsageBooks()
         self.step_counts = StepCounts()
         self.step_features: StepFeatures = ()  # of the last step, for the cost model
+        self.step_drafts = 0  # of the last step
         self.num_preemptions = 0
         self.wasted_rows = 0  # rows whose sequence ended or was preempted while they ran
         self._rng, self._blocks = rng or random.Random(), SequenceBlocks(config, tier)
@@ -131,6 +132,11 @@ class SchedulerState:
         """The rows of the step that was scheduled last, before it is passed to `update`; None if it has none."""
         return self._flights[-1] if self._flights else None
 
+    def text_of(self, seq_id: int) -> list[int]:
+        """The tokens of a sequence of the newest step: its own list, to which each step adds."""
+        assert self.newest is not None
+        return next(seq.tokens for seq in self.newest.seqs if seq.seq_id == seq_id)
+
     def set_caps(self, caps: StepLimits) -> None:
         """What a step may have at most, from the next one on; running sequences beyond it go on. Raises ValueError
         naming the option that is beyond what the engine was started with, or too small."""
@@ -154,7 +160,7 @@ class SchedulerState:
         """Other orders, for what waits and what runs, from the next step on."""
         waiting = list(self._waiting)
         self.policies, self._by_arrival = policies, policies.by_arrival
-        self._blocks.caches.queues = no_watches
+        self._blocks.caches.queues = ()
         queue = make_queue(
             policies, self.estimates, self.counters, self._blocks.caches, self.config.block_size
         )

@@ -89,13 +89,13 @@ class LLM:
         config = engine_options(options)
         if adapters and not config.adapters.enable_lora:
             raise ValueError("adapters: they need enable_lora=True")
-        config = with_room_for(config, adapter_sources(adapters or {}))
         self._parsers = {"tool_call_parser": tool_call_parser, "reasoning_parser": reasoning_parser}
         self._template: str | None = None
         if chat_template is not None or any(self._parsers.values()):
             self._check_formats(chat_template)
         with ByteProgress("loading weights", "saving packed weights", enabled=progress) as bar:
             opened = open_model(model, later=True, startup=self._startup, cache=kept_files(config))
+            config = with_room_for(config, adapter_sources(adapters or {}), opened.facts.spec)
             self._built = build(opened, config, bar, startup=self._startup)
         self._engine = SharedEngine(self._built)
         self._chat: ChatRenderer | None = None

@@ -103,12 +103,13 @@ def open_adapter(path: Path, *, root: Path | None = None) -> Iterator[AdapterFil
         file.close()
 
 
-def room_of(adapters: Iterable[str | Adapter]) -> tuple[int, tuple[str, ...]]:
-    """The largest rank of adapters (paths, names or numbers), and what they change, as --lora-target-modules names it.
+def room_of(adapters: Iterable[str | Adapter], spec: ModelSpec) -> tuple[int, tuple[str, ...]]:
+    """The largest rank of adapters (paths, names or numbers) of a model, and what they change, as
+    --lora-target-modules names it. Ranks of several parts of a fused linear add up.
 
-    Raises CheckpointError or UnsupportedModelError for a file whose header cannot be read.
+    Raises CheckpointError or UnsupportedModelError for a file whose header cannot be read or is of another base.
     """
-    rank, targets = 0, set[str]()
+    rank, targets, base = 0, set[str](), BaseModules.of(spec)
     for each in adapters:
         if isinstance(each, Adapter):
             ranks = [
@@ -117,7 +118,11 @@ def room_of(adapters: Iterable[str | Adapter]) -> tuple[int, tuple[str, ...]]:
             ]
         else:
             with open_adapter(find_adapter(each)) as file:
-                ranks = [(one.module, one.rank) for one in file.targets()]
+                pairs = checked(file.pairs(base), base, file.where)
+                ranks = [
+                    *((module, sum(pair.rank for pair in several)) for module, several in pairs.items()),
+                    *((module, 0) for module in _saved_by_module(file, base)),
+                ]
         rank = max([rank, *(one for _, one in ranks)])
         targets |= {_target(module, whole=not one) for module, one in ranks}
     return rank, tuple(sorted(targets - {""}))
@@ -126,11 +131,11 @@ def room_of(adapters: Iterable[str | Adapter]) -> tuple[int, tuple[str, ...]]:
 def _target(module: str, *, whole: bool) -> str:
     if whole:
         return "modules_to_save"
-    if module.endswith(("embed_tokens", "token_embd")):
+    if module.endswith("embed_tokens"):
         return "embed_tokens"
-    if module.endswith("lm_head") or module == "output":
+    if module.endswith("lm_head"):
         return "lm_head"
-    return "experts" if ".experts" in module or module.endswith("_exps") else ""
+    return "experts" if ".experts" in module else ""
 
 
 def _gguf(path: Path) -> AdapterFile:

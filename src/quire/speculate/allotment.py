@@ -14,6 +14,7 @@ FIRST_RATE = 0.7  # acceptance of the first drafts of all: a few are run to see
 _SETTLED = 20  # drafts of a sequence that its rate goes by, at most; its first ones count for the others, too
 _PRIOR = 4  # drafts that the rate of all counts as in that of a sequence
 _SHARED = 100  # drafts that the rate of all goes by, at most
+_FIRST = 4  # drafts of the first step with any, whose cost is a guess
 _GAIN = 1.02  # that drafts must promise
 _FIRST_PROBE, _LAST_PROBE = 16, 512  # steps without drafts before one is tried again
 _PROBING = 0.005  # of the time, at most, in such drafts
@@ -107,6 +108,10 @@ class Allotment:
         steps, self._skipped = 1 + self._skipped, 0
         curve = self.costs.curve
         last = min(self._most, len(curve) - 1 - rows)
+        if self.costs.widest <= rows and not any(
+            offer.depth and not offer.grows for offer in offers.values()
+        ):
+            last = min(last, _FIRST)
         self._shared += steps
         self._since_probe += steps
         self.declined = last < 1 or not offers

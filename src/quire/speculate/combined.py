@@ -14,15 +14,15 @@ class Combined:
     the method come after those of predictions. It is a proposer of each kind that the method is."""
 
     ran: Callable[[Sequence[ScheduledSeq], Sequence[Sequence[int]]], None]
-    watch: Callable[[Sequence[ScheduledSeq], Sequence[list[int]]], bool]
+    sees: Callable[[Iterable[int]], bool]
 
     def __init__(self, predictions: PredictionProposer, method: Proposer) -> None:
         self._predictions, self.method = predictions, method
         if isinstance(method, FeatureProposer):
             self.ran = method.ran
         if isinstance(method, WatchingProposer):
-            seen = method.watch
-            self.watch = lambda rows, added: predictions.watch(rows, added) | seen(rows, added)
+            seen = method.sees
+            self.sees = lambda seq_ids: predictions.sees(seq_ids) or seen(seq_ids)
         self._by_method: set[int] = set()  # sequences with an offer of the method
         self.GRADES = predictions.GRADES + method.GRADES
         self.MOST_SECONDS = max(predictions.MOST_SECONDS, method.MOST_SECONDS)

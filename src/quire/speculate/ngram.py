@@ -5,7 +5,7 @@ A. Saxena, Prompt Lookup Decoding (2023), with the longest match instead of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 
 from quire._native import NgramIndex
@@ -13,7 +13,7 @@ from quire.records import dataclass
 from quire.speculate.proposer import Offer, Room
 from quire.speculate.recent_outputs import OutputOrigin, RecentOutputs
 from quire.speculate.step_costs import PassCosts
-from quire.types import NewSeq, ScheduledSeq
+from quire.types import NewSeq
 
 WINDOW = 2**14  # tokens of a sequence that are searched
 LONG = 8  # tokens of a match that is rarely wrong
@@ -62,14 +62,8 @@ class NgramProposer:
         text.index.append(tokens)
         text.made += len(tokens)
 
-    def watch(self, rows: Sequence[ScheduledSeq], added: Sequence[list[int]]) -> bool:
-        found = False
-        for row, tokens in zip(rows, added, strict=True):
-            if tokens and (text := self._texts.get(row.seq_id)) is not None:
-                text.index.append(tokens)
-                text.made += len(tokens)
-                found = found or self._matches(text)
-        return found
+    def sees(self, seq_ids: Iterable[int]) -> bool:
+        return any(self._matches(self._texts[seq_id]) for seq_id in seq_ids)
 
     def _matches(self, text: _Text) -> bool:
         if text.index.lookup(0)[0]:

@@ -5,14 +5,14 @@ As OpenAI's `prediction`. Where the answer differs, the place in the prediction 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from weakref import WeakValueDictionary
 
 from quire._native import LONGEST_MATCH, NgramIndex
 from quire.speculate.proposer import Offer, Room
 from quire.speculate.step_costs import PassCosts
-from quire.types import NewSeq, ScheduledSeq, TokenIds
+from quire.types import NewSeq, TokenIds
 
 SHORTEST_MATCH = 2  # tokens after a difference, that say where an answer goes on in its prediction
 LONG = 8  # tokens that agreed: the next ones are rarely wrong
@@ -48,15 +48,9 @@ class PredictionProposer:
         if (answer := self._answers.get(seq_id)) is not None:
             answer.follow(tokens)
 
-    def watch(self, rows: Sequence[ScheduledSeq], added: Sequence[list[int]]) -> bool:
-        if not self._answers:
-            return False
-        found = False
-        for row, tokens in zip(rows, added, strict=True):
-            if (answer := self._answers.get(row.seq_id)) is not None:
-                answer.follow(tokens)
-                found = found or answer.left > 0
-        return found
+    def sees(self, seq_ids: Iterable[int]) -> bool:
+        answers = self._answers
+        return bool(answers) and any(seq_id in answers and answers[seq_id].left > 0 for seq_id in seq_ids)
 
     def look(self, seq_ids: Iterable[int], most: int) -> dict[int, Offer]:
         offers = {}

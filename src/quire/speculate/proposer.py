@@ -106,6 +106,5 @@ class FeatureProposer(Proposer, Protocol):
 class WatchingProposer(Proposer, Protocol):
     """A proposer that sees at once whether it has something for a sequence, so that it is asked only then."""
 
-    def watch(self, rows: Sequence[ScheduledSeq], added: Sequence[list[int]]) -> bool:
-        """Take in the tokens that a step added to each of its rows, in place of `extend`; rows of unknown sequences
-        may be among them. Returns whether there is an offer for one of them."""
+    def sees(self, seq_ids: Iterable[int]) -> bool:
+        """Whether there is an offer for one of these sequences."""

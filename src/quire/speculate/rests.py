@@ -8,7 +8,7 @@ from collections import deque
 from quire.speculate.step_costs import median
 
 LOOKS = 0.005  # of the time, at most, in looks that find nothing
-_LONGEST = 64  # steps that one look is paid by, at most: it may have waited for a processor
+_LONGEST = 256  # steps that one look is paid by, at most: it may have waited for a processor
 _RECENT = 3  # looks whose median counts: one may have waited for a processor
 _EARLY = 128  # steps owed, up to which a look may come at once where there is something to see
 # What drafts have won, in steps: from how much lost on they rest, how much won is remembered, and what one step counts.
@@ -45,6 +45,18 @@ class Rests:
             return False
         self._owed -= self._owed > 0
         return not self._owed
+
+    def quiet(self, *, seeing: bool = False) -> int:
+        """Steps to come in which there will be no look; for one who is `seeing`, whatever there is to see."""
+        return max(self._resting or self._owed - (_EARLY if seeing else 0), 1) - 1
+
+    def idled(self, steps: int) -> None:
+        """Count steps without a look."""
+        self.passed += steps
+        if self._resting:
+            self._resting = max(0, self._resting - steps)
+        else:
+            self._owed = max(0, self._owed - steps)
 
     def may_look(self) -> bool:
         """Whether there may be a look before it is due, since there is something to see."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from math import isfinite
 from typing import NamedTuple, TypeVar
 
 from quire.answers import RowDrafts
@@ -13,13 +13,18 @@ from quire.draft_paths import draft_depths
 from quire.speculate.allotment import Allotment
 from quire.speculate.proposer import DraftTree, FeatureProposer, Offer, Proposer, Room, WatchingProposer
 from quire.speculate.rests import Rests
+from quire.speculate.step_costs import median
 from quire.types import DRAFT, NewSeq, ScheduledSeq, SchedulerOutput, StepOutput
 
 _log = logging.getLogger("quire")
 T = TypeVar("T")
 
 _COLD = 2  # steps with drafts whose code is not in memory yet: they say nothing of costs
-_WEIGHED = 16  # while nothing is looked for, one of so many steps is weighed
+_WEIGHED = 64  # while nothing is looked for, one of so many steps is weighed
+# Of the time, at most, in watching for what begins; one of so many steps is watched in any case; the median of so many
+# watches counts.
+_WATCHED, _RARELY, _WATCHES = 0.01, 16, 3
+_TIMED = 64  # answers whose computing time is measured, after one that was late
 
 
 class Drafts(NamedTuple):
@@ -61,11 +66,12 @@ class Speculation:
         self._watching = proposer if isinstance(proposer, WatchingProposer) else None
         self._predicted, self._everyone = predicted, everyone
         self._allotment = Allotment(most, max_rows, proposer.GRADES, proposer.passes)
-        self._following: set[int] = set()  # sequences that the proposer knows
+        # Of sequences that the proposer knows: their texts, which grow, and how many tokens of them it knows.
+        self._following: dict[int, list[int]] = {}
+        self._told: dict[int, int] = {}
         self._offers: dict[int, Offer] = {}  # the last one of each sequence
         self.longest = depth  # drafts for a sequence that are allowed now
         self._rests = Rests()
-        self._missed: dict[int, list[int]] = {}  # of each of them, tokens that the proposer does not know yet
         self._drafting = False  # rows of this step have places for drafts
         self._logged = False
         self.last = NO_DRAFTS
@@ -73,20 +79,38 @@ class Speculation:
         self.accepted = [0] * depth  # by position in the row
         self.chosen = [0] * (most + 1)  # rows by their drafts
         self.seconds_won = 0.0  # by steps with drafts, as far as the costs of others are known
+        self._idle = self._idled = self._unweighed = 0  # steps: to come that idle, and passed
+        self._watches = deque[float](maxlen=_WATCHES)  # seconds
+        self._timed = 0  # answers to come
         self._looking = self._making = 0.0  # seconds for the drafts of a step: to choose them, to make them
         self._in_passes = 0.0  # seconds of passes, in making them
         self._cold = _COLD
 
-    def fill(self, out: SchedulerOutput) -> None:
-        """Make the drafts of a step that is about to run; rows for which there are none lose them."""
+    def idles(self, out: SchedulerOutput, drafts: int) -> bool:
+        """Count a step with so many drafts, unless it needs `fill` and `advance`."""
+        if drafts or out.new or out.gone or not (self._idle or not self._following):
+            return False
+        self.last = NO_DRAFTS
+        self._idle -= self._idle > 0
+        self._idled += 1
+        return True
+
+    def fill(self, out: SchedulerOutput, text_of: Callable[[int], list[int]]) -> None:
+        """Make the drafts of a step that is about to run; rows for which there are none lose them.
+
+        `text_of` has the tokens of a sequence that runs, in a list that grows with it.
+        """
+        self._rests.idled(self._idled)
+        self._unweighed += 1 + self._idled
+        self._idle = self._idled = 0
         for seq_id in out.gone:
             if seq_id in self._following:
-                self._catch_up(seq_id)
+                self._extend(seq_id, [])
             self._forget(seq_id)
         for new in out.new:
             # Mirostat needs each token before the next.
             if new.speculate and (self._everyone or new.prediction) and not new.params.mirostat:
-                self._start(new)
+                self._start(new, text_of)
         rows = [row for row in out.scheduled if row.logits > 1]
         self._drafting = bool(rows)
         if not rows:
@@ -108,6 +132,7 @@ class Speculation:
 
     def advance(self, out: SchedulerOutput, result: StepOutput, seconds: float) -> None:
         """Take in a step that took so long and its result, and ask for drafts of the next one."""
+        started = time.perf_counter()
         if not self._following:
             self.last = NO_DRAFTS
         elif self._drafting or self._is_due(out, result):
@@ -116,31 +141,43 @@ class Speculation:
             self.last = NO_DRAFTS
             if self._looking:
                 result.seconds["drafts"], self._looking = self._looking, 0.0
-            if self._rests.passed % _WEIGHED == 0 and not _has_prompts(out):
+            if self._unweighed >= _WEIGHED and not _has_prompts(out):
                 self._allotment.observe_step(out.num_tokens, seconds)
+                self._unweighed = 0
+            self._idle = self._pause(len(out.scheduled), started)
+
+    def _pause(self, rows: int, started: float) -> int:
+        """Steps to come in which there is nothing to do."""
+        rests = self._rests
+        if rests.resting or self._watching is None:
+            return 0 if self._features and not rests.resting else min(rests.quiet(), _WEIGHED)
+        if not rests.may_look():
+            return min(rests.quiet(seeing=True), _WEIGHED)
+        self._watches.append(time.perf_counter() - started)
+        step = self._allotment.costs.seconds(rows)
+        return min(int(median(self._watches) / (_WATCHED * step)), _RARELY) if step else 0
 
     def _is_due(self, out: SchedulerOutput, result: StepOutput) -> bool:
         """Whether to look for drafts after a step without any."""
-        rests = self._rests
+        rests, watching = self._rests, self._watching
         due = rests.step()
-        if not rests.resting:
-            self._show(out, result)
-        if self._watching is not None:
-            return self._watched(out, result) and rests.may_look()
-        self._miss(out, result)
-        return due
-
-    def _watched(self, out: SchedulerOutput, result: StepOutput) -> bool:
-        """Let the proposer take in a step. Returns whether it has something to offer."""
-        watching, following = self._watching, self._following
-        assert watching is not None
-        return bool(self._try(following, lambda: watching.watch(out.scheduled, result.token_ids)))
+        if rests.resting:
+            return False
+        self._show(out, result)
+        if watching is None:
+            return due
+        if not rests.may_look():
+            return False
+        self._tell(out, result)
+        known = [row.seq_id for row in out.scheduled if row.seq_id in self._following]
+        return bool(self._try(known, lambda: watching.sees(known)))
 
     def _look_around(self, out: SchedulerOutput, result: StepOutput, seconds: float) -> None:
         if self._drafting:
             self._show(out, result)  # for which passes over prompts may run: no part of the look
         started = time.perf_counter()
-        self._tell(out, result)
+        if self._drafting or self._watching is None:  # else it has watched
+            self._tell(out, result)
         places: dict[int, int] = {}  # rows of the sequences that the proposer follows
         rows, drafted, accepted = 0, 0, 0
         for i, row in enumerate(out.scheduled):
@@ -164,15 +201,17 @@ class Speculation:
             self._rests.looked(self._looking, self._allotment.costs.seconds(rows))
 
     def _tell(self, out: SchedulerOutput, result: StepOutput) -> None:
-        """Let the proposer take in all tokens up to those of this step."""
-        if self._watching is not None:
-            if self._drafting:  # else it has watched
-                self._watched(out, result)
-            return
-        if self._drafting:
-            self._miss(out, result)
-        for seq_id in list(self._missed):
-            self._catch_up(seq_id)
+        """Let the proposer take in all tokens of the rows of a step."""
+        for row, tokens in zip(out.scheduled, result.token_ids, strict=True):
+            if tokens and row.seq_id in self._following:
+                self._extend(row.seq_id, tokens)
+
+    def _extend(self, seq_id: int, tokens: list[int]) -> None:
+        """Let the proposer take in what it missed of a text, and the tokens after it."""
+        told = self._told[seq_id]
+        if added := self._following[seq_id][told:] + tokens:
+            self._told[seq_id] = told + len(added)
+            self._try([seq_id], lambda: self.proposer.extend(seq_id, added))
 
     def _ask(self, places: Mapping[int, int], result: StepOutput, rows: int) -> bool:
         """Ask for drafts of the sequences in these rows. Returns whether there are any."""
@@ -186,19 +225,6 @@ class Speculation:
             if self._offers[seq_id].depth:
                 result.depths[places[seq_id]] = room.depth
         return bool(shared)
-
-    def _miss(self, out: SchedulerOutput, result: StepOutput) -> None:
-        """Keep the tokens of a step for the proposer. Numbers alone: what keeps objects slows down their collection."""
-        missed = self._missed
-        for row, tokens in zip(out.scheduled, result.token_ids, strict=True):
-            if tokens and (waiting := missed.get(row.seq_id)) is not None:
-                waiting += tokens
-
-    def _catch_up(self, seq_id: int) -> None:
-        """Let the proposer take in the tokens of a sequence that it missed."""
-        if tokens := self._missed.get(seq_id):
-            self._missed[seq_id] = []
-            self._try([seq_id], lambda: self.proposer.extend(seq_id, tokens))
 
     def _show(self, out: SchedulerOutput, result: StepOutput) -> None:
         """Let the proposer take what a step left."""
@@ -229,7 +255,7 @@ class Speculation:
         """How many drafts each sequence is to get."""
         started = self._computing()
         offers = self._try(places, lambda: self.proposer.look(places, self._depth))
-        if offers is None or self._is_slow(places, started):
+        if offers is None or self._is_late(places, started):
             return {}
         self._offers.update(offers)
         if self._rests.passed > 1:
@@ -240,19 +266,23 @@ class Speculation:
     def _propose(self, rooms: Mapping[int, Room]) -> Mapping[int, list[int] | DraftTree]:
         started = self._computing()
         made = self._try(rooms, lambda: self.proposer.propose(rooms))
-        return {} if made is None or self._is_slow(rooms, started) else made
+        return {} if made is None or self._is_late(rooms, started) else made
 
     def _computing(self) -> tuple[float, float]:
-        """The clock, and what this thread has computed, which takes longer to ask: 0 if there is no limit for it."""
-        limited = isfinite(self.proposer.MOST_SECONDS)
-        return time.perf_counter(), time.thread_time() if limited else 0.0
+        """The clock, and after a late answer what this thread has computed, which takes much longer to ask."""
+        self._timed -= self._timed > 0
+        return time.perf_counter(), time.thread_time() if self._timed else 0.0
 
-    def _is_slow(self, seq_ids: Iterable[int], started: tuple[float, float]) -> bool:
-        """Whether the proposer computed for too long. Time in which others had the processor does not count."""
+    def _is_late(self, seq_ids: Iterable[int], started: tuple[float, float]) -> bool:
+        """Whether the proposer took too long. If it computed for so long, others not having had the processor, in
+        a second late answer, these sequences go on without drafts.
+        """
         most, (clock, computed) = self.proposer.MOST_SECONDS, started
-        if time.perf_counter() - clock <= most or time.thread_time() - computed <= most:
+        if time.perf_counter() - clock <= most:
             return False
-        self._fault(seq_ids, f"it took longer than {most:g} s")
+        if self._timed and time.thread_time() - computed > most:
+            self._fault(seq_ids, f"it took longer than {most:g} s")
+        self._timed = _TIMED
         return True
 
     def _fit(self, row: ScheduledSeq, made: list[int] | DraftTree) -> tuple[list[int], tuple[int, ...]]:
@@ -304,20 +334,18 @@ class Speculation:
             self._fault(seq_ids, f"{type(error).__name__}: {error}")
             return None
 
-    def _start(self, new: NewSeq) -> None:
+    def _start(self, new: NewSeq, text_of: Callable[[int], list[int]]) -> None:
         if new.prediction:
             self._rests.end()
         if self._features is not None and self._rests.resting:
             return
-        self._following.add(new.seq_id)
-        self._missed[new.seq_id] = []
+        self._following[new.seq_id], self._told[new.seq_id] = text_of(new.seq_id), len(new.token_ids)
         self._allotment.start(new.seq_id)
         self._try([new.seq_id], lambda: self.proposer.start(new))
 
     def _forget(self, seq_id: int) -> None:
-        self._following.discard(seq_id)
-        self._offers.pop(seq_id, None)
-        self._missed.pop(seq_id, None)
+        for known in (self._following, self._told, self._offers):
+            known.pop(seq_id, None)
         self._allotment.stop(seq_id)
         self._try((), lambda: self.proposer.stop(seq_id))
 

@@ -18,7 +18,8 @@ class StepCosts:
     """Relative costs of steps of 1 to `largest` tokens, without prompts.
 
     All of them rise together as contexts grow and when other work takes the processors; what counts here is the
-    relation between sizes, which changes slowly. A size that has not run is interpolated between those that have.
+    relation between sizes, which changes slowly. A size that has not run is interpolated between those that have; next
+    to a settled one it is hoped to go on as before, so that it is tried where that would gain.
     """
 
     def __init__(self, largest: int) -> None:
@@ -35,6 +36,11 @@ class StepCosts:
     def unit(self) -> float:
         """Seconds per unit of `curve`; 0 while nothing has run."""
         return self._scale if self._last else 0.0
+
+    @property
+    def widest(self) -> int:
+        """The largest size that has run; 0 while none has."""
+        return max(self._last, default=0)
 
     def seconds(self, tokens: int) -> float:
         """What a step of so many tokens takes; 0 while none has run."""
@@ -55,10 +61,10 @@ class StepCosts:
         if fresh:
             self._seen[tokens] = deque(maxlen=_KEPT)
         if not self._last:
-            self._scale = seconds
+            self._scales.append(seconds)
         elif not fresh:
             self._scales.append(seconds / self._cost[tokens])
-            self._scale = median(self._scales)
+        self._scale = median(self._scales)
         seen = self._seen[tokens]
         seen.append(min(seconds / self._scale, self._most(tokens)) if fresh else seconds / self._scale)
         self._cost[tokens] = median(seen)
@@ -89,9 +95,16 @@ class StepCosts:
             else:
                 near = known[min(at, len(known) - 1)]
                 value = cost[near] * _guess(n) / _guess(near)
+            if self._is_settled(n - 1) and not self._is_settled(n):
+                rise = highest - made[n - 2] if self._is_settled(n - 2) else 0.0
+                value = min(value, max(highest + rise, highest * _guess(n) / _guess(n - 1)))
             highest = max(highest, value)
             made.append(highest)
         return made
+
+    def _is_settled(self, tokens: int) -> bool:
+        """Whether more is known of a size than one step, which may have been an accident, or loaded code."""
+        return tokens in self._last and len(self._seen[tokens]) > 1
 
     def _rising(self, known: list[int]) -> list[float]:
         """The costs of sizes as the nearest that never fall: those out of order become their mean."""

@@ -48,8 +48,9 @@ def _answer(load: Command) -> dict[str, object]:
     if not isinstance(load, Load):
         raise TypeError(f"{type(load).__name__} is not a Load")
     try:
-        config = with_room_for(load.config, load.adapters)
-        plan = plan_engine(open_model(load.folder, tokenizer=False), config, load.beside).plan
+        model = open_model(load.folder, tokenizer=False)
+        config = with_room_for(load.config, load.adapters, model.facts.spec)
+        plan = plan_engine(model, config, load.beside).plan
         return {"lines": plan.lines()}
     except (QuireError, ValueError, OSError) as error:
         return {"error": str(error)}

@@ -78,7 +78,7 @@ def _load(command: Load, channel: Channel, startup: Startup, lost: Callable[[str
 
     try:
         model = open_model(command.folder, tokenizer=False, startup=startup)
-        config = with_room_for(command.config, command.adapters)
+        config = with_room_for(command.config, command.adapters, model.facts.spec)
         return build(
             model, config, progress, beside=command.beside, startup=startup, lent=command.lent or 0, lost=lost
         )
