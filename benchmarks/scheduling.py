@@ -71,13 +71,18 @@ def judged(run: SimulatedRun, slo: SLO) -> Goodput:
     return goodput(metrics, slo, max(one.scheduled for one in run.records))
 
 
-def errors(run: SimulatedRun) -> list[float]:
-    """|predicted / real - 1| of the TTFT of admitted requests, in order."""
-    found = []
+def errors(run: SimulatedRun) -> tuple[list[float], list[float]]:
+    """|predicted / real - 1| of the TTFT of admitted requests, in order; and of those before whose first token no other
+    was admitted."""
+    found, alone = [], []
+    admitted = [run.records[index] for index in run.predicted]
     for index, predicted in run.predicted.items():
         record = run.records[index]
         found.append(abs(predicted / (record.times[0] - record.scheduled) - 1))
-    return sorted(found)
+        mine = (record.scheduled, index)
+        if not any(mine < (one.scheduled, one.index) <= (record.times[0], -1) for one in admitted):
+            alone.append(found[-1])
+    return sorted(found), sorted(alone)
 
 
 def traces(folder: Path, count: int) -> Iterator[tuple[str, list[TraceRow], int, float]]:
@@ -92,22 +97,24 @@ def compare_goodput(folder: Path, count: int, preset: str) -> None:
         f"Preset {preset}: {slo}. Goodput in requests a second; in brackets the share of requests that met the level.\n"
     )
     print(
-        "| trace | load | offered | first come | held | ratio | refused | late of admitted | TTFT error p50, p90 |"
+        "| trace | load | offered | first come | held | ratio | refused | late of admitted |"
+        " TTFT error p50, p90 | p90 if none came later |"
     )
-    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     for name, rows, scale, rate in traces(folder, count):
         for load in LOADS:
             asked = arrivals(rows, scale, rate * load)
             plain = judged(SimulatedServer(LIMITS, COSTS, service).run(asked), slo)
             config = replace(LIMITS, policy="edf")
             run = SimulatedServer(config, COSTS, service, admits=True, controls=True).run(asked)
-            held, wrong = judged(run, slo), errors(run)
+            held, (wrong, alone) = judged(run, slo), errors(run)
             late = (held.total - held.failed - held.passed) / max(1, held.total - held.failed)
             cells = [
                 name, f"{load:g}", f"{len(asked) / asked[-1].at:.2f}", f"{plain.rate:.2f} ({plain.share:.0%})",
                 f"{held.rate:.2f} ({held.share:.0%})", f"{held.rate / plain.rate:.2f}" if plain.rate else "–",
                 f"{held.failed / held.total:.0%}", f"{late:.1%}",
                 f"{percentile(wrong, 50):.0%}, {percentile(wrong, 90):.0%}",
+                f"{percentile(alone, 90):.0%}" if alone else "–",
             ]  # fmt: skip
             print(f"| {' | '.join(cells)} |", flush=True)
 
@@ -122,12 +129,30 @@ def served(asked: Sequence[Arrival], slo: SLO, name: str, *, held: bool) -> Good
     return judged(SimulatedServer(config, COSTS, service, admits=held, controls=held).run(asked), slo)
 
 
+def keepable(rows: Sequence[TraceRow], asked: Sequence[Arrival], scale: int, slo: SLO) -> float:
+    """The share of requests whose TTFT would be kept on a machine that is theirs alone, with all that earlier prompts
+    have computed in its cache. No scheduler keeps the level of more, whatever it knows of the future."""
+    seen, kept = set[int](), 0
+    for row, one in zip(rows, asked, strict=True):
+        known = next((i for i, block in enumerate(row.blocks) if block not in seen), len(row.blocks))
+        seen.update(row.blocks)
+        at, length, took = known * max(1, row.block_tokens // scale), len(one.prompt), 0.0
+        at = min(at, length - 1)
+        while at < length:
+            tokens = min(LIMITS.max_num_batched_tokens, length - at)
+            took += COSTS[0] + COSTS[2] * tokens + COSTS[4] * tokens * (at + tokens / 2)
+            at += tokens
+        kept += slo.ttft is None or took * 1e3 <= slo.ttft
+    return kept / len(asked)
+
+
 def compare_at_knees(folder: Path, count: int, preset: str) -> None:
     """The knee of a trace is the load up to which first come, first served keeps the level of 90 % of requests; a trace
     of which it keeps fewer at every load has its knee where its goodput is highest."""
     slo, table = PRESETS[preset][0], dict[float, list[float]]()
-    print("| trace | knee, requests/s | kept there | " + " | ".join(f"{at:g} × knee" for at in BEYOND) + " |")
-    print("|---|--:|--:|" + "--:|" * len(BEYOND))
+    beyond = " | ".join(f"{at:g} × knee" for at in BEYOND)
+    print(f"| trace | knee, requests/s | kept there | can be kept by any | largest ratio there | {beyond} |")
+    print("|---|--:|--:|--:|--:|" + "--:|" * len(BEYOND))
     for name, rows, scale, rate in traces(folder, count):
         plain = {
             load: served(arrivals(rows, scale, rate * load), slo, preset, held=False) for load in KNEE_LOADS
@@ -140,9 +165,12 @@ def compare_at_knees(folder: Path, count: int, preset: str) -> None:
             first, held = (served(asked, slo, preset, held=which) for which in (False, True))
             table.setdefault(at, []).append(held.rate / first.rate if first.rate else float("inf"))
             cells.append(f"{first.rate:.2f} → {held.rate:.2f} ({shown_ratio(held.rate, first.rate)})")
-        print(f"| {name} | {rate * knee:.2f} | {plain[knee].share:.0%} | {' | '.join(cells)} |", flush=True)
+        share = plain[knee].share
+        most = keepable(rows, arrivals(rows, scale, rate * knee), scale, slo)
+        cells = [f"{rate * knee:.2f}", f"{share:.0%}", f"{most:.0%}", f"{most / share:.2f}", *cells]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
     medians = [f"{statistics.median(table[at]):.2f}" for at in BEYOND]
-    print(f"| **median of the ratios** | | | {' | '.join(medians)} |")
+    print(f"| **median of the ratios** | | | | | {' | '.join(medians)} |")
 
 
 def compare_deadlines(folder: Path, count: int) -> None:

@@ -3,6 +3,7 @@
 python benchmarks/streams.py                     the real engine in its own process, a model of random weights
 python benchmarks/streams.py --model FOLDER      the same with a checkpoint: two trees compare with one model only
 python benchmarks/streams.py --bare              the real engine, and a constant written to a socket for each token
+python benchmarks/streams.py --bare --api chat grpc   beside it a constant message for each token, written by grpcio
 python benchmarks/streams.py --answers read      random weights; answers are read in parts (text, reasoning, calls)
 python benchmarks/streams.py --answers thinking  the same, and all of them are reasoning
 python benchmarks/streams.py --api chat tgi      several APIs in turns, and their ratios to the first
@@ -30,10 +31,11 @@ import multiprocessing
 import os
 import random
 import resource
+import socket
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +120,8 @@ async def read_realtime(port: int, tokens: int) -> AsyncIterator[int]:
     writer.close()
 
 
-async def read_grpc(port: int, tokens: int) -> AsyncIterator[int]:
-    """The responses of an inference, one by one."""
+async def read_grpc(port: int, tokens: int, *, apart: bool) -> AsyncIterator[int]:
+    """The responses of an inference, one by one. `apart`: on a connection of its own; channels of grpcio share one."""
     import grpc.aio
 
     from quire.server.kserve.kserve_messages import CLASSES, SERVICE
@@ -132,7 +134,8 @@ async def read_grpc(port: int, tokens: int) -> AsyncIterator[int]:
     ):  # fmt: skip
         tensor = asked.inputs.add(name=name, datatype={"bytes": "BYTES", "bool": "BOOL"}[kind], shape=[1])
         getattr(tensor.contents, kind).append(value)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    options = [("grpc.use_local_subchannel_pool", int(apart))]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
         call = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(iter([asked.SerializeToString()]))
         async for _ in call:
             yield 1
@@ -146,8 +149,8 @@ def read_streams(ports: tuple[int, int], api: str, streams: int, tokens: int, do
     ends: list[float] = []
 
     async def one() -> int:
-        if api == "grpc":
-            found = read_grpc(ports[1], tokens)
+        if api.startswith("grpc"):
+            found = read_grpc(ports[1], tokens, apart=api == "grpc-apart")
         else:
             found = read_realtime(ports[0], tokens) if api == "realtime" else read_http(ports[0], api, tokens)
         chunks, last = 0, 0.0
@@ -193,11 +196,18 @@ class Bare(AsyncEngine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.files: dict[int, int] = {}  # the socket of each request, by its handle
+        self.calls: dict[int, asyncio.Semaphore] = {}  # or what its call over gRPC waits for
         event = b'data: {"choices":[{"delta":{"content":"' + b"x" * 190 + b'"}}]}\n\n'
         self.event = b"%x\r\n%b\r\n" % (len(event), event)
 
     def stepped(self, step: StepReport) -> None:
-        files = [self.files.get(key >> SAMPLE_BITS) for key in unpack_handles(step.rows)]
+        handles = [key >> SAMPLE_BITS for key in unpack_handles(step.rows)]
+        calls = [self.calls[handle] for handle in handles if handle in self.calls]
+        for call in calls:
+            call.release()
+        if len(calls) == len(handles) and not (step.notes or step.started):
+            return
+        files = [self.files.get(handle) for handle in handles]
         if step.notes or step.started or None in files:
             super().stepped(step)
             return
@@ -205,10 +215,53 @@ class Bare(AsyncEngine):
             os.write(file, self.event)  # type: ignore[arg-type]
 
 
-def bare(engine: Bare, tokens: int) -> Any:
-    """An application that starts a response and leaves the rest to Bare."""
+def bare_requests(engine: Bare, tokens: int) -> Iterator[Any]:
+    """The streams of as many requests as are asked for."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=1.0, seed=7)
-    numbers = itertools.count()
+    for number in itertools.count():
+        request = Request(request_id=str(number), prompt_token_ids=TokenIds([1, 2, 3]), params=params)
+        yield engine.generate(GenerateAsk(request=request))
+
+
+class BareGrpc:
+    """grpcio's asynchronous server, whose calls write a constant message for each token."""
+
+    def __init__(self, engine: Bare, requests: Iterator[Any], tokens: int) -> None:
+        import grpc.aio
+
+        message = b"x" * 100
+
+        async def answer(_: Any, call: Any) -> None:
+            await call.read()
+            stream = next(requests)
+            ready = engine.calls[stream._live.handle] = asyncio.Semaphore(0)
+            first = asyncio.create_task(anext(stream))
+            for _ in range(tokens):
+                await ready.acquire()
+                await call.write(message)
+            await first
+            del engine.calls[stream._live.handle]
+
+        class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+            def service(self, _: Any) -> Any:
+                return grpc.stream_stream_rpc_method_handler(answer)
+
+        self._server = grpc.aio.server(handlers=[Handler()])
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+
+        self._starting: asyncio.Task[None] | None = None
+
+    def start(self, sock: socket.socket) -> None:
+        """Begin, on a port of its own."""
+        sock.close()
+        self._starting = asyncio.create_task(self._server.start())
+
+    async def stop(self) -> None:
+        await self._server.stop(0)
+
+
+def bare(engine: Bare, requests: Iterator[Any]) -> Any:
+    """An application that starts a response and leaves the rest to Bare."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["method"] == "GET":  # health
@@ -217,9 +270,8 @@ def bare(engine: Bare, tokens: int) -> Any:
             return
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        request = Request(request_id=str(next(numbers)), prompt_token_ids=TokenIds([1, 2, 3]), params=params)
-        stream = engine.generate(GenerateAsk(request=request))
-        handle = stream._live.handle  # type: ignore[attr-defined]
+        stream = next(requests)
+        handle = stream._live.handle
         async for delta in stream:
             await send({"type": "http.response.body", "body": engine.event, "more_body": True})
             if delta.finish_reason is None:
@@ -339,13 +391,18 @@ async def served(server: HttpServer, name: str) -> AsyncIterator[int]:
 
 
 async def measure(args: argparse.Namespace, model: str) -> None:
-    config = ServingConfig(port=0, grpc_port=0 if "grpc" in args.api else None)
+    grpc_port = 0 if {"grpc", "grpc-apart"} & {*args.api} else None
+    # of which gRPC has a part (engine/host/held)
+    config = ServingConfig(port=0, grpc_port=grpc_port, max_connections=128 * args.streams)
     weights = "auto" if args.model else "random"
     options = EngineConfig(threads=args.threads, max_num_seqs=args.streams, load_format=weights)
     engine = (Bare if args.bare else AsyncEngine)(model, options, config)
     server = HttpServer(Service(engine, config), config)
     if isinstance(engine, Bare):
-        server._server.config.app = bare(engine, args.tokens)  # before it is loaded
+        requests = bare_requests(engine, args.tokens)
+        server._server.config.app = bare(engine, requests)  # before it is loaded
+        if server.grpc is not None:
+            server.grpc = BareGrpc(engine, requests, args.tokens)  # type: ignore[assignment]
     turns = list(itertools.product(args.server, args.api))
     names = [" ".join(names) for names in turns]
     found: list[list[float]] = [[] for _ in turns]
@@ -382,7 +439,7 @@ def main() -> None:
     parser.add_argument(
         "--api",
         nargs="+",
-        choices=[*APIS, "realtime", "grpc"],
+        choices=[*APIS, "realtime", "grpc", "grpc-apart"],
         default=["chat"],
         help="what the clients speak, in turns; others than chat end where a checkpoint ends",
     )

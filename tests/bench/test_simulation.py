@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from quire.bench.roofline_time import roofline_time
 from quire.bench.simulated_arrivals import SimulationError, arrivals_of_trace, load_of_log
 from quire.bench.simulated_server import Arrival, SimulatedServer
 from quire.bench.traces import TraceRow
@@ -17,6 +16,7 @@ from quire.cli.main import main
 from quire.core.cost_model import FEATURES
 from quire.core.scheduler_config import SchedulerConfig
 from quire.planner.devices import device
+from quire.planner.step_bound import StepBound
 from quire.steplog import log_rows as rows
 from quire.steplog.log_files import Log, LogFile, read_log, read_rows
 from steplog.storm import engine, request, storm
@@ -55,11 +55,10 @@ def test_it_decides_as_the_engine_does_given_the_same_step_times(options: dict[s
     assert core.recorder is not None
     log = [r for r in read_rows(core.recorder.ring()).rows if isinstance(r, rows.Step)]
     times = iter([step.updated / 1e9 for step in log])
-    due = [Arrival(one.at, one.prompt, one.output, known=False) for one in arrivals]
     config = core.scheduler.config
     server = SimulatedServer(config, lambda _: next(times), noise=0.0)
     again: list[tuple[object, ...]] = []
-    served = server.run(due, lambda one: again.append(state(one.scheduler)))
+    served = server.run(arrivals, lambda one: again.append(state(one.scheduler)))
     assert again == seen
     assert served.preemptions == core.scheduler.num_preemptions
 
@@ -163,7 +162,7 @@ def test_a_log_is_a_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_roofline_is_the_longer_of_arithmetic_and_memory() -> None:
     model, gpu = named_size("llama-3-8b"), device("a100")
-    time = roofline_time(model, gpu)
+    time = StepBound(model=model, device=gpu).seconds
     alone, batch = time((1, 1, 0, 1000, 0, 0, 0, 0)), time((1, 64, 0, 0, 0, 0, 0, 0))
     weights = model.params_b * 2 / gpu.bandwidth_gb_s
     assert alone == pytest.approx(weights + 2 * model.kv_values * 1000 / gpu.bandwidth_gb_s / 1e9)

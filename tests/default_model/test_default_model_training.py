@@ -215,6 +215,9 @@ def test_the_build_goes_on_from_a_model_with_its_tokenizer(tmp_path: Path) -> No
 
     start = tmp_path / "start"
     going_on = build.full(1.0, finish=False, start=start, start_draft=None)
+    assert tokenizers_of(going_on) == {str(build._SHIPPED)}
+    start.mkdir()
+    (start / "tokenizer.json").touch()
     assert tokenizers_of(going_on) == {str(start)}
     assert going_on.mini[going_on.mini.index("--start") + 1] == str(start)
     assert tokenizers_of(build.TRIAL) == {str(tmp_path / "tokenizer")}

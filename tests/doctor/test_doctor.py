@@ -217,6 +217,24 @@ def test_a_running_server_that_never_ends_its_answers(
     assert any(finding["name"] == "idle" for finding in report["server"])
 
 
+def test_what_a_running_server_costs_and_needs(
+    server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["cost", "--url", server.url, "--seconds", "0.2", "--watts", "50", "--price", "1", "--json"])
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens"] == 0
+    assert found["joules_per_token"] is None
+    assert main(["cost", "--url", server.url, "--seconds", "0.2"]) == 0
+    assert "no tokens" in capsys.readouterr().out
+    assert main(["advise", "llama-3-8b", "--hardware", "h100", "--url", server.url, "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)["server"]
+    assert seen["output_tokens"] == pytest.approx(3, abs=0.5)
+    assert main(["cost", "--url", "http://127.0.0.1:9"]) == 1
+
+
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "http://127.0.0.1:9", "--seconds", "0.5"]) == 1
     assert "127.0.0.1:9/metrics" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from engine_async.running import ask
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import OverloadedError
 from quire.engine.front.admission import Admission
-from quire.engine.host.messages import Ready
+from quire.engine.host.messages import Ready, StepReport
 from quire.types import Request, RequestError, SamplingParams
 
 
@@ -58,6 +58,10 @@ def test_the_largest_possible_is_let_in() -> None:
     door().check(request([5], allowed_token_ids=[2, 3], min_tokens=1))
 
 
+def report(seen: int, running: int, waiting: int) -> StepReport:
+    return StepReport(1, 0.0, 0.0, seen, running, waiting, 0, 0, b"", b"", b"", b"", b"", ())
+
+
 def test_a_burst_fills_idle_places_before_it_counts_as_queue() -> None:
     admission = door(max_requests=4)
     for handle in range(1, 7):  # two places and four that wait
@@ -73,12 +77,12 @@ def test_requests_left_waiting_by_the_engine_count_whatever_slots_are_idle() -> 
     for handle in (1, 2, 3):
         admission.admit(handle, ask(str(handle)), 0.0)
     admission.started(1, 0.0)
-    admission.stepped(seen=3, running=1, waiting=2)  # its cache is full
+    admission.stepped(report(seen=3, running=1, waiting=2), 0.0)  # its cache is full
     with pytest.raises(OverloadedError, match="2 requests are waiting"):
         admission.admit(4, ask("4"), 0.0)
     admission.started(2, 1.0)
     admission.started(3, 1.0)
-    admission.stepped(seen=3, running=3, waiting=0)
+    admission.stepped(report(seen=3, running=3, waiting=0), 0.0)
     admission.admit(5, ask("5"), 1.0)
     assert admission.waiting == 1
 
@@ -88,7 +92,7 @@ def test_places_that_were_given_back_are_idle_again() -> None:
     for handle in (1, 2):
         admission.admit(handle, ask(str(handle)), 0.0)
         admission.started(handle, 0.0)
-    admission.stepped(seen=2, running=0, waiting=0)
+    admission.stepped(report(seen=2, running=0, waiting=0), 0.0)
     for handle in (3, 4, 5):
         admission.admit(handle, ask(str(handle)), 0.0)
     with pytest.raises(OverloadedError):
@@ -115,7 +119,7 @@ def test_a_tenant_leaves_as_much_of_the_queue_as_it_takes() -> None:
         admission.admit(next(handles), ask("x", tenant="a"), 0.0)
     for handle in range(1, 9):
         admission.started(handle, 0.0)
-    admission.stepped(seen=14, running=8, waiting=6)
+    admission.stepped(report(seen=14, running=8, waiting=6), 0.0)
     for _ in range(3):  # what runs does not count
         admission.admit(next(handles), ask("x", tenant="b"), 0.0)
     with pytest.raises(OverloadedError, match=r"3 of its requests are waiting, and 3 of 12"):
@@ -133,7 +137,7 @@ def test_an_idle_server_refuses_no_key() -> None:
     for handle in range(1, 65):
         admission.admit(handle, ask("x", tenant="a"), 0.0)
         admission.started(handle, 0.0)
-    admission.stepped(seen=64, running=60, waiting=0)
+    admission.stepped(report(seen=64, running=60, waiting=0), 0.0)
     for handle in range(65, 69):
         admission.admit(handle, ask("x", tenant="a"), 0.0)
 
@@ -156,7 +160,7 @@ def test_the_retry_after_of_a_tenant_follows_the_measured_rate() -> None:
     for handle in range(1, 21):
         admission.admit(handle, ask("x", tenant="a"), 0.0)
         admission.started(handle, handle * 2.0)
-    admission.stepped(seen=20, running=1, waiting=0)
+    admission.stepped(report(seen=20, running=1, waiting=0), 0.0)
     for handle in range(21, 61):
         admission.admit(handle, ask("x", tenant="a"), 40.0)
     with pytest.raises(OverloadedError) as refused:
@@ -173,7 +177,7 @@ def test_retry_after_follows_the_measured_rate() -> None:
         for handle in range(1, 21):
             admission.admit(handle, ask(str(handle)), 0.0)
             admission.started(handle, handle / rate)
-        admission.stepped(seen=20, running=1, waiting=0)
+        admission.stepped(report(seen=20, running=1, waiting=0), 0.0)
         for handle in range(21, 101):
             admission.admit(handle, ask(str(handle)), 20 / rate)
         with pytest.raises(OverloadedError) as refused:

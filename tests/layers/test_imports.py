@@ -43,6 +43,7 @@ BROAD = {
     "speculate/speculation.py": "a proposer that fails must not end the requests it guesses for",
     "server/output_hooks.py": "an operator's code: whatever it raises is a failure of that call alone",
     "server/fleet/fleet_app.py": "the edge of a request, as in server/app.py",
+    "server/kserve/grpc_connection.py": "the edge of a call, as in server/app.py",
     "router/router_app.py": "the edge of a request, as in server/app.py",
     "server/app.py": "the edge of a request: whatever fails becomes one error response and a log line",
 }

@@ -14,6 +14,7 @@ import pytest
 from engine_async.running import ask, collect, run, running, until
 from helpers.checkpoints import TINY_MODELS
 from helpers.rank_processes import Wide, answers, make
+from quire.config.serving import ServingConfig
 from quire.config.shipped import shipped_models
 from quire.engine.api import EngineState, EngineUnavailableError
 from quire.types import SamplingParams, UnsupportedModelError
@@ -59,15 +60,19 @@ def test_ranks_that_end_at_random_steps(seed: int) -> None:
     """Under load: its requests end with errors that can be retried, and the same request then has the same answer."""
     chance = random.Random(seed)
     plan = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1 + seed % 2}
-    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    greedy, long = (SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (40, 2000))
 
     async def work() -> None:
         folder = shipped_models()["quire-mini"]
-        async with running(folder, in_process=False, num_kv_blocks=1024, **plan) as engine:
+        serving = ServingConfig(engine_restarts=10)
+        async with running(folder, in_process=False, serving=serving, num_kv_blocks=1024, **plan) as engine:
             expected = await collect(engine.generate(ask("first", params=greedy)))
             for life in range(3):
                 asked = [
-                    asyncio.ensure_future(collect(engine.generate(ask(f"{life}-{i}")))) for i in range(4)
+                    asyncio.ensure_future(
+                        collect(engine.generate(ask(f"{life}-{i}", (50 + life, 60 + i), long)))
+                    )
+                    for i in range(4)
                 ]
                 await asyncio.sleep(chance.uniform(0.0, 0.5))
                 old = ranks_of(engine)

@@ -228,6 +228,13 @@ def test_shipped_adapters_belong_to_their_model_alone() -> None:
     models = served_models(["quire-mini", "other"], EngineConfig(), ServingConfig())
     assert "quire-mini:pirate=quire-mini:pirate" in models[0].serving.lora_modules
     assert [each.config.adapters.enable_lora for each in models] == [True, False]
+    logged = served_models(
+        ["quire-mini", "hub/other"], EngineConfig().replace(record="logs/a.qlog"), ServingConfig()
+    )
+    assert [each.config.recording.record for each in logged] == [
+        "logs/a-quire-mini.qlog",
+        "logs/a-hub-other.qlog",
+    ]
     plain = served_models(["quire-mini"], EngineConfig(), ServingConfig(), shipped=False)
     assert plain[0].serving.lora_modules == ()
 

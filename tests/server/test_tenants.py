@@ -13,6 +13,7 @@ import pytest
 from helpers.server import ENDLESS, PATIENT, LiveServer, Reply, serving
 from quire.config.serving import ServingConfig
 from quire.config.tenants import TenantsFileError, key_digest, parse_tenants, read_tenants
+from quire.server.rate_limits import Refusal, TokenCharge
 from quire.server.tenant_access import TenantDirectory
 
 KEYS = {name: f"qk-{name}-{'0123456789' * 3}" for name in ("small", "large", "boss", "other")}
@@ -235,6 +236,41 @@ def test_days_begin_at_midnight_and_clocks_that_are_set_change_nothing(file: Pat
     assert quota.ends == 5 * 10**9 + 23 * 3600 * 10**9
 
 
+def test_a_daily_quota_outlives_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, wall, now = tmp_path / "tenants.toml", [86_400.0 * 20_000 + 3600], [5 * 10**9]
+    path.write_text("counts = 'counts.json'\n[tenants.a]\ntokens_per_day = 100\n[tenants.b]\n")
+
+    def started() -> TenantDirectory:
+        return TenantDirectory(ServingConfig(tenants=str(path)), (), lambda: now[0], lambda: wall[0])
+
+    first = started()
+    assert isinstance(first._limits["a"].charge(60, now[0]), TokenCharge)
+    first.save(now=False)
+    assert not (tmp_path / "counts.json").exists()  # not yet
+    now[0] += 11 * 10**9
+    first.save(now=False)
+    second = started()
+    assert second._limits["a"].day.used == 60
+    refused = second._limits["a"].charge(41, now[0])
+    assert isinstance(refused, Refusal)
+    assert "40 of 100 are left" in refused.message
+    # The day ends while the server runs: what it writes then is of the next day.
+    now[0] += 23 * 3600 * 10**9
+    second._limits["a"].charge(7, now[0])
+    second.save()
+    assert started()._limits["a"].day.used == 0
+    wall[0] += 86_400
+    assert started()._limits["a"].day.used == 7
+    (tmp_path / "counts.json").write_text('{"day": 20001, "tokens": {"a": -1}}')
+    with pytest.raises(TenantsFileError, match=r"counts\.json: is not a file of counts.*remove it to begin"):
+        started()
+    path.write_text("counts = 'missing/counts.json'\n[tenants.a]\n")
+    third = started()
+    third.save()
+    third.save()
+    assert caplog.text.count("cannot be written") == 1
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -249,7 +285,8 @@ def test_days_begin_at_midnight_and_clocks_that_are_set_change_nothing(file: Pat
         ("[tenants.a]\nmodels = 'x'", "line 2: tenants.a.models: must be a list of texts"),
         ("[tenants.a.prices]\nprompt = -1", "line 2: tenants.a.prices.prompt: -1 is not in"),
         ("[prices]\ncurrency = 5\n[tenants.a]", "line 2: prices.currency: must be up to 8 letters, like EUR"),
-        ("[tenant.a]", "line 1: tenant: unknown; there are prices, tenants"),
+        ("counts = 5\n[tenants.a]", "line 1: counts: must be the path of a file"),
+        ("[tenant.a]", "line 1: tenant: unknown; there are counts, prices, tenants"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_its_line(wrong: str, message: str) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.config.live import LiveEngineConfig
 from quire.offline.replay_log import ReplayError, replay, schedule_digest
 from quire.steplog import log_rows as rows
 from quire.steplog.log_files import Log, LogFile, read_log
 
-from .storm import storm
+from .storm import engine, request, storm
 
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -106,3 +108,43 @@ def test_output_may_fill_a_block_of_a_prompt_that_comes_later(tmp_path: Path) ->
     assert core.recorder is not None
     core.recorder.close()
     assert replay(read_log(path)).difference == ""
+
+
+def test_changes_of_the_configuration_and_floors_of_tenants_are_replayed(tmp_path: Path) -> None:
+    path, clock_ms = tmp_path / "a.qlog", 1_000_000
+    core, _, clock = engine(
+        7, file=LogFile(path, 2**26), num_blocks=40, policy="fcfs", floors={"a": 12}, max_num_seqs=4
+    )
+    rng = random.Random(7)
+    for i in range(90):
+        prompt = [rng.randrange(1, 40) for _ in range(rng.randint(1, 40))]
+        request(core, f"r{i}", prompt, clock, max_tokens=rng.randint(1, 20), tenant=rng.choice(["a", "b"]),
+                account=rng.choice(["x", "y"]), ignore_eos=True)  # fmt: skip
+        if i in {30, 60}:
+            policy, share = ("sjf", 0.5) if i == 30 else ("fair", 0.1)
+            core.configure(
+                LiveEngineConfig(
+                    max_num_seqs=3 if i == 30 else 4, max_num_batched_tokens=20, max_draft_tokens=0,
+                    scheduling_policy=policy, overtake_ms=500.0, slo=("chat:ttft=50ms,tpot=3ms",) if i == 60 else (),
+                    cache_shares={"b": share},
+                )
+            )  # fmt: skip
+        core.step()
+        clock.now += clock_ms * rng.randint(0, 3)
+    while core.has_work():
+        core.step()
+    assert core.recorder is not None
+    core.recorder.close()
+    log = read_log(path)
+    found = replay(log)
+    assert found.difference == ""
+    assert found.steps == sum(isinstance(row, rows.Step) for row in log.rows)
+    # negative controls: without a change, and without the floors, other steps come
+    changes = [row for row in log.rows if isinstance(row, rows.Reconfigured)]
+    assert len(changes) == 2
+    assert "b" not in str(changes[0].options["cache_shares"]), "tenants have no names in a log"
+    for change in changes:
+        assert replay(Log([row for row in log.rows if row is not change])).difference != ""
+    forged = rows.Reconfigured(changes[0].at, changes[0].options | {"colour": 1})
+    with pytest.raises(ReplayError, match="not of this version"):
+        replay(Log([forged if row is changes[0] else row for row in log.rows]))

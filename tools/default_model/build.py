@@ -37,6 +37,7 @@ class Budget:
     start_draft: Path | None = None
 
 
+_SHIPPED = Path(__file__).parents[2] / "src/quire/models/quire-mini"
 # The rate of a run that begins with trained weights.
 _LOWER_RATE = 0.004
 
@@ -76,7 +77,9 @@ class Part:
 
 def parts(out: Path, budget: Budget, seed: int, threads: int, machine: str) -> list[Part]:
     """The commands in order."""
-    tokenizer, mini, draft = budget.start or out / "tokenizer", out / "mini", out / "draft"
+    tokenizer, mini, draft = out / "tokenizer", out / "mini", out / "draft"
+    if budget.start:  # weights alone are those of the model that ships, trained on
+        tokenizer = budget.start if (budget.start / "tokenizer.json").exists() else _SHIPPED
     common = ("--tokenizer", str(tokenizer), "--seed", str(seed), "--threads", str(threads))
     train_mini = module("train", "mini", "--out", mini, *budget.mini, *common)
     train_draft = module(

@@ -26,8 +26,9 @@ from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
 from quire.routing.router_policies import ReplicaLoad
-from quire.types import Request, SamplingParams, StepOutput, TokenIds
+from quire.types import Request, SamplingParams, ScheduledSeq, StepOutput, TokenIds
 
+_TOKEN, _EOS = 1, 2
 StepTime = Callable[[Sequence[float]], float]
 
 
@@ -37,8 +38,9 @@ def _summed(costs: Sequence[float], features: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that comes after `at` seconds. `known`: the server knows the length of its output. `deadline`: seconds
-    from then within which it has to end."""
+    """A request that comes after `at` seconds. `known`: the server knows the length of its output; otherwise it knows
+    that there are at most `most` tokens, and the answer ends by itself. `deadline`: seconds from then within which it
+    has to end."""
 
     at: float
     prompt: Sequence[int]
@@ -48,6 +50,7 @@ class Arrival:
     known: bool = True
     deadline: float | None = None
     tenant: str = ""
+    most: int = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,11 @@ class SimulatedServer:
         self._started: set[str] = set()
         self._cached: dict[int, int] = {}
         self._live: dict[str, Request] = {}
+        self._since: float | None = None  # when the running step began
+        self._flying: set[str] = set()  # what it starts
+        self._late: list[Request] = []  # that came meanwhile
+        self._ends: dict[str, int] = {}  # position of the last token of each request but one
+        self._last: dict[int, int] = {}  # the same by sequence
         self.now, self.steps, self.busy = 0.0, 0, 0.0
         self.seen: Callable[[Sequence[float]], None] | None = None  # gets what is in each step
         self._tokens = config.num_blocks * config.block_size // len(config.groups)
@@ -115,22 +123,28 @@ class SimulatedServer:
             records=[RequestRecord(index=i, scheduled=one.at) for i, one in enumerate(arrivals)]
         )
         order = deque(sorted(range(len(arrivals)), key=lambda i: arrivals[i].at))
-        while order or self.scheduler.has_work():
-            while order and arrivals[order[0]].at <= self.now:
+
+        def arrive(until: float) -> None:
+            while order and arrivals[order[0]].at <= until:
                 index = order.popleft()
+                self.now = max(self.now, arrivals[index].at)
                 self.add(index, arrivals[index], found)
+
+        while order or self._late or self.scheduler.has_work():
+            arrive(self.now)
             due = self.due(last=not order)
             if order and arrivals[order[0]].at <= due:
                 self.now = arrivals[order[0]].at
             else:
                 self.now = due
-                self.step(found.records)
+                self.step(found.records, arrive)
                 look(self)
         return self.outcome(found)
 
     def due(self, *, last: bool = True) -> float:
         """When the next step begins if nothing comes before, infinite if there is nothing to run. `last`: no more
         requests will come, so no batch waits for them."""
+        self._take_in()
         if not self.scheduler.has_work():
             return math.inf
         return self.now if last else max(self.now, self._opens())
@@ -156,14 +170,19 @@ class SimulatedServer:
             return 0.0
         return BatchGate(queue, queue.config.max_num_seqs, self._wait).opens()
 
-    def predict(self, request: Request, most: float = 600.0) -> Forecast:
+    def predict(self, request: Request, most: float = 600.0, *, to_end: bool = False) -> Forecast:
         """The times of a request that would be added now."""
         scheduler = self.scheduler
         config, limits = scheduler.config, scheduler.limits
-        computed = {seq.state.request.request_id: seq for seq in scheduler.running}
+        # A step in flight has told nothing yet: what it starts still waits.
+        computed = {
+            name: seq
+            for seq in scheduler.running
+            if (name := seq.state.request.request_id) not in self._flying
+        }
         lives = []
-        for one in self._live.values():
-            seq = computed.get(one.request_id)
+        for name, one in self._live.items():
+            seq = computed.get(name)
             lives.append(
                 self._as_live(one, seq.computed if seq else 0, len(seq.tokens) - seq.prompt_len if seq else 0)
             )
@@ -176,6 +195,8 @@ class SimulatedServer:
             tokens=self._tokens,
             most=most,
             pace=self._pace,
+            elapsed=None if self._since is None else self.now - self._since,
+            to_end=to_end,
         )
 
     def _as_live(self, request: Request, computed: int, made: int) -> Live:
@@ -188,7 +209,8 @@ class SimulatedServer:
         work = Demand(
             max(0, left), computed or prompt - left, max(1.0, lengths.output_tokens(request) - made)
         )
-        return Live(self.scheduler.policies.place(request, lengths), computed > 0, work)
+        late = self._since is not None and request.arrival > self._since
+        return Live(self.scheduler.policies.place(request, lengths), computed > 0, work, late)
 
     def add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
         """A request comes, now."""
@@ -205,7 +227,8 @@ class SimulatedServer:
                 return
             request = self._degrading.degraded(request)
         if self._admits:
-            prediction = self.predict(request)
+            to_end = arrival.deadline is not None or bool(service and service.slo.e2el)
+            prediction = self.predict(request, to_end=to_end)
             output = self.scheduler.estimates.output_tokens(request)
             broken = check_wishes(
                 prediction,
@@ -235,10 +258,19 @@ class SimulatedServer:
             if arrival.deadline is not None:
                 left = arrival.at + arrival.deadline - self.now
                 self._promises.make(request.request_id, left - prediction.finish(output), output)
-        self.scheduler.add(request)
+        self._late.append(request)
+        if self._since is None:
+            self._take_in()
         self._live[request.request_id] = request
+        self._ends[request.request_id] = len(arrival.prompt) + arrival.output - 1
         if arrival.deadline is not None:
             self._deadlines[request.request_id] = arrival.at + arrival.deadline
+
+    def _take_in(self) -> None:
+        """The engine hears of those that came during a step."""
+        for request in self._late:
+            self.scheduler.add(request)
+        self._late = []
 
     def _bound(self, request_id: str) -> float | None:
         """The TTFT that a request was admitted with, in seconds."""
@@ -268,8 +300,15 @@ class SimulatedServer:
             cached = 0 if cache is None else cache.match(key, len(arrival.prompt) - 1, "shared:").length
         return ReplicaLoad(len(self._live), tokens, cached)
 
-    def step(self, records: list[RequestRecord]) -> list[int]:
-        """Run a step; returns the requests that it has ended, by their number."""
+    def _sampled(self, row: ScheduledSeq) -> list[int]:
+        last = row.start + len(row.token_ids) >= self._last[row.seq_id]
+        return [_EOS if last else _TOKEN] if row.sample else []
+
+    def step(
+        self, records: list[RequestRecord], arrive: Callable[[float], None] = lambda _: None
+    ) -> list[int]:
+        """Run a step, up to the end of which others may `arrive`; returns the requests that it has ended, by their
+        number."""
         scheduler = self.scheduler
         self.steps += 1
         if self._controller is not None:
@@ -283,7 +322,10 @@ class SimulatedServer:
             self.seen(features)
         seconds = self._true(features) * self._factor()
         self.busy += seconds
-        self.now += seconds
+        self._since, self._flying = self.now, {new.request_id for new in out.new}
+        end = self.now + seconds
+        arrive(end)
+        self.now, self._since, self._flying = end, None, set()
         if features[1]:
             self._pace += (seconds - self._pace) * (PACE_MEMORY if self._pace else 1.0)
         self.costs.observe(features, seconds)
@@ -296,7 +338,8 @@ class SimulatedServer:
                 self._degrading.look(self.now, waiting)
         rows = len(out.scheduled)
         ended = []
-        tokens = [[1] if row.sample else [] for row in out.scheduled]
+        self._last |= {new.seq_id: self._ends[new.request_id] for new in out.new}
+        tokens = [self._sampled(row) for row in out.scheduled]
         for event in scheduler.update(out, StepOutput(tokens, [None] * rows, [None] * rows)):
             record = records[int(event.request_id)]
             if event.new_token_ids:
@@ -322,7 +365,10 @@ def _request(index: int, arrival: Arrival, due: float | None) -> Request:
     return Request(
         request_id=str(index),
         prompt_token_ids=TokenIds(arrival.prompt),
-        params=SamplingParams(temperature=0.0, max_tokens=arrival.output, ignore_eos=True),
+        params=SamplingParams(
+            temperature=0.0, max_tokens=arrival.output if arrival.known else max(arrival.most, arrival.output)
+        ),
+        eos_token_ids=(_EOS,),
         arrival=arrival.at,
         tenant=arrival.tenant,
         terms=ServiceTerms(

@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0.5 <= args.seconds <= 3600:
         raise ValueError(f"seconds: {args.seconds:g} must be from 0.5 to 3600")
-    before, began, watch = _page(args.url), time.monotonic(), Watch()
+    before, began, watch = server_page(args.url), time.monotonic(), Watch()
     _wait(args.seconds if args.url else _WATCHED, quiet=args.json)
-    noise, after, ended = watch.stop(), _page(args.url), time.monotonic()
+    noise, after, ended = watch.stop(), server_page(args.url), time.monotonic()
     facts = machine_state(noise, cache_folder() or Path.home(), _bandwidth() if args.measure else 0.0)
     groups = {"machine": list(examine(facts))}
     if args.url:
@@ -64,7 +64,7 @@ def _lines(cause: Cause) -> str:
     return f"  {'!' if cause.problem else '-'} {cause.name}: {cause.says}\n      {numbers}{tries}"
 
 
-def _page(url: str | None) -> MetricsPage:
+def server_page(url: str | None) -> MetricsPage:
     """The metrics of a server. Raises ServerRefusedError."""
     from urllib.error import URLError
     from urllib.parse import urlsplit

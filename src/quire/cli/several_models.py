@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -51,7 +52,17 @@ def served_models(
         found += _of_store({each.name for each in found}, config, serving)
     if not found:
         raise ValueError("models_dir: has no model")
-    return [_with_adapters(each, shipped=shipped) for each in found]
+    return [_with_log(_with_adapters(each, shipped=shipped), config.recording.record) for each in found]
+
+
+def _with_log(model: ServedModel, record: str | None) -> ServedModel:
+    """A log of its own beside that which all were given: an engine writes its file alone."""
+    if record is None or model.config.recording.record != record:
+        return model
+    path, name = Path(record), re.sub(r"[^\w.-]", "-", model.name)
+    return replace(
+        model, config=model.config.replace(record=str(path.with_name(f"{path.stem}-{name}{path.suffix}")))
+    )
 
 
 def _with_adapters(model: ServedModel, *, shipped: bool) -> ServedModel:

@@ -127,13 +127,19 @@ def _scenario(args: argparse.Namespace) -> tuple[Scenario, str]:
         made = replace(scenario_of_log(load), classes=())
         source = f"fitted to {load.fit.steps} steps of the log"
     if args.device is not None:
-        from quire.bench.roofline_time import roofline_time
+        from quire.planner.step_bound import RankLayout, StepBound
 
         if model is None:
             raise ValueError("model: --device needs --model, whose weights and arithmetic it runs")
         device, count = counted(args.device)
-        costs = roofline_time(model, device, count, overhead=args.overhead_ms / 1e3)
-        made = replace(made, costs=costs, noise=0.0)
+        bound = StepBound(
+            model=model,
+            device=device,
+            layout=RankLayout(count),
+            per_host=count,
+            overhead=args.overhead_ms / 1e3,
+        )
+        made = replace(made, costs=bound.seconds, noise=0.0)
         source = f"bound only: the roofline of {count} × {device.title}"
     if not source:
         raise ValueError("log: step times are those of --log FILE, or of --device NAME with --model MODEL")

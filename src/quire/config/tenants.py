@@ -1,5 +1,7 @@
 """Tenants of a server: their keys, what each may use, and at what weight. Read from a TOML file; see docs/tenants.md.
 
+counts = "/var/lib/quire/counts.json"  # where the day's tokens outlive the server
+
 [prices]                               # per million tokens, hour of computing, and GiB of KV cache for an hour
 currency = "EUR"
 prompt = 0.4
@@ -87,10 +89,12 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """What a file says: tenants by name, and the prices of those that have none of their own."""
+    """What a file says: tenants by name, and the prices of those that have none of their own. `counts` is the file of
+    what they have used of the day, None for none."""
 
     by_name: Mapping[str, Tenant] = field(default_factory=dict)
     prices: Prices | None = None
+    counts: str | None = None
 
     @property
     def floors(self) -> dict[str, float]:
@@ -134,7 +138,10 @@ def parse_tenants(text: str) -> Tenants:
     except (ValueError, RecursionError) as error:
         raise TenantsFileError(f"is not TOML: {error}") from None
     reader = _Reader(text)
-    reader.known(found, (), ("prices", "tenants"))
+    reader.known(found, (), ("counts", "prices", "tenants"))
+    counts = found.get("counts")
+    if counts is not None and (not isinstance(counts, str) or not counts):
+        reader.fail(("counts",), "must be the path of a file")
     sections = found.get("tenants", {})
     if not isinstance(sections, dict) or not sections:
         raise TenantsFileError("tenants: there is no section [tenants.NAME]")
@@ -143,7 +150,7 @@ def parse_tenants(text: str) -> Tenants:
     made = {name: reader.tenant(name, section) for name, section in sections.items()}
     _check_together(reader, made)
     prices = found.get("prices")
-    return Tenants(made, None if prices is None else reader.prices(("prices",), prices))
+    return Tenants(made, None if prices is None else reader.prices(("prices",), prices), counts)
 
 
 def _check_together(reader: _Reader, tenants: Mapping[str, Tenant]) -> None:

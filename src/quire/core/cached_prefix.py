@@ -56,8 +56,3 @@ class CacheWatch(Protocol):
 
     def removed(self, node: BlockNode) -> None:
         """A block, with none below it, is not known any more."""
-
-
-def no_watches() -> Iterable[CacheWatch]:
-    """Nobody hears of blocks."""
-    return ()

@@ -2,8 +2,8 @@
 
 The play knows what the scheduler does: running sequences decode first, prompts share the rest of the tokens of a step
 in order, a waiting sequence starts when there is a slot and room for its prompt. It goes from one event (a prompt is
-complete, a stream ends) to the next, all steps in between having the cost of the first. What arrives later is unknown
-and left out: under orders by arrival it changes little.
+complete, a stream ends) to the next, all steps in between having the cost of the first. A step that runs comes to its
+end without the new request. What arrives later is unknown and left out: under orders by arrival it changes little.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from quire.core.cost_model import FEATURES
 from quire.records import dataclass
 
 PACE_MEMORY = 1 / 64  # of the latest step in the mean time of steps with streams
+_OVER = 0.95  # of the time since a step began: one that should have ended by then has, unheard of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +32,27 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A request that runs or waits, and its place (Policy.place)."""
+    """A request that runs or waits, and its place (Policy.place). `late`: it came after the running step had begun."""
 
     place: tuple[float, ...]
     started: bool
     work: Demand
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Seconds from now. `start` is when the request leaves the queue."""
+    """Seconds from now. `start` is when the request leaves the queue, `end` when its answer is complete as far as that
+    was played: 0 if it was not."""
 
     start: float
     ttft: float
     tpot: float
+    end: float = 0.0
 
     def finish(self, output: float) -> float:
-        """The end of an answer of so many tokens."""
-        return self.ttft + max(0.0, output - 1) * self.tpot
+        """The end of an answer of so many tokens: as played, or by the pace of recent steps if that is later."""
+        return max(self.end, self.ttft + max(0.0, output - 1) * self.tpot)
 
 
 class _Play:
@@ -81,11 +85,37 @@ class _Play:
         running = len(self.ends) + len(self.prompts)
         return running < self.slots and (not running or work.prompt + work.computed <= self.room)
 
-    def advance(self) -> int:
-        """To the next event. Returns how many prompts were completed."""
+    def board(self, waiting: list[Live]) -> list[Live]:
+        """Start those that are in the running step; returns the others."""
+        left, full = [], False
+        space = self.budget - len(self.ends) - sum([prompt[0] for prompt in self.prompts])
+        for live in waiting:
+            full = full or not (live.late or (space > 0 and self.fits(live.work)))
+            if full or live.late:
+                left.append(live)
+            else:
+                self.start(live.work)
+                space -= live.work.prompt
+        return left
+
+    def fill(self, queue: deque[Demand]) -> None:
+        """Start what fits of those that wait."""
+        while queue and self.fits(queue[0]):
+            self.start(queue.popleft())
+
+    def finish_step(self, elapsed: float) -> None:
+        """To the end of the step that runs now, where the last one heard of ended so long ago."""
+        while self.ends or self.prompts:
+            self.advance(1)
+            if self.now >= _OVER * elapsed:
+                break
+        self.now = max(0.0, self.now - elapsed)
+
+    def advance(self, most: float = math.inf) -> int:
+        """To the next event, at most so many steps. Returns how many prompts were completed."""
         rows = len(self.ends)
         cost = self.step_cost + self.row * rows + self.key * self.keys
-        count, complete = max(1.0, self.ends[0][0] - self.steps) if rows else 1.0, []
+        count, complete = min(most, max(1.0, self.ends[0][0] - self.steps) if rows else 1.0), []
         if self.prompts:
             chunk = float(max(1, self.budget - rows))
             whole = self.prompts[0][0] // chunk  # steps that the first one has for itself
@@ -123,6 +153,9 @@ class _Play:
         return self.token * tokens + self.work * work
 
 
+_place = attrgetter("place")
+
+
 def outlook(
     costs: Sequence[float],
     lives: Iterable[Live],
@@ -133,73 +166,49 @@ def outlook(
     tokens: int,
     most: float = math.inf,
     pace: float | None = None,
+    elapsed: float | None = None,
+    to_end: bool = False,
 ) -> Forecast:
-    """The times of a request among those that live: it waits behind those with a lower place. See `predict`."""
-    running, ahead = [], []
-    for live in lives:
-        if live.started:
-            running.append(live)
-        elif live.place <= new.place:
-            ahead.append(live)
-    running.sort(key=_place)
-    ahead.sort(key=_place)
-    return predict(
-        costs,
-        [live.work for live in running],
-        [live.work for live in ahead],
-        new.work,
-        budget=budget,
-        slots=slots,
-        tokens=tokens,
-        most=most,
-        pace=pace,
-    )
-
-
-_place = attrgetter("place")
-
-
-def predict(
-    costs: Sequence[float],
-    running: Iterable[Demand],
-    waiting: Iterable[Demand],
-    new: Demand,
-    *,
-    budget: int,
-    slots: int,
-    tokens: int,
-    most: float = math.inf,
-    pace: float | None = None,
-) -> Forecast:
-    """The times of a request behind those that wait. O((running + waiting ahead) log running).
+    """The times of a request among those that live: it waits behind those with a lower place, and those with a higher
+    one slow its answer down, which is played `to_end`. O(live · log live).
 
     `costs` are the weights of a cost model, `tokens` the capacity of the KV cache. A play ends after `most` seconds:
     `ttft` is infinite then. `pace` is the mean time of recent steps with streams: later prompts will slow this request
-    down as they did others.
+    down as they did others. `elapsed` is how long steps have been running since the last report, None if none is.
     """
     if len(costs) != len(FEATURES):
         raise ValueError(f"costs: {len(costs)} numbers, {len(FEATURES)} are expected")
     play = _Play(costs, budget, slots, tokens)
-    for work in running:
-        play.start(work)
-    queue = deque(waiting)
-    start, before = math.inf, -1
+    order = sorted(lives, key=_place)
+    for live in order:
+        if live.started:
+            play.start(live.work)
+    waiting = [live for live in order if not live.started]
+    if elapsed is not None:
+        waiting = play.board(waiting)
+        play.finish_step(elapsed)
+    queue = deque(live.work for live in waiting if live.place <= new.place)
+    start, before = math.inf, 0  # before: prompts that are completed first
     while True:
-        while queue and play.fits(queue[0]):
-            play.start(queue.popleft())
-        if not queue and math.isinf(start) and play.fits(new):
-            start, before = play.now, len(play.prompts)
-            play.start(new if new.prompt else Demand(1, new.computed, new.output))
+        play.fill(queue)
+        if not queue and math.isinf(start) and play.fits(new.work):
+            start, before, work = play.now, len(play.prompts), new.work
+            play.start(work if work.prompt else Demand(1, work.computed, work.output))
         if play.now > most or not (play.ends or play.prompts):
             return Forecast(start, math.inf, math.inf)
-        done = play.advance()
-        if before >= 0:
-            before -= done
-            if before < 0:
-                break
+        before -= play.advance()
+        if before < 0 and math.isfinite(start):
+            break
     rows = len(play.ends)
     plain = play.step_cost + play.row * rows + play.key * play.keys
     if pace is None:
         pace = play.seconds / play.paced if play.paced else 0.0
-    tpot = max(plain, pace)
-    return Forecast(start, play.now, tpot)
+    ttft, tpot = play.now, max(plain, pace)
+    if not to_end:
+        return Forecast(start, ttft, tpot)
+    queue = deque(live.work for live in waiting if live.place > new.place)
+    last = play.steps + new.work.output - 1
+    while play.steps < last and play.now <= most:
+        play.fill(queue)
+        play.advance()
+    return Forecast(start, ttft, tpot, play.now)

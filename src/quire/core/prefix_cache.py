@@ -53,7 +53,6 @@ from quire.core.cached_prefix import (
     Hit,
     Holder,
     PrefixCacheStats,
-    no_watches,
 )
 from quire.core.capacity import first_live_block
 from quire.core.radix import RadixTree, TreeBranch
@@ -435,9 +434,7 @@ class PrefixCaches:
         self.clock: Callable[[], float] = time.monotonic
         self.now = self.clock()
         self.moves: list[Move] = []  # for the next step
-        self.queues: Callable[[], Iterable[CacheWatch]] = (
-            no_watches  # those of the policy that rank by prefixes
-        )
+        self.queues: Sequence[CacheWatch] = ()  # those of the policy that rank by prefixes
         self.watches: list[CacheWatch] = []  # that stay when it changes
         self.stats = PrefixCacheStats()
         self.num_running = 0
@@ -448,10 +445,9 @@ class PrefixCaches:
         self._groups, self._block_size = groups, block_size
         self._caches: dict[str, PrefixCache] = {}
 
-    def hearers(self) -> Iterable[CacheWatch]:
+    def hearers(self) -> Sequence[CacheWatch]:
         """All that hear of blocks."""
-        yield from self.queues()
-        yield from self.watches
+        return [*self.queues, *self.watches]
 
     @property
     def all(self) -> Iterable[PrefixCache]:

@@ -156,20 +156,21 @@ class Scheduler(SchedulerState):
                 self._waiting.push(seq)
         failed, complete, rows, running = result.failed, result.complete, out.scheduled, Status.RUNNING
         drafted, pooled, events, ended = result.drafted, result.pooled, [], False
-        for i, seq in enumerate(seqs):
+        token_ids, logged = result.token_ids, result.logprobs
+        for i, (seq, row) in enumerate(zip(seqs, rows, strict=True)):
             if seq.status is not running:
                 continue
             if seq.follows:
                 follow(seq)
-                self._ran(seq, rows[i], [])
+                self._ran(seq, row, [])
                 continue
             if (failed or pooled) and (i in failed or i in pooled):
-                ending = self._fail(seq, failed[i]) if i in failed else self._pooled(seq, rows[i], pooled[i])
+                ending = self._fail(seq, failed[i]) if i in failed else self._pooled(seq, row, pooled[i])
                 events.append(ending)
                 ended = True
                 continue
-            row, new, logprobs, prompt_logprobs = rows[i], result.token_ids[i], result.logprobs[i], None
-            reason = stop = None
+            new, logprobs = token_ids[i], logged[i]
+            reason = stop = prompt_logprobs = None
             if new:
                 kept, reason, stop = seq.append(new, complete=i in complete)
                 if kept < len(new):
@@ -210,10 +211,11 @@ class Scheduler(SchedulerState):
         if row.parents is not None:
             end -= row.drafts - len(row.path(new))
         seq.computed = end = end if end < last else last
-        if new and seq.state.line is not None:
-            seq.state.line.generated += len(new)
-        if new and (account := seq.account) is not None:
-            account.served += seq.price * len(new)
+        if new:
+            if (line := seq.state.line) is not None:
+                line.generated += len(new)
+            if (account := seq.account) is not None:
+                account.served += seq.price * len(new)
         if end >= seq.wake:
             self._reach_wake(seq)
 
@@ -348,11 +350,10 @@ class Scheduler(SchedulerState):
             hit = self._blocks.find(seq)
             if first_end(self.config, seq, hit, step.budget) == hit.length:
                 return
-            needs = sum(
-                self._blocks.needs(half, hit if half is seq else self._blocks.find(half)) for half in pair
-            )
-            if len(pair) > 1:
-                needs += self._blocks.num_groups  # that much is kept for the first when the second starts
+            needs = self._blocks.needs(seq, hit)
+            for half in pair[1:]:
+                # As much is kept for the first when the second starts.
+                needs += self._blocks.needs(half, self._blocks.find(half)) + self._blocks.num_groups
             if needs <= room and self._num_placed + len(pair) <= self._slots:
                 left = self._blocks.room(seq) - self._blocks.unheld(hit)
                 if seq.follows and left < self._blocks.num_groups:

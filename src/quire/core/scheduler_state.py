@@ -10,7 +10,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from quire.core.block_pool import AuditError
-from quire.core.cached_prefix import PrefixCacheStats, no_watches
+from quire.core.cached_prefix import PrefixCacheStats
 from quire.core.capacity import peak_blocks
 from quire.core.cost_model import StepFeatures
 from quire.core.fetching import Fetches
@@ -160,7 +160,7 @@ class SchedulerState:
         """Other orders, for what waits and what runs, from the next step on."""
         waiting = list(self._waiting)
         self.policies, self._by_arrival = policies, policies.by_arrival
-        self._blocks.caches.queues = no_watches
+        self._blocks.caches.queues = ()
         queue = make_queue(
             policies, self.estimates, self.counters, self._blocks.caches, self.config.block_size
         )

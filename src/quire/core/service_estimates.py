@@ -46,10 +46,14 @@ class ServiceEstimates:
         self.error = 0.0  # moving mean of |predicted - real| / real
 
     def output_tokens(self, request: Request) -> float:
-        """The predicted output of a sample: `expected_tokens` if the request has them."""
+        """The predicted output of a sample: `expected_tokens` if the request has them, `max_tokens` if nothing else can
+        end it."""
         if request.terms.expected_tokens is not None:
             return request.terms.expected_tokens
-        most, found = request.params.max_tokens, None
+        params = request.params
+        most, found = params.max_tokens, None
+        if most is not None and params.ignore_eos and not (params.stop or params.stop_token_ids):
+            return most
         for kind in _kinds(request):
             seen = self._kinds.get(kind)
             if seen is not None and (found is None or seen[0] >= _ENOUGH):

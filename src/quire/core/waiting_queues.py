@@ -110,6 +110,7 @@ class Levels:
         self._make = make
         self._levels: dict[float, Level] = {}
         self._order: list[float] = []  # heap of the levels
+        self.watching: list[PrefixQueue] = []  # queues that hear of blocks
         self._size = 0
 
     def __len__(self) -> int:
@@ -118,16 +119,13 @@ class Levels:
     def __iter__(self) -> Iterator[Sequence]:
         return (seq for level in self._levels.values() for seq in level)
 
-    @property
-    def queues(self) -> Iterator[Queue]:
-        """Those of all levels, in no order."""
-        return (level.queue for level in self._levels.values())
-
     def push(self, seq: Sequence) -> None:
         level = self._levels.get(seq.rank[0])
         if level is None:
             level = self._levels[seq.rank[0]] = Level(self._make(seq))
             heapq.heappush(self._order, seq.rank[0])
+            if isinstance(level.queue, PrefixQueue):
+                self.watching.append(level.queue)
         level.push(seq)
         self._size += 1
 
@@ -137,6 +135,8 @@ class Levels:
             if level:
                 return level.peek()
             del self._levels[heapq.heappop(self._order)]
+            if isinstance(level.queue, PrefixQueue):
+                self.watching.remove(level.queue)
         return None
 
     def pop(self) -> Sequence:
@@ -266,5 +266,5 @@ def make_queue(
         return WaitingQueue()
     levels = Levels(make)
     if any(policy.order == "lpm" for policy in known):
-        caches.queues = lambda: (queue for queue in levels.queues if isinstance(queue, PrefixQueue))
+        caches.queues = levels.watching
     return levels

@@ -20,7 +20,7 @@ from quire.engine.policies import named_policies
 from quire.engine.whole_batches import BatchGate
 from quire.objectives import parse_classes
 from quire.speculate.speculation import NO_DRAFTS, Speculation
-from quire.steplog.recorder import Recorder, StepTimes
+from quire.steplog.recorder import Recorder, StepFacts, StepTimes
 from quire.text.token_bytes import TokenBytes
 from quire.types import (
     FinishReason,
@@ -340,16 +340,14 @@ class EngineCore:
         if recorder.wants_costs:
             recorder.costs = self.costs.weights
         fetching = [fetch.seq for fetch in scheduler.fetches or ()]
-        facts = {
-            "predicted": round(1e6 * record.predicted_seconds),
-            "blocks": record.blocks_used,
-            "waiting": record.waiting,
-            "limits": (
-                min(scheduler.limits.tokens, scheduler.config.max_num_batched_tokens),
-                min(scheduler.limits.sequences, scheduler.config.max_num_seqs),
-            ),
-            "fetching": [recorder.key(seq.state.request.request_id, seq.sample_index) for seq in fetching],
-        }
+        config, limits = scheduler.config, scheduler.limits
+        facts = StepFacts(
+            int(1e6 * record.predicted_seconds),
+            record.blocks_used,
+            record.waiting,
+            (min(limits.tokens, config.max_num_batched_tokens), min(limits.sequences, config.max_num_seqs)),
+            [recorder.key(seq.state.request.request_id, seq.sample_index) for seq in fetching],
+        )
         recorder.stepped(out, result, events, times, facts)
 
     def configure(self, live: LiveEngineConfig) -> None:
@@ -362,8 +360,6 @@ class EngineCore:
         blocks = {name: int(share * scheduler.config.num_blocks) for name, share in live.cache_shares.items()}
         if sum(blocks.values()) > scheduler.config.num_blocks:
             raise ValueError(f"cache_shares: they add up to {sum(live.cache_shares.values()):g}, above 1")
-        if self.recorder is not None:
-            self.recorder.changed("configuration", (live.max_num_batched_tokens, live.max_num_seqs))
         caps = StepLimits(live.max_num_batched_tokens, live.max_num_seqs, live.max_draft_tokens)
         scheduler.set_caps(caps)  # raises, or changes; the rest cannot fail
         if policies != scheduler.policies:
@@ -371,6 +367,8 @@ class EngineCore:
         if blocks != scheduler.asked_floors:
             scheduler.set_floors(blocks)
         self._controller = StepController(scheduler, classes, self.costs) if classes else None
+        if self.recorder is not None:
+            self.recorder.configured(live)
 
     def _prepared(self, request: Request, grammar: Grammar) -> bool:
         """Whether a request can be added to the scheduler. Raises RequestError if it never can."""

@@ -19,6 +19,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from quire.cache_kinds import CacheGroup, FullGroup, SlidingGroup, StateGroup
+from quire.config.live import LiveEngineConfig
 from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
@@ -313,8 +314,6 @@ def _check(log: Log, *, real: bool) -> rows.Opened:
     for row in log.rows:
         if isinstance(row, rows.Step) and rows.TREE in row.notes[1::3]:
             raise ReplayError(f"step {row.number}: drafts in trees are not replayed")
-        if isinstance(row, rows.Changed) and row.name == "configuration":
-            raise ReplayError("the configuration was changed while it ran: that is not replayed")
         if isinstance(row, rows.Arrived):
             refused = {"beams", "soft"} | (
                 {"grammar", "adapter", "negative", "other parameters"} if real else set()
@@ -377,6 +376,8 @@ class _Run:
                 core.abort(str(row.number))
             case rows.Finished():
                 core.finish(str(row.number), row.sample)
+            case rows.Reconfigured():
+                core.configure(_live_config(row))
             case rows.Step():
                 self._step(row, seen)
             case rows.Ended() if row.chain.tokens and self._worker is None:
@@ -473,6 +474,14 @@ class _Run:
                 expected_tokens=row.expected_tokens,
             ),
         )
+
+
+def _live_config(row: rows.Reconfigured) -> LiveEngineConfig:
+    """Raises ReplayError for options of another version."""
+    try:
+        return LiveEngineConfig(**(row.options | {"slo": tuple(row.options["slo"])}))
+    except (KeyError, TypeError) as error:
+        raise ReplayError(f"the configuration that was changed is not of this version: {error}") from None
 
 
 def _accounts(log: list[AnyRow]) -> dict[str, str]:

@@ -26,6 +26,9 @@ PARAMETERS = {
     "kv_heads": "KV heads",
     "head_dim": "numbers of a head",
     "hidden": "width of the residual stream",
+    "width": "width of a feed-forward",
+    "lengths": "tokens of each answer, between commas",
+    "gaps_ms": "time between two tokens of each, in ms, between commas",
     "tokens": "context of a sequence, in tokens",
     "prompt": "tokens of the prompt",
     "output": "tokens of the answer",
@@ -59,7 +62,7 @@ PARAMETERS = {
     "new": "tokens behind the prefix",
     "ms_per_token": "prefill time of a token, in ms",
     "requests": "requests with that prefix",
-    "longest": "tokens for which a contiguous cache is set aside",
+    "longest": "tokens of the longest answer, for which a contiguous cache is set aside",
     "block_size": "tokens of a block",
     "probabilities": "of the likeliest tokens at temperature 1, between commas",
     "others": "tokens that share what is left",
@@ -117,7 +120,17 @@ _MAY_BE_ZERO = {
 def _of_model(model: ModelSize | None) -> dict[str, Any]:
     if model is None:
         return {}
-    names = ("params_b", "active_b", "layers", "heads", "kv_heads", "head_dim", "hidden", "kv_values")
+    names = (
+        "params_b",
+        "active_b",
+        "layers",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "hidden",
+        "width",
+        "kv_values",
+    )
     return {name: getattr(model, name) for name in names}
 
 
@@ -138,7 +151,9 @@ CALCULATORS = {
         for function in (
             time_sums.throughput, memory_sums.weights, memory_sums.kv_cache, memory_sums.memory, memory_sums.context,
             memory_sums.batch_within, time_sums.intensity, time_sums.roofline, time_sums.phases,
-            time_sums.latency, time_sums.speculation, time_sums.communication, memory_sums.transfer, time_sums.cost,
+            time_sums.latency, time_sums.itl,
+            time_sums.batching, time_sums.layer, time_sums.speculation, time_sums.communication,
+            memory_sums.transfer, time_sums.cost,
             memory_sums.prefix_cache, time_sums.attention_traffic, memory_sums.paging, time_sums.sampling,
         )
     )

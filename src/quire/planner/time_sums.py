@@ -76,6 +76,41 @@ def latency(*, ttft_ms: float, total_ms: float, output: int) -> Figures:
     yield Figure("tokens a second", 1000 * output / total_ms, "tokens/s", "of the whole request")
 
 
+def itl(*, lengths: str, gaps_ms: str) -> Figures:
+    """Mean gap between tokens of several requests, beside the mean of their TPOTs: n tokens have n − 1 gaps."""
+    try:
+        counts, gaps = ([float(part) for part in text.split(",")] for text in (lengths, gaps_ms))
+    except ValueError:
+        raise ValueError("lengths, gaps_ms: must be numbers between commas") from None
+    if len(counts) != len(gaps) or min(counts) < 2:
+        raise ValueError("lengths: as many numbers as gaps_ms, each at least 2")
+    weights = [count - 1 for count in counts]
+    yield Figure("mean ITL", sum(w * gap for w, gap in zip(weights, gaps, strict=True)) / sum(weights), "ms")
+    yield Figure("mean TPOT", sum(gaps) / len(gaps), "ms", "each request counts once")
+
+
+def batching(*, longest: int, output: int, batch: int = 1) -> Figures:
+    """Continuous batching beside whole batches, which last as long as their longest answer, and one at a time."""
+    yield Figure(
+        "over whole batches", longest / output, "×", "at most: the slots of short answers are reused"
+    )
+    yield Figure(
+        "over one at a time",
+        float(batch),
+        "×",
+        "at most: while a step takes as long as one of one row",
+    )
+
+
+def layer(*, hidden: int, width: int, heads: int, kv_heads: int, head_dim: int, layers: int) -> Figures:
+    """Parameters of a dense layer: Q, K, V and output projections, and the three of a gated feed-forward."""
+    own, shared = 2 * hidden * heads * head_dim, 2 * hidden * kv_heads * head_dim
+    yield Figure("attention", (own + shared) / 1e6, "M", f"{2 * own / 1e6:.0f} M with {heads} KV heads")
+    yield Figure("feed-forward", 3 * hidden * width / 1e6, "M")
+    yield Figure("a layer", (own + shared + 3 * hidden * width) / 1e6, "M")
+    yield Figure("all layers", layers * (own + shared + 3 * hidden * width) / 1e9, "B", "without embeddings")
+
+
 def speculation(*, alpha: float, gamma: int, draft_ms: float, target_ms: float) -> Figures:
     """Tokens of a round, (1 − α^(γ+1)) / (1 − α), and the speed-up, in which drafts cost time."""
     length = formulas.accepted_length(alpha, gamma)

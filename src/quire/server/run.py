@@ -91,6 +91,12 @@ def bind_admin(config: ServingConfig) -> socket.socket | None:
     return sock
 
 
+def bind_grpc(config: ServingConfig) -> socket.socket:
+    """A socket for gRPC. Raises BindError."""
+    assert config.grpc_port is not None
+    return _bind_address(config.host, config.grpc_port, "--grpc-port")
+
+
 def _bind_address(host: str, port: int, option: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -183,7 +189,7 @@ class HttpServer:
         connections.buffers = buffers(config)
         self.context.connections = self._server.server_state.connections
         self._serving: asyncio.Task[None] | None = None
-        self.grpc = _grpc_server(service) if config.grpc_port is not None else None
+        self.grpc = _grpc_server(service, config) if config.grpc_port is not None else None
 
     async def start(self, sock: socket.socket, admin: socket.socket | None = None) -> None:
         """Answer requests on `sock` from now on, and those of administrators on `admin` alone if there is one."""
@@ -197,7 +203,7 @@ class HttpServer:
         if serving.done():
             serving.result()
         if self.grpc is not None:
-            await self.grpc.start()
+            self.grpc.start(bind_grpc(self.context.config))
 
     def reload(self) -> None:
         """Read the files of its service again."""
@@ -218,13 +224,13 @@ class HttpServer:
         await self._service.stop()
 
 
-def _grpc_server(service: RunsRequests) -> GrpcServer:
+def _grpc_server(service: RunsRequests, config: ServingConfig) -> GrpcServer:
     """Raises BindError where its package is not installed."""
     try:
         from quire.server.kserve.kserve_server import GrpcServer
     except ModuleNotFoundError as error:
         raise BindError(f"grpc_port: needs {error.name}: pip install 'quire-llm[grpc]'") from None
-    return GrpcServer(service.context, service.app)
+    return GrpcServer(service.context, service.app, tls_context(config))
 
 
 class _Server(uvicorn.Server):

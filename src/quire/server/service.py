@@ -81,6 +81,7 @@ class Service:
     async def stop_alone(self) -> None:
         """End what is of this application alone, not of others that share its responses."""
         await self.stop_batches()
+        self.context.tenants.save()
         if self._sweeping is not None:
             self._sweeping.cancel()
         if self.context.hooks is not None:

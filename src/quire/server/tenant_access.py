@@ -11,9 +11,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.config.tenants import Tenant, Tenants, TenantsFileError, key_digest, read_tenants
+from quire.server.day_counts import read_counts, write_counts
 from quire.server.errors import ApiError, bad_request, retry_headers, shorten
 from quire.server.logs import log
 from quire.server.rate_limits import DAY, NANO, Refusal, TenantLimits, TokenCharge
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 TAG = b"x-quire-tag"
 MAX_TAGS = 64  # of a tenant; requests with others are counted together
 OTHER_TAGS = "other"
+_SAVE = 10 * NANO  # between two times that the day's counts are written
 _TAG = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _ENTERED = "quire.entered"
 _NO_TENANT = Tenant(name="")
@@ -52,11 +55,20 @@ class TenantDirectory:
         self._taken = {key_digest(key): number for number, key in enumerate(keys, 1)}
         self._numbers = {hashlib.sha256(key).hexdigest(): number for number, key in enumerate(keys, 1)}
         self._clock = clock
-        self._midnight = clock() + DAY - int(wall() * NANO) % DAY
+        self._day, passed = divmod(int(wall() * NANO), DAY)  # since 1970
+        self._midnight = clock() + DAY - passed
+        self._saved, self._unsaved = (
+            clock(),
+            False,
+        )  # when counts were written; whether the last attempt failed
         self._limits: dict[str, TenantLimits] = {}
         self._tags: dict[str, set[str]] = {}
         self._shares: dict[str, float] = {}  # in place of the file's, by an administrator
         self._set(Tenants() if self.path is None else self._read(self.path))
+        if (counts := self._counts) is not None:
+            for name, used in read_counts(counts, self._day).items():
+                if name in self._limits:
+                    self._limits[name].day.used = used
 
     @property
     def all(self) -> Tenants:
@@ -114,6 +126,32 @@ class TenantDirectory:
             self._limits[tenant.name].change(*limits)
         else:
             self._limits[tenant.name] = TenantLimits(*limits, day_ends=self._midnight)
+
+    @property
+    def _counts(self) -> Path | None:
+        """The file of the day's counts. A relative path is one from the folder of the tenants file."""
+        counts = self._tenants.counts
+        return None if counts is None or self.path is None else Path(self.path).parent / counts
+
+    def save(self, *, now: bool = True) -> None:
+        """Write the day's counts to their file, if there is one; without `now` only if it is time. Where that fails,
+        the log says so once, and counts go on in memory."""
+        at, path = self._clock(), self._counts
+        if path is None or (not now and at - self._saved < _SAVE):
+            return
+        self._saved, tokens = at, {}
+        for name, limits in self._limits.items():
+            limits.day.turn(at)
+            if limits.day.used > 0:
+                tokens[name] = limits.day.used
+        try:
+            write_counts(path, self._day + max(0, at - self._midnight + DAY) // DAY, tokens)
+        except OSError as error:
+            if not self._unsaved:
+                log.error("tenants: counts: %s: cannot be written: %s", path, error)
+            self._unsaved = True
+        else:
+            self._unsaved = False
 
     # -- who ------------------------------------------------------------------------------------------------------
 
@@ -208,6 +246,7 @@ class TenantDirectory:
         """Requests that were charged have ended, and used so many tokens."""
         if charge is not None:
             self._limits[exchange.tenant].settle(charge, tokens, self._clock())
+            self.save(now=False)
 
     def _refused(self, exchange: Exchange, refusal: Refusal) -> ApiError:
         self.refused[exchange.tenant, refusal.limit] += 1

@@ -30,8 +30,8 @@ class LogError(QuireError):
 
 def framed(body: bytes) -> bytes:
     """A row as it stands in a file."""
-    length = len(body).to_bytes(4, "little")
-    return length + body + zlib.crc32(body, zlib.crc32(length)).to_bytes(4, "little")
+    data = len(body).to_bytes(4, "little") + body
+    return data + zlib.crc32(data).to_bytes(4, "little")
 
 
 def unframed(frame: bytes) -> AnyRow:

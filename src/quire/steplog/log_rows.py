@@ -171,7 +171,7 @@ class ServerMarks(LogRow, frozen=True, tag=9):
 
 
 class Changed(LogRow, frozen=True, tag=10):
-    """A limit of the scheduler was changed while it ran, or the cost model's weights as of now."""
+    """Numbers that have changed: the cost model's weights ("costs")."""
 
     at: int
     name: str
@@ -192,6 +192,15 @@ class Turned(LogRow, frozen=True, tag=12):
     error: str
 
 
+class Reconfigured(LogRow, frozen=True, tag=13):
+    """The engine's configuration was changed while it ran: the fields of config.live.LiveEngineConfig, shares of the
+    cache by the digests of their tenants.
+    """
+
+    at: int
+    options: dict[str, Any]
+
+
 AnyRow = (
     Opened
     | Arrived
@@ -205,5 +214,6 @@ AnyRow = (
     | Changed
     | Closed
     | Turned
+    | Reconfigured
 )
 encode = msgspec.msgpack.Encoder().encode

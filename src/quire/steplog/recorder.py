@@ -1,6 +1,6 @@
 """Writes the log of one engine: the latest rows in memory, and all of them in a file if there is one.
 
-A step costs some ten microseconds. Rows of requests cost a keyed digest for each block of their prompts.
+A step costs some microseconds. Rows of requests cost a keyed digest for each block of their prompts.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import time
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
 from hashlib import blake2b
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
+from quire.config.live import LiveEngineConfig
 from quire.core.cache_misses import Miss
 from quire.core.scheduler_config import SchedulerConfig
 from quire.records import dataclass
@@ -37,6 +38,7 @@ _REASONS = {
     FinishReason.GRAMMAR_DEAD_END: rows.DEAD_END,
     FinishReason.GRAMMAR_LIMIT: rows.GRAMMAR_LIMIT,
 }
+_NONE: list[int] = []  # never changed
 _BY_THE_HOST = {"stop", "stop_token_ids"}  # what they decide is in the log
 _NUMBERS = {name: parameter for name, parameter in PARAMETERS.items() if parameter.kind in {int, float}}
 
@@ -50,15 +52,24 @@ class _Live:
     seen: bool = False  # it has started once
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """Readings of the clock in a step, in nanoseconds: when it began, and after that."""
 
     at: int
     scheduled: int
     executed: int
     updated: int
-    draft: int = 0  # nanoseconds for drafts
+    draft: int  # nanoseconds for drafts
+
+
+class StepFacts(NamedTuple):
+    """Fields of rows.Step that the engine knows."""
+
+    predicted: int
+    blocks: int
+    waiting: int
+    limits: tuple[int, int]
+    fetching: list[int]
 
 
 class Recorder:
@@ -93,7 +104,9 @@ class Recorder:
         self._next = 0
         self._steps = 0
         self._stolen = _StolenTime()
-        self._scheduled: list[int] = []  # of the step that runs
+        # of the step that runs, if there may be drafts
+        self._drafts = config.max_draft_tokens > 0
+        self._scheduled: list[int] = []
         self._drafting: list[int] = []
         self._put(self._opened())
 
@@ -184,8 +197,13 @@ class Recorder:
             self._put(row, None if self._prompts else hidden)
 
     def changed(self, name: str, values: tuple[float, ...]) -> None:
-        """A limit was changed, or the cost model has learned."""
+        """The cost model has learned."""
         self._put(rows.Changed(self._clock(), name, values))
+
+    def configured(self, live: LiveEngineConfig) -> None:
+        """Another configuration is in force from the next step on."""
+        shares = {self._name(name): share for name, share in live.cache_shares.items()}
+        self._put(rows.Reconfigured(self._clock(), _fields(live) | {"cache_shares": shares}))
 
     def told(self, row: bytes) -> None:
         """A row that the server has made: rows.ServerMarks or rows.Turned."""
@@ -197,11 +215,16 @@ class Recorder:
             live = self._live.get(new.request_id)
             number = -1 if live is None else live.number
             self._keys[new.seq_id] = number << SAMPLE_BITS | new.sample_index
+        if self._drafts:
+            self._scheduled = self._rows(out)
+            self._drafting = [index for index, row in enumerate(out.scheduled) if row.logits > 1]
+
+    def _rows(self, out: SchedulerOutput) -> list[int]:
+        """Four numbers for each row; the last one is to be the tokens that it accepts."""
         flat: list[int] = []
         for row in out.scheduled:
-            flat += (self._keys.get(row.seq_id, -1), row.start, len(row.token_ids))
-        self._scheduled = flat
-        self._drafting = [index for index, row in enumerate(out.scheduled) if row.logits > 1]
+            flat += (self._keys.get(row.seq_id, -1), row.start, len(row.token_ids), 0)
+        return flat
 
     def stepped(
         self,
@@ -209,41 +232,39 @@ class Recorder:
         result: StepOutput,
         events: Sequence[SeqEvent],
         times: StepTimes,
-        facts: Mapping[str, Any],
+        facts: StepFacts,
     ) -> None:
-        """A step has ended. `facts` are the fields of rows.Step that the engine knows."""
-        flat: list[int] = []
-        notes, planned = self._notes(out, result, events), self._scheduled
-        for index, tokens in enumerate(result.token_ids):
-            flat += (*planned[3 * index : 3 * index + 3], len(tokens))
-        started: list[int] = []
-        gone = [self._keys.pop(seq_id, -1) for seq_id in out.gone]
-        for new in out.new:
-            known = max((len(blocks) for blocks in new.blocks), default=0) * self._config.block_size
-            started += (self._keys[new.seq_id], known, new.seed)
+        """A step has ended."""
+        flat = self._scheduled if self._drafts else self._rows(out)
+        flat[3::4] = map(len, result.token_ids)
+        at, scheduled, executed, updated, draft = times
+        predicted, blocks, waiting, limits, fetching = facts
         seconds = result.seconds
+        # by position, in the order of the fields: half the time of doing it by name
         self._put(
             rows.Step(
-                number=out.step,
-                at=times.at,
-                scheduled=times.scheduled - times.at,
-                executed=times.executed - times.at,
-                updated=times.updated - times.at,
-                forward=round(1e6 * seconds.get("forward", 0.0)),
-                sample=round(1e6 * seconds.get("sample", 0.0)),
-                draft=times.draft // 1000,
-                stolen=self._stolen.microseconds(times.updated),
-                rows=flat,
-                notes=notes,
-                started=started,
-                preempted=[key for key in gone if key in self._alive],
-                **facts,
+                out.step, at, scheduled - at, executed - at, updated - at,
+                int(1e6 * seconds.get("forward", 0.0)), int(1e6 * seconds.get("sample", 0.0)), draft // 1000,
+                self._stolen.microseconds(updated) if updated >= self._stolen.due else 0,
+                predicted, blocks, waiting, limits, flat, self._notes(flat, out, result, events),
+                self._started(out) if out.new else _NONE, self._preempted(out) if out.gone else _NONE, fetching,
             )
-        )
-        self._take(events, times.updated)
+        )  # fmt: skip
+        self._take(events, updated)
         self._steps += 1
         if self._steps % _COSTS_EVERY == 0:
             self.changed("costs", self.costs)
+
+    def _started(self, out: SchedulerOutput) -> list[int]:
+        started: list[int] = []
+        for new in out.new:
+            known = max((len(blocks) for blocks in new.blocks), default=0) * self._config.block_size
+            started += (self._keys[new.seq_id], known, new.seed)
+        return started
+
+    def _preempted(self, out: SchedulerOutput) -> list[int]:
+        gone = [self._keys.pop(seq_id, -1) for seq_id in out.gone]
+        return [key for key in gone if key in self._alive]
 
     def key(self, request_id: str, sample: int) -> int:
         """The key of a sample."""
@@ -283,6 +304,7 @@ class Recorder:
 
     def _opened(self) -> rows.Opened:
         options = asdict(self._config)
+        options["floors"] = {self._name(name): blocks for name, blocks in self._config.floors.items()}
         options["groups"] = [[type(group).__name__, _fields(group)] for group in self._config.groups]
         return rows.Opened(
             self._clock(), time.time(), options, self.costs, self._classes, self._prompts, self._model,
@@ -372,7 +394,19 @@ class Recorder:
             else ""
         )
 
-    def _notes(self, out: SchedulerOutput, result: StepOutput, events: Iterable[SeqEvent]) -> list[int]:
+    def _notes(
+        self, flat: list[int], out: SchedulerOutput, result: StepOutput, events: Iterable[SeqEvent]
+    ) -> list[int]:
+        stopped = {
+            self.key(event.request_id, event.sample_index): len(event.new_token_ids)
+            for event in events
+            if event.stop_token_id is not None
+        }
+        if not (
+            stopped or self._drafting or result.failed or result.late or result.complete or result.pooled
+            or result.drafts or result.depths
+        ):  # fmt: skip
+            return _NONE
         notes: list[int] = []
         for index in self._drafting:
             notes += (index, rows.DRAFTS, out.scheduled[index].drafts)
@@ -388,14 +422,9 @@ class Recorder:
             notes += (index, rows.PROPOSED, len(drafts))
         for index, depth in result.depths.items():
             notes += (index, rows.TREE, depth)
-        stopped = {
-            self.key(event.request_id, event.sample_index): len(event.new_token_ids)
-            for event in events
-            if event.stop_token_id is not None
-        }
         if stopped:
             for index in range(len(out.scheduled)):
-                if (kept := stopped.get(self._scheduled[3 * index])) is not None:
+                if (kept := stopped.get(flat[4 * index])) is not None:
                     notes += (index, rows.STOPPED, kept)
         return notes
 
@@ -428,13 +457,13 @@ class _StolenTime:
     """CPU time that a hypervisor gave to others, read a few times a second: it costs a system call."""
 
     def __init__(self) -> None:
-        self._due, self._last = 0, self._read()
+        self.due, self._last = 0, self._read()
 
     def microseconds(self, now: int) -> int:
         """Since the last call that has read it; 0 where it is not known, or between two readings."""
-        if now < self._due:
+        if now < self.due:
             return 0
-        self._due = now + int(_STOLEN_SECONDS * 1e9)
+        self.due = now + int(_STOLEN_SECONDS * 1e9)
         before, self._last = self._last, self._read()
         return max(0, self._last - before) * 10_000  # a hundredth of a second each
 

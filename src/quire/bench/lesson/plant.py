@@ -14,7 +14,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from quire.bench.roofline_time import roofline_time
 from quire.bench.simulated_fleet import SimulatedFleet
 from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer, StepTime
 from quire.core.scheduler_config import SchedulerConfig
@@ -22,6 +21,7 @@ from quire.learn.catalog import size
 from quire.planner.devices import Device
 from quire.planner.formulas import accepted_length, all_reduce_bytes
 from quire.planner.model_size import ModelSize
+from quire.planner.step_bound import RankLayout, StepBound
 from quire.records import dataclass
 
 BATCHINGS = ("static", "dynamic", "continuous")
@@ -93,10 +93,11 @@ class Plant:
     def step_time(self) -> StepTime:
         """Seconds of a step by cost_model.FEATURES."""
         given, (known, _) = settings("server"), size(self.model)
-        plain = roofline_time(
-            known, self.device, self.cards, bits=self.bits, overhead=given["overhead_ms"] / 1e3
-        )
-        times = _with_links(plain, known, self.device, self.cards, given["all_reduce_us"] / 1e6)
+        bound = StepBound(
+            model=known, device=self.device, layout=RankLayout(self.cards), bits=self.bits,
+            overhead=given["overhead_ms"] / 1e3,
+        )  # fmt: skip
+        times = _with_links(bound.local_seconds, known, self.device, self.cards, given["all_reduce_us"] / 1e6)
         if not self.speculation:
             return times
         return _speculating(times, **settings("speculation"))

@@ -13,7 +13,7 @@ from quire.core.policy import BACKGROUND
 from quire.engine.api import EngineStats, GenerateAsk, OverloadedError
 from quire.engine.front.outlook import Outlook
 from quire.engine.front.stream import LiveRequest
-from quire.engine.host.messages import Ready
+from quire.engine.host.messages import Ready, StepReport
 from quire.engine.policies import named_policies
 from quire.engine.request_forms import check_prediction
 from quire.types import Request, RequestError
@@ -177,10 +177,12 @@ class Admission:
             self._starts.append((now, tokens))
             self._forget_starts(now)
 
-    def stepped(self, seen: int, running: int, waiting: int) -> None:
-        """Take the engine's report on its queue after a step that knew of requests up to handle `seen`."""
+    def stepped(self, step: StepReport, now: float) -> None:
+        """Take the engine's report on a step and its queue."""
+        seen, running, waiting = step.seen, step.running, step.waiting
         while self._sent and (first := next(iter(self._sent))) <= seen:
             self._sent_samples -= self._sent.pop(first)
+        self.outlook.stepped(step.start, step.end, now, busy=bool(running or waiting or self._sent))
         self._engine_waits = waiting > 0
         self._idle = max(0, self._facts.scheduler.max_num_seqs - running)
 

@@ -485,7 +485,7 @@ class AsyncEngine(EngineSettings):
         now = time.monotonic()
         admission, lives, directs = self._admission, self._live, self._direct
         assert admission is not None
-        admission.stepped(step.seen, step.running, step.waiting)
+        admission.stepped(step, now)
         for handle in unpack_handles(step.started):
             admission.started(handle, now)
             live = lives.get(handle)

@@ -28,6 +28,7 @@ from quire.types import Request, SamplingParams, TokenIds
 
 _LEAST_STEPS = 64  # before the cost model may refuse anything
 _MOST_SECONDS = 600.0
+_MOST_GAP = 0.02  # seconds beside a step that count as usual
 _WINDOW_SECONDS = 60.0  # of the goodput
 
 
@@ -43,6 +44,9 @@ class Outlook:
         self._stats = EngineStats()
         self._costs: tuple[float, ...] = ()
         self._pace = 0.0  # seconds of recent steps
+        self._since: float | None = None  # when the running step began, if one runs
+        self._gap = 0.0  # seconds between steps, and from the end of a step until it is heard of
+        self._delay = 0.0
         self._cautions = [Caution() for _ in range(max(1, len(self.classes)))]
         self._end_caution, self._promises = Caution(LATE_DEADLINES), Promises()
         self._tokens = facts.num_blocks * facts.block_size // len(facts.groups)
@@ -108,6 +112,13 @@ class Outlook:
             self._pace = 0.0
         self._stats = stats
 
+    def stepped(self, start: float, end: float, now: float, *, busy: bool) -> None:
+        """A step has ended; `busy`: the next one began then."""
+        if self._since is not None and 0 <= start - self._since < _MOST_GAP:
+            self._gap += (start - self._since - self._gap) * PACE_MEMORY
+        self._delay += (min(_MOST_GAP, now - end) - self._delay) * PACE_MEMORY
+        self._since = end if busy else None
+
     def place(self, request: Request) -> tuple[float, float, float]:
         """Where a request waits; see Policy.place."""
         self._lengths.arrived(request)
@@ -131,12 +142,13 @@ class Outlook:
         if not self._costs:
             return None
         others = [self._live(live) for live in lives]
-        prediction = self._predict(request, others)
-        if ask.predicted is not None:
-            ask.predicted(now - request.arrival + prediction.ttft)
         output = self._lengths.output_tokens(request)
         if service is not None and service.guaranteed:
             output = float(request.params.max_tokens or self._facts.max_model_len)
+        ends = ask.deadline is not None or bool(service and service.slo.e2el)
+        prediction = self._predict(request, output, others, now, to_end=ends)
+        if ask.predicted is not None:
+            ask.predicted(now - request.arrival + prediction.ttft)
         broken = check_wishes(
             prediction,
             output,
@@ -159,6 +171,8 @@ class Outlook:
     def admitted(self, ask: GenerateAsk, prediction: Forecast | None, now: float) -> None:
         """A request was admitted, with this prediction if there is one."""
         request = ask.request
+        if self._since is None:
+            self._since = now
         if not self._costs:
             return
         if self._promises:
@@ -217,13 +231,15 @@ class Outlook:
         found = Counter(name for _, name in self._recent)
         return {service.name: found[service.name] / _WINDOW_SECONDS for service in self.classes}
 
-    def _predict(self, request: Request, others: Iterable[Live]) -> Forecast:
+    def _predict(
+        self, request: Request, output: float, others: Iterable[Live], now: float, *, to_end: bool
+    ) -> Forecast:
         stats = self._stats
         left = len(request.prompt_token_ids)
         left = max(1, left - int(left * stats.prefix_hit_tokens / max(1, stats.prefix_queried_tokens)))
-        work = Demand(left, len(request.prompt_token_ids) - left, self._lengths.output_tokens(request))
-        return outlook(
-            self._costs,
+        work = Demand(left, len(request.prompt_token_ids) - left, output)
+        found = outlook(
+            (self._costs[0] + self._gap, *self._costs[1:]),
             others,
             Live(self._policies.place(request, self._lengths), False, work),
             budget=stats.step_budget or self._facts.max_num_batched_tokens,
@@ -231,7 +247,10 @@ class Outlook:
             tokens=self._tokens,
             most=_MOST_SECONDS,
             pace=self._pace,
+            elapsed=None if self._since is None else now + self._delay - self._since,
+            to_end=to_end,
         )
+        return replace(found, ttft=found.ttft + 2 * self._delay)  # there and back
 
     def _live(self, live: LiveRequest) -> Live:
         output, request = live.output, live.request
@@ -239,7 +258,9 @@ class Outlook:
         prompt = len(request.prompt_token_ids)
         left = 0 if made else max(1, prompt - live.prompt_done)
         expected = max(1.0, self._lengths.output_tokens(request) - made)
-        return Live(live.place, bool(output.timings.scheduled), Demand(left, prompt - left + made, expected))
+        work = Demand(left, prompt - left + made, expected)
+        late = self._since is not None and request.arrival > self._since
+        return Live(live.place, bool(output.timings.scheduled), work, late)
 
     def _index(self, request: Request) -> int:
         return min(request.terms.service_class, len(self._cautions) - 1)

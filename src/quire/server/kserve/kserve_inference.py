@@ -14,6 +14,7 @@ import msgspec
 
 from quire.records import dataclass
 from quire.server.errors import ApiError, bad_request
+from quire.server.exchange import ChunkPiece
 from quire.server.kserve.kserve_messages import CLASSES
 from quire.server.requests import SCALARS
 
@@ -184,6 +185,10 @@ class InferenceAnswer:
         self._ask, self._model = ask, model
         self._buffer = bytearray()
         self._open = set(range(ask.samples))  # samples that have not ended
+        # of an event with a text and nothing else, in a stream of one sample: what is around the text, and its message
+        self._before: ChunkPiece = b""
+        self._after: ChunkPiece = b""
+        self._template: _Template | None = None
         self.failure: ApiError | None = None  # how a stream ended, if it failed
 
     def feed(self, data: bytes) -> Iterator[Message]:
@@ -200,6 +205,30 @@ class InferenceAnswer:
                     self.failure = inner_error(_STATUSES.get(event["error"]["code"], 500), block[6:])
                 elif event["choices"]:
                     yield self._response(event["choices"], None)
+
+    def most_bytes(self, data: bytes) -> int:
+        """The largest size of the messages for events, each with its frame."""
+        beside = 64 * len(self._ask.outputs) * self._ask.samples + len(self._model) + len(self._ask.id) + 256
+        return len(data) + max(1, data.count(b"\n\n")) * beside
+
+    def continued(self, before: ChunkPiece, text: ChunkPiece, after: ChunkPiece) -> bytes | None:
+        """The message of a stream for an event in three pieces, the one between being the JSON of a text; None if it is
+        another event, and then nothing has changed.
+        """
+        if before is not self._before or after is not self._after:
+            if not before or self._ask.samples != 1:
+                return None
+            (choice,) = msgspec.json.decode(before[6:] + b'""' + after)["choices"]
+            if choice["finish_reason"] is not None:
+                return None
+            self._before, self._after = before, after
+            empty = {"index": 0, "text": "", "finish_reason": None}
+            self._template = _Template(self._response([empty], None))
+        if self._buffer:
+            return None
+        return self._template.message(  # type: ignore[union-attr]
+            text[1:-1] if b"\\" not in text else msgspec.json.decode(text, type=str).encode()
+        )
 
     def whole(self) -> Message:
         """The response of an answer that is not streamed."""
@@ -234,6 +263,47 @@ class InferenceAnswer:
             response.raw_output_contents.append(b"".join(parts))
         else:
             response.raw_output_contents.append(struct.pack(f"<{len(values)}I", *values))
+
+
+class _Template:
+    """The ModelStreamInferResponse of one text after the other, on the wire: what is not the text is encoded once."""
+
+    def __init__(self, response: Message) -> None:
+        """`response`: the one of an empty text."""
+        tensors, raw = list(response.outputs), list(response.raw_output_contents)
+        at = next(number for number, tensor in enumerate(tensors) if tensor.name == "text_output")
+        kind = CLASSES["ModelInferResponse"]
+        bare = kind.FromString(response.SerializeToString())
+        if raw:
+            del bare.raw_output_contents[:]
+            before, after = kind(raw_output_contents=raw[:at]), kind(raw_output_contents=raw[at + 1 :])
+        else:
+            del bare.outputs[:]
+            before, after = kind(outputs=tensors[:at]), kind(outputs=tensors[at + 1 :])
+        self._raw = bool(raw)
+        self._before = bare.SerializeToString() + before.SerializeToString()
+        self._after = after.SerializeToString()
+        tensors[at].ClearField("contents")
+        self._tensor = tensors[at].SerializeToString()
+
+    def message(self, text: ChunkPiece) -> bytes:
+        """The message of a text in UTF-8. Fields by their numbers in kserve_messages, all of them with a length."""
+        size = len(text)
+        if self._raw:
+            field = b"\x32%b%b%b" % (_varint(size + 4), size.to_bytes(4, "little"), text)  # type: ignore[str-format]
+        else:
+            contents = b"\x42%b%b" % (_varint(size), text)  # type: ignore[str-format]
+            tensor = b"%b\x2a%b%b" % (self._tensor, _varint(len(contents)), contents)
+            field = b"\x2a%b%b" % (_varint(len(tensor)), tensor)
+        whole = len(self._before) + len(field) + len(self._after)
+        return b"\x12%b%b%b%b" % (_varint(whole), self._before, field, self._after)
+
+
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes it: seven bits a byte, the lowest first."""
+    if number < 0x80:
+        return b"%c" % number
+    return b"%c" % (number & 0x7F | 0x80) + _varint(number >> 7)
 
 
 # The status of an error that came after the beginning of a stream, by its code; 500 for others.

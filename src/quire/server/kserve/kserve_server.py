@@ -1,26 +1,27 @@
-"""A gRPC server beside the HTTP server. Needs the package `grpcio`, the extra `grpc`."""
+"""A gRPC server beside the HTTP server. Needs the packages `h2` and `protobuf`, the extra `grpc`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import ssl
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
 
 from quire import __version__
-from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState
 from quire.engine.host.held import GRPC_CALLS, grpc_connections
 from quire.server.access import AccessControl
+from quire.server.connections import Connections, Listener
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, ClientGoneError, api_error, bad_request, shorten
-from quire.server.exchange import Exchange
+from quire.server.exchange import ChunkPiece, Exchange
 from quire.server.inner_request import Application, stream_inner
+from quire.server.kserve.grpc_call import GrpcCall, GrpcLimits, GrpcStatus
+from quire.server.kserve.grpc_connection import GrpcConnection
 from quire.server.kserve.kserve_inference import (
     INPUTS,
     OUTPUTS,
@@ -37,22 +38,16 @@ from quire.types import QuireError
 MAX_MESSAGE_BYTES = 256 * 1024
 # Inferences of one ModelStreamInfer at a time; the next message is read when there are fewer.
 MAX_RUNNING = 16
-WINDOW_BYTES = 16 * 1024  # of a message that nobody reads yet
 _PATH = "/v1/completions"
 _OPEN = frozenset({"ServerLive", "ServerReady"})
 _CODES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED, 404: grpc.StatusCode.NOT_FOUND,
-    408: grpc.StatusCode.DEADLINE_EXCEEDED, 413: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    429: grpc.StatusCode.RESOURCE_EXHAUSTED, 503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    400: GrpcStatus.INVALID_ARGUMENT, 401: GrpcStatus.UNAUTHENTICATED, 403: GrpcStatus.PERMISSION_DENIED,
+    404: GrpcStatus.NOT_FOUND, 408: GrpcStatus.DEADLINE_EXCEEDED, 413: GrpcStatus.RESOURCE_EXHAUSTED,
+    429: GrpcStatus.RESOURCE_EXHAUSTED, 501: GrpcStatus.UNIMPLEMENTED, 503: GrpcStatus.UNAVAILABLE,
+    504: GrpcStatus.DEADLINE_EXCEEDED,
 }  # fmt: skip
-Call = Any  # a grpc.aio.ServicerContext
+_CLOSE_SECONDS = 5.0  # for the peer to close its side of a TLS connection
 Send = Callable[[Message], Awaitable[None]]
-
-
-class GrpcError(QuireError):
-    """The gRPC server cannot start."""
 
 
 class GrpcServer:
@@ -60,79 +55,80 @@ class GrpcServer:
     the key of the call: validation, limits, memory and metrics are those of HTTP.
     """
 
-    def __init__(self, context: ServerContext, application: Application) -> None:
+    def __init__(
+        self, context: ServerContext, application: Application, tls: ssl.SSLContext | None = None
+    ) -> None:
         config = context.config
-        self._config = config
-        self._reload = False
-        self._server = grpc.aio.server(
-            handlers=[_Calls(context, application)],
-            options=[
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_connection_idle_ms", int(config.keep_alive_timeout * 1000)),
-                ("grpc.max_allowed_incoming_connections", grpc_connections(config)),
-                ("grpc.max_concurrent_streams", GRPC_CALLS),
-                # small windows: a message is read once there is memory for it
-                ("grpc.http2.bdp_probe", 0),
-                ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
-                ("grpc.so_reuseport", 0),  # a second server on the port fails to start
-            ],
+        self._config, self._tls = config, tls
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        self._limits = GrpcLimits(
+            GRPC_CALLS, MAX_MESSAGE_BYTES, config.header_timeout, config.keep_alive_timeout
         )
+        self._most = grpc_connections(config)
+        self._line = Connections(self._most, config.header_timeout)  # sends what calls have queued
+        self._calls = _Calls(context, application)
+        self._open: dict[GrpcConnection, None] = {}
+        self._opening: set[asyncio.Task[None]] = set()
+        self._listener: Listener | None = None
         self.port = 0
 
-    async def start(self) -> None:
-        """Listen. Raises GrpcError, which says what to change."""
-        host = self._config.host.strip("[]")
-        address = f"[{host}]:{self._config.grpc_port}" if ":" in host else f"{host}:{self._config.grpc_port}"
-        try:
-            if self._config.ssl_certfile is None:
-                self.port = self._server.add_insecure_port(address)
-            else:
-                self.port = self._server.add_secure_port(address, self._credentials())
-        except RuntimeError as error:
-            raise GrpcError(
-                f"cannot listen on {address} (gRPC): {error}; choose another --grpc-port"
-            ) from None
-        await self._server.start()
-        log.info("gRPC: listening on %s, port %d", host, self.port)
+    def start(self, sock: socket.socket) -> None:
+        """Accept connections from a listening socket."""
+        self.port = sock.getsockname()[1]
+        self._listener = Listener(sock, self._accept)
+        log.info("gRPC: listening on %s, port %d", self._config.host, self.port)
 
     def reload(self) -> None:
-        """Read the TLS files again for the next connection."""
-        self._reload = True
+        """Read the TLS files again for the next connection. Raises OSError and ssl.SSLError."""
+        if self._tls is not None and self._config.ssl_certfile is not None:
+            self._tls.load_cert_chain(self._config.ssl_certfile, self._config.ssl_keyfile)
 
     async def stop(self) -> None:
         """End all calls and close the port."""
-        await self._server.stop(0)
+        if self._listener is not None:
+            self._listener.close()
+        running = [task for connection in self._open for task in connection.stop()]
+        if running:
+            await asyncio.wait(running)
+        for connection in list(self._open):
+            connection.end()
 
-    def _credentials(self) -> grpc.ServerCredentials:
-        def latest() -> grpc.ServerCertificateConfiguration | None:
-            if not self._reload:
-                return None
-            self._reload = False
-            try:
-                return _certificate(self._config)
-            except OSError:  # told where HTTP's certificate is read again
-                return None
+    def _accept(self, sock: socket.socket) -> None:
+        if len(self._open) >= self._most:
+            idle = next((connection for connection in self._open if connection.idle), None)
+            if idle is None:
+                sock.close()
+                return
+            idle.end()  # its client connects again for the next call
+        connection = GrpcConnection(self._line, self._limits, self._calls.answer, self._open)
+        task = asyncio.create_task(self._connect(connection, sock))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
 
-        return grpc.dynamic_ssl_server_credentials(_certificate(self._config), latest)
-
-
-def _certificate(config: ServingConfig) -> grpc.ServerCertificateConfiguration:
-    assert config.ssl_keyfile is not None
-    assert config.ssl_certfile is not None
-    pair = Path(config.ssl_keyfile).read_bytes(), Path(config.ssl_certfile).read_bytes()
-    return grpc.ssl_server_certificate_configuration([pair])
+    async def _connect(self, connection: GrpcConnection, sock: socket.socket) -> None:
+        loop, seconds = asyncio.get_running_loop(), self._config.header_timeout
+        try:
+            if self._tls is None:
+                await loop.connect_accepted_socket(lambda: connection, sock)
+            else:
+                await loop.connect_accepted_socket(
+                    lambda: connection, sock, ssl=self._tls, ssl_handshake_timeout=seconds,
+                    ssl_shutdown_timeout=_CLOSE_SECONDS,
+                )  # fmt: skip
+        except (OSError, RuntimeError):  # no handshake, or the peer has left
+            self._open.pop(connection, None)
 
 
 class _CallWriter:
     """Sends the messages of a call, one after the other as gRPC wants them."""
 
-    def __init__(self, exchange: Exchange, call: Call, seconds: float) -> None:
+    def __init__(self, exchange: Exchange, call: GrpcCall, seconds: float) -> None:
         self._exchange, self._call, self._seconds = exchange, call, seconds
         self._turn = asyncio.Lock()
 
-    async def send(self, message: Message) -> None:
+    async def send(self, data: bytes) -> None:
         """Send a message. Raises ClientGoneError for a client that does not read."""
-        data = message.SerializeToString()
         async with self._turn:
             self._exchange.bytes_out += len(data)
             try:
@@ -143,7 +139,44 @@ class _CallWriter:
                 raise ClientGoneError("did not read") from None
 
 
-class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
+class _StreamWriter:
+    """Takes the events of a streamed completion while the client reads: they become messages as they come."""
+
+    __slots__ = ("_answer", "_call", "sent")
+
+    def __init__(self, call: GrpcCall, answer: InferenceAnswer) -> None:
+        self._call, self._answer = call, answer
+        self.sent = 0  # bytes
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client does not read."""
+        return self._call.room() <= 0
+
+    def write_chunk(self, before: ChunkPiece, text: ChunkPiece, after: ChunkPiece) -> int:
+        """See ChunkWriter."""
+        message = self._answer.continued(before, text, after)
+        if message is not None:
+            if not self._call.write_now(message):
+                return 0
+            self.sent += len(message)
+            return len(before) + len(text) + len(after)
+        events = b"".join((before, text, after))
+        if self._call.room() < self._answer.most_bytes(events):
+            return 0
+        for response in self._answer.feed(events):
+            message = _streamed(response)
+            self._call.write_now(message)
+            self.sent += len(message)
+        return len(events)
+
+
+def _streamed(response: Message) -> bytes:
+    data: bytes = CLASSES["ModelStreamInferResponse"](infer_response=response).SerializeToString()
+    return data
+
+
+class _Calls:
     """The calls of the service. Each reads its message itself, once the caller's key is known and there is memory."""
 
     def __init__(self, context: ServerContext, application: Application) -> None:
@@ -156,37 +189,34 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
             "ServerMetadata": lambda _: CLASSES["ServerMetadataResponse"](name="quire", version=__version__),
             "ModelMetadata": self._model_metadata,
         }
+        self._names = frozenset({*self._answers, "ModelInfer", "ModelStreamInfer"})
 
-    def service(self, details: Any) -> Any:
-        """The handler of a call; None for an unknown one, which gRPC answers."""
-        service, _, name = details.method.removeprefix("/").partition("/")
-        if service != SERVICE or name not in {*self._answers, "ModelInfer", "ModelStreamInfer"}:
-            return None
+    async def answer(self, call: GrpcCall) -> tuple[GrpcStatus, str]:
+        """Answer a call; how it ended."""
+        service, _, name = call.method.removeprefix("/").partition("/")
+        if service != SERVICE or name not in self._names:
+            return GrpcStatus.UNIMPLEMENTED, shorten(f"{call.method} is not implemented")
+        return await self._handle(name, call)
 
-        async def handle(_: Any, call: Call) -> None:
-            await self._handle(name, call)
-
-        # one message is on the wire what a stream of one is
-        return grpc.stream_stream_rpc_method_handler(handle)
-
-    async def _handle(self, name: str, call: Call) -> None:
+    async def _handle(self, name: str, call: GrpcCall) -> tuple[GrpcStatus, str]:
         exchange, config = self._exchange(name, call), self._context.config
         try:
             await self._serve(name, exchange, call)
             exchange.status = 200
+            return GrpcStatus.OK, ""
         except ClientGoneError as gone:
-            await call.abort(grpc.StatusCode.CANCELLED, gone.reason)
+            return GrpcStatus.CANCELLED, gone.reason
         except (ApiError, QuireError) as error:
             found = api_error(error)
             exchange.status, exchange.details["error"] = found.status, found.code
-            await call.abort(_CODES.get(found.status, grpc.StatusCode.INTERNAL), shorten(str(found)))
+            return _CODES.get(found.status, GrpcStatus.INTERNAL), shorten(str(found))
         finally:
             exchange.held.close()
             self._context.metrics.count_http(exchange)
             if config.access_log:
                 log_access(exchange)
 
-    async def _serve(self, name: str, exchange: Exchange, call: Call) -> None:
+    async def _serve(self, name: str, exchange: Exchange, call: GrpcCall) -> None:
         if name not in _OPEN:
             self._access.check_key(exchange)
         memory = self._context.memory
@@ -204,30 +234,26 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         if name == "ModelInfer":
             await self._infer(exchange, call, request)
         else:
-            await self._writer(exchange, call).send(self._answers[name](request))
+            await self._writer(exchange, call).send(self._answers[name](request).SerializeToString())
 
-    def _exchange(self, name: str, call: Call) -> Exchange:
+    def _exchange(self, name: str, call: GrpcCall) -> Exchange:
         """The metadata of a call as headers."""
 
         async def never(*_: Any) -> Any:
             raise AssertionError("a call is not HTTP")
 
-        headers = [
-            (key.encode("latin-1"), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
-            for key, value in call.invocation_metadata() or ()
-        ]
         scope = {
             "type": "http", "method": "POST", "path": f"/{SERVICE}/{name}", "query_string": b"",
-            "http_version": "2", "client": None, "headers": headers,
+            "http_version": "2", "client": None, "headers": call.metadata,
         }  # fmt: skip
         made = Exchange(scope, never, never, self._context.memory)
         made.handler = made.path
         return made
 
-    async def _read(self, name: str, exchange: Exchange, call: Call) -> Message | None:
+    async def _read(self, name: str, exchange: Exchange, call: GrpcCall) -> Message | None:
         """The next message; None at the end of the client's. Raises ApiError."""
         data = await call.read()
-        if data is grpc.aio.EOF:
+        if data is None:
             return None
         exchange.bytes_in += len(data)
         kind = "ModelInferRequest" if name == "ModelStreamInfer" else f"{name}Request"
@@ -258,11 +284,16 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     # ---- inference
 
-    async def _infer(self, exchange: Exchange, call: Call, request: Message) -> None:
+    async def _infer(self, exchange: Exchange, call: GrpcCall, request: Message) -> None:
         ask = read_ask(request, streams=False, deadline=call.time_remaining())
-        await self._run(ask, exchange, self._writer(exchange, call).send)
+        writer = self._writer(exchange, call)
 
-    async def _serve_stream(self, exchange: Exchange, call: Call) -> None:
+        async def send(response: Message) -> None:
+            await writer.send(response.SerializeToString())
+
+        await self._run(ask, exchange, call, send)
+
+    async def _serve_stream(self, exchange: Exchange, call: GrpcCall) -> None:
         """Answer each message of the client, several at a time. What is wrong with one does not end the others."""
         running: set[asyncio.Task[None]] = set()
         writer = self._writer(exchange, call)
@@ -280,7 +311,9 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         if ended is not None:
             raise ended
 
-    async def _next(self, exchange: Exchange, call: Call, running: set[asyncio.Task[None]]) -> Message | None:
+    async def _next(
+        self, exchange: Exchange, call: GrpcCall, running: set[asyncio.Task[None]]
+    ) -> Message | None:
         """The next message of a stream, which may take its time while others are answered."""
         seconds = self._context.config.websocket_idle_timeout
         reading = asyncio.create_task(self._read("ModelStreamInfer", exchange, call))
@@ -292,25 +325,28 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         finally:
             reading.cancel()
 
-    def _writer(self, exchange: Exchange, call: Call) -> _CallWriter:
+    def _writer(self, exchange: Exchange, call: GrpcCall) -> _CallWriter:
         return _CallWriter(exchange, call, self._context.config.reader_timeout)
 
-    async def _answer(self, exchange: Exchange, call: Call, request: Message, writer: _CallWriter) -> None:
-        kind = CLASSES["ModelStreamInferResponse"]
+    async def _answer(
+        self, exchange: Exchange, call: GrpcCall, request: Message, writer: _CallWriter
+    ) -> None:
 
         async def send(response: Message) -> None:
-            await writer.send(kind(infer_response=response))
+            await writer.send(_streamed(response))
 
         try:
             ask = read_ask(request, streams=True, deadline=call.time_remaining())
-            await self._run(ask, exchange, send)
+            await self._run(ask, exchange, call, send)
         except (ApiError, QuireError) as error:
-            failed = kind(error_message=shorten(str(api_error(error))))
+            failed = CLASSES["ModelStreamInferResponse"](error_message=shorten(str(api_error(error))))
             failed.infer_response.id = request.id
-            await writer.send(failed)
+            await writer.send(failed.SerializeToString())
 
-    async def _run(self, ask: InferenceAsk, exchange: Exchange, send: Send) -> None:
-        """Make a request of the ask, and send what it answers. Raises ApiError and ClientGoneError."""
+    async def _run(self, ask: InferenceAsk, exchange: Exchange, call: GrpcCall, send: Send) -> None:
+        """Make a request of the ask, and send what it answers; texts of a stream go past `send`. Raises ApiError and
+        ClientGoneError.
+        """
         answer = InferenceAnswer(ask, self._context.model(ask.model or None, exchange))
         refusal, code = bytearray(), 200
 
@@ -323,7 +359,11 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
                 code = status
                 refusal.extend(data)
 
-        await stream_inner(self._application, self._context.memory, _PATH, ask.body, exchange.tenant, take)
+        writer = _StreamWriter(call, answer) if ask.stream else None
+        await stream_inner(
+            self._application, self._context.memory, _PATH, ask.body, exchange.tenant, take, writer
+        )
+        exchange.bytes_out += 0 if writer is None else writer.sent
         if (
             left := exchange.details.get("ended")
         ) is not None:  # the request inside ends where it could not be sent

@@ -1,0 +1,190 @@
+"""Which layouts fit, which is chosen and why: against the arithmetic of the worked example and known limits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from quire.bench.planned_load import enough_replicas, split_pools
+from quire.bench.technique_effects import effects
+from quire.cli.main import main
+from quire.objectives import SLO
+from quire.planner.deployment import Deployment, LayoutOption, LoadDemand, comparison, deploy, judged, scaling
+from quire.planner.devices import device
+from quire.planner.host_costs import hosts_for
+from quire.planner.model_size import ModelSize, size_of_config
+from quire.planner.shapes import SHAPES
+from quire.planner.step_bound import RankLayout, StepBound
+
+H100 = device("h100")
+
+
+def shape(name: str) -> ModelSize:
+    return size_of_config(SHAPES[name])
+
+
+def named(made: Deployment) -> dict[str, LayoutOption]:
+    return {str(one.layout): one for one in made.options}
+
+
+def test_405b_on_two_hosts_of_eight() -> None:
+    """Options A (TP=8 PP=2), B (TP=16) and C (TP=4 PP=2, twice) of the worked example."""
+    demand = LoadDemand(rate=1.0, slo=SLO(ttft=5000, tpot=100))
+    made = deploy(shape("llama-3.1-405b"), H100, 16, demand)
+    assert made.chosen is not None
+    assert str(made.chosen.layout) == "TP=8 PP=2"
+    found = named(made)
+    assert found["TP=8 PP=2"].bound.weight_bytes == pytest.approx(50.73e9, rel=1e-3)
+    across = found["TP=16 PP=1"]
+    assert across.fits
+    assert "252 all-reduces a step go between hosts" in across.reason
+    assert across.tpot > 2 * found["TP=8 PP=2"].tpot
+    assert not found["TP=4 PP=2"].fits
+    assert "101.5 GB of weights on each device of 80 GB" in found["TP=4 PP=2"].reason
+    assert "PP=2 across them" in made.steps[0]
+
+
+def test_the_tree_takes_the_first_branch_that_is_enough() -> None:
+    small = deploy(shape("llama-3-8b"), H100, 8, LoadDemand(rate=5.0))
+    assert small.chosen is not None
+    assert (str(small.chosen.layout), small.chosen.replicas) == ("TP=1 PP=1", 1)
+    assert "neither TP nor PP is needed" in small.steps[0]
+    many = deploy(shape("llama-3-8b"), H100, 8, LoadDemand(rate=60.0))
+    assert many.chosen is not None
+    assert many.chosen.devices > 1
+    large = deploy(shape("llama-3-70b"), H100, 8, LoadDemand(rate=1.0))
+    assert large.chosen is not None
+    assert large.chosen.layout.tensor >= 2
+    assert "TP=2 within a host is the least that fits" in large.steps[0]
+    narrow = deploy(shape("llama-3-70b"), H100, 1, LoadDemand(rate=0.5), bits=(16, 8, 4))
+    assert narrow.chosen is not None
+    assert narrow.chosen.bound.bits == 4
+    none = deploy(shape("llama-3.1-405b"), device("rtx4090"), 1, LoadDemand())
+    assert none.chosen is None
+    mixed = deploy(shape("deepseek-v3"), device("h200"), 16, LoadDemand(rate=2.0))
+    assert mixed.chosen is not None
+    assert "EP=16" in named(mixed)["TP=1 PP=1 EP=16"].layout.__str__()
+
+
+def test_a_step_is_the_longer_of_its_bounds_and_then_the_links() -> None:
+    model = shape("llama-3-70b")
+    one, eight = (StepBound(model=model, device=H100, layout=RankLayout(n)) for n in (1, 8))
+    weights = model.params_b * 2 / 3350
+    assert one.decode(1, 0) == pytest.approx(weights)
+    assert eight.decode(1, 0) == pytest.approx(weights / 8 + eight.link_seconds(1))
+    assert one.link_seconds(64) == 0
+    # two all-reduces a layer, each 2 (n - 1) / n of the stream
+    assert eight.exchanged_bytes(1)["tensor"] == pytest.approx(2 * 80 * 2 * 7 / 8 * 8192 * 2)
+    assert eight.token_bytes == one.token_bytes / 8
+    assert replace(eight, layout=RankLayout(16)).token_bytes == eight.token_bytes, (
+        "8 KV heads are not cut finer"
+    )
+    staged = StepBound(model=model, device=H100, layout=RankLayout(1, 2))
+    assert staged.decode(1, 0) == pytest.approx(weights + staged.link_seconds(1)), (
+        "one token passes all stages"
+    )
+    mixed = StepBound(model=shape("mixtral-8x7b"), device=H100)
+    assert mixed.decode(1, 0) == pytest.approx(mixed.model.active_b * 2 / 3350, rel=1e-3)
+    assert mixed.decode(64, 0) == pytest.approx(mixed.model.params_b * 2 / 3350, rel=1e-3)
+
+
+def test_scaling_is_less_than_linear() -> None:
+    shares = [share for _, _, share in scaling(shape("llama-3-70b"), H100, LoadDemand(), 16, 16, 8)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == 1
+    assert 0.5 < shares[3] < 0.97
+    assert shares[4] < shares[3] - 0.1, "sixteen ranks leave the host"
+
+
+def test_kinds_side_by_side() -> None:
+    found = {row["kind"]: row for row in comparison(shape("mixtral-8x7b"), H100, LoadDemand(), 4, 16, 8)}
+    assert found.keys() == {"data", "tensor", "pipeline", "expert"}
+    assert not found["data"]["fits"], "93 GB"
+    assert found["data"]["sent_mb"] == 0
+    assert found["pipeline"]["sent_mb"] < found["tensor"]["sent_mb"] / 50  # type: ignore[operator]
+
+
+def test_users_are_held_by_caches() -> None:
+    """The cost example with the right cache: 1.342 GB of a user at 4,096 tokens, not 320 MB of each card."""
+    model = shape("llama-3-70b")
+    plain = hosts_for(model, H100, 8, users=1000, tokens=4096, bits=16, kv_bits=16)
+    assert (round(plain.cache_gb, 3), plain.users, plain.devices) == (1.342, 371, 24)
+    narrow = hosts_for(model, H100, 8, users=1000, tokens=4096, bits=4, kv_bits=8)
+    assert (narrow.users, narrow.devices) == (901, 16)
+    split = hosts_for(model, H100, 8, users=1000, tokens=4096, bits=4, kv_bits=8, decode_share=0.5)
+    assert (split.users, split.devices) == (424, 24)
+    assert hosts_for(model, device("rtx4090"), 1, users=1, tokens=1, bits=16, kv_bits=16).hosts == 0
+
+
+def test_the_simulation_adds_replicas_until_the_service_level_is_kept() -> None:
+    demand = LoadDemand(rate=20.0, prompt=1000, output=100, slo=SLO(ttft=300, tpot=30))
+    made = deploy(shape("llama-3-8b"), H100, 8, demand)
+    assert made.chosen is not None
+    option, summary = enough_replicas(made.chosen, demand, 8)
+    assert summary.goodput is not None
+    assert summary.goodput.share >= 0.9
+    assert option.replicas >= made.chosen.replicas
+    fewer = judged(made.chosen.bound, demand, 1)
+    starved, late = enough_replicas(fewer, replace(demand, rate=200.0), 1)
+    assert starved.replicas == 1
+    assert late.goodput is not None
+    assert late.goodput.share < 0.5
+    pools = split_pools(replace(option, replicas=3), demand, 50.0)
+    assert pools.keys() == {1, 2}
+    assert all(one.completed == 300 for one in pools.values())
+
+
+def test_twelve_techniques_and_their_effects() -> None:
+    demand = LoadDemand(rate=2.0, prompt=600, output=60)
+    bound = StepBound(model=shape("llama-3-8b"), device=H100)
+    found = {one.name: one for one in effects(bound, demand, 200, 300)}
+    assert len(found) == 12
+    factors = {name: one.factor for name, one in found.items() if one.factor is not None}
+    assert found["expert parallelism"].factor is None
+    for name in ("continuous batching", "FlashAttention", "PagedAttention", "speculative decoding", "quantization",
+                 "tensor parallelism", "prefix caching"):  # fmt: skip
+        assert factors[name] > 1.15, name
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("plan llama-3-8b --hardware h1000", "did you mean h100"),
+        ("plan llama-3-8b --hardware h100 --bits x", "bits: 'x'"),
+        ("plan llama-3-8b --hardware h100 --prompt 0", "prompt: 0 must be"),
+        ("plan llama-3-8b --hardware h100 --reserve 1", "reserve: 1 must be"),
+        ("plan llama-3-8b --hardware h100 --slo soon", "goodput: 'soon'"),
+        ("plan llama-3-8b --hardware m3-ultra", "has no rate of arithmetic"),
+        ("cost", "either a model or --url"),
+        ("cost llama-3-8b --users 0", "users: 0 must be"),
+        ("advise --hardware h100", "model: needed"),
+    ],
+)
+def test_mistakes_are_named(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--hardware", "h100:8", "--rate", "5", "--slo", "ttft=500ms,tpot=50ms"]
+    assert main(["plan", "llama-3-70b", *load, "--price", "2.5", "--details", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["figures"] == "bound only"
+    assert found["chosen"]["per_million_tokens"] > 0
+    assert found["simulated"]["met"] >= 0.9
+    assert [row["prompt"] for row in found["transfers"]] == [250, 1000, 4000, 16000, 64000]
+    assert main(["plan", "llama-3-70b", *load, "--details"]) == 0
+    assert "of the perfect speed-up" in capsys.readouterr().out
+    assert main(["plan", "llama-3.1-405b", "--hardware", "rtx4090", "--no-simulation"]) == 1
+    assert "nothing fits" in capsys.readouterr().out
+    assert main(["cost", "llama-3-70b", "--price", "2.5", "--json"]) == 0
+    hosts = json.loads(capsys.readouterr().out)["hosts"]
+    assert [row["devices"] for row in hosts] == [24, 24, 16, 24, 16]
+    assert hosts[0]["per_day"] == 1440
+    assert main(["cost", "llama-3-70b"]) == 0
+    assert main(["advise", "llama-3-70b", *load, "--shared-prefix", "500", "--interactive", "--explain"]) == 0
+    text = capsys.readouterr().out
+    assert "use  prefix caching: 500 of 2000" in text
+    assert "continuous batching" in text
