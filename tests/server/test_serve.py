@@ -187,7 +187,8 @@ def test_unusable_options(
         ("a.yaml", "- port", "expected a mapping"),
         ("a.yml", "port: {a: b}", "has the wrong type"),
         ("a.yml", "a: b: c", "not valid YAML"),
-        ("a.yaml", "tensor-parallel-size: 2", "takes only 1 here: a model runs in one process"),
+        ("a.yaml", "tensor-parallel-size: 0", "tensor_parallel_size"),
+        ("a.yaml", "data-parallel-size: 2", "data-parallel-size"),
         ("a.yaml", "dtype: fp7", "dtype: 'fp7' is not one of"),
         ("a.yaml", "api-key: ' '", "api_key: a key must be printable ASCII, and not empty or blank"),
     ],
@@ -221,6 +222,7 @@ def test_config_file_and_command_line(tmp_path: Path) -> None:
     assert read_config(yaml) == {
         "model": "org/name", "max_model_len": 8000, "api_key": ["0123", "no"], "weight_cache": "off",
         "access_log": True, "port": 80, "stall_timeout": 10.0, "served_model_name": ["007"],
+        "tensor_parallel_size": 1,
     }  # fmt: skip
     model, engine, serving = settings({"max_model_len": 400, "port": 1234}, read_config(toml))
     assert (model, engine.limits.max_model_len, engine.limits.memory, serving.port) == (

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Protocol
 
-from quire.types import Request
+from quire.types import Request, SamplingParams
 
 _KINDS = 4096  # most kinds of requests that are remembered; the one seen longest ago is forgotten
 _MEMORY = 64  # requests of a kind that count
@@ -34,6 +34,11 @@ class NominalCosts:
         return 2e-2
 
 
+def has_known_length(params: SamplingParams) -> bool:
+    """Whether only `max_tokens` can end an output."""
+    return params.ignore_eos and not (params.stop or params.stop_token_ids)
+
+
 class ServiceEstimates:
     """Output lengths by account, adapter, prompt length and max_tokens, each from the kind with enough history that is
     nearest to the request. Bounded memory, O(1) a request.
@@ -52,7 +57,7 @@ class ServiceEstimates:
             return request.terms.expected_tokens
         params = request.params
         most, found = params.max_tokens, None
-        if most is not None and params.ignore_eos and not (params.stop or params.stop_token_ids):
+        if most is not None and has_known_length(params):
             return most
         for kind in _kinds(request):
             seen = self._kinds.get(kind)

@@ -444,7 +444,9 @@ class _Run:
             params["guidance_scale"] = row.params.get("guidance_scale", 2.0)
         if real:
             params["seed"] = self._seeds.get(row.number)
-        made = SamplingParams(**params, stop_token_ids=row.stops if real else ())
+        made = SamplingParams(
+            **params, stop_token_ids=row.stops if real else (), ignore_eos="known length" in row.traits
+        )
         prompt = TokenIds(self._lines.prompt(row.number))
         if self._worker is not None:
             self._worker.scored[row.number] = made.scored_tokens(len(prompt))

@@ -72,7 +72,7 @@ class Arrived(LogRow, frozen=True, tag=2):
     due: float | None = None
     traits: tuple[
         str, ...
-    ] = ()  # grammar, adapter, stepwise, beams, pooling, negative, soft, other parameters
+    ] = ()  # grammar, adapter, stepwise, beams, pooling, negative, soft, known length, other parameters
     negative_tokens: int = 0
     place: int = -1  # of a new account in the order of the names of those before it, which breaks ties
     stops: tuple[int, ...] = ()  # tokens that end it, with recorded prompts

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from quire.config.live import LiveEngineConfig
 from quire.core.cache_misses import Miss
 from quire.core.scheduler_config import SchedulerConfig
+from quire.core.service_estimates import has_known_length
 from quire.records import dataclass
 from quire.steplog import log_rows as rows
 from quire.steplog.log_files import HEADER, LogFile, framed, unframed
@@ -443,6 +444,7 @@ def _traits(request: Request) -> tuple[str, ...]:
         "pooling": request.pooling,
         "negative": request.negative_prompt is not None,
         "soft": bool(request.soft_tokens),
+        "known length": has_known_length(request.params),
         "other parameters": any(
             (value := getattr(request.params, name)) != parameter.default
             and [*value] != [*(parameter.default or ())]
