@@ -165,7 +165,9 @@ class Forwarding:
             await request
             await self._send_whole(relay, backend)
         else:
-            await self._exchange.start(relay.status, self._headers(relay, backend))
+            await self._exchange.start(
+                relay.status, self._headers(relay, backend, "application/octet-stream")
+            )
             try:
                 await relay.stream(request)
             except ClientError as error:
@@ -237,14 +239,13 @@ class Forwarding:
             exchange.abort()
 
     async def _send_whole(self, relay: Relay, backend: BackendServer) -> None:
-        kind = relay.headers.get("content-type", "application/json").encode("latin-1")
-        headers = [(b"content-type", kind), (b"content-length", str(len(relay.body)).encode())]
-        await self._exchange.start(relay.status, [*headers, *self._headers(relay, backend)[1:]])
-        await self._exchange.write(relay.body)
+        body, headers = relay.body, self._headers(relay, backend, "application/json")
+        await self._exchange.start(relay.status, [*headers, (b"content-length", str(len(body)).encode())])
+        await self._exchange.write(body)
         await self._exchange.write(b"", more=False)
 
-    def _headers(self, relay: Relay, backend: BackendServer) -> list[tuple[bytes, bytes]]:
-        kind = relay.headers.get("content-type", "application/octet-stream").encode("latin-1")
+    def _headers(self, relay: Relay, backend: BackendServer, kind_else: str) -> list[tuple[bytes, bytes]]:
+        kind = relay.headers.get("content-type", kind_else).encode("latin-1")
         return [(b"content-type", kind), *relay.passed_headers(), (BACKEND, backend.name.encode())]
 
     def _learn(self, backend: BackendServer, relay: Relay) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from quire.server.exchange import ChunkWriter, Exchange
@@ -10,7 +11,8 @@ from quire.util.http_client import ClientConnection, ClientError
 
 WHOLE_BYTES = 2**20  # an answer of a known length up to this is sent when it is complete
 _AHEAD_BYTES = 256 * 1024  # of a stream, kept while its client does not read
-_ENDS = 4096  # bytes at the beginning and the end that are looked at
+_ENDS = 4096  # bytes at the beginning, and of each of the last parts, that are looked at
+_LAST = 16  # parts
 _EVENT_END = b"\n\n"
 _HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
@@ -32,7 +34,10 @@ class Relay:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.beginning = self.end = b""  # what was looked at when the answer has ended
+        self.is_stream = False  # it consists of server-sent events
+        self.is_whole = False  # it is short enough to be sent when it is complete
+        self.beginning = b""
+        self._last: deque[bytes] = deque(maxlen=_LAST)
         self._kept: list[bytes] = []
         self._size = 0
         self._writer: ChunkWriter | None = None
@@ -48,12 +53,15 @@ class Relay:
     def start(self, status: int, headers: dict[str, str]) -> None:
         """Take status and headers."""
         self.status, self.headers = status, dict(headers)
+        self.is_stream = headers.get("content-type", "").startswith("text/event-stream")
+        length = headers.get("content-length", "")
+        self.is_whole = length.isdigit() and int(length) <= WHOLE_BYTES
         if not self.begun.done():
             self.begun.set_result(None)
 
     def data(self, chunk: bytes, at: float) -> None:  # noqa: ARG002
         """Take a part, and send it if that is possible."""
-        self.end = chunk if len(chunk) >= _ENDS else self.end[-_ENDS:] + chunk if len(chunk) < 512 else chunk
+        self._last.append(chunk[-_ENDS:])
         if not self.beginning:
             self.beginning = chunk[:_ENDS]
         if self._keep is not None and self.is_stream and not (chunk := self._whole_events(chunk)):
@@ -107,15 +115,9 @@ class Relay:
     # ---- the request's side
 
     @property
-    def is_stream(self) -> bool:
-        """Whether it consists of server-sent events."""
-        return self.headers.get("content-type", "").startswith("text/event-stream")
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is short enough to be sent when it is complete."""
-        length = self.headers.get("content-length", "")
-        return length.isdigit() and int(length) <= WHOLE_BYTES
+    def end(self) -> bytes:
+        """The last parts of what has come."""
+        return b"".join(self._last)
 
     @property
     def body(self) -> bytes:
