@@ -269,6 +269,10 @@ class Neighbour:
 
     def _ask(self) -> str:
         reply = self._server.chat("What is next door?", **_NEIGHBOUR)
+        while (
+            reply.status == 429 and reply.json["error"]["code"] == "would_be_late"
+        ):  # a test's deadline is kept first
+            reply = self._server.chat("What is next door?", **_NEIGHBOUR)
         assert reply.status == 200, reply.text
         return stream_text(reply)[0]
 

@@ -250,8 +250,10 @@ LONG = {"max_tokens": 60_000, "ignore_eos": True}
 def test_a_deadline_ends_the_request(server: LiveServer, channel: grpc.Channel) -> None:
     request = ask(sampling_parameters=LONG)
     refused(lambda: infer(channel, request, timeout=0.3), grpc.StatusCode.DEADLINE_EXCEEDED, "")
+    server.wait(server.idle)  # a server that has others to answer would refuse the next one at once
     limited = ask(sampling_parameters=LONG | {"deadline_ms": 50})
     refused(lambda: infer(channel, limited), grpc.StatusCode.DEADLINE_EXCEEDED, "not finished within")
+    server.wait(server.idle)
     limited = ask(stream=True, sampling_parameters=LONG | {"deadline_ms": 300})
     *_, last = stream(channel, [limited])
     assert "not finished within" in last.error_message

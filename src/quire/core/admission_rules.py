@@ -16,8 +16,8 @@ _MOST_CAUTION = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """What would not be kept: the name of the wish, its limit and what is predicted, in seconds from now; `wait` is the
-    time after which the same request is likely to be admitted."""
+    """What would not be kept: the name of the wish, its limit and what is predicted, in seconds from the request's
+    arrival; `wait` is the time after which the same request is likely to be admitted."""
 
     what: str
     limit: float
@@ -103,7 +103,11 @@ def check_wishes(
         ("ttft", slo.ttft and slo.ttft / 1e3 - elapsed, caution * prediction.ttft),
         ("e2el", slo.e2el and slo.e2el / 1e3 - elapsed, end),
     )
-    late = [Broken(name, at, seen, seen - at) for name, at, seen in wishes if at is not None and seen > at]
+    late = [
+        Broken(name, elapsed + at, elapsed + seen, seen - at)
+        for name, at, seen in wishes
+        if at is not None and seen > at
+    ]
     if not late:
         return None
     worst = max(late, key=lambda one: one.wait)

@@ -269,10 +269,11 @@ class Outlook:
         return self.classes[self._index(request)] if self.classes else None
 
     def _explain(self, broken: Broken, service: ServiceClass | None) -> str:
+        wait = f"try again in {math.ceil(broken.wait * 10) / 10:.1f} s"
         if broken.what == "deadlines of others":
-            return f"it would make others miss their promised deadlines; try again in {broken.wait:.1f} s"
-        text = f"{broken}; try again in {broken.wait:.1f} s"
+            return f"it would make others miss their promised deadlines; {wait}"
+        text = f"{broken}; {wait}"
         if "_" in broken.what and math.isfinite(broken.predicted):
-            return f"{text}, or with {broken.what} {broken.predicted * 1e3:.0f} or more"
+            return f"{text}, or with {broken.what} {math.ceil(broken.predicted * 1e3)} or more"
         lower = [one.name for one in self.classes[self.classes.index(service) + 1 :]] if service else []
         return f"{text}, or with service_tier {lower[-1]}" if lower else text
