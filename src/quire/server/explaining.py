@@ -243,7 +243,7 @@ def _without_texts(data: bytes) -> bytes:
 
 ROUTES: tuple[HttpRoute, ...] = (
     Act(
-        verb="GET", path="/v1/requests/{}/explain", summary="Where the time of a request went", tag="status",
+        verb="GET", path="/v1/requests/{}/explain", rest="id", summary="Where the time of a request went", tag="status",
         handler=explain_request, response=ExplainBody, query=("steps",), either=True,
         further={404: "no request of the client has this id"},
     ),

@@ -20,6 +20,7 @@ from quire.server.dialects.responses_types import (
     ResponseBody,
     ResponsesUsage,
 )
+from quire.server.exchange import TEXT_END, TextForm
 from quire.server.generation import HttpGeneration
 from quire.types import FinishReason
 
@@ -162,11 +163,16 @@ class ResponseStream:
     """The events of a streamed response: a delta in, bytes out. Each event has the next number.
 
     `body` becomes the response at its end. `block`: tokens of a block of the prefix cache. `begun` are the events
-    before all others. A response of several turns has a `maker`; others are complete with `last`.
+    before all others. A response of several turns has a `maker`; others are complete with `last`. Texts that go past
+    the reader have the `form`, if there is one.
     """
 
-    def __init__(self, body: ResponseBody, block: int, maker: ItemMaker | None = None) -> None:
-        self._body, self._block = body, block
+    __slots__ = ("_around", "_block", "_body", "_form", "_maker", "_number", "answer", "begun")
+
+    def __init__(
+        self, body: ResponseBody, block: int, maker: ItemMaker | None = None, form: TextForm | None = None
+    ) -> None:
+        self._body, self._block, self._form = body, block, form
         self._maker = maker or ItemMaker(body.id)
         self.answer = BlockAnswer()
         self._number = 0
@@ -193,6 +199,9 @@ class ResponseStream:
         """The event of a text that continues the open message, in three pieces: the text is that in the middle."""
         if self._around is None or not self.answer.grow_text(text):
             return None
+        if (form := self._form) is not None and form.around is not None:
+            before, behind = form.around
+            return b"%b%d%b" % (before, next(form.numbers), behind), _encode(text), TEXT_END
         number, self._number = self._number, self._number + 1
         before, behind = self._around
         return b"%b%d%b" % (before, number, behind), _encode(text), b"}\n\n"

@@ -9,6 +9,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import OPEN
 
+from quire.server.exchange import ChunkPiece
 from quire.server.queued_writes import QueuedWrites
 
 if TYPE_CHECKING:
@@ -31,17 +32,19 @@ class WebSocketConnection(QueuedWrites, WebSocketsSansIOProtocol):
         self._wire, self._file = before._wire, before._file
         self._unread, self._unread_seconds = 0, 0.0
 
-    def write_text(self, text: bytes) -> None:
-        """Queue a message of text in UTF-8 (RFC 6455, section 5.2); it is lost if the connection is closing."""
+    def write_text(self, text: bytes, more: ChunkPiece = b"", end: ChunkPiece = b"") -> None:
+        """Queue a message of text in UTF-8 in up to three pieces (RFC 6455, section 5.2); it is lost if the connection
+        is closing.
+        """
         if self.conn.state is not OPEN or self.close_sent:
             return
-        size = len(text)
+        size = len(text) + len(more) + len(end)
         if size < 126:
-            self.send_later(b"\x81%c%b" % (size, text))
+            self.send_later(b"\x81%c%b%b%b" % (size, text, more, end))  # type: ignore[str-format]
         elif size < 65536:
-            self.send_later(b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), text))
+            self.send_later(b"\x81\x7e%c%c%b%b%b" % (size >> 8, size & 255, text, more, end))  # type: ignore[str-format]
         else:
-            self.send_later(b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), text))
+            self.send_later(b"\x81\x7f%b%b%b%b" % (size.to_bytes(8, "big"), text, more, end))  # type: ignore[str-format]
 
     async def send(self, message: Any) -> None:
         """Send a message, behind those that are queued."""
