@@ -287,6 +287,9 @@ class RealtimeSession:
     async def _send(self, event: RealtimeEvent) -> None:
         text = self.encoded(event)
         self._exchange.bytes_out += len(text)
+        if self._connection is not None and self._connection.queues:
+            self._connection.write_text(text)  # with all others of this callback
+            return
         with contextlib.suppress(OSError):  # the client has left: `_next` says so
             await self._send_message({"type": "websocket.send", "text": text.decode()})
 

@@ -15,7 +15,7 @@ from quire.server.queued_writes import QueuedWrites
 if TYPE_CHECKING:
     from quire.server.protocol import LimitedProtocol
 
-# Answers to pings that a client may leave unread.
+# Answers to pings that a client may leave unread; messages that are queued in one callback.
 _UNREAD_BYTES = 64 * 1024
 
 
@@ -31,6 +31,11 @@ class WebSocketConnection(QueuedWrites, WebSocketsSansIOProtocol):
         WebSocketsSansIOProtocol.__init__(self, config, before.server_state, before.app_state)
         self._wire, self._file = before._wire, before._file
         self._unread, self._unread_seconds = 0, 0.0
+
+    @property
+    def queues(self) -> bool:
+        """Whether a message may be queued without waiting for the client."""
+        return not self.paused and len(self._chunks) < _UNREAD_BYTES
 
     def write_text(self, text: bytes, more: ChunkPiece = b"", end: ChunkPiece = b"") -> None:
         """Queue a message of text in UTF-8 in up to three pieces (RFC 6455, section 5.2); it is lost if the connection
