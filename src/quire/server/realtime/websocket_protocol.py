@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.protocol import OPEN
 
 from quire.server.exchange import ChunkPiece
 from quire.server.queued_writes import QueuedWrites
@@ -25,12 +24,16 @@ class WebSocketConnection(QueuedWrites, WebSocketsSansIOProtocol):
     Adds scope["quire.writer"], this connection, whose `write_text` sends a message at the end of the current callback.
     """
 
+    __slots__ = ("_sends",)
+
     def __init__(self, before: LimitedProtocol, config: Config) -> None:
         """Continue the connection of `before`."""
         QueuedWrites.__init__(self, before._line)
         WebSocketsSansIOProtocol.__init__(self, config, before.server_state, before.app_state)
         self._wire, self._file = before._wire, before._file
         self._unread, self._unread_seconds = 0, 0.0
+        # Between accepting and closing. Other ends close the transport at once, and chunks are discarded.
+        self._sends = False
 
     @property
     def queues(self) -> bool:
@@ -41,7 +44,7 @@ class WebSocketConnection(QueuedWrites, WebSocketsSansIOProtocol):
         """Queue a message of text in UTF-8 in up to three pieces (RFC 6455, section 5.2); it is lost if the connection
         is closing.
         """
-        if self.conn.state is not OPEN or self.close_sent:
+        if not self._sends:
             return
         size = len(text) + len(more) + len(end)
         if size < 126:
@@ -55,7 +58,11 @@ class WebSocketConnection(QueuedWrites, WebSocketsSansIOProtocol):
         """Send a message, behind those that are queued."""
         if self._chunks:
             self.send_chunks()
+        if message["type"] != "websocket.send":
+            self._sends = False
         await super().send(message)
+        if message["type"] == "websocket.accept":
+            self._sends = not self.transport.is_closing()
 
     def pause_writing(self) -> None:
         """The transport is full."""
