@@ -301,7 +301,7 @@ ROWS: tuple[ForeignOption, ...] = (
     needs("--middleware", _V, "the server loads no external code"),
     switched("--no-webui", _L, "--no-ui"),
     always("--webui", _L, "--no-ui turns the web page off"),
-    always("--disable-fastapi-docs", _V, "the routes are described in /openapi.json alone"),
+    lacks("--disable-fastapi-docs", _V, "--no-ui turns all pages off, /docs among them", arity=""),
     lacks("--path --webui-config --ui-config", _L, "the web page is part of the package"),
     lacks("--props", _L, _ROUTES, arity=""),
     lacks("--slots", _L, "/slots shows what all clients send: it is there with --admin-api-key", arity=""),
