@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from helpers.process import Process
+from helpers.process import Process, until
 from helpers.routed import routed
 from quire.config.shipped import shipped_models
 from quire.router.resuming import CannotResumeError, DeliveredStream, ResumedStream, is_resumable, with_seed
@@ -154,7 +154,7 @@ def test_a_server_is_killed_under_streams(temperature: float) -> None:
                 replies = [each.result() for each in waiting]
             assert [texts(each.body) for each in replies] == [quiet] * 8
             assert router.service.context.metrics.resumed > 0
-            assert router.service.context.kept == 0
+            until(lambda: router.service.context.kept == 0)
     finally:
         for server in servers:
             server.process.kill()
