@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire import LLM, CompletionOutput, SamplingParams, _native
+from quire import LLM, SamplingParams, _native
 from quire.cli.main import main
 from quire.engine.build.sparse_formats import FASTER_ISA
 from quire.loader import Checkpoint
+from quire.outputs import CompletionOutput
 from quire.quant.floats import to_float32
 from quire.types import CheckpointError
 
