@@ -34,6 +34,7 @@ from quire.engine.build.drafts import (
     feature_draft,
     in_one_group,
     read_spec,
+    rounded_draft,
     within,
 )
 from quire.engine.build.kept_costs import keep_costs, load_costs
@@ -530,6 +531,8 @@ def _draft(
         own = resolve(asked, ModelTraits(facts.spec.dtype, facts.spec.max_positions, facts.longest), machine)
         return feature_draft(chosen, spec, _formats(own), program, weight_origin(target))
     model = open_model(chosen.model, tokenizer=False)
+    if model.gguf is None and model.facts.quantization is None:
+        asked = rounded_draft(asked, chosen)
     limited = replace(model.facts, spec=within(model.facts.spec, program.cache_groups))
     model = replace(model, facts=limited)
     check_vocabulary(target, model, asked)
