@@ -63,10 +63,10 @@ class Timed:
         if param.groups is None:
             offset = 0
             for part in param.parts:
-                numbers = random.standard_normal(part.shape, np.float32)
+                weight = random.standard_normal(part.shape, np.float32)
                 if param.kind == "linear":  # two of four, which every format but bf16_24 holds as zeros
-                    numbers.reshape(-1, 4)[:, ::2] = 0
-                self._executor.put(param, offset, numbers, "F32")
+                    weight.reshape(-1, 4)[:, ::2] = 0
+                self._executor.put(param, offset, weight, "F32")
                 offset += part.rows
             return
         shape = param.rows, param.cols
