@@ -13,11 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 REQUESTS, PROMPT, OUTPUT = 40, 32, 16
-# It imports torchvision, whose wheel is for GPUs: with torch for CPUs an operator that it describes must be declared.
+# It imports torchvision, whose wheel is for GPUs: with torch for CPUs the operators that it describes must be declared.
 LAUNCH = """
 import runpy, torch
 library = torch.library.Library("torchvision", "DEF")
-library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+for name in ("nms", "qnms"):
+    library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 runpy.run_module("sglang.benchmark.serving", run_name="__main__", alter_sys=True)
 """
 
