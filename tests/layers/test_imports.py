@@ -15,20 +15,10 @@ import quire
 ROOT = Path(quire.__file__).parent
 RANKS = [
     {"records", "_native"},
-    {
-        "answers",
-        "beams",
-        "cache_kinds",
-        "draft_paths",
-        "logprobs",
-        "objectives",
-        "output_hook",
-        "parameters",
-        "routing",
-    },
+    {"answers", "beams", "cache_kinds", "draft_paths", "logprobs", "objectives", "output_hook", "parameters"},
     {"types"},
     {"config", "context_window", "outputs", "util"},
-    {"core", "mcp", "spec", "text"},
+    {"core", "mcp", "routing", "spec", "text"},
     {"program", "steplog", "structured"},
     {"planner", "quant", "store"},
     {"loader"},

@@ -12,7 +12,7 @@ from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer,
 from quire.core.scheduler_config import SchedulerConfig
 from quire.objectives import ServiceClass, parse_classes
 from quire.records import dataclass
-from quire.routing.router_policies import policy_named
+from quire.routing.router_policies import router_policy
 
 _COUNTS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 _FLAGS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
@@ -37,7 +37,7 @@ class Scenario:
     noise: float | Sequence[float] = 0.0
     classes: tuple[ServiceClass, ...] = ()
     replicas: int = 1
-    router: str = "prefix"
+    router: str = "least-work"
     prefill_replicas: int = 0
     transfer: Callable[[int], float] = field(default=lambda _: 0.0)
 
@@ -65,7 +65,7 @@ class Scenario:
         fleet = SimulatedFleet(
             make,
             self.replicas,
-            policy_named(self.router, seed),
+            router_policy(self.router),
             prefill=self.prefill_replicas,
             transfer=self.transfer,
         )
@@ -97,7 +97,7 @@ class Scenario:
                 values: dict[str, Any] = {name: _number(name, text, int, least)}
                 found = replace(found, **values)
             elif name == "router":
-                policy_named(text)
+                router_policy(text)
                 found = replace(found, router=text)
             elif name == "slo":
                 found = replace(found, classes=parse_classes(tuple(text.split())))

@@ -1,0 +1,156 @@
+"""Which server answers a request. Pure: no clock, no sockets; random choices come from a generator that is given.
+
+round-robin    one after the other
+least-work     the one with the least predicted work: prompt tokens that are not cached, and tokens to generate
+power-of-two   the one with less work of two at random (Mitzenmacher 2001, "The Power of Two Choices in Randomized
+               Load Balancing")
+session        always the same one for a session, by consistent hashing with bounded loads (Mirrokni et al. 2016)
+prefix         the one whose work would end first, counting what it has cached of the prompt
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from quire.records import dataclass
+
+# A server has at most this many times the mean number of requests while another one could answer.
+BOUND = 1.25
+# What a generated token costs, in prompt tokens: a step of a batch takes little longer with a chunk of a prompt than
+# without one, so that a token of an answer takes about as long as several of a prompt.
+ANSWER_TOKEN = 4.0
+_POINTS = 64  # of a server on the ring
+
+
+class Choosable(Protocol):
+    """A server as policies see it. `work` is what it has been sent and has not answered, in prompt tokens."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def requests(self) -> int: ...
+
+    @property
+    def work(self) -> float: ...
+
+    @property
+    def weight(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedPrompt:
+    """A request as policies see it: its session, its length in tokens, the tokens that it may generate, and the tokens
+    of it that a server has probably cached.
+    """
+
+    session: str
+    prompt_tokens: float
+    answer_tokens: float
+    cached: Callable[[str], float]
+
+    def work(self, server: str) -> float:
+        """What it costs on a server, in prompt tokens."""
+        return max(self.prompt_tokens - self.cached(server), 1.0) + ANSWER_TOKEN * self.answer_tokens
+
+
+def cool(servers: Sequence[Choosable]) -> list[Choosable]:
+    """The servers that may get one more request: none gets more than BOUND times its share of all."""
+    total, weights = sum(each.requests for each in servers) + 1, sum(each.weight for each in servers)
+    return [each for each in servers if each.requests < math.ceil(BOUND * total * each.weight / weights)]
+
+
+class RoutingPolicy(Protocol):
+    """Chooses one of several servers; `servers` is not empty."""
+
+    def choose(self, prompt: RoutedPrompt, servers: Sequence[Choosable]) -> Choosable: ...
+
+
+class RoundRobin:
+    """One after the other; a server of weight 2 comes twice as often (smooth weighted round robin, as in nginx)."""
+
+    def __init__(self) -> None:
+        self._credit: dict[str, float] = {}
+
+    def choose(self, prompt: RoutedPrompt, servers: Sequence[Choosable]) -> Choosable:  # noqa: ARG002
+        credit = {each.name: self._credit.get(each.name, 0.0) + each.weight for each in servers}
+        chosen = max(servers, key=lambda each: credit[each.name])
+        credit[chosen.name] -= sum(each.weight for each in servers)
+        self._credit = credit
+        return chosen
+
+
+class LeastWork:
+    """The server with the least work for its weight."""
+
+    def choose(self, prompt: RoutedPrompt, servers: Sequence[Choosable]) -> Choosable:  # noqa: ARG002
+        return min(servers, key=lambda each: (each.work / each.weight, each.requests))
+
+
+class PowerOfTwo:
+    """The server with less work of two at random."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self._generator = generator
+
+    def choose(self, prompt: RoutedPrompt, servers: Sequence[Choosable]) -> Choosable:
+        two = self._generator.sample(list(servers), min(2, len(servers)))
+        return LeastWork().choose(prompt, two)
+
+
+class SessionAffinity:
+    """The same server for a session while it is there and cool, else the next one on the ring; without a session, the
+    one with the least work. A server that comes or goes moves only the sessions that are its own.
+    """
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._ring: list[tuple[int, str]] = []
+
+    def choose(self, prompt: RoutedPrompt, servers: Sequence[Choosable]) -> Choosable:
+        if not prompt.session:
+            return LeastWork().choose(prompt, servers)
+        able = {each.name: each for each in cool(servers)}
+        names = tuple(sorted(each.name for each in servers))
+        if names != self._names:
+            self._names = names
+            self._ring = sorted(
+                (_point(f"{name} {number}"), name) for name in names for number in range(_POINTS)
+            )
+        begin = bisect_right(self._ring, (_point(prompt.session), ""))
+        following = (self._ring[(begin + step) % len(self._ring)][1] for step in range(len(self._ring)))
+        return next(able[name] for name in following if name in able)
+
+
+class PrefixAware:
+    """The cool server on which the request would be answered first: what waits there, and what the request costs there.
+
+    With nothing cached anywhere this is least work. Of equal ones the one with the fewest requests is chosen.
+    """
+
+    def choose(self, prompt: RoutedPrompt, servers: Sequence[Choosable]) -> Choosable:
+        return min(
+            cool(servers),
+            key=lambda each: ((each.work + prompt.work(each.name)) / each.weight, each.requests),
+        )
+
+
+def policy_named(name: str, seed: int | None = None) -> RoutingPolicy:
+    """The policy with a name of ROUTING_POLICIES."""
+    made: dict[str, Callable[[], RoutingPolicy]] = {
+        "prefix": PrefixAware,
+        "least-work": LeastWork,
+        "power-of-two": lambda: PowerOfTwo(random.Random(seed)),
+        "round-robin": RoundRobin,
+        "session": SessionAffinity,
+    }
+    return made[name]()
+
+
+def _point(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
