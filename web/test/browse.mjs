@@ -111,23 +111,33 @@ for (const [name, options] of Object.entries({
   "lesson phone": { colorScheme: "light", viewport: { width: 390, height: 780 }, isMobile: true, hasTouch: true },
 })) {
   const other = await open({ ...options }, "/learn");
-  await other.waitForSelector("dl dd");
+  await other.waitForSelector("article h3");
   seen.views[name] = [];
+  seen.views[`${name} chapters`] = [];
   for (const link of await other.locator('nav li a:not([href="#quiz"])').all()) {
+    const chapter = (await link.locator("xpath=../..").getAttribute("class")) === "chapters";
     await link.click();
     await other.waitForFunction(
       (title) => document.querySelector("h2")?.textContent === title,
       (await link.innerText()).replace(/^\d+\. /, ""),
     );
-    await other.waitForSelector("dl dd");
-    seen.views[name].push(await other.locator("h2").innerText());
+    await other.waitForSelector(chapter ? "article details" : "dl dd");
+    seen.views[chapter ? `${name} chapters` : name].push(await other.locator("h2").innerText());
+    for (const run of chapter && name === "lesson" ? await other.getByRole("button", { name: "Run it" }).all() : []) {
+      const place = run.locator("xpath=..");
+      await run.click();
+      await place.locator("dl dd").first().waitFor();
+      seen.views.sights = (seen.views.sights ?? 0) + 1;
+    }
     await axe(other, `${name}: ${await link.innerText()}`);
     await other.screenshot({ path: `${folder}/${name} ${await link.getAttribute("href")}.png`.replace("#", "") });
     seen.views[`${name} overflow`] ||= await other.evaluate(() => document.documentElement.scrollWidth > innerWidth);
   }
   await other.locator('nav a[href="#quiz"]').click();
   await other.getByLabel("6.5 GB").check();
-  seen.views[`${name} quiz`] = await other.locator("fieldset", { hasText: "13B" }).getByRole("status").innerText();
+  const judged = other.locator("fieldset", { hasText: "13B" }).getByRole("status");
+  await judged.locator("strong").waitFor();
+  seen.views[`${name} quiz`] = await judged.innerText();
   await axe(other, `${name}: quiz`);
   if (name === "lesson") {
     await other.locator('nav a[href="#prefix-cache"]').click();

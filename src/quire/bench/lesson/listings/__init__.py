@@ -1,0 +1,31 @@
+"""The listings of the lesson: a module each, whose `main` prints what `outputs.toml` has under its name."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from quire.learn.listings import Listing
+
+_HERE = Path(__file__).parent
+
+
+def _listing(name: str, output: str) -> Listing:
+    module = name.replace("-", "_")
+    source = (_HERE / f"{module}.py").read_text(encoding="utf-8")
+    about = ast.get_docstring(ast.parse(source)) or ""
+
+    def main() -> Callable[[], None]:
+        found: Callable[[], None] = import_module(f"{__name__}.{module}").main
+        return found
+
+    return Listing(name=name, about=about.splitlines()[0], source=source, output=output, main=main)
+
+
+LISTINGS = tuple(
+    _listing(name, output)
+    for name, output in tomllib.loads((_HERE / "outputs.toml").read_text(encoding="utf-8")).items()
+)
