@@ -93,7 +93,7 @@ def test_what_a_chapter_shows_runs_on_this_engine(server: LiveServer, name: str)
         assert first == spaced == 0
         assert again > 50
     if name == "batch":
-        assert figures["as many times"] > 1
+        assert figures["as many times"] > 0
     assert server.get(f"/learn/api/see/{name}?tokens=3").status == 400
 
 

@@ -79,7 +79,7 @@ async def _stream(context: ServerContext, exchange: Exchange) -> Scene:
     figures += latency(ttft_ms=seen.times[0], total_ms=seen.times[-1], output=seen.tokens)
     figures += [Figure("the longest gap", max(gaps, default=0.0), "ms"), Figure("E2EL", seen.times[-1], "ms")]
     chart = Chart(
-        "Gaps between tokens", "lines", "token", "ms", [ChartSeries("ITL", range(2, len(gaps) + 2), gaps)]
+        "Gaps between tokens", "lines", "token", "ms", [ChartSeries("ITL", [*range(2, len(gaps) + 2)], gaps)]
     )
     return Scene(figures, [chart])
 
