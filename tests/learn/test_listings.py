@@ -18,22 +18,23 @@ offer(simulated)
 def test_a_listing_prints_what_it_must(name: str) -> None:
     one = listing(name)
     assert one.differs() == ""
-    assert one.about.endswith(".")
+    assert one.about
+    assert one.source
 
 
 def test_the_command_runs_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["learn", "run", "token-budget"]) == 0
+    assert main(["learn", "run", "dynamic-token-budgeting"]) == 0
     assert capsys.readouterr().out == "max context per user: 8,544 tokens\n"
-    assert main(["learn", "run", "token-budget", "--source"]) == 0
-    assert "def main()" in capsys.readouterr().out
-    assert main(["learn", "check", "token-budget", "metrics"]) == 0
+    assert main(["learn", "run", "dynamic-token-budgeting", "--source"]) == 0
+    assert "max_context(320" in capsys.readouterr().out
+    assert main(["learn", "check", "dynamic-token-budgeting", "metrics-of-one-request"]) == 0
     assert capsys.readouterr().out.count("as it must") == 2
-    assert main(["learn", "run", "token-budgets"]) == 2
-    assert "did you mean token-budget" in capsys.readouterr().err
+    assert main(["learn", "run", "dynamic-token-budgetin"]) == 2
+    assert "did you mean dynamic-token-budgeting" in capsys.readouterr().err
 
 
 def test_another_output_is_noticed() -> None:
-    one = listing("token-budget")
+    one = listing("dynamic-token-budgeting")
     assert replace(one, output="max context per user: 8,545 tokens\n").differs() == (
         "'max context per user: 8,544 tokens' instead of 'max context per user: 8,545 tokens'"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,9 @@ def chapter_text(one: Chapter, text: MarkdownText) -> str:
 
 
 def _simulation(node: Node, _: MarkdownText) -> Iterator[str]:
-    options = "".join(f" --{name.replace('_', '-')} {value}" for name, value in node["values"].items())
+    options = "".join(
+        f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in node["values"].items()
+    )
     yield f"Simulation: quire learn {node['name']}{options}"
 
 

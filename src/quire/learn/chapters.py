@@ -5,12 +5,13 @@ A directive is a line `:::NAME WORDS`; those of `_BODIES` have a body up to a li
 - `:::simulation NAME control=value…`, `:::listing NAME` and `:::see NAME` show one;
 - `:::worked` lists published figures by their place, a line each, and shows them beside the right ones;
 - `:::exercise LEVEL` and `:::question TEXT` have an answer behind a line `---`; a question's first line is
-  `run: quire …`, the command that demonstrates the answer, and the second, `shows: …`, a part of what it prints;
+  `run: quire …`, the command that demonstrates the answer, its second `shows: …`, a part of what that prints;
 - `:::note` is set apart, `:::rubric` lists what a reader can do after the chapter.
 """
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -105,7 +106,7 @@ def _number(reference: str) -> Node:
 
 
 def _simulation(words: str, _: str) -> dict[str, Any]:
-    name, *values = words.split()
+    name, *values = shlex.split(words)
     return {"name": name, "values": dict(one.split("=", 1) for one in values)}
 
 
@@ -137,8 +138,8 @@ def _exercise(words: str, body: str) -> dict[str, Any]:
 
 def _question(words: str, body: str) -> dict[str, Any]:
     asked, answer = _halves(body)
-    fields = dict(line.split(": ", 1) for line in asked.splitlines())
-    return {"inline": inline(words), "run": fields["run"], "answer": blocks(answer, _number)}
+    run = asked.splitlines()[0].removeprefix("run: ")
+    return {"inline": inline(words), "run": run, "answer": blocks(answer, _number)}
 
 
 def _halves(body: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ of a calculator is a figure of a simulation, `device NAME` and `model NAME` are 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
@@ -54,9 +55,9 @@ def _text(figure: Figure, part: str) -> str:
 
 
 def _simulated(words: str) -> tuple[Iterable[Figure], str]:
-    name, *given = words.split()
+    name, *given = shlex.split(words)
     values = dict(one.split("=", 1) for one in given)
-    options = "".join(f" --{key.replace('_', '-')} {value}" for key, value in values.items())
+    options = "".join(f" --{key.replace('_', '-')} {shlex.quote(value)}" for key, value in values.items())
     return simulation(name).scene(values).figures, f"quire learn {name}{options}"
 
 
