@@ -82,6 +82,40 @@ await page.reload();
 await page.waitForSelector(".turn.assistant");
 seen.views.kept = await page.locator("nav li").count();
 
+// A schema makes the model say exactly this. None of it may run, load, or become a form or a frame.
+const hostile = [
+  "<script>window.hacked=1</script>",
+  "<img src=x onerror=window.hacked=1>",
+  "<svg onload=window.hacked=1><animate onbegin=window.hacked=1></svg>",
+  "<iframe srcdoc='<script>parent.hacked=1</script>'></iframe>",
+  "<a href=javascript:window.hacked=1>link</a> [link](javascript:window.hacked=1)",
+  "<math><mtext><style><img src=x onerror=window.hacked=1></style></mtext></math>",
+  "<form action=/v1/models><input autofocus onfocus=window.hacked=1></form>",
+  "<details open ontoggle=window.hacked=1>d</details>",
+  "![picture](/v1/models)",
+];
+seen.views.hostile = [];
+await page.getByLabel("Show the chance of each token").uncheck();
+for (const text of hostile) {
+  await page.getByRole("button", { name: "New chat" }).first().click();
+  await page.getByLabel("JSON schema of the answer").fill(JSON.stringify({ const: text }));
+  await page.getByLabel("Message").fill("Say it.");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector(".turn.assistant .markdown");
+  await done(page);
+  for (const link of await page.locator(".turn.assistant .markdown a").all()) await link.dispatchEvent("click");
+  seen.views.hostile.push(
+    await page.evaluate(() => ({
+      hacked: "hacked" in window,
+      shown: document.querySelector(".turn.assistant .markdown")?.textContent?.length ?? 0,
+      made: document.querySelectorAll(
+        ".markdown :is(script, img, svg, iframe, style, form, input, [onerror], [onload], [ontoggle], [href^=javascript])",
+      ).length,
+    })),
+  );
+}
+await page.getByLabel("JSON schema of the answer").fill("");
+
 // A long answer is stopped, and what was said stays.
 await page.getByRole("button", { name: "New chat" }).first().click();
 await page.getByLabel("Message").fill("Tell me a long story about a fox and a raven.");
