@@ -62,7 +62,7 @@ def chapter(name: str) -> Chapter:
     """The chapter of a name or a number. Raises ValueError for an unknown one."""
     known = chapters()
     for one in known.values():
-        if name in {one.name, str(one.number)}:
+        if name == one.name or (one.number is not None and name == str(one.number)):
             return one
     raise ValueError(f"name: no chapter {name!r}{did_you_mean(name, known)}")
 
