@@ -103,6 +103,8 @@ def test_a_browser_can_use_the_page(sources: Path, live: LiveServer, tmp_path: P
         assert views[f"{name} chapters"] == written
         assert views[f"{name} quiz"].startswith("Right.")
         assert not views[f"{name} overflow"]
+    assert len(views["fenced"]) == 1
+    assert views["beside the fence"] >= 2
     for name in ("room", "room dark", "room phone"):
         heads = " ".join(views[name])
         assert all(

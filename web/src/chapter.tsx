@@ -1,6 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { failure, read } from "./api";
 import { Block, Blocks, Inline, type Node, Rows, sources } from "./blocks";
+import { Fence } from "./fence";
 import { Quiz } from "./quiz";
 import { type Scene, Shown, type Simulation, Stage } from "./simulations";
 
@@ -55,7 +56,9 @@ export function Chapter({
         </p>
       )}
       {body?.blocks.map((block, at) => (
-        <Piece key={at} block={block} body={body} simulations={simulations} />
+        <Fence key={at} name={block.name ?? "A part"}>
+          <Piece block={block} body={body} simulations={simulations} />
+        </Fence>
       ))}
       {body && info.number !== null && <Quiz chapter={info.number} />}
       {body && <Origins body={body} />}

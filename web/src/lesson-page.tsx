@@ -1,6 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type ApiFailure, failure, read } from "./api";
 import { Chapter, type ChapterInfo } from "./chapter";
+import { Fence } from "./fence";
 import { Problem } from "./problem";
 import { Quiz } from "./quiz";
 import { type Simulation, Stage } from "./simulations";
@@ -64,7 +65,11 @@ export function Lesson() {
       <main class="lesson" ref={place} tabIndex={-1}>
         {problem && <Problem problem={problem} onTry={connect} />}
         {quiz && <Quiz />}
-        {simulation && <Stage key={name} simulation={simulation} />}
+        {simulation && (
+          <Fence key={name} name={simulation.title}>
+            <Stage simulation={simulation} />
+          </Fence>
+        )}
         {chapter && (
           <Chapter
             key={chapter.name}
