@@ -160,10 +160,15 @@ class Chat:
         if not name:
             _tell(str(self._llm.built.model.folder))
             return
+        from quire.engine.build.opening import open_model
+
         try:
-            self.wanted = named_model(name, quiet=self._quiet)
+            found = named_model(name, quiet=self._quiet)
+            open_model(found)  # what cannot be read is refused while the present model still answers
         except (OSError, QuireError, ValueError) as error:
             _tell(str(error))
+        else:
+            self.wanted = found
 
     def go_on(self, messages: Sequence[dict[str, Any]]) -> None:
         """Take over a conversation."""
