@@ -24,8 +24,10 @@ GGML_TYPES = {"Q8_0": 8, "Q6_K": 14}
 
 def library() -> Any:
     """llama.cpp's functions, without the package's modules for chats, which need others."""
-    [place] = importlib.util.find_spec("llama").submodule_search_locations or ()  # type: ignore[union-attr]
-    [path] = Path(place).glob("_llama_cpp_cpu.*.so")
+    package = importlib.util.find_spec("llama")
+    assert package is not None
+    places = [Path(place) for place in package.submodule_search_locations or ()]
+    path = next(path for place in places for path in place.glob("_llama_cpp_cpu.*.so"))
     spec = importlib.util.spec_from_file_location("_llama_cpp_cpu", path)
     assert spec is not None
     assert spec.loader is not None
