@@ -11,11 +11,11 @@ import pytest
 
 from quire.cli.main import main
 from quire.cli.serve import simulated
+from quire.learn.chapter_numbers import number
 from quire.learn.chapters import Chapter, chapter, chapters, directives
-from quire.learn.listings import listings
+from quire.learn.lesson_listings import listings
 from quire.learn.offered import offer
 from quire.learn.quiz import questions
-from quire.learn.references import number
 from quire.learn.simulations import simulation, simulations
 from quire.planner import formulas
 from quire.server.pages.see import SIGHTS

@@ -8,7 +8,7 @@ import pytest
 
 from quire.cli.main import main
 from quire.cli.serve import simulated
-from quire.learn.listings import listing, listings
+from quire.learn.lesson_listings import listing, listings
 from quire.learn.offered import offer
 
 offer(simulated)

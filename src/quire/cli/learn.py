@@ -60,7 +60,7 @@ def _print_simulations() -> None:
 def _list(rest: list[str]) -> int:
     from quire.cli.parser import Parser
     from quire.learn.chapters import chapters
-    from quire.learn.listings import listings
+    from quire.learn.lesson_listings import listings
 
     Parser(prog="quire learn list", description="All parts of the lesson.").parse_args(rest)
     print("Chapters: quire learn chapter N")
@@ -97,7 +97,7 @@ def _chapter(rest: list[str]) -> int:
 
 def _run(rest: list[str]) -> int:
     from quire.cli.parser import Parser
-    from quire.learn.listings import listing
+    from quire.learn.lesson_listings import listing
 
     parser = Parser(prog="quire learn run", description="Run a listing, or print its source.")
     parser.add_argument("listing", help="its name: see `quire learn list`")
@@ -110,7 +110,7 @@ def _run(rest: list[str]) -> int:
 
 def _check(rest: list[str]) -> int:
     from quire.cli.parser import Parser
-    from quire.learn.listings import listing, listings
+    from quire.learn.lesson_listings import listing, listings
 
     parser = Parser(
         prog="quire learn check",

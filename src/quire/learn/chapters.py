@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from quire.learn.references import number
+from quire.learn.chapter_numbers import number
 from quire.planner.worked import worked_figures
 from quire.records import dataclass
 from quire.util.likeness import did_you_mean

@@ -138,7 +138,7 @@ async def _chapters(_: ServerContext, __: Exchange) -> ChapterList:
 
 async def _chapter(_: ServerContext, exchange: Exchange) -> ChapterBody:
     from quire.learn.chapters import chapter
-    from quire.learn.listings import listings
+    from quire.learn.lesson_listings import listings
     from quire.server.pages.see import SIGHTS
 
     try:

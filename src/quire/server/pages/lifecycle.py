@@ -11,7 +11,7 @@ from quire.learn.scene import Chart, ChartSeries, Scene, Table, Value
 from quire.planner.figure import Figure
 from quire.server.context import ServerContext
 from quire.server.exchange import Exchange
-from quire.server.pages.asking import answered
+from quire.server.pages.timed_answers import answered
 from quire.steplog.explain import PARTS, explain
 from quire.steplog.log_files import read_rows
 from quire.steplog.log_rows import AnyRow

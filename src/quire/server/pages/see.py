@@ -14,7 +14,7 @@ from quire.planner.figure import Figure
 from quire.planner.time_sums import latency
 from quire.server.context import ServerContext
 from quire.server.exchange import Exchange
-from quire.server.pages.asking import Seen, answered
+from quire.server.pages.timed_answers import TimedAnswer, answered
 
 _STORY = "The cat sat on the"
 
@@ -110,7 +110,7 @@ async def _prefix(context: ServerContext, exchange: Exchange) -> Scene:
     ids = await _ids(context, f"{uuid.uuid4()} ", length)
     spaced = [*await context.engine.encode(" "), *ids][:length]
     asked = {"the first time": ids, "again": ids, "with a space before it": spaced}
-    seen: dict[str, Seen] = {
+    seen: dict[str, TimedAnswer] = {
         name: await answered(context, exchange, prompt, 2, to_the_end=True) for name, prompt in asked.items()
     }
     rows = [(name, f"{length}", f"{one.cached}", f"{one.times[0]:.2f} ms") for name, one in seen.items()]

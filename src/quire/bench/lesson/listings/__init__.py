@@ -12,17 +12,19 @@ from importlib import import_module
 from pathlib import Path
 
 from quire.bench.listings import LISTINGS as WORKED
-from quire.learn.listings import Listing
+from quire.learn.lesson_listings import LessonListing
 
 _HERE = Path(__file__).parent
 _WORKED = {one.name: one for one in WORKED}
 
 
-def _listing(name: str, output: str) -> Listing:
+def _listing(name: str, output: str) -> LessonListing:
     if name in _WORKED:
         one = _WORKED[name]
-        return Listing(name=name, about=one.about, source=one.source(), output=output, main=lambda: one.run)
-    module = name.replace("-", "_")
+        return LessonListing(
+            name=name, about=one.about, source=one.source(), output=output, main=lambda: one.run
+        )
+    module = f"{name.replace('-', '_')}_listing"
     source = (_HERE / f"{module}.py").read_text(encoding="utf-8")
     about = ast.get_docstring(ast.parse(source)) or ""
 
@@ -30,7 +32,7 @@ def _listing(name: str, output: str) -> Listing:
         found: Callable[[], None] = import_module(f"{__name__}.{module}").main
         return found
 
-    return Listing(name=name, about=about.splitlines()[0], source=source, output=output, main=main)
+    return LessonListing(name=name, about=about.splitlines()[0], source=source, output=output, main=main)
 
 
 LISTINGS = tuple(

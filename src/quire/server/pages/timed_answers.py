@@ -17,7 +17,7 @@ from quire.types import Request, SamplingParams, TokenIds
 
 
 @dataclass(slots=True)
-class Seen:
+class TimedAnswer:
     """An answer as it came: a text and a time in ms since the request for each delta, and its tokens."""
 
     request_id: str
@@ -32,11 +32,11 @@ class Seen:
 async def answered(
     context: ServerContext, exchange: Exchange, ids: Sequence[int], tokens: int, *, logprobs: int | None = None,
     to_the_end: bool = False,
-) -> Seen:  # fmt: skip
+) -> TimedAnswer:  # fmt: skip
     """The likeliest answer to a prompt; with `to_the_end` of so many tokens, whatever they are. Counts for the tenant
     as each of its requests does. Raises what the engine raises for a request."""
     engine = context.engine
-    seen = Seen(f"learn-{uuid.uuid4().hex}", time.monotonic())
+    seen = TimedAnswer(f"learn-{uuid.uuid4().hex}", time.monotonic())
     request = Request(
         request_id=seen.request_id,
         prompt_token_ids=TokenIds(ids),

@@ -15,7 +15,7 @@ ANY = "…"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class LessonListing:
     """A program: its `source`, and the `output` that it must print. `main` gives the function that prints it."""
 
     name: str
@@ -40,12 +40,12 @@ class Listing:
         return ""
 
 
-def listings() -> dict[str, Listing]:
+def listings() -> dict[str, LessonListing]:
     """All by name."""
-    return {one.name: one for one in sorted(offered(Listing), key=lambda one: one.name)}
+    return {one.name: one for one in sorted(offered(LessonListing), key=lambda one: one.name)}
 
 
-def listing(name: str) -> Listing:
+def listing(name: str) -> LessonListing:
     """The listing of a name. Raises ValueError for an unknown one."""
     known = listings()
     if name not in known:

@@ -1,6 +1,6 @@
 """Continuous batching: requests join and leave at every step."""
 
-from quire.bench.lesson.listings.arrivals import show
+from quire.bench.lesson.listings.replayed_arrivals import show
 
 
 def main() -> None:
