@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from quire.cli.markdown_text import MarkdownText, indented
-from quire.util.markdown import Node
+from quire.util.markdown import MarkdownNode
 
 if TYPE_CHECKING:
     from quire.learn.chapters import Chapter
@@ -30,46 +30,46 @@ def chapter_text(one: Chapter, text: MarkdownText) -> str:
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _simulation(node: Node, _: MarkdownText) -> Iterator[str]:
+def _simulation(node: MarkdownNode, _: MarkdownText) -> Iterator[str]:
     options = "".join(
         f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in node["values"].items()
     )
     yield f"Simulation: quire learn {node['name']}{options}"
 
 
-def _listing(node: Node, _: MarkdownText) -> Iterator[str]:
+def _listing(node: MarkdownNode, _: MarkdownText) -> Iterator[str]:
     yield f"Listing: quire learn run {node['name']}"
 
 
-def _see(node: Node, _: MarkdownText) -> Iterator[str]:
+def _see(node: MarkdownNode, _: MarkdownText) -> Iterator[str]:
     yield f"See it in the engine: GET /learn/api/see/{node['name']} of a running server, or /learn in a browser"
 
 
-def _worked(node: Node, text: MarkdownText) -> Iterator[str]:
+def _worked(node: MarkdownNode, text: MarkdownText) -> Iterator[str]:
     rows = [(row["place"], row["printed"], row["right"]["text"], row["note"]) for row in node["figures"]]
     yield from text.table(("figure", "printed", "computed", ""), rows)
 
 
-def _exercise(node: Node, text: MarkdownText) -> Iterator[str]:
+def _exercise(node: MarkdownNode, text: MarkdownText) -> Iterator[str]:
     yield f"Exercise ({node['level']})"
     yield from indented([*text.lines(node["blocks"]), "", "Answer:", *text.lines(node["answer"])])
 
 
-def _question(node: Node, text: MarkdownText) -> Iterator[str]:
+def _question(node: MarkdownNode, text: MarkdownText) -> Iterator[str]:
     yield from text.wrapped(text.inline(node["inline"]))
     yield from indented([*text.lines(node["answer"]), f"Shown by: {node['run']}"])
 
 
-def _note(node: Node, text: MarkdownText) -> Iterator[str]:
+def _note(node: MarkdownNode, text: MarkdownText) -> Iterator[str]:
     yield from indented(text.lines(node["blocks"]))
 
 
-def _rubric(node: Node, text: MarkdownText) -> Iterator[str]:
+def _rubric(node: MarkdownNode, text: MarkdownText) -> Iterator[str]:
     yield "After this chapter you can"
     yield from text.lines(node["blocks"])
 
 
-_SHOWN: dict[str, Callable[[Node, MarkdownText], Iterator[str]]] = {
+_SHOWN: dict[str, Callable[[MarkdownNode, MarkdownText], Iterator[str]]] = {
     "simulation": _simulation, "listing": _listing, "see": _see, "worked": _worked, "exercise": _exercise,
     "question": _question, "note": _note, "rubric": _rubric,
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from quire.util.markdown import Node
+from quire.util.markdown import MarkdownNode
 from quire.util.printable import printable
 
 _STYLES = {"strong": "1", "emphasis": "3", "code": "36", "number": "1", "link": "4", "heading": "1"}
@@ -18,14 +18,14 @@ class MarkdownText:
     def __init__(self, width: int = 100, *, styled: bool = False) -> None:
         self._width, self._styled = width, styled
 
-    def lines(self, nodes: Sequence[Node]) -> list[str]:
+    def lines(self, nodes: Sequence[MarkdownNode]) -> list[str]:
         """All blocks, with an empty line between them."""
         found: list[str] = []
         for node in nodes:
             found += [*([""] if found else []), *self.block(node)]
         return found
 
-    def block(self, node: Node) -> Iterator[str]:
+    def block(self, node: MarkdownNode) -> Iterator[str]:
         """The lines of one block."""
         kind = node["kind"]
         if kind == "heading":
@@ -42,11 +42,11 @@ class MarkdownText:
             yield from self.table([self.inline(cell) for cell in node["head"]],
                                   [[self.inline(cell) for cell in row] for row in node["rows"]])  # fmt: skip
 
-    def inline(self, nodes: Sequence[Node]) -> str:
+    def inline(self, nodes: Sequence[MarkdownNode]) -> str:
         """The text of a line, not wrapped."""
         return "".join(self._part(node) for node in nodes)
 
-    def _part(self, node: Node) -> str:
+    def _part(self, node: MarkdownNode) -> str:
         text = self.inline(node["inline"]) if "inline" in node else printable(node["text"].replace("\n", " "))
         if node["kind"] == "link" and not self._styled and ":" in node["href"]:
             text = f"{text} ({printable(node['href'])})"

@@ -22,7 +22,7 @@ from quire.learn.chapter_numbers import number
 from quire.planner.worked import worked_figures
 from quire.records import dataclass
 from quire.util.likeness import did_you_mean
-from quire.util.markdown import Node, blocks, inline
+from quire.util.markdown import MarkdownNode, blocks, inline
 
 _FOLDER = Path(__file__).with_name("chapters")
 _BODIES = frozenset(("worked", "exercise", "question", "note", "rubric"))
@@ -46,7 +46,7 @@ class Chapter:
         """The simulations that it shows, by name."""
         return [words.split()[0] for name, words, _ in directives(self.text) if name == "simulation"]
 
-    def page(self) -> list[Node]:
+    def page(self) -> list[MarkdownNode]:
         """Its blocks; numbers are computed now. Raises ValueError for a reference that leads nowhere."""
         return [*_shown(self.text)]
 
@@ -91,7 +91,7 @@ def directives(text: str) -> Iterator[tuple[str, str, str]]:
     yield "", "", "\n".join(plain)
 
 
-def _shown(text: str) -> Iterator[Node]:
+def _shown(text: str) -> Iterator[MarkdownNode]:
     for name, words, body in directives(text):
         if not name:
             yield from blocks(body, _number)
@@ -101,7 +101,7 @@ def _shown(text: str) -> Iterator[Node]:
             raise ValueError(f":::{name}: no such directive{did_you_mean(name, _SHOWN)}")
 
 
-def _number(reference: str) -> Node:
+def _number(reference: str) -> MarkdownNode:
     return {"kind": "number"} | number(reference)._asdict()
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-Node = dict[str, Any]  # "kind", and what that kind has: "text", "inline", "items", "head", "rows", …
+MarkdownNode = dict[str, Any]  # "kind", and what that kind has: "text", "inline", "items", "head", "rows", …
 
 _INLINE = re.compile(
     r"(?P<fence>`+)(?P<code>.+?)(?P=fence)(?!`)|\{\{(?P<reference>[^{}]+)\}\}|\*\*(?P<strong>.+?)\*\*"
@@ -19,12 +19,12 @@ _INLINE = re.compile(
 _ITEM = re.compile(r"(?P<mark>[-*+]|\d+[.)])\s+(?P<text>.*)")
 _HEADING = re.compile(r"(#{1,6})\s+(.*?)\s*#*$")
 _DIVIDER = re.compile(r"\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$")
-Resolve = Callable[[str], Node]
+Resolve = Callable[[str], MarkdownNode]
 
 
-def inline(text: str, resolve: Resolve | None = None) -> list[Node]:
+def inline(text: str, resolve: Resolve | None = None) -> list[MarkdownNode]:
     """The parts of a line. `resolve` makes a node of what is between {{ and }}; without it that is text."""
-    found: list[Node] = []
+    found: list[MarkdownNode] = []
     at = 0
     for match in _INLINE.finditer(text):
         if match["reference"] is not None and resolve is None:
@@ -38,7 +38,7 @@ def inline(text: str, resolve: Resolve | None = None) -> list[Node]:
     return found
 
 
-def _inline_node(match: re.Match[str], resolve: Resolve | None) -> Node:
+def _inline_node(match: re.Match[str], resolve: Resolve | None) -> MarkdownNode:
     if match["code"] is not None:
         return {"kind": "code", "text": match["code"].strip() or match["code"]}
     if resolve is not None and match["reference"] is not None:
@@ -49,17 +49,17 @@ def _inline_node(match: re.Match[str], resolve: Resolve | None) -> Node:
     return {"kind": kind, "inline": inline(match[kind], resolve)}
 
 
-def plain(nodes: list[Node]) -> str:
+def plain(nodes: list[MarkdownNode]) -> str:
     """The text of inline nodes, without marks."""
     return "".join(plain(node["inline"]) if "inline" in node else node["text"] for node in nodes)
 
 
-def blocks(text: str, resolve: Resolve | None = None) -> list[Node]:
+def blocks(text: str, resolve: Resolve | None = None) -> list[MarkdownNode]:
     """The blocks of a text, in order."""
     return list(_blocks(text.splitlines(), resolve))
 
 
-def _blocks(lines: list[str], resolve: Resolve | None) -> Iterator[Node]:
+def _blocks(lines: list[str], resolve: Resolve | None) -> Iterator[MarkdownNode]:
     at = 0
     while at < len(lines):
         line = lines[at].strip()
@@ -107,13 +107,13 @@ def _is_divider(line: str) -> bool:
     return "-" in line and "|" in line and bool(_DIVIDER.match(line.strip()))
 
 
-def _cells(line: str, resolve: Resolve | None) -> list[list[Node]]:
+def _cells(line: str, resolve: Resolve | None) -> list[list[MarkdownNode]]:
     """The cells of a row. A bar between {{ and }} or in code divides no cells."""
     parts = re.split(r"\|(?![^{}]*\}\})(?=(?:[^`]*`[^`]*`)*[^`]*$)", line.strip().strip("|"))
     return [inline(part.strip(), resolve) for part in parts]
 
 
-def _list(lines: list[str], resolve: Resolve | None) -> Node:
+def _list(lines: list[str], resolve: Resolve | None) -> MarkdownNode:
     """A flat list: a line that begins without a mark goes on with the item above it."""
     items: list[str] = []
     for line in lines:
