@@ -40,7 +40,7 @@ class WebSocketConnection(QueuedWrites, WebSocketsSansIOProtocol):
         """Whether a message may be queued without waiting for the client."""
         return not self.paused and len(self._chunks) < _UNREAD_BYTES
 
-    def write_text(self, text: bytes, more: ChunkPiece = b"", end: ChunkPiece = b"") -> None:
+    def write_text(self, text: ChunkPiece, more: ChunkPiece = b"", end: ChunkPiece = b"") -> None:
         """Queue a message of text in UTF-8 in up to three pieces (RFC 6455, section 5.2); it is lost if the connection
         is closing.
         """
