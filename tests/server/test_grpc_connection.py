@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import select
 import socket
 import struct
 import time
@@ -249,7 +250,8 @@ def test_floods_of_frames_end_the_connection(server: LiveServer, flood: Any) -> 
         for _ in range(100):
             flood(client)
         client.flush()
-        client.read()
+        if select.select([client.sock], [], [], 0.01)[0]:  # resets have no answer
+            client.read()
     server.wait(server.idle)
     answered(server)
 
