@@ -9,6 +9,7 @@ from typing import Any
 from quire.bench.simulated_arrivals import RecordedLoad, SimulationError
 from quire.bench.simulated_fleet import SimulatedFleet
 from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer, StepTime
+from quire.core.capacity import least_blocks
 from quire.core.scheduler_config import SchedulerConfig
 from quire.objectives import ServiceClass, parse_classes
 from quire.records import dataclass
@@ -54,10 +55,13 @@ class Scenario:
         if not arrivals:
             raise SimulationError("no request fits max_model_len and the cache")
 
+        limits = replace(limits, num_blocks=_blocks(limits, arrivals))
+        learns = bool(self.classes) or limits.policy not in {"fcfs", "priority"}
+
         def make(number: int, received: bool) -> SimulatedServer:
             server = SimulatedServer(
                 limits, self.costs, self.classes, admits=bool(self.classes), controls=bool(self.classes),
-                noise=self.noise, seed=seed + number, received=received,
+                noise=self.noise, seed=seed + number, received=received, learns=learns,
             )  # fmt: skip
             server.seen = seen
             return server
@@ -111,6 +115,16 @@ _OTHERS = (
     "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "rate", "replicas", "prefill_replicas",
     "router", "slo",
 )  # fmt: skip
+
+
+def _blocks(limits: SchedulerConfig, arrivals: Sequence[Arrival]) -> int:
+    """The blocks of a cache, at most what all requests together could fill: more change nothing, and take memory."""
+    if limits.floors:
+        return limits.num_blocks
+    size, groups = limits.block_size, limits.groups
+    most = sum((len(one.prompt) + one.output) // size + 2 for one in arrivals) * len(groups)
+    spare = least_blocks(groups, limits.max_model_len, limits.max_num_batched_tokens, size)
+    return min(limits.num_blocks, most + spare)
 
 
 def scenario_of_log(load: RecordedLoad) -> Scenario:

@@ -26,7 +26,7 @@ from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
 from quire.routing.router_policies import ReplicaLoad
-from quire.types import Request, SamplingParams, ScheduledSeq, StepOutput, TokenIds
+from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
 
 _TOKEN, _EOS = 1, 2
 StepTime = Callable[[Sequence[float]], float]
@@ -72,7 +72,8 @@ class SimulatedServer:
     """One run. `costs` are the true seconds by cost_model.FEATURES, or a function of these; `noise` is the standard
     deviation of a step's time, relative, or factors to draw from. Without `admits` everything is queued, without
     `controls` all steps have the limits of the config. With `received`, prompts were computed elsewhere and their cache
-    comes with them: only decoding takes time. With `batch_wait` it collects whole batches: full ones, or after so many
+    comes with them: only decoding takes time. What steps cost need not be learned where nothing asks for it. With
+    `batch_wait` it collects whole batches: full ones, or after so many
     seconds.
     """
 
@@ -89,11 +90,12 @@ class SimulatedServer:
         seed: int = 0,
         batch_wait: float | None = None,
         received: bool = False,
+        learns: bool = True,
     ) -> None:
         self.costs, self.classes = StepCostModel(), tuple(classes)
         kind = Scheduler if batch_wait is None else WholeBatchScheduler
         self.scheduler = kind(config, random.Random(seed), costs=self.costs)
-        self._wait, self._received = batch_wait, received
+        self._wait, self._received, self._learns = batch_wait, received, learns
         self._true = costs if callable(costs) else partial(_summed, costs)
         self._noise, self._rng = noise, random.Random(f"noise {seed}")
         self._admits = admits
@@ -300,10 +302,6 @@ class SimulatedServer:
             cached = 0 if cache is None else cache.match(key, len(arrival.prompt) - 1, "shared:").length
         return ReplicaLoad(len(self._live), tokens, cached)
 
-    def _sampled(self, row: ScheduledSeq) -> list[int]:
-        last = row.start + len(row.token_ids) >= self._last[row.seq_id]
-        return [_EOS if last else _TOKEN] if row.sample else []
-
     def step(
         self, records: list[RequestRecord], arrive: Callable[[float], None] = lambda _: None
     ) -> list[int]:
@@ -322,39 +320,53 @@ class SimulatedServer:
             self.seen(features)
         seconds = self._true(features) * self._factor()
         self.busy += seconds
-        self._since, self._flying = self.now, {new.request_id for new in out.new}
-        end = self.now + seconds
+        if out.new:
+            self._flying = {new.request_id for new in out.new}
+            self._last |= {new.seq_id: self._ends[new.request_id] for new in out.new}
+        self._since, end = self.now, self.now + seconds
         arrive(end)
-        self.now, self._since, self._flying = end, None, set()
+        self.now, self._since = end, None
+        self._ran(features, seconds)
+        return self._answered(out, records)
+
+    def _ran(self, features: Sequence[float], seconds: float) -> None:
+        """What the server learns from a step that has ended."""
         if features[1]:
             self._pace += (seconds - self._pace) * (PACE_MEMORY if self._pace else 1.0)
-        self.costs.observe(features, seconds)
+        if self._learns:
+            self.costs.observe(features, seconds)
         if self._controller is not None:
             self._controller.ran(seconds)
         if self._degrading is not None:
-            self._started |= {new.request_id for new in out.new}
+            self._started |= self._flying
             if self._degrading.is_due(self.now):
                 waiting = [one for name, one in self._live.items() if name not in self._started]
                 self._degrading.look(self.now, waiting)
-        rows = len(out.scheduled)
+        if self._flying:
+            self._flying = set()
+
+    def _answered(self, out: SchedulerOutput, records: list[RequestRecord]) -> list[int]:
+        """Give the step its tokens; returns the requests that have ended."""
+        ends, none, now = self._last, [None] * len(out.scheduled), self.now
+        tokens = [
+            ([_EOS] if row.start + len(row.token_ids) >= ends[row.seq_id] else [_TOKEN]) if row.sample else []
+            for row in out.scheduled
+        ]
         ended = []
-        self._last |= {new.seq_id: self._ends[new.request_id] for new in out.new}
-        tokens = [self._sampled(row) for row in out.scheduled]
-        for event in scheduler.update(out, StepOutput(tokens, [None] * rows, [None] * rows)):
+        for event in self.scheduler.update(out, StepOutput(tokens, none, none)):
             record = records[int(event.request_id)]
             if event.new_token_ids:
-                bound = self._bound(event.request_id)
-                if bound is not None and not record.times:
-                    self._caution.answered(late=self.now - record.scheduled > bound)
-                record.times.append(self.now)
+                if not record.times and (bound := self._bound(event.request_id)) is not None:
+                    self._caution.answered(late=now - record.scheduled > bound)
+                record.times.append(now)
                 record.counts.append(len(event.new_token_ids))
             if event.finish_reason is not None:
                 self._cached[record.index] = event.cached_tokens
                 del self._live[event.request_id]
                 self._promises.ended(event.request_id)
                 if (due := self._deadlines.pop(event.request_id, None)) is not None:
-                    self._end_caution.answered(late=self.now > due)
-                record.finished = record.closed = self.now
+                    self._end_caution.answered(late=now > due)
+                record.finished = record.closed = now
                 record.output_tokens, record.output_source = sum(record.counts), "server"
                 record.finish_reason = str(event.finish_reason)
                 ended.append(record.index)

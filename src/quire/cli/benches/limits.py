@@ -1,7 +1,7 @@
 """Measure the limits of this machine: bytes read from memory, and dot products in each number format, per second.
 
-All threads run the loops of the chosen instruction set. Every other benchmark measures the same limits between its own
-figures.
+All threads run the loops of the chosen instruction set. The limits are kept for servers, whose metrics then have the
+shares of them that steps reach. Every other benchmark measures the same limits between its own figures.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def run(args: argparse.Namespace) -> int:
     from quire.bench.recording import Recording
     from quire.bench.results import metric
     from quire.config import env
+    from quire.engine.build.kept_peaks import keep_peaks
+    from quire.program.step_work import MachinePeaks
 
     recording = Recording("limits", args.words)
     probe = LimitsProbe(args.isa or env.isa(), args.threads or 0)
@@ -32,5 +34,10 @@ def run(args: argparse.Namespace) -> int:
     for name in probe.formats:
         metrics[f"{name}_compute"] = metric([s.compute[name] for s in probe.samples], "FLOP/s", "higher")
     result = recording.result(limits=probe.limits(), metrics=metrics, settings={"arena_bytes": probe.arena})
+    spreads = probe.limits()
+    peaks = MachinePeaks(
+        spreads.bandwidth.median, {name: each.median for name, each in spreads.compute.items()}
+    )
+    keep_peaks(peaks, probe.isa, probe.threads)
     finish(args, result, [])
     return 0

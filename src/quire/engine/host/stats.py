@@ -12,6 +12,8 @@ from quire.engine.core import EngineCore
 from quire.engine.usage_ledger import UsageTotals
 from quire.util.platform import resident_bytes
 
+_SHARE_SECONDS = 5.0
+
 
 class StepTotals:
     """Totals over all steps of one engine. Phases are those of the worker, "schedule", "update" and "send"."""
@@ -23,14 +25,21 @@ class StepTotals:
         self._prefill = 0
         self._decode = 0
         self._tokens = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
+        self._behind = 0.0
+        self._shares = _Shares(core)
         self._phases: dict[str, float] = {"schedule": 0.0, "update": 0.0, "send": 0.0}
 
     def add_step(self) -> None:
         """Count the step that the core has just run."""
         record = self._core.records[-1]
         phases = self._phases
+        seconds = record.schedule_seconds + record.execute_seconds + record.update_seconds
         self.steps += 1
-        self._seconds += record.schedule_seconds + record.execute_seconds + record.update_seconds
+        self._seconds += seconds
+        if self._core.work is not None:
+            self._core.work.add(self._core.scheduler.step_features)
+        if record.waiting and record.prefill_tokens:
+            self._behind += seconds * self._core.scheduler.behind_longer()
         self._prefill += record.prefill_tokens
         self._decode += record.decode_tokens
         self._tokens[bisect_left(STEP_TOKEN_BOUNDS, record.prefill_tokens + record.decode_tokens)] += 1
@@ -50,6 +59,7 @@ class StepTotals:
         drafts, adapters = self._core.speculation, self._core.adapters
         grammars, swap = self._core.grammars, self._core.swap
         stepped = None if callable(grammars) else grammars
+        flops, moved = self._shares.counted(self._seconds)
         scheduler.usage.hold(scheduler.caches, scheduler.running, time.monotonic())
         return EngineStats(
             running=scheduler.num_running,
@@ -67,6 +77,11 @@ class StepTotals:
             steps=self.steps,
             step_seconds=self._seconds,
             step_phase_seconds=dict(self._phases),
+            flops=flops,
+            moved_bytes=moved,
+            compute_share=self._shares.compute,
+            bandwidth_share=self._shares.bandwidth,
+            head_of_line_seconds=self._behind,
             prefill_tokens=self._prefill,
             decode_tokens=self._decode,
             step_tokens=tuple(self._tokens),
@@ -101,6 +116,34 @@ class StepTotals:
             draft_faults=drafts.faults if drafts else 0,
             speculation_seconds_won=drafts.seconds_won if drafts else 0.0,
         )
+
+
+class _Shares:
+    """The shares of the machine's limits that the steps of the last seconds reached."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._due = 0.0
+        self._before = (0.0, 0.0, 0.0)  # seconds of steps, those of computing alone, bytes moved
+        self.compute: float | None = None
+        self.bandwidth: float | None = None
+
+    def counted(self, seconds: float) -> tuple[dict[str, float], float]:
+        """FLOP by number format, and bytes, of all steps, which took so many seconds."""
+        work, peaks, now = self._core.work, self._core.peaks, time.monotonic()
+        if work is None:
+            return {}, 0.0
+        work.count()
+        if peaks is not None and now >= self._due:
+            self._due = now + _SHARE_SECONDS
+            computing = sum(
+                flops / peaks.flops[name] for name, flops in work.flops.items() if name in peaks.flops
+            )
+            before, self._before = self._before, (seconds, computing, work.moved)
+            passed = seconds - before[0]
+            self.compute = (computing - before[1]) / passed if passed else 0.0
+            self.bandwidth = (work.moved - before[2]) / passed / peaks.bandwidth if passed else 0.0
+        return dict(work.flops), work.moved
 
 
 def _totals(line: UsageLine) -> UsageTotals:
