@@ -54,14 +54,14 @@ class SimulatedFleet:
         heapify(coming)
         while True:
             due = [one.due() for one in self.servers]
-            first = min(due)
-            place = due.index(first)
-            if coming and coming[0][0] <= first:
+            next_step = min(due)
+            place = due.index(next_step)
+            if coming and coming[0][0] <= next_step:
                 at, index, moved = heappop(coming)
                 self._place(
                     at, index, arrivals[index], moved, exits if moved else entry, decoded if moved else found
                 )
-            elif first < math.inf:
+            elif next_step < math.inf:
                 server = self.servers[place]
                 moves = place < self._prefill
                 ended = server.step(decoded.records if self._prefill and not moves else records)

@@ -23,6 +23,7 @@ from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
+from quire.logprobs import LogprobTable
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
 from quire.routing.router_policies import ReplicaLoad
@@ -347,7 +348,8 @@ class SimulatedServer:
 
     def _answered(self, out: SchedulerOutput, records: list[RequestRecord]) -> list[int]:
         """Give the step its tokens; returns the requests that have ended."""
-        ends, none, now = self._last, [None] * len(out.scheduled), self.now
+        ends, now = self._last, self.now
+        none: list[LogprobTable | None] = [None] * len(out.scheduled)
         tokens = [
             ([_EOS] if row.start + len(row.token_ids) >= ends[row.seq_id] else [_TOKEN]) if row.sample else []
             for row in out.scheduled

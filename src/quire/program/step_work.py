@@ -101,4 +101,4 @@ class _Factors:
         at = max(1, min(bisect_right(self._sizes, tokens), len(self._sizes) - 1))
         low, high = self._sizes[at - 1], self._sizes[at]
         share = min(1.0, (tokens - low) / (high - low))
-        return self._weights[at - 1] + share * (self._weights[at] - self._weights[at - 1])
+        return float(self._weights[at - 1] + share * (self._weights[at] - self._weights[at - 1]))

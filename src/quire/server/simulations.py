@@ -70,7 +70,7 @@ class Simulations:
             await asyncio.sleep(pause)
             if self._asked or engine.state is not EngineState.READY:
                 continue
-            asked = {
+            asked: dict[str, Any] = {
                 "set": None, "slo": [], "seeds": 1, "last": math.inf, "least": _CHECK_REQUESTS,
                 "seconds": _CHECK_SECONDS,
             }  # fmt: skip
