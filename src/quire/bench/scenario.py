@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.bench.simulated_arrivals import RecordedLoad, SimulationError
 from quire.bench.simulated_fleet import SimulatedFleet
-from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer, StepTime
+from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer, StepNoise, StepTime
 from quire.core.capacity import least_blocks
 from quire.core.scheduler_config import SchedulerConfig
 from quire.objectives import ServiceClass, parse_classes
@@ -35,7 +35,8 @@ class Scenario:
     arrivals: Sequence[Arrival]
     config: SchedulerConfig
     costs: StepTime
-    noise: float | Sequence[float] = 0.0
+    noise: float | StepNoise = 0.0
+    handover: float = 0.0
     classes: tuple[ServiceClass, ...] = ()
     replicas: int = 1
     router: str = "least-work"
@@ -62,6 +63,7 @@ class Scenario:
             server = SimulatedServer(
                 limits, self.costs, self.classes, admits=bool(self.classes), controls=bool(self.classes),
                 noise=self.noise, seed=seed + number, received=received, learns=learns,
+                handover=self.handover,
             )  # fmt: skip
             server.seen = seen
             return server
@@ -131,8 +133,8 @@ def scenario_of_log(load: RecordedLoad) -> Scenario:
     """What was recorded, under its own limits."""
     classes = parse_classes(tuple(load.classes.split()))
     return Scenario(
-        arrivals=load.arrivals, config=load.config, costs=load.fit.seconds, noise=load.fit.ratios or 0.03,
-        classes=classes,
+        arrivals=load.arrivals, config=load.config, costs=load.fit.seconds,
+        noise=load.fit.walk if load.fit.ratios else 0.03, handover=load.handover, classes=classes,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from statistics import median
 
 from quire.bench.fitted_steps import StepFit, fit_steps
 from quire.bench.simulated_server import Arrival
@@ -66,7 +67,8 @@ class _FreshIds:
 @dataclass(frozen=True, slots=True)
 class RecordedLoad:
     """What a log says of a load: its requests, the limits of the scheduler, what steps took, and the times that its
-    requests had, as the engine saw them. `hours` is what the log covers.
+    requests had, as the engine saw them. `hours` is what the log covers; `handover` are seconds until an idle engine
+    begins with a request.
     """
 
     arrivals: list[Arrival]
@@ -75,6 +77,7 @@ class RecordedLoad:
     classes: str
     records: list[RequestRecord]
     hours: float
+    handover: float = 0.0
 
 
 def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
@@ -124,8 +127,25 @@ def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
     ]  # fmt: skip
     measured = [times[number] for number in kept if times[number].counts]
     return RecordedLoad(
-        found, config, fit_steps(log.rows, opened.costs), opened.classes, measured, (end - first) / 3600
-    )
+        found, config, fit_steps(log.rows, opened.costs), opened.classes, measured, (end - first) / 3600,
+        _handover(log.rows),
+    )  # fmt: skip
+
+
+def _handover(log: Sequence[rows.AnyRow]) -> float:
+    """Seconds from the arrival of a request at an idle engine to its first step, in the median."""
+    waiting: dict[int, float] = {}  # arrival by number
+    delays, free = [], 0.0  # when the last step had ended
+    for row in log:
+        if isinstance(row, rows.Arrived) and row.arrival:
+            waiting[row.number] = row.arrival
+        elif isinstance(row, rows.Step):
+            for key in row.started[::3]:
+                arrival = waiting.pop(key >> SAMPLE_BITS, 0.0)
+                if arrival > free > 0:
+                    delays.append(row.at / 1e9 - arrival)
+            free = (row.at + row.updated) / 1e9
+    return max(0.0, median(delays)) if delays else 0.0
 
 
 def _note_tokens(step: rows.Step, times: dict[int, RequestRecord]) -> None:

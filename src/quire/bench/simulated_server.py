@@ -30,6 +30,7 @@ from quire.routing.router_policies import ReplicaLoad
 from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
 
 _TOKEN, _EOS = 1, 2
+StepNoise = Callable[[random.Random], Callable[[Sequence[float]], float]]
 StepTime = Callable[[Sequence[float]], float]
 
 
@@ -71,8 +72,9 @@ class SimulatedRun:
 
 class SimulatedServer:
     """One run. `costs` are the true seconds by cost_model.FEATURES, or a function of these; `noise` is the standard
-    deviation of a step's time, relative, or factors to draw from. Without `admits` everything is queued, without
-    `controls` all steps have the limits of the config. With `received`, prompts were computed elsewhere and their cache
+    deviation of a step's time, relative, or makes what draws a factor for each step; `handover` are seconds until an
+    idle engine begins with a request. Without `admits` everything is queued, without `controls` all steps have the
+    limits of the config. With `received`, prompts were computed elsewhere and their cache
     comes with them: only decoding takes time. What steps cost need not be learned where nothing asks for it. With
     `batch_wait` it collects whole batches: full ones, or after so many
     seconds.
@@ -87,18 +89,21 @@ class SimulatedServer:
         admits: bool = False,
         controls: bool = False,
         degrading: Degrading | None = None,
-        noise: float | Sequence[float] = 0.03,
+        noise: float | StepNoise = 0.03,
         seed: int = 0,
         batch_wait: float | None = None,
         received: bool = False,
         learns: bool = True,
+        handover: float = 0.0,
     ) -> None:
         self.costs, self.classes = StepCostModel(), tuple(classes)
         kind = Scheduler if batch_wait is None else WholeBatchScheduler
         self.scheduler = kind(config, random.Random(seed), costs=self.costs)
         self._wait, self._received, self._learns = batch_wait, received, learns
         self._true = costs if callable(costs) else partial(_summed, costs)
-        self._noise, self._rng = noise, random.Random(f"noise {seed}")
+        rng = random.Random(f"noise {seed}")
+        self._factor = noise(rng) if callable(noise) else lambda _: max(0.5, rng.gauss(1, noise))
+        self._handover = handover
         self._admits = admits
         self._controller = StepController(self.scheduler, classes, self.costs) if controls else None
         self._caution, self._end_caution = Caution(), Caution(LATE_DEADLINES)
@@ -217,6 +222,7 @@ class SimulatedServer:
 
     def add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
         """A request comes, now."""
+        idle = self._since is None and not self._late and not self.scheduler.has_work()
         record = found.records[index]
         record.sent, record.input_tokens, record.input_source = self.now, len(arrival.prompt), "server"
         service = self.classes[arrival.service_class] if self.classes else None
@@ -268,6 +274,8 @@ class SimulatedServer:
         self._ends[request.request_id] = len(arrival.prompt) + arrival.output - 1
         if arrival.deadline is not None:
             self._deadlines[request.request_id] = arrival.at + arrival.deadline
+        if idle:
+            self.now += self._handover
 
     def _take_in(self) -> None:
         """The engine hears of those that came during a step."""
@@ -280,13 +288,6 @@ class SimulatedServer:
         service = self._live[request_id].terms.service_class
         bound = self.classes[service].slo.ttft if self._admits and self.classes else None
         return None if bound is None else bound / 1e3
-
-    def _factor(self) -> float:
-        """By how much a step differs from its formula."""
-        noise = self._noise
-        if isinstance(noise, float | int):
-            return max(0.5, self._rng.gauss(1, noise))
-        return self._rng.choice(noise)
 
     def load(self, arrival: Arrival) -> ReplicaLoad:
         """What a router knows of the server before a request is placed."""
@@ -319,7 +320,7 @@ class SimulatedServer:
             features = (float(bool(ends)), len(ends), 0, sum(ends), 0.0, *features[5:])
         if self.seen is not None:
             self.seen(features)
-        seconds = self._true(features) * self._factor()
+        seconds = self._true(features) * self._factor(features)
         self.busy += seconds
         if out.new:
             self._flying = {new.request_id for new in out.new}
