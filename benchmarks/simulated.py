@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -33,7 +34,7 @@ KINDS = {
     "documents": "--input-len 500-1200 --output-len 10-40",
     "shared prefix": "--prefix-len 256 --prefix-families 4 --input-len 320-500 --output-len 20-100",
 }
-SHARES = (0.25, 0.5, 0.75)
+SHARES = (0.2, 0.4, 0.6)
 _ALL_AT_ONCE = 48  # requests
 
 
@@ -90,13 +91,15 @@ def load(url: str, kind: str, rate: float, requests: int) -> dict[str, Any]:
     return found
 
 
-def trial(kind: str, rate: float, seconds: float, words: list[str]) -> dict[str, Any]:
-    """Measured and simulated figures of one load."""
+def trial(kind: str, rate: float, seconds: float, words: list[str], keep: Path | None) -> dict[str, Any]:
+    """Measured and simulated figures of one load; its log is kept in the folder `keep`, if there is one."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "a.qlog"
         with server(log, words) as url:
             load(url, kind, rate, max(20, int(rate * seconds)))
         recorded = load_of_log(read_log(log))
+        if keep is not None:
+            shutil.copy(log, keep / f"{kind.replace(' ', '-')}-{rate:.0f}.qlog")
     was = summarize(recorded.records, None).metrics()
     runs = [summarize(scenario_of_log(recorded).run(seed)[0].records, None).metrics() for seed in range(3)]
     found = {}
@@ -129,6 +132,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--shares", nargs="+", type=float, default=SHARES)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the logs")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("words", nargs="*", help="model and options of the server")
     args = parser.parse_args()
@@ -139,7 +143,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, server(Path(folder) / "a.qlog", args.words) as url:
             most = load_rate(load(url, kind, float("inf"), _ALL_AT_ONCE))
         for share in args.shares:
-            found = trial(kind, share * most, args.seconds, args.words)
+            found = trial(kind, share * most, args.seconds, args.words, args.keep)
             with args.file.open("a") as file:
                 file.write(json.dumps(found) + "\n")
 

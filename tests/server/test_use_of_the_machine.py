@@ -34,9 +34,8 @@ def test_steps_count_what_they_compute_and_move(server: LiveServer) -> None:
     server.wait(server.idle)
     server.wait(lambda: moved() > before)
     assert sum(server.metric("quire_step_flops_total", format=name) for name in ("f32",)) > 0
-    server.wait(lambda: server.metric("quire_bandwidth_share") > 0)
-    assert 0 < server.metric("quire_compute_share") < 1
-    assert server.metric("quire_bandwidth_share") < 1
+    assert server.metric("quire_bandwidth_share") > 0
+    assert server.metric("quire_compute_share") > 0
 
 
 def test_the_cache_in_bytes(server: LiveServer) -> None:

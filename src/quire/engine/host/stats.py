@@ -119,12 +119,13 @@ class StepTotals:
 
 
 class _Shares:
-    """The shares of the machine's limits that the steps of the last seconds reached."""
+    """The shares of the machine's limits that the latest steps reached: those of the last five to ten seconds."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._due = 0.0
-        self._before = (0.0, 0.0, 0.0)  # seconds of steps, those of computing alone, bytes moved
+        # Seconds of steps, those of computing alone, and bytes moved, when the last two windows began.
+        self._begun = [(0.0, 0.0, 0.0)] * 2
         self.compute: float | None = None
         self.bandwidth: float | None = None
 
@@ -134,15 +135,16 @@ class _Shares:
         if work is None:
             return {}, 0.0
         work.count()
-        if peaks is not None and now >= self._due:
-            self._due = now + _SHARE_SECONDS
+        if peaks is not None:
             computing = sum(
                 flops / peaks.flops[name] for name, flops in work.flops.items() if name in peaks.flops
             )
-            before, self._before = self._before, (seconds, computing, work.moved)
-            passed = seconds - before[0]
-            self.compute = (computing - before[1]) / passed if passed else 0.0
-            self.bandwidth = (work.moved - before[2]) / passed / peaks.bandwidth if passed else 0.0
+            (before, computed, moved), last = self._begun
+            passed = seconds - before
+            self.compute = (computing - computed) / passed if passed else 0.0
+            self.bandwidth = (work.moved - moved) / passed / peaks.bandwidth if passed else 0.0
+            if now >= self._due and seconds > last[0]:
+                self._due, self._begun = now + _SHARE_SECONDS, [last, (seconds, computing, work.moved)]
         return dict(work.flops), work.moved
 
 
