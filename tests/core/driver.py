@@ -149,7 +149,6 @@ class Driver:
         scheduler.audit()
         self.filling.update(move.block for move in out.moves if move.fill)
         self.check_filling()
-        self.check_waste(out)
         if out.scheduled:
             self.check_counts(out)
         else:
@@ -172,14 +171,6 @@ class Driver:
         self.wasted.update(seq for seq in ended if seq.status is Status.ENDED)
         assert max(self.wasted.values(), default=0) <= self.config.steps_in_flight
         scheduler.audit()
-
-    def check_waste(self, out: SchedulerOutput) -> None:
-        """Paging wastes less than a block of each sequence (PagedAttention, Kwon et al. 2023)."""
-        if self.config.steps_in_flight > 1 or self.config.max_draft_tokens:
-            return
-        ends = {row.seq_id: row.start + len(row.token_ids) for row in out.scheduled}
-        for seq in self.scheduler.running:
-            assert seq.table.capacity - ends.get(seq.seq_id, seq.table.capacity) < self.config.block_size
 
     def check_filling(self) -> None:
         """Blocks being filled are held, and cannot be found."""
