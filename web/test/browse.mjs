@@ -95,7 +95,7 @@ const hostile = [
   "![picture](/v1/models)",
 ];
 seen.views.hostile = [];
-await page.getByLabel("Show the chance of each token").uncheck();
+await page.getByText("Settings").click(); // folded since the page was loaded again
 for (const text of hostile) {
   await page.getByRole("button", { name: "New chat" }).first().click();
   await page.getByLabel("JSON schema of the answer").fill(JSON.stringify({ const: text }));
