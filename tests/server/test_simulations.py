@@ -15,6 +15,7 @@ import pytest
 
 from helpers.server import ENDLESS, PATIENT, LiveServer, Reply, serving
 from quire.config.serving import LEAST_SIMULATOR_MEMORY, ServingConfig
+from quire.engine.host.held import server_memory
 
 A, BOSS = ({"authorization": f"Bearer {key}"} for key in ("key-of-a", "boss"))
 ASK = {"set": {"max_num_seqs": 1}, "seeds": 1}
@@ -109,11 +110,9 @@ def test_the_error_of_the_simulator_is_a_metric(server: LiveServer) -> None:
     assert "quire_simulator_checked_requests{" in text
 
 
-def test_it_is_in_the_plan_of_memory(server: LiveServer) -> None:
-    assert (
-        f'quire_memory_bytes{{part="simulator"}} {float(2**27)}'
-        in server.get("/metrics", headers=A).body.decode()
-    )
+def test_it_is_in_the_plan_of_memory() -> None:
+    assert server_memory(ServingConfig(simulator_memory=2**27))["simulator"] == 2**27
+    assert "simulator" not in server_memory(ServingConfig())
 
 
 def test_it_is_off_by_default(folder: Path) -> None:
@@ -121,7 +120,7 @@ def test_it_is_off_by_default(folder: Path) -> None:
         answer = live.post("/admin/whatif", ASK, headers=BOSS)
         assert answer.status == 404
         assert "--simulator-memory" in json.dumps(answer.json)
-        assert "quire_simulator" not in live.get("/metrics").body.decode()
+        assert "quire_simulator_error_ratio{" not in live.get("/metrics").body.decode()
 
 
 def test_too_little_memory_is_refused() -> None:

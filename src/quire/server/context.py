@@ -21,7 +21,7 @@ from quire.server.metrics import ServerMetrics
 from quire.server.replay import Replays
 from quire.server.request_memory import RequestMemory
 from quire.server.served import Served, ServedModels
-from quire.server.simulations import Simulations
+from quire.server.simulation_process import Simulations
 from quire.server.step_profile import StepProfile
 from quire.server.tenant_access import TenantDirectory
 from quire.server.watched_engine import WatchedEngine

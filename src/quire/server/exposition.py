@@ -85,20 +85,24 @@ class Exposition(Collector):
                       {"state": str(self._metrics.engine.state)}, 1)  # fmt: skip
 
     def _simulator_families(self, labels: dict[str, str]) -> Iterator[Metric]:
-        """Nothing before a check, and while the record is too short for one."""
-        if (check := self._metrics.simulator) is None:
-            return
-        family = GaugeMetricFamily(
+        """Without a value before a check, and while the record is too short for one."""
+        check, values = self._metrics.simulator, list(labels.values())
+        errors = GaugeMetricFamily(
             "quire_simulator_error_ratio", "error of the simulator on the latest load, by the figure",
             labels=[*labels, "figure"],
         )  # fmt: skip
-        for figure, error in check.errors.items():
-            family.add_metric([*labels.values(), figure], error)
-        yield family
-        yield _family(GaugeMetricFamily, "quire_simulator_checked_requests", "requests of that load", labels,
-                      check.requests)  # fmt: skip
-        yield _family(GaugeMetricFamily, "quire_simulator_check_time_seconds", "Unix time of the check",
-                      labels, check.at)  # fmt: skip
+        requests = GaugeMetricFamily(
+            "quire_simulator_checked_requests", "requests of that load", labels=list(labels)
+        )
+        when = GaugeMetricFamily(
+            "quire_simulator_check_time_seconds", "Unix time of the check", labels=list(labels)
+        )
+        if check is not None:
+            for figure, error in check.errors.items():
+                errors.add_metric([*values, figure], error)
+            requests.add_metric(values, check.requests)
+            when.add_metric(values, check.at)
+        yield from (errors, requests, when)
 
     def _tgi_families(self, stats: EngineStats, labels: dict[str, str]) -> Iterator[Metric]:
         """TGI's names. Its counters have no suffix, so they are of no type here."""
@@ -335,9 +339,11 @@ def _engine_families(stats: EngineStats, labels: dict[str, str], acceptance: str
     yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())
     yield _by_part(CounterMetricFamily, "quire_step_flops", "format", stats.flops.items())
     for limit, share in (("compute", stats.compute_share), ("bandwidth", stats.bandwidth_share)):
+        text = f"share of the machine's {limit} in recent steps, where it was measured"
+        family = GaugeMetricFamily(f"quire_{limit}_share", text, labels=list(labels))
         if share is not None:
-            yield _family(GaugeMetricFamily, f"quire_{limit}_share", f"share of the machine's {limit} in recent steps",
-                          labels, share)  # fmt: skip
+            family.add_metric(list(labels.values()), share)
+        yield family
     yield _by_part(GaugeMetricFamily, "quire_kv_bytes", "state", _kv_bytes(stats).items())
     yield _by_part(GaugeMetricFamily, "quire_memory_bytes", "part", stats.memory_parts.items())
 

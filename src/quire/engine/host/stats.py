@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from typing import Any
 
 from quire.core.scheduler import Scheduler
 from quire.core.usage_line import UsageLine
@@ -59,7 +60,6 @@ class StepTotals:
         drafts, adapters = self._core.speculation, self._core.adapters
         grammars, swap = self._core.grammars, self._core.swap
         stepped = None if callable(grammars) else grammars
-        flops, moved = self._shares.counted(self._seconds)
         scheduler.usage.hold(scheduler.caches, scheduler.running, time.monotonic())
         return EngineStats(
             running=scheduler.num_running,
@@ -77,10 +77,7 @@ class StepTotals:
             steps=self.steps,
             step_seconds=self._seconds,
             step_phase_seconds=dict(self._phases),
-            flops=flops,
-            moved_bytes=moved,
-            compute_share=self._shares.compute,
-            bandwidth_share=self._shares.bandwidth,
+            **self._shares.fields(self._seconds),
             head_of_line_seconds=self._behind,
             prefill_tokens=self._prefill,
             decode_tokens=self._decode,
@@ -129,11 +126,11 @@ class _Shares:
         self.compute: float | None = None
         self.bandwidth: float | None = None
 
-    def counted(self, seconds: float) -> tuple[dict[str, float], float]:
-        """FLOP by number format, and bytes, of all steps, which took so many seconds."""
+    def fields(self, seconds: float) -> dict[str, Any]:
+        """Those of EngineStats: FLOP and bytes of all steps, which took so many seconds, and the shares."""
         work, peaks, now = self._core.work, self._core.peaks, time.monotonic()
         if work is None:
-            return {}, 0.0
+            return {}
         work.count()
         if peaks is not None:
             computing = sum(
@@ -145,7 +142,10 @@ class _Shares:
             self.bandwidth = (work.moved - moved) / passed / peaks.bandwidth if passed else 0.0
             if now >= self._due and seconds > last[0]:
                 self._due, self._begun = now + _SHARE_SECONDS, [last, (seconds, computing, work.moved)]
-        return dict(work.flops), work.moved
+        return {
+            "flops": dict(work.flops), "moved_bytes": work.moved,
+            "compute_share": self.compute, "bandwidth_share": self.bandwidth,
+        }  # fmt: skip
 
 
 def _totals(line: UsageLine) -> UsageTotals:
