@@ -78,6 +78,9 @@ class ExplainBody(msgspec.Struct):
     finished: bool
     total_ms: float
     cause: str
+    prompt_tokens: int
+    cached_tokens: int
+    chunks: int  # steps that computed some of the prompt
     sentence: str
     parts: list[PartBody]
     timeline: list[SpanBody]
@@ -161,6 +164,9 @@ async def explain_request(context: ServerContext, exchange: Exchange) -> Explain
         finished=found.finished,
         total_ms=found.total / 1e6,
         cause=found.cause(),
+        prompt_tokens=found.prompt,
+        cached_tokens=found.cached,
+        chunks=found.chunks,
         sentence=sentence(found, names),
         parts=[PartBody(part, time / 1e6, PARTS[part][0]) for part, time in found.parts().items()],
         timeline=[

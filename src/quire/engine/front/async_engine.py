@@ -182,8 +182,10 @@ class AsyncEngine(EngineSettings):
         if self._client is None:
             return EngineStats()
         waiting = self._admission.waiting_tokens if self._admission else 0
-        calls = self._text.calls if self._text else {}
-        found = self._client.stats(waiting_tokens=waiting, wasted_tokens=self._wasted, calls=calls)
+        calls, words = (self._text.calls, self._text.words) if self._text else ({}, (0, 0))
+        found = self._client.stats(
+            waiting_tokens=waiting, wasted_tokens=self._wasted, calls=calls, words=words
+        )
         found = self._saturation.add_to(found)
         return self._admission.outlook.add_to(found) if self._admission else found
 
