@@ -28,8 +28,6 @@ MAX_ROW_BYTES = 2**26
 MAX_LOG_BYTES = 2**34
 WINDOW_BYTES = 2**18  # of a file that are mapped at a time
 _number = struct.Struct("<I").pack
-
-
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from quire.config import env
 from quire.engine.build.kept_costs import processor
 from quire.program.step_work import MachinePeaks
+from quire.util.files import written_anew
 
 _VERSION, _MOST_BYTES = 1, 4096
 
@@ -44,9 +45,8 @@ def keep_peaks(peaks: MachinePeaks, isa: str, threads: int) -> None:
     data = json.dumps({"version": _VERSION, "bandwidth": peaks.bandwidth, "flops": dict(peaks.flops)})
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(data)
-        unfinished.replace(path)
+        with written_anew(path) as file:
+            file.write(data.encode())
 
 
 def _place(isa: str, threads: int) -> Path | None:
