@@ -240,3 +240,15 @@ def test_heads_are_shown_the_step_before_a_look() -> None:
     assert running.speculation._following
     assert 2 < proposer.shown < 100
     assert 0 <= proposer.shown - proposer.looks <= 1 + running.speculation.rows
+
+
+def test_nobody_is_asked_while_no_drafts_are_allowed() -> None:
+    proposer = Guesser()
+    running = Running(proposer, [random_text(0)])
+    running.speculation.longest = 0
+    for _ in range(100):
+        running.step(seconds=1.0)
+    assert proposer.looks == 0
+    running.speculation.longest = 8
+    while not proposer.looks:
+        running.step(seconds=1.0)

@@ -201,9 +201,10 @@ class Speculation:
         if not _has_prompts(out):
             self._weigh(out, seconds)
         result.seconds["drafts"], self._making = self._looking + self._making, 0.0
-        asked = bool(places) and not self._rests.resting and self._ask(places, result, rows)
+        allowed = self.longest > 0
+        asked = bool(places) and allowed and not self._rests.resting and self._ask(places, result, rows)
         self._looking = time.perf_counter() - started
-        if places and not asked and self._allotment.declined:
+        if places and not asked and (self._allotment.declined or not allowed):
             self._rests.looked(self._looking, self._allotment.costs.seconds(rows))
 
     def _tell(self, out: SchedulerOutput, result: StepOutput) -> None:
@@ -225,7 +226,7 @@ class Speculation:
         if self.longest < self._depth:
             most = self.longest
             cut = {each: Room(min(room.drafts, most), min(room.depth, most)) for each, room in shared.items()}
-            shared = cut if most else {}
+            shared = cut
         for seq_id, room in shared.items():
             result.drafts[places[seq_id]] = [DRAFT] * room.drafts
             if self._offers[seq_id].depth:
