@@ -1,9 +1,9 @@
 """Measure speculative decoding: acceptance by position, tokens per step, costs, and the speed-up by load.
 
 The engine runs in this process, beside one of the same model without a method. Each number of streams runs with each
-kind of drafts, and on that one, in turns, and all outputs are compared. A method is a name (ngram), a JSON object as for
---speculative-config, or known:RATE: recorded outputs, proposed again with that chance of each draft to be right. With
---draft-model such drafts cost what that model costs: so its size can be chosen before it is trained.
+kind of drafts, and on that one, in turns, and all outputs are compared. A method is a name (ngram), a JSON object as
+for --speculative-config, or known:RATE: recorded outputs, proposed again with that chance of each draft to be right.
+With --draft-model such drafts cost what that model costs: so its size can be chosen before it is trained.
 """
 
 from __future__ import annotations
