@@ -61,7 +61,7 @@ def main() -> None:
     if not args.report:
         model = place.root / "models" / args.shape
         if not (model / "model.safetensors").exists():
-            write_checkpoint(model, SHAPES[args.shape])
+            write_checkpoint(model, SHAPES[args.shape], merges=True)
         adapters = place.root / "models" / f"{args.shape}-adapters"
         for number in range(COUNT):
             if not (adapters / f"a{number}.gguf").exists():

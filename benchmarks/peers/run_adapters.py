@@ -4,7 +4,8 @@
 
 ENGINE is quire, llama.cpp (its server, from LLAMA_CPP_BIN; adapters are GGUF files), transformers (with PEFT) or vllm.
 A case is STREAMS:ADAPTERS, 0 adapters being the model alone. `rate` is all output tokens / time from the first request
-to the last token, prompts of 64 tokens among them; every engine gets the same prompts. FOLDER has a0, a1 …
+to the last token, prompts of 64 tokens among them; every engine gets the same prompts, and has run each adapter before.
+FOLDER has a0, a1 …
 
 transformers runs the streams of one adapter after those of another; "transformers, mixed" gives PEFT the adapter of
 each row of one batch. llama.cpp's server gets each request's adapter as its only one with a scale.
@@ -51,6 +52,8 @@ def main() -> None:
     with ENGINES[args.engine](args, count) as run:
         source = random.Random(0)
         run([workloads.prompt(PROMPT, source)], [""], 4)  # warms up
+        if count:  # every adapter is where it is computed from before time is taken
+            run([workloads.prompt(PROMPT, source) for _ in range(count)], [f"a{n}" for n in range(count)], 4)
         for streams, adapters in cases:
             prompts = [workloads.prompt(PROMPT, source) for _ in range(streams)]
             names = [f"a{number % adapters}" if adapters else "" for number in range(streams)]
