@@ -73,8 +73,11 @@ class AdapterFile(Protocol):
     def read_saved(self, module: str) -> MatrixRows:
         """One of them. CheckpointError for NaN and infinity."""
 
+    def prefetch(self) -> None:
+        """Let the kernel read pairs in the background."""
+
     def digest(self) -> str:
-        """sha256 of all that determines the adapter."""
+        """sha256 of all that determines the adapter; another thread may read pairs meanwhile."""
 
     def close(self) -> None: ...
 

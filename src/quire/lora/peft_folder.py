@@ -308,7 +308,16 @@ class PeftFolder:
             raise self._error(info.name, f"element {[index[0] + start, *index[1:]]} is NaN or infinite")
         return np.ascontiguousarray(to_float32(data, info.dtype))
 
+    def prefetch(self) -> None:
+        for info in self._of_pairs():
+            self._file.prefetch(info.name, 0, info.shape[0])
+
+    def _of_pairs(self) -> Iterator[TensorInfo]:
+        for pair in self._pairs:
+            yield from (pair.a, pair.b) if pair.magnitude is None else (pair.a, pair.b, pair.magnitude)
+
     def digest(self) -> str:
+        whole = {info.name for info in self._saved.values()}
         total = hashlib.sha256(b"PEFT %d " % len(self._config_bytes) + self._config_bytes)
         for name in sorted(self._file.names()):
             info = self._file.info(name)
@@ -317,13 +326,16 @@ class PeftFolder:
             for first in range(0, rows, _SAVED_ROWS):
                 data = self._file.read(name, first, min(first + _SAVED_ROWS, rows))
                 total.update(data.reshape(-1).view(np.uint8).data)
-                self._file.release(name)
+                if name in whole:
+                    self._file.release(name)
         return total.hexdigest()
 
     def close(self) -> None:
         self._last = None
-        if not self._kept:  # else with the last matrix that is read later
-            self._file.close()
+        if not self._kept:
+            return self._file.close()
+        for info in self._of_pairs():  # the file is closed with the last matrix that is read later
+            self._file.release(info.name)
 
 
 def _owner(parameter: str) -> str:

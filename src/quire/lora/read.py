@@ -7,6 +7,7 @@ before the first number is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -171,10 +172,15 @@ def read_adapter(
         ranks = {module: sum(pair.rank for pair in several) for module, several in pairs.items()}
         for module, rank in ranks.items():
             check_rank(rank, max_rank, f"{file.where}: module {module}")
-        whole: dict[str, MatrixRows] = {module: file.read_saved(stored) for module, stored in saved.items()}
-        parts = {module: combined(several, module, base) for module, several in pairs.items()}
         name = name or (path.name if path.is_dir() else path.stem)
-        return Adapter(name, file.digest(), max(ranks.values(), default=0), parts, whole)
+        file.prefetch()
+        with ThreadPoolExecutor(1, "digest") as hashing:  # takes as long as reading and converting
+            digest = hashing.submit(file.digest)
+            whole: dict[str, MatrixRows] = {
+                module: file.read_saved(stored) for module, stored in saved.items()
+            }
+            parts = {module: combined(several, module, base) for module, several in pairs.items()}
+            return Adapter(name, digest.result(), max(ranks.values(), default=0), parts, whole)
 
 
 def float_bytes(pairs: Mapping[str, list[ModulePair]], base: BaseModules) -> int:
