@@ -109,7 +109,7 @@ def test_the_death_of_a_borrower_or_a_lender_gives_the_memory_back(server: Proce
 def test_the_sum_of_all_processes_stays_under_the_bound(folder: Path, tmp_path: Path) -> None:
     """Three models that are loaded, lend, borrow, sleep, are killed and get new versions while requests come."""
     file = tmp_path / "models.toml"
-    section = f'path = "{folder}"\nmemory = "400MiB"\nmax-model-len = 512\n'
+    section = f'path = "{folder}"\nmemory = "360MiB"\nmax-model-len = 512\n'
     file.write_text(f"[a]\n{section}num-kv-blocks = 64\n[b]\n{section}num-kv-blocks = 64\n[c]\n{section}")
     bound, most, ended = 1500 * 2**20, [0], threading.Event()
 
@@ -136,7 +136,7 @@ def test_the_sum_of_all_processes_stays_under_the_bound(folder: Path, tmp_path: 
                     reply = server.request("POST", "/sleep?level=2&hold=false&model=c", headers=ADMIN)
                     assert reply.status == 200
                 if turn == 5:  # beside the old one, then in place of the one that is drained for it
-                    for size, swap in ((200, False), (400, True)):
+                    for size, swap in ((200, False), (500, True)):
                         asked = {"name": "b", "path": str(folder), "memory": size * 2**20, "swap": swap}
                         made = server.request("POST", "/admin/models", asked, ADMIN)
                         assert made.status == 200, made.text

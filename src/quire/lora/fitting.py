@@ -73,7 +73,9 @@ def _check_part(where: str, part: LowRank, places: list[tuple[Adapted, int]], ma
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = [(name, vector, 1.0) for name, vector in found]
         for name, matrix, scale in [*scaled, ("lora_A", part.a, 1.0), ("lora_B", part.b, part.scale)]:
-            most = np.maximum(matrix.max(), -matrix.min()) * np.float32(abs(scale))  # rounding keeps the order
+            most = np.maximum(matrix.max(), -matrix.min()) * np.float32(
+                abs(scale)
+            )  # rounding keeps the order
             if not most <= LARGEST:
                 raise CheckpointError(f"{where}: {name} holds a number that is not finite")
 

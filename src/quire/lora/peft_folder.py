@@ -332,10 +332,11 @@ class PeftFolder:
 
     def close(self) -> None:
         self._last = None
-        if not self._kept:
-            return self._file.close()
-        for info in self._of_pairs():  # the file is closed with the last matrix that is read later
-            self._file.release(info.name)
+        if self._kept:  # the file is closed with the last matrix that is read later
+            for info in self._of_pairs():
+                self._file.release(info.name)
+        else:
+            self._file.close()
 
 
 def _owner(parameter: str) -> str:
