@@ -6,32 +6,46 @@
 
 namespace quire {
 
-// Pieces from anywhere. A kernel fetches a share of their cache lines before each of its tiles: all of them at once would fill
+// Pieces from anywhere. A kernel fetches some of their cache lines beside each of its tiles: all of them at once would fill
 // the queues of the memory that the tiles wait for.
 class Ahead {
  public:
+  // Neighbouring bytes, and lines of them that are fetched one by one: `step` bytes from one to the next.
+  struct Piece {
+    const char *data, *end;
+    // The first `times` lines, or all that there are at smaller steps; they are taken off.
+    Piece take(size_t times, size_t* step) {
+      const size_t lines = (static_cast<size_t>(end - data) + kLine - 1) / kLine, some = std::min(lines, times);
+      const Piece found{data, some == lines ? end : data + some * kLine};
+      *step = some * kLine / times;
+      data = found.end;
+      return found;
+    }
+    bool empty() const { return data == end; }
+  };
+
   // A piece more, or none where there is no room for it: it is read all the same.
   void add(const char* data, size_t bytes) {
-    if (count_ == kPieces || lines_ + bytes / kLine > kLines) return;
+    if (!bytes || count_ == kPieces || lines_ + bytes / kLine > kLines) return;
     pieces_[count_++] = {data, data + bytes};
     lines_ += bytes / kLine + 1;
+  }
+  // The next piece of which some is to be fetched, or null.
+  Piece* next() {
+    while (at_ < count_ && pieces_[at_].empty()) ++at_;
+    return at_ < count_ ? &pieces_[at_] : nullptr;
   }
   // What is to be fetched each time, for all to be fetched in so many times.
   size_t share(size_t times) const { return (lines_ + times - 1) / times; }
   void fetch(size_t lines) {
-    for (; lines && at_ < count_; ++at_) {
-      Piece& p = pieces_[at_];
-      for (; lines && p.data < p.end; --lines, p.data += kLine) __builtin_prefetch(p.data, 0, 2);  // to the L2 cache
-      if (p.data < p.end) return;
-    }
+    for (Piece* p = next(); lines && p; p = next())
+      for (; lines && p->data < p->end; --lines, p->data += std::min<size_t>(kLine, p->end - p->data))
+        __builtin_prefetch(p->data, 0, 2);  // to the L2 cache
   }
 
  private:
   static constexpr int kPieces = 128;
-  static constexpr size_t kLine = 64, kLines = 4096;  // 256 KiB
-  struct Piece {
-    const char *data, *end;
-  };
+  static constexpr size_t kLine = 64, kLines = 8192;  // 512 KiB
 
   Piece pieces_[kPieces];
   int count_ = 0, at_ = 0;

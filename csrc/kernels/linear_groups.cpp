@@ -433,6 +433,24 @@ void write_tile(const LinearTask& task, int p, int r0, int rows, const float* su
     }
 }
 
+// What the halves of a tile fetch. Where there is nothing, it is what they read: an address that is nowhere would cost a walk
+// of the page tables each time.
+void fetch_evenly(GroupTile* t, size_t times, size_t step, Ahead::Piece* next) {
+  for (int half = 0; half < 2; ++half) {
+    t->ahead[half] = next->data ? next->data : reinterpret_cast<const char*>(t->codes);
+    t->fetch[half] = next->data ? step : 0;
+    if (next->data) next->data += step * times;
+  }
+}
+// The same with a line each time, so that there is time left for what is read after the task.
+void fetch_densely(GroupTile* t, int rows, Ahead::Piece* next, Ahead* after) {
+  for (int half = 0; half < 2; ++half) {
+    Ahead::Piece* piece = next->empty() ? after->next() : next;
+    t->ahead[half] = reinterpret_cast<const char*>(t->codes), t->fetch[half] = 0;
+    if (piece) t->ahead[half] = piece->take(t->fetches(rows), &t->fetch[half]).data;
+  }
+}
+
 // One panel for more than two rows, block by block of input features. Sums rest in float32 in between.
 void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   const GroupFormat& f = task.groups;
@@ -446,9 +464,7 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   const int block = !layout.factors ? even : form.offset ? (even + super - 1) / super * super : super;
   const char* w = static_cast<const char*>(task.w) + p * f.panel_bytes(task.k);
   const char* const end = w + f.panel_bytes(task.k);
-  const int points = fetches((task.rows + tiles - 1) / tiles);
   const bool whole = task.n - p * kPanel >= kPanel;
-  const size_t share = task.ahead ? task.ahead->share(static_cast<size_t>(task.panel_end - p) * cuts * tiles) : 0;
   GroupTile t;
   t.stride = static_cast<size_t>(f.bits < 4 ? f.size * kPanel / 2 : layout.group);
   t.factors = static_cast<size_t>(f.bits < 4 ? 0 : layout.factors);
@@ -464,9 +480,9 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
     t.codes = f.bits < 4 ? s->nibbles : reinterpret_cast<const uint8_t*>(w) + layout.factors + layout.codes;
     t.count = static_cast<size_t>(count);
     w += bytes;
-    t.ahead = w == end && p + 1 == task.panel_end ? static_cast<const char*>(task.next) : w;
-    t.fetch = t.ahead ? bytes / (static_cast<size_t>(tiles) * t.count * (t.size / 8) * 2 * points) : 0;
-    if (!t.ahead) t.ahead = w - bytes;  // an address that is nowhere would cost a walk of the page tables each time
+    const char* after = w == end && p + 1 == task.panel_end ? static_cast<const char*>(task.next) : w;
+    const size_t times = t.fetches((task.rows + tiles - 1) / tiles), step = bytes / (times * tiles * 2);
+    Ahead::Piece next{after, after ? after + bytes : after};
     for (int b = 0; b < tiles; ++b) {
       const int r0 = static_cast<int>(static_cast<int64_t>(task.rows) * b / tiles);
       const int rows = static_cast<int>(static_cast<int64_t>(task.rows) * (b + 1) / tiles) - r0;
@@ -478,10 +494,12 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
       t.ldto = (out ? task.ldy : kPanel) * sizeof(float);
       t.x_scale = out ? task.x_scale + r0 : nullptr;
       t.bias = out && task.bias ? task.bias + p * kPanel : nullptr;
-      if (share) task.ahead->fetch(share);
+      if (task.ahead)
+        fetch_densely(&t, rows, &next, task.ahead);
+      else
+        fetch_evenly(&t, times, step, &next);
       run(rows, t);
       if (last && !whole) write_tile(task, p, r0, rows, s->sums[r0]);
-      t.ahead += t.fetch * t.count * (t.size / 8) * 2 * points;
     }
   }
 }

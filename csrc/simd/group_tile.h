@@ -41,11 +41,12 @@ struct GroupTile {
   const float* x_scale;  // of the rows, when the sums become outputs, or null
   const float* bias;     // of the panel's outputs, or null
   size_t count, size;    // groups, features of each
-  const char* ahead;     // what is fetched meanwhile, `fetch` bytes from one to the next
-  size_t fetch;
+  const char* ahead[2];  // what each half of the panel fetches meanwhile, `fetch` bytes from one to the next
+  size_t fetch[2];
+
+  // How often a half fetches.
+  size_t fetches(int rows) const { return count * (size / 8) * (rows <= 4 ? 3 : 2); }
 };
-// How often a tile of this height fetches: in each half of each eight features.
-constexpr int fetches(int rows) { return rows <= 4 ? 3 : 2; }
 
 // nibbles_half: float16 scales are read where they lie; nibbles_more: something is added to the nibbles.
 enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
@@ -229,8 +230,8 @@ enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
       "vmovups (%[n]), %%zmm28\n\tvmovups 64(%[n]), %%zmm29\n\t" QUIRE_##R(QUIRE_BIAS, )                                \
       "5:\n\tmov 8*1(%[t]), %[p]\n\tmov 8*2(%[t]), %[n]\n\t" QUIRE_##R(QUIRE_STORE, )                          \
       : [p] "+r"(p), [x] "+r"(x), [x3] "+r"(x3), [num] "+r"(num), [num3] "+r"(num3), [panel] "+r"(panel),                  \
-        [ahead] "+r"(*ahead), [count] "+r"(count), [n] "=&r"(n)                                                           \
-      : [ldx] "r"(t.ldx), [ldn] "r"(t.ldn), [fetch] "r"(t.fetch), [t] "r"(&h),                                            \
+        [ahead] "+r"(ahead), [count] "+r"(count), [n] "=&r"(n)                                                           \
+      : [ldx] "r"(t.ldx), [ldn] "r"(t.ldn), [fetch] "r"(t.fetch[half]), [t] "r"(&h),                                            \
         [extra] "i"(offsetof(PanelNumbers, offset))                                                                       \
       : "memory", "cc", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10", "zmm11",  \
         "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23",        \
@@ -260,9 +261,11 @@ struct HalfTile {
 };
 static_assert(sizeof(HalfTile) == 10 * 8 && offsetof(HalfTile, factors) == 9 * 8);  // the assembly counts
 
-// sums += the groups' scales (and offsets) times their codes · inputs, group after group, for 32 outputs from `column` on.
+// sums += the groups' scales (and offsets) times their codes · inputs, group after group, for the outputs of a half.
 template <int kRows, TileCodes kCodes, bool kOffset>
-QUIRE_INLINE void half_tile(const GroupTile& t, int column, const char** ahead) {
+QUIRE_INLINE void half_tile(const GroupTile& t, int half) {
+  const int column = 32 * half;
+  const char* ahead = t.ahead[half];
   constexpr bool kBytes = kCodes == TileCodes::bytes;
   const uint8_t* p = t.codes + column * 4;
   const int8_t *x = t.x, *x3 = t.x + 3 * t.ldx;
@@ -297,8 +300,7 @@ QUIRE_INLINE void half_tile(const GroupTile& t, int column, const char** ahead) 
 
 template <int kRows, TileCodes kCodes, bool kOffset>
 void group_tile(const GroupTile& t) {
-  const char* ahead = t.ahead;
-  for (int column = 0; column < 64; column += 32) half_tile<kRows, kCodes, kOffset>(t, column, &ahead);
+  for (int half = 0; half < 2; ++half) half_tile<kRows, kCodes, kOffset>(t, half);
 }
 
 #undef QUIRE_ROW
