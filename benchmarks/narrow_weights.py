@@ -1,4 +1,4 @@
-"""One linear by the number of bits of its weights, beside 4 bits and the bytes that each reads.
+"""One linear by the format of its weights, beside 4 bits and the bytes that each reads.
 
     python -m benchmarks.narrow_weights [--rows 1 4 16 256] [--rounds 25] [--threads 1] [--inputs 2048] [--outputs 8192]
 
@@ -25,7 +25,11 @@ from quire.quant import GroupCodes
 from quire.spec import MLP, Attention, Layer, ModelSpec, NormSpec, Rope
 
 GROUPS = Groups(128, "f16", "u8")
-FORMATS = {"bf16": None, **{name: WeightFormat(name, GROUPS) for name in CODE_BITS}}
+FORMATS = {
+    "bf16": None,
+    "bf16_24": WeightFormat("bf16_24"),
+    **{name: WeightFormat(name, GROUPS) for name in CODE_BITS},
+}
 
 
 class Timed:
@@ -59,7 +63,10 @@ class Timed:
         if param.groups is None:
             offset = 0
             for part in param.parts:
-                self._executor.put(param, offset, random.standard_normal(part.shape, np.float32), "F32")
+                weight = random.standard_normal(part.shape, np.float32)
+                if param.kind == "linear":  # two of four, which every format but bf16_24 holds as zeros
+                    weight.reshape(-1, 4)[:, ::2] = 0
+                self._executor.put(param, offset, weight, "F32")
                 offset += part.rows
             return
         shape = param.rows, param.cols

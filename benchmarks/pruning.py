@@ -1,8 +1,8 @@
 """What pruning costs a model and what it brings: a row for each way, and pruning before INT4.
 
-    python -m benchmarks.pruning MODEL --rows rows.jsonl            quality and bytes; continues rows.jsonl
-    python -m benchmarks.pruning MODEL --rows rows.jsonl --speed    also decode speed: on a quiet machine
-    python -m benchmarks.pruning --table rows.jsonl                 the rows as a table
+    python -m benchmarks.pruning MODEL --rows rows.jsonl [--kept FOLDER]    quality and bytes; continues rows.jsonl
+    python -m benchmarks.pruning --rows rows.jsonl --speed                  decode speed of kept ones: on a quiet one
+    python -m benchmarks.pruning --table rows.jsonl                         the rows as a table
 
 Quality and bytes do not depend on what else runs; speed does.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -90,6 +91,8 @@ def measure(args: argparse.Namespace) -> None:
                 print(f"{way}: {error}", file=sys.stderr)
                 continue
             seconds = time.perf_counter() - begin
+            if args.kept and steps:
+                made = Path(shutil.move(made, Path(args.kept) / slug(way)))
             report = gate(original, open_model(made), exact, GateOptions(eval_file=args.eval, max_kl=1e9))
             (found, *_), (known, *_) = (
                 zip(*[(d, t) for d, t in zip(report.compared.divergences, report.compared.texts, strict=True)
@@ -100,12 +103,28 @@ def measure(args: argparse.Namespace) -> None:
                 "memory": report.candidate.weight_bytes, "text": found.text, "tokens": found.tokens,
                 "original_perplexity": known.perplexity, "perplexity": found.perplexity, "kl_mean": found.kl_mean,
                 "kl_p99": found.kl_p99, "top1": found.top1_agreement,
-                "decode": decode_rate(made, asked) if args.speed else None,
+                "folder": str(made) if args.kept else None, "decode": None,
             }  # fmt: skip
             shutil.rmtree(name, ignore_errors=True)
         with rows.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), file=sys.stderr, flush=True)
+
+
+def slug(way: str) -> str:
+    """A way as the name of a folder."""
+    return re.sub(r"[^a-z0-9]+", "-", way)
+
+
+def time_rows(args: argparse.Namespace) -> None:
+    """Add the decode speed to the rows whose checkpoints were kept."""
+    path = Path(args.rows)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row["folder"] and (not args.ways or row["way"] in args.ways.split("; ")):
+            row["decode"] = decode_rate(Path(row["folder"]), EngineConfig(threads=args.threads))
+            print(row["way"], row["decode"], file=sys.stderr, flush=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def table(path: Path) -> str:
@@ -136,6 +155,7 @@ def main() -> None:
     parser.add_argument("--eval", metavar="FILE", help="a text to compare on (default: the built-in ones)")
     parser.add_argument("--ways", help="only these, separated by '; '")
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--kept", metavar="FOLDER", help="where checkpoints stay")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--work", help="folder for checkpoints (default: the system's for temporary files)")
     parser.add_argument("--calibration-samples", type=int, default=64)
@@ -143,6 +163,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.table:
         print(table(args.table))
+    elif args.speed:
+        time_rows(args)
     else:
         measure(args)
 

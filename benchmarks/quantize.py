@@ -3,6 +3,7 @@
     python -m benchmarks.quantize MODEL --out rows.jsonl                quality of every method; continues rows.jsonl
     python -m benchmarks.quantize --table rows.jsonl …                  the rows as a table
     python -m benchmarks.quantize --speed gptq,awq --shape qwen3-0.6b   time and peak memory with random weights
+                                  --layers 1,2                          the same from the difference of few layers
 
 Quality does not depend on what else runs; time does.
 """
@@ -60,7 +61,8 @@ def make(
         if out.is_file()
         else sum(path.stat().st_size for path in out.glob("*.safetensors"))
     )
-    return {"seconds": time.perf_counter() - begin, "peak_mib": usage.ru_maxrss / 1024, "bytes": size}
+    seconds, cpu = time.perf_counter() - begin, usage.ru_utime + usage.ru_stime
+    return {"seconds": seconds, "cpu": cpu, "peak_mib": usage.ru_maxrss / 1024, "bytes": size}
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -117,22 +119,38 @@ def table(files: list[str]) -> None:
 
 
 def speed(args: argparse.Namespace) -> None:
-    """Time and peak memory with random weights of a shape."""
+    """Time and peak memory with random weights of a shape; of fewer layers also the time that the whole shape takes."""
     from quire.bench.random_checkpoint import write_checkpoint
     from quire.planner.shapes import SHAPES
 
-    folder = Path(tempfile.mkdtemp(dir=args.folder))
-    try:
-        write_checkpoint(folder / "model", SHAPES[args.shape])
-        for method in args.speed.split(","):
-            more = ["--calibration", args.calibration] if args.calibration else []
-            found = make(str(folder / "model"), folder / "out", (method, 4, 128, ()), more)
+    shape = SHAPES[args.shape]
+    whole = int(shape["num_hidden_layers"])
+    counts = [int(count) for count in args.layers.split(",")] if args.layers else [whole]
+    folder = Path(args.folder or tempfile.mkdtemp())
+    models = {count: folder / f"{args.shape}-{count}" for count in counts}
+    for count, model in models.items():
+        if not model.exists():
+            write_checkpoint(model, {**shape, "num_hidden_layers": count})
+    if args.write:
+        return
+    more = ["--calibration", args.calibration] if args.calibration else []
+    for method in args.speed.split(","):
+        found = {}
+        for count, model in models.items():
+            found[count] = row = make(str(model), folder / "out", (method, 4, 128, ()), more)
             shutil.rmtree(folder / "out")
             print(
-                f"{args.shape} {method}: {found['seconds']:.0f} s, peak {found['peak_mib']:.0f} MiB",
-                flush=True,
-            )
-    finally:
+                f"{args.shape} {method}, {count} layers: {row['seconds']:.0f} s, CPU {row['cpu']:.0f} s, "
+                f"peak {row['peak_mib']:.0f} MiB", flush=True,
+            )  # fmt: skip
+        if whole not in found and len(found) > 1:
+            (few, least), *_, (most, longest) = sorted(found.items())
+            times = {}
+            for clock in ("seconds", "cpu"):
+                each = (longest[clock] - least[clock]) / (most - few)
+                times[clock] = least[clock] + (whole - few) * each
+            print(f"{method}, {whole} layers: {times['seconds']:.0f} s, CPU {times['cpu']:.0f} s", flush=True)
+    if not args.folder:
         shutil.rmtree(folder)
 
 
@@ -150,7 +168,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--calibration", default="")
     parser.add_argument("--eval", help="text to compare on")
-    parser.add_argument("--folder", help="where the checkpoints of --speed are written")
+    parser.add_argument("--folder", help="where the checkpoints of --speed are written, and stay")
+    parser.add_argument(
+        "--layers", help="of --speed: so many of the shape's layers, such as 1,2; times of all follow"
+    )
+    parser.add_argument("--write", action="store_true", help="of --speed: only write the checkpoints")
     args = parser.parse_args()
     if args.table:
         table(args.table)

@@ -60,7 +60,8 @@ void bind_formats(nb::module_& m) {
       .value("bf16", DType::bf16)
       .value("f16", DType::f16)
       .value("i8", DType::i8)
-      .value("i32", DType::i32);
+      .value("i32", DType::i32)
+      .value("bf16_24", DType::bf16_24);
   nb::enum_<KVType>(m, "KVType")
       .value("f32", KVType::f32)
       .value("bf16", KVType::bf16)

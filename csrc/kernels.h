@@ -15,10 +15,11 @@
 
 namespace quire {
 
-enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i32 = 4 };
+enum class DType : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i32 = 4, bf16_24 = 5 };
 constexpr size_t dtype_bytes(DType t) { return t == DType::f32 || t == DType::i32 ? 4 : t == DType::i8 ? 1 : 2; }
 // Of the input of a linear whose weight is t.
-inline DType input_of(DType t) { return t == DType::f16 ? DType::f32 : t; }
+inline DType input_of(DType t) { return t == DType::f16 ? DType::f32 : t == DType::bf16_24 ? DType::bf16 : t; }
+constexpr size_t kFourBytes = 64 * 4 + 64 / 2;  // of four features of a bf16_24 panel
 
 // Columns (output features) of a packed panel.
 //
@@ -26,6 +27,10 @@ inline DType input_of(DType t) { return t == DType::f16 ? DType::f32 : t; }
 //   bf16 panel p:  [k/2][64][2]   w[p*64 + c, k] at (k/2)*128 + c*2 + k%2
 //   f16  panel p:  [k/2][4][2][16]  w[p*64 + c, k] at (k/2)*128 + (c/16)*32 + k%2*16 + c%16: a cache line holds two
 //                                 features of sixteen columns, each as one conversion to float32 takes them
+//
+//   bf16_24 panel p:  for each four features [64][2] the two of them that are not zero, and [4][2] words of 32 bits for
+//                     sixteen columns each: features 0 and 1 of column c are there where bits 2c and 2c + 1 of the
+//                     first are set, features 2 and 3 where those of the second are; k is a multiple of four
 //
 //   groups panel p:  see GroupFormat
 //
@@ -352,12 +357,14 @@ struct ScaleTask;
   X(linear_f32, void, const LinearTask&)                                                                          \
   X(linear_bf16, void, const LinearTask&)                                                                         \
   X(linear_f16, void, const LinearTask&)                                                                          \
+  X(linear_bf16_24, void, const LinearTask&)                                                                      \
   X(linear_groups, void, const LinearTask&)                                                                       \
   X(shrink, void, const ShrinkTask&)                                                                              \
   X(expand, void, const ExpandTask&)                                                                              \
   X(pack_f32, void, const PackTask&)                                                                              \
   X(pack_bf16, void, const PackTask&)                                                                             \
   X(pack_f16, void, const PackTask&)                                                                              \
+  X(pack_bf16_24, void, const PackTask&)                                                                          \
   X(pack_groups, void, const PackTask&)                                                                           \
   X(pack_codes, void, const PackCodesTask&)                                                                       \
   X(quantize, void, const QuantizeTask&)                                                                          \
@@ -400,7 +407,7 @@ struct ScaleTask;
   X(race_list, void, const Race&, const float* x, const int32_t* ids, int n, Leader*)                             \
   /* How many tokens come before (value, id): greater values, and equal ones with a lower id. */                  \
   X(count_before, int64_t, const RankTask&)                                                                       \
-  /* Index of a NaN or infinity, or of what becomes one in the format that it is kept in; or -1. */               \
+  /* Index of a NaN or infinity, or of what the format that it is kept in cannot hold; or -1. */                  \
   X(first_nonfinite, int64_t, const void* src, DType dtype, DType kept, size_t n)                                 \
   /* Reads memory as fast as it can: the limit of bandwidth. */                                                   \
   X(read_sum, float, const void* src, size_t bytes)                                                               \

@@ -19,6 +19,7 @@ inline LinearKernel linear_kernel(const Kernels& kernels, const Param& p) {
   switch (p.dtype) {
     case DType::f32: return kernels.linear_f32;
     case DType::f16: return kernels.linear_f16;
+    case DType::bf16_24: return kernels.linear_bf16_24;
     default: return kernels.linear_bf16;
   }
 }

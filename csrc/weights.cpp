@@ -18,6 +18,7 @@ int padded_rows(int matrices, int rows) {
 
 Param Param::panels(int matrices, int rows, int cols, DType dtype) {
   if (dtype == DType::i8) throw std::invalid_argument("int8 weights are in groups");
+  if (dtype == DType::bf16_24 && cols % 4) throw std::invalid_argument("2:4 weights have fours of inputs");
   return {Layout::panels, padded_rows(matrices, rows), cols, dtype, {}, matrices, rows};
 }
 
@@ -31,7 +32,7 @@ Param Param::grouped(int matrices, int rows, int cols, const GroupFormat& format
 }
 
 Param Param::table(int rows, int cols, DType dtype) {
-  if (dtype == DType::i8) throw std::invalid_argument("a table holds floats");
+  if (dtype == DType::i8 || dtype == DType::bf16_24) throw std::invalid_argument("a table holds floats");
   return {Layout::rows, rows, cols, dtype, {}, 1, rows};
 }
 
@@ -48,10 +49,11 @@ size_t Param::bytes() const {
 void put_float_rows(const Kernels& kernels, const Param& p, int row_offset, const void* src, DType src_dtype, int begin,
                     int end, int rows) {
   if (p.layout == Param::Layout::panels) {
-    const auto pack = p.groups.bits           ? kernels.pack_groups
-                      : p.dtype == DType::f32 ? kernels.pack_f32
-                      : p.dtype == DType::f16 ? kernels.pack_f16
-                                              : kernels.pack_bf16;
+    const auto pack = p.groups.bits               ? kernels.pack_groups
+                      : p.dtype == DType::f32     ? kernels.pack_f32
+                      : p.dtype == DType::f16     ? kernels.pack_f16
+                      : p.dtype == DType::bf16_24 ? kernels.pack_bf16_24
+                                                  : kernels.pack_bf16;
     return pack({src, src_dtype, p.data(), rows, p.cols, row_offset, begin, end, p.groups});
   }
   const size_t width = static_cast<size_t>(std::max(p.cols, 1)), n = (end - begin) * width;

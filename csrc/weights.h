@@ -34,6 +34,7 @@ struct Param {
   const float* vector() const { return reinterpret_cast<const float*>(data()); }
   size_t panel_bytes() const {
     const size_t size = dtype_bytes(dtype);
+    if (dtype == DType::bf16_24) return static_cast<size_t>(cols) / 4 * kFourBytes;
     return groups.bits ? groups.panel_bytes(cols) : align_up(cols, 4 / size) * kPanel * size;
   }
   int matrix_panels() const { return ceil_div(matrix_rows, kPanel); }

@@ -10,6 +10,7 @@ same prompts. `drafts` is "off", "default" or the number that the engine was tol
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -165,6 +166,9 @@ def vllm(args: argparse.Namespace, drafts: str) -> Iterator[Stream]:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{args.threads - 1}")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     run_vllm.name_the_wheel()
+    # vLLM looks for kernels in what every object says is its `__dict__`; numba, which its n-grams load, brings one that
+    # says a function, and vLLM ends.
+    importlib.import_module("llvmlite.binding.ffi").lib._fntab["__dict__"] = {}
     import vllm
 
     count = int(drafts) if drafts.isdigit() else 8
@@ -184,7 +188,12 @@ def vllm(args: argparse.Namespace, drafts: str) -> Iterator[Stream]:
         first = timed(prompt, 1)  # the offline API gives no time for each token
         return (count - 1) / (timed(prompt, count) - first), 0.0
 
-    yield stream
+    try:
+        yield stream
+    finally:  # now: a later end of this engine would end what the next one has set up
+        llm.llm_engine.engine_core.shutdown()
+        llm.llm_engine = None
+        gc.collect()
 
 
 ENGINES = {"quire": quire, "llama.cpp": llama_cpp, "transformers": transformers, "vllm": vllm}

@@ -157,7 +157,93 @@ QUIRE_INLINE void panel_block(const LinearTask& task, const RowBlocks& blocks, T
   }
 }
 
-template <class T>
+// ---- 2:4 ----------------------------------------------------------------------------------------------------------
+
+// Sixteen columns of four features, whose values are at v and whose bits are `first` and `second`: the pairs of bf16 that a
+// bf16 panel has in their place. The second value is that of feature 3, and of feature 2 or 1 if one came before.
+#if QUIRE_AVX512
+using P24 = P16;
+QUIRE_INLINE void pairs_of_four(const char* v, uint32_t first, uint32_t second, P16* out) {
+  const __m512i x = _mm512_loadu_si512(v), turned = _mm512_rol_epi32(x, 16);
+  const uint32_t alone = ~(first << 1) & 0xaaaaaaaau, before = (first | first >> 1) & 0x55555555u;
+  out[0].v = _mm512_maskz_mov_epi16(first, _mm512_mask_blend_epi16(alone, x, turned));
+  out[1].v = _mm512_maskz_mov_epi16(second, _mm512_mask_blend_epi16(before, x, turned));
+}
+QUIRE_INLINE void store_pairs(uint16_t* to, P16 x) { _mm512_storeu_si512(to, x.v); }
+#else
+struct P24 {
+  uint16_t of[32];
+};
+QUIRE_INLINE void pairs_of_four(const char* v, uint32_t first, uint32_t second, P24* out) {
+  uint16_t values[32];
+  std::memcpy(values, v, sizeof(values));
+  for (int c = 0; c < 16; ++c) {
+    const uint32_t a = first >> 2 * c & 3, b = second >> 2 * c & 3;
+    const uint16_t low = values[2 * c], high = values[2 * c + 1];
+    out[0].of[2 * c] = a & 1 ? low : uint16_t{0};
+    out[0].of[2 * c + 1] = a & 2 ? (a & 1 ? high : low) : uint16_t{0};
+    out[1].of[2 * c] = b & 1 ? (a ? high : low) : uint16_t{0};
+    out[1].of[2 * c + 1] = b & 2 ? high : uint16_t{0};
+  }
+}
+QUIRE_INLINE void store_pairs(uint16_t* to, const P24& x) { std::memcpy(to, x.of, sizeof(x.of)); }
+#endif
+
+// f(vector, the two pairs of it) for the four vectors of four features at p.
+template <class F>
+QUIRE_INLINE void each_of_four(const char* p, F f) {
+  uint32_t bits[2 * kVectors];
+  std::memcpy(bits, p + kPanel * 4, sizeof(bits));
+#pragma GCC unroll 4
+  for (int c = 0; c < kVectors; ++c) {
+    P24 pairs[2];
+    pairs_of_four(p + c * 64, bits[2 * c], bits[2 * c + 1], pairs);
+    f(c, pairs);
+  }
+}
+
+// Two pairs of features a four, [fours][2][64][2], as in a bf16 panel.
+void widen_fours(const char* from, int fours, uint16_t* to) {
+  for (int s = 0; s < fours; ++s, from += kFourBytes, to += 4 * kPanel)
+    each_of_four(from, [&](int c, const P24* pairs) {
+      store_pairs(to + c * 32, pairs[0]);
+      store_pairs(to + 2 * kPanel + c * 32, pairs[1]);
+    });
+}
+
+#if QUIRE_AVX512
+// A few rows multiply the pairs in registers: the products and sums of a bf16 panel, in its order.
+template <int R>
+void few_rows_24(const LinearTask& task) {
+  const int fours = task.k / 4;
+  for (int p = task.panel_begin; p < task.panel_end; ++p) {
+    const char* w = static_cast<const char*>(task.w) + static_cast<size_t>(p) * fours * kFourBytes;
+    const uint16_t* x = static_cast<const uint16_t*>(task.x);
+    V16 acc[R * kVectors];
+    for (V16& sum : acc) sum = zero();
+    for (int s = 0; s < fours; ++s, w += kFourBytes, x += 4) {
+      for (size_t i = 0; i < kFourBytes; i += 64) prefetch(w + kPrefetch + i);
+      each_of_four(w, [&](int c, const P16* pairs) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          V16& sum = acc[r * kVectors + c];
+          sum = dot(dot(sum, set1_pair(x + r * task.ldx), pairs[0]), set1_pair(x + r * task.ldx + 2), pairs[1]);
+        }
+      });
+    }
+    Tile<BF16> t;
+    const size_t column = static_cast<size_t>(p) * kPanel;
+    t.y = task.y + column;
+    t.ldy = task.ldy;
+    t.bias = task.bias ? task.bias + column : nullptr;
+    t.width = task.n - p * kPanel < kPanel ? task.n - p * kPanel : kPanel;
+    write<false, BF16, R, kVectors>(t, 0, acc);
+  }
+}
+#endif
+
+// kFours: a bf16_24 weight, of which each block of a panel is widened before all rows pass over it.
+template <class T, bool kFours = false>
 void linear(const LinearTask& task) {
   using E = typename T::elem;
   const int k_steps = (task.k + T::step - 1) / T::step;
@@ -165,7 +251,9 @@ void linear(const LinearTask& task) {
   const RowBlocks blocks{task.rows, (task.rows + kRows - 1) / kRows};
   const bool few = blocks.count > 1 && blocks.count <= kNearBlocks;
   const int most = few ? kNearSteps : kFarSteps, blocks_of_k = (k_steps + most - 1) / most;
-  const int block = (k_steps + blocks_of_k - 1) / blocks_of_k;  // equal: a short one would fetch only part of the next
+  const int even = (k_steps + blocks_of_k - 1) / blocks_of_k;  // equal: a short one would fetch only part of the next
+  const int block = kFours ? even + (even & 1) : even;
+  alignas(64) E wide[kFours ? (kFarSteps + 1) * kPanel * T::step : 1];
   alignas(64) float sums[kLinearRows * kPanel];
   Tile<T> t;
   t.ldx = task.ldx;
@@ -190,9 +278,15 @@ void linear(const LinearTask& task) {
       t.last = k0 + t.steps == k_steps;
       t.turn = 0;
       t.next = reinterpret_cast<const char*>(t.w + t.steps * step_elems);
+      if constexpr (kFours) {
+        const size_t fours = static_cast<size_t>(p) * (k_steps / 2) + k0 / 2;
+        widen_fours(static_cast<const char*>(task.w) + fours * kFourBytes, t.steps / 2, wide);
+        t.w = wide;
+        t.next = nullptr;
+      }
       t.odd = std::is_same_v<T, F16> && t.last && task.k % T::step;
       t.steps -= t.odd;
-      if (t.last && p + 1 == task.panel_end) t.next = static_cast<const char*>(task.next);
+      if (!kFours && t.last && p + 1 == task.panel_end) t.next = static_cast<const char*>(task.next);
       if (share) task.ahead->fetch(share);
       panel_block<T>(task, blocks, t, y, k0);
     }
@@ -209,6 +303,17 @@ void linear_bf16(const LinearTask& t) {
   linear<BF16>(t);
 }
 void linear_f16(const LinearTask& t) { linear<F16>(t); }
+void linear_bf16_24(const LinearTask& t) {
+#if QUIRE_AVX512
+  switch (t.rows) {
+    case 1: return few_rows_24<1>(t);
+    case 2: return few_rows_24<2>(t);
+    case 3: return few_rows_24<3>(t);
+    case 4: return few_rows_24<4>(t);
+  }
+#endif
+  linear<BF16, true>(t);
+}
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

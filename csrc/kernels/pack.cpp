@@ -142,7 +142,40 @@ void pack_f16(const PackTask& t) {
       interleave_halves);
 }
 
+// Two of each four features, see kernels.h.
+void pack_bf16_24(const PackTask& t) {
+  for (int r = t.row_begin; r < t.row_end; ++r) {
+    const int row = t.row_offset + r, col = row % kPanel, bit = col % 16 * 2;
+    char* four = static_cast<char*>(t.dst) + static_cast<size_t>(row / kPanel) * (t.k / 4) * kFourBytes;
+    for (int k = 0; k < t.k; k += 4, four += kFourBytes) {
+      float numbers[4];
+      floats(t.src, t.src_dtype, element(t, r, k), 4, numbers);
+      uint16_t* values = reinterpret_cast<uint16_t*>(four) + col * 2;
+      uint32_t* there = reinterpret_cast<uint32_t*>(four + kPanel * 4) + col / 16 * 2;
+      int count = 0;
+      for (int i = 0; i < 4 && count < 2; ++i) {
+        const uint16_t number = float_to_bf16(numbers[i]);
+        if (!(number & 0x7fff)) continue;
+        values[count++] = number;
+        there[i / 2] |= uint32_t{1} << (bit + i % 2);
+      }
+      if (count == 1) values[1] = values[0];  // the fourth feature is looked for there
+    }
+  }
+}
+
 int64_t first_nonfinite(const void* src, DType type, DType kept, size_t n) {
+  if (kept == DType::bf16_24) {
+    const int64_t bad = first_nonfinite(src, type, DType::bf16, n);
+    if (bad >= 0) return bad;
+    for (size_t i = 0; i < n; i += 4) {
+      float numbers[4];
+      floats(src, type, i, 4, numbers);
+      for (int j = 0, count = 0; j < 4; ++j)
+        if (float_to_bf16(numbers[j]) & 0x7fff && ++count == 3) return static_cast<int64_t>(i) + j;
+    }
+    return -1;
+  }
   const bool half = kept == DType::f16;  // 65520 and more become infinite
   if (type == DType::f32)
     return first_at_least(static_cast<const uint32_t*>(src), n, uint32_t{0x7fffffff},

@@ -175,7 +175,7 @@ def test_a_wish_that_cannot_be_kept_is_named() -> None:
     assert (broken.what, broken.wait) == ("max_queue_ms", 1.0)
     broken = check_wishes(late, 11, ServiceClass("chat", SLO(ttft=2900)), elapsed=0.5)
     assert broken is not None
-    assert str(broken) == "ttft of class chat of 2400 ms cannot be kept: 3000 ms predicted"
+    assert str(broken) == "ttft of class chat of 2900 ms cannot be kept: 3500 ms predicted"
     broken = check_wishes(late, 11, None, finish=3.5)
     assert broken is not None
     assert (broken.what, round(broken.predicted, 6)) == ("deadline_ms", 4.0)

@@ -201,8 +201,12 @@ def test_inspect_speculation(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert more["memory"]["proposer"] > plain["memory"]["proposer"] > 0
     assert {entry["drafts"] for entry in plain["expected"]} == {1, 2, 3, 4, 5}
     assert {entry["rate"] for entry in plain["expected"]} == {at / 100 for at in range(50, 100, 5)}
-    same = report("--draft-model", str(folder))
+    rounded = report("--draft-model", str(folder))
+    assert 0 < rounded["draft_cost"] < 0.5
+    draft = json.dumps({"model": str(folder), "quantization": "none"})
+    same = report("--speculative-config", draft)
     assert same["draft_cost"] == 1
+    assert same["memory"]["weights"] > rounded["memory"]["weights"]
     assert same["memory"]["weights"] > 0 < same["memory"]["kv_bytes_per_token"]
     for found in (plain, same, report("--speculate", "self")):
         for entry in found["expected"]:

@@ -66,8 +66,8 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     with LLM(folder, **common) as llm:
         expected = bits(llm.generate(asked, ways * 3))
     with LLM(
-        folder, speculative_config={"model": str(folder), "top_k": top_k}, max_num_seqs=4, num_kv_blocks=blocks,
-        max_num_batched_tokens=64, **common,
+        folder, speculative_config={"model": str(folder), "quantization": "none", "top_k": top_k}, max_num_seqs=4,
+        num_kv_blocks=blocks, max_num_batched_tokens=64, **common,
     ) as llm:  # fmt: skip
         for _ in range(2):  # the second time prefixes are found
             assert bits(llm.generate(asked, ways * 3)) == expected
@@ -114,7 +114,8 @@ def test_what_a_draft_takes_is_in_the_plan(checkpoint: Folder) -> None:
     common = {"max_model_len": LENGTH, "progress": False, "num_kv_blocks": 20}
     with LLM(checkpoint("qwen3"), **common) as llm:
         alone = llm._built.plan.parts
-    with LLM(checkpoint("qwen3"), draft_model=str(checkpoint("qwen3")), **common) as llm:
+    same = {"model": str(checkpoint("qwen3")), "quantization": "none"}
+    with LLM(checkpoint("qwen3"), speculative_config=same, **common) as llm:
         both, executors = llm._built.plan.parts, [llm._built.executor, llm._built.draft]
         held = [executor.memory() for executor in executors if executor is not None]
     assert both["weights"] == 2 * alone["weights"]
@@ -124,6 +125,30 @@ def test_what_a_draft_takes_is_in_the_plan(checkpoint: Folder) -> None:
         planned = both[part] + (both["branches"] if part == "kv" else 0)
         assert sum(each[part] for each in held) <= planned
     assert both["branches"] > alone["branches"] == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "chosen", "dtype"),
+    [
+        ({}, {}, "i8"),
+        ({}, {"quantization": "none"}, "f32"),
+        ({"quantization": "int4"}, {}, "i4"),
+        ({"quantization": "int4"}, {"quantization": "int8"}, "i8"),
+    ],
+)
+def test_a_draft_in_floats_is_rounded(
+    checkpoint: Folder, target: dict[str, Any], chosen: dict[str, Any], dtype: str
+) -> None:
+    """To int8, but for what else is asked for; a draft costs what is read of it. Answers are those without it."""
+    common: dict[str, Any] = {"max_model_len": LENGTH, "progress": False, "dtype": "float32", **target}
+    with LLM(checkpoint("qwen3"), **common) as llm:
+        expected = bits(llm.generate(prompts()[:3], params()[:3]))
+    config = {"model": str(checkpoint("llama2")), **chosen}
+    with LLM(checkpoint("qwen3"), speculative_config=config, **common) as llm:
+        assert llm._built.draft is not None
+        weights = llm._built.draft.program.params
+        assert {each.dtype for each in weights if "gate_up" in each.name} == {dtype}
+        assert bits(llm.generate(prompts()[:3], params()[:3])) == expected
 
 
 def test_logits_of_a_trimmed_vocabulary_are_widened_in_planned_memory(checkpoint: Folder) -> None:

@@ -44,8 +44,8 @@ FORMATS: dict[str, dict[str, str]] = {
 }
 # Columns of quantized checkpoints: the scheme and its format in helpers.quantized_folders.
 SCHEMES = {
-    "W4A16 GPTQ": "gptq", "W4A16 AWQ": "awq", "W8A8": "int-quantized", "W8A8-FP8": "float-quantized",
-    "W4A16-MXFP4": "mxfp4-pack-quantized",
+    "W4A16 GPTQ": "gptq", "W3A16 GPTQ": "gptq-3-bits", "W2A16 GPTQ": "gptq-2-bits", "W4A16 AWQ": "awq",
+    "W8A8": "int-quantized", "W8A8-FP8": "float-quantized", "W4A16-MXFP4": "mxfp4-pack-quantized",
 }  # fmt: skip
 COLUMNS = (*FORMATS, *SCHEMES)
 
@@ -69,7 +69,7 @@ def measured(plain: Path, column: str, reference: Logits, folder: Path) -> float
         (folder / "floats").mkdir()
         (folder / "floats" / "config.json").write_text((plain / "config.json").read_text())
         for name in values:
-            if LINEAR.fullmatch(name.removesuffix(".bias")) and column == "W4A16 GPTQ":
+            if LINEAR.fullmatch(name.removesuffix(".bias")) and column.endswith("GPTQ"):
                 values[name] = np.zeros_like(
                     values[name]
                 )  # GPTQ's own biases, which quantized_folder has as zeros

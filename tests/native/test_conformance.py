@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.attention import Latent, Shape, attend_index, random_tokens
+from helpers.fours import drop_two
 from helpers.group_codes import codes_of
 from helpers.low_rank import fill_random, pooled, room
 from helpers.pairs import pairwise
@@ -56,6 +57,7 @@ FORMATS = {
     "f32-bf16": NumberFormats("f32", "bf16"),
     "f16": NumberFormats("f16", "f16"),
     "f16-f32": NumberFormats("f16", "f32"),
+    "bf16_24": NumberFormats("bf16", "bf16", WeightFormat("bf16_24")),
     "i8-f32": NumberFormats("f32", "f32", I8, I8),
     "i8-bf16": NumberFormats("bf16", "bf16", I8),
     "i4-f32": NumberFormats("f32", "f32", *[WeightFormat("i4", Groups(32))] * 2),
@@ -144,6 +146,8 @@ def random_part(program: Program, name: str, rows: int, cols: int, seed: int) ->
     noise = np.random.default_rng(seed).standard_normal((rows, cols) if cols else rows).astype(np.float32)
     if kind == "vector":
         return noise * np.float32(0.3) + np.float32("norm" in name)
+    if program.param(name).dtype == "bf16_24":
+        drop_two(noise, seed)
     return noise / np.float32(np.sqrt(cols)) if name != "head" else noise / np.float32(4)
 
 
@@ -340,16 +344,20 @@ DECODERS = [
     ("gqa", "f32"),
     ("gqa", "bf16"),
     ("gqa", "f16"),
+    ("gqa", "bf16_24"),
     ("gqa", "i4-f32"),
     ("sandwich", "f32"),
     ("latent", "f32"),
 ]
-F32_OPS, BF16_OPS, F16_OPS, I4_OPS, SANDWICH, LATENT = (functools.partial(ops, *case) for case in DECODERS)
+F32_OPS, BF16_OPS, F16_OPS, FOURS_OPS, I4_OPS, SANDWICH, LATENT = (
+    functools.partial(ops, *case) for case in DECODERS
+)
 CASES: dict[str, Callable[[str], None]] = {
     **dict.fromkeys(("linear_f32", "pack_f32", "norm", "rope_write", "attend", "gated_act"), F32_OPS),
     **dict.fromkeys(("embed", "gather", "maxima"), F32_OPS),
     **dict.fromkeys(("linear_bf16", "pack_bf16"), BF16_OPS),
     **dict.fromkeys(("linear_f16", "pack_f16"), F16_OPS),
+    **dict.fromkeys(("linear_bf16_24", "pack_bf16_24"), FOURS_OPS),
     **dict.fromkeys(("linear_groups", "pack_groups", "quantize", "embed_groups"), I4_OPS),
     **dict.fromkeys(("add_rows", "scale_rows"), SANDWICH),
     **dict.fromkeys(("latent_write", "latent_attend"), LATENT),

@@ -147,15 +147,16 @@ def test_gptqmodel_reads_the_same_weights(how: dict[str, Any], gptqmodel: Path, 
 @pytest.mark.parametrize(
     "how",
     [
-        {"method": "gptq"},
-        {"method": "gptq", "bits": 8},
-        {"method": "gptq", "target_bits": 4.5},
-        {"method": "awq"},
+        {"method": "gptq", "group_size": 128},
+        {"method": "awq", "group_size": 128},
+        {"method": "smoothquant", "bits": 8},
+        {"method": "fp8", "bits": 8},
     ],
     ids=lambda how: " ".join(map(str, how.values())),
 )
 def test_vllm_gives_the_same_answer(how: dict[str, Any], vllm: Path, tmp_path: Path) -> None:
-    folder, found = make(tmp_path / "model", group_size=128, **how), tmp_path / "answer.txt"
+    """On a CPU, where vLLM has no kernel for GPTQ's 8 bits."""
+    folder, found = make(tmp_path / "model", **how), tmp_path / "answer.txt"
     script = tmp_path / "generate.py"  # vLLM starts it again in processes of its own
     script.write_text(GENERATE_VLLM)
     env = {

@@ -105,7 +105,8 @@ def test_many_streams_at_once_are_shared_evenly() -> None:
         assert all(each.text.count(" word") == 20 for each in replies)
         shares = Counter(each.headers["x-quire-backend"] for each in replies)
         assert max(shares.values()) <= 1.25 * 64 / 4 + 2
-        assert all(each.requests == 0 and each.work == 0 for each in router.backends.all)
+        # a client may have the end of its stream a moment before the router counts it
+        until(lambda: all(each.requests == 0 and each.work == 0 for each in router.backends.all))
 
 
 def test_a_client_that_hangs_up_ends_the_request_at_the_server() -> None:

@@ -179,6 +179,7 @@ def test_what_is_trained_is_what_drafts(
     config: Any = {
         "method": method,
         "model": str(tmp_path / "draft"),
+        "quantization": "none",
         "num_speculative_tokens": 3,
         "top_k": 1,
     }

@@ -35,10 +35,14 @@ def write_checkpoint(folder: Path, config: dict[str, Any], seed: int = 0, *, mer
     return folder
 
 
-def write_tokenizer(folder: Path, *, merges: bool = False) -> None:
-    """One token per byte, and three special tokens; with `merges` also a few pairs of letters."""
+def write_tokenizer(folder: Path, *, merges: bool = False, size: int = 0) -> None:
+    """One token per byte, and three special tokens; with `merges` also a few pairs of letters.
+
+    Up to `size` tokens, words follow that no text is divided into: nearly every token of a random answer then has text.
+    """
     pairs = list(PAIRS) if merges else []
     tokens = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in pairs)]
+    tokens += [f"Ġword{i}" for i in range(len(tokens), size)]
     vocab = {token: i for i, token in enumerate(tokens)}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

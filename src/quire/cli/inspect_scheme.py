@@ -27,6 +27,7 @@ _PARTS = (
     "others",
 )
 _FLOATS = {"F32": "W32A32", "F16": "W16A16", "BF16": "W16A16"}
+_FLOAT_SCHEMES = {"f32": "W32A32", "bf16": "W16A16", "bf16_24": "W16A16 2:4", "f16": "W16A32"}
 _FEED_FORWARD = (
     "gate_up",
     "down",
@@ -85,7 +86,7 @@ def _computed(program: Program) -> str:
 
 def _of_param(param: Param) -> str:
     if param.groups is None:
-        return {"f32": "W32A32", "bf16": "W16A16", "f16": "W16A32"}.get(param.dtype, param.dtype)
+        return _FLOAT_SCHEMES.get(param.dtype, param.dtype)
     symmetry = "sym" if param.groups.offsets == "none" else "asym"
     return f"W{param.code_bits}A8 g{param.groups.size} {symmetry} dynamic"
 

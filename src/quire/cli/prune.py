@@ -1,7 +1,7 @@
 """Make a smaller or sparser checkpoint of a model, and say what was lost.
 
-Single weights become zero (no speed-up here: Quire multiplies zeros like other numbers; for other engines, or before
-quantizing):
+Single weights become zero (--pattern 2:4 decodes faster in bfloat16 on AVX-512; else no speed-up here: Quire multiplies
+zeros like other numbers):
 
 magnitude    the smallest weights of each linear; needs no text
 wanda        the weights that add least over a text (arXiv 2306.11695)
@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.offline.prune.prune_run import prune_structure
     from quire.offline.quantize.quantize_model import quantize
     from quire.offline.quantize.recipe import Recipe
+    from quire.program.formats import FOURS
     from quire.util.printable import printable
     from quire.util.progress import CountProgress
 
@@ -69,12 +70,17 @@ def run(args: argparse.Namespace) -> int:
     prune, judge = prune_structure if args.structure else quantize, make_judge(name, asked, args)
     with CountProgress("pruning", "windows", enabled=not args.quiet) as progress:
         result = prune(name, out, recipe, asked, calibration=args.calibration, progress=progress, judge=judge)
-    lines = [*result.lines, *([] if args.structure else [NO_SPEED_UP])]
+    speed = SPEED_UP if args.pattern in FOURS else NO_SPEED_UP
+    lines = [*result.lines, *([] if args.structure else [speed])]
     if not args.quiet:
         print("\n".join([*map(printable, lines), f"wrote {args.out}"]), file=sys.stderr)
     return 0
 
 
+SPEED_UP = (
+    "in bfloat16 with AVX-512 these linears take 1.125 bytes a weight and decode faster; elsewhere there is no "
+    "speed-up here: zeros take as long and as many bytes as other weights"
+)
 NO_SPEED_UP = (
     "no speed-up here: zeros take as long and as many bytes as other weights; --structure makes models faster"
 )

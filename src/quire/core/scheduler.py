@@ -154,53 +154,76 @@ class Scheduler(SchedulerState):
         if self._fetches is not None:
             for seq in self._fetches.end(result.filled):
                 self._waiting.push(seq)
-        failed, complete, rows, running = result.failed, result.complete, out.scheduled, Status.RUNNING
-        drafted, pooled, events, ended = result.drafted, result.pooled, [], False
-        token_ids, logged = result.token_ids, result.logprobs
-        for i, (seq, row) in enumerate(zip(seqs, rows, strict=True)):
+        running, token_ids, logged = Status.RUNNING, result.token_ids, result.logprobs
+        usual = not (result.failed or result.pooled or result.complete or result.drafted)
+        events: list[SeqEvent] = []
+        ended = False
+        for i, (seq, row) in enumerate(zip(seqs, out.scheduled, strict=True)):
             if seq.status is not running:
                 continue
-            if seq.follows:
-                follow(seq)
-                self._ran(seq, row, [])
+            new, tokens = token_ids[i], seq.tokens
+            if (
+                usual
+                and row.logits == 1
+                and len(new) == 1
+                and (end := len(tokens)) + 1 < seq.limit
+                and new[0] not in seq.stop_ids
+                and not (row.prompt_logprobs or seq.follows)
+            ):  # most rows of most steps; what follows does the same for any row
+                tokens.append(new[0])
+                seq.computed, state = end, seq.state
+                if (line := state.line) is not None:
+                    line.generated += 1
+                if (account := seq.account) is not None:
+                    account.served += seq.price
+                if end >= seq.wake:
+                    self._reach_wake(seq)
+                name, cached = state.request.request_id, state.cached_tokens
+                events.append(SeqEvent(name, seq.sample_index, new, logged[i], None, None, None, cached))
                 continue
-            if (failed or pooled) and (i in failed or i in pooled):
-                ending = self._fail(seq, failed[i]) if i in failed else self._pooled(seq, row, pooled[i])
-                events.append(ending)
-                ended = True
-                continue
-            new, logprobs = token_ids[i], logged[i]
-            reason = stop = prompt_logprobs = None
-            if new:
-                kept, reason, stop = seq.append(new, complete=i in complete)
-                if kept < len(new):
-                    new, logprobs = new[:kept], logprobs[:kept] if logprobs is not None else None
-            self._ran(seq, row, new)
-            if row.prompt_logprobs:
-                prompt_logprobs = take_prompt_logprobs(seq, row, result.prompt_logprobs[i])
-            elif not new:
-                continue
-            state = seq.state
-            events.append(
-                SeqEvent(
-                    state.request.request_id,
-                    seq.sample_index,
-                    new,
-                    logprobs,
-                    prompt_logprobs,
-                    reason,
-                    stop,
-                    state.cached_tokens,
-                    drafted.get(i) if drafted else None,
-                )
-            )
-            if reason is not None:
-                self.estimates.ended(state.request, len(seq.tokens) - seq.prompt_len)
-                self._end_pair(seq, seqs, rows)
-                ended = True
+            ended = self._take_row(i, seqs, out, result, events) or ended
         if ended:
             self._sweep()
         return events
+
+    def _take_row(
+        self, i: int, seqs: list[Sequence], out: SchedulerOutput, result: StepOutput, events: list[SeqEvent]
+    ) -> bool:
+        """Commit row i of a step, whose sequence runs; whether it ended."""
+        seq, row = seqs[i], out.scheduled[i]
+        if seq.follows:
+            follow(seq)
+            self._ran(seq, row, [])
+            return False
+        if (failure := result.failed.get(i)) is not None:
+            events.append(self._fail(seq, failure))
+            return True
+        if (numbers := result.pooled.get(i)) is not None:
+            events.append(self._pooled(seq, row, numbers))
+            return True
+        new, logprobs = result.token_ids[i], result.logprobs[i]
+        reason = stop = prompt_logprobs = None
+        if new:
+            kept, reason, stop = seq.append(new, complete=i in result.complete)
+            if kept < len(new):
+                new, logprobs = new[:kept], logprobs[:kept] if logprobs is not None else None
+        self._ran(seq, row, new)
+        if row.prompt_logprobs:
+            prompt_logprobs = take_prompt_logprobs(seq, row, result.prompt_logprobs[i])
+        elif not new:
+            return False
+        state, drafted = seq.state, result.drafted.get(i)
+        events.append(
+            SeqEvent(
+                state.request.request_id, seq.sample_index, new, logprobs, prompt_logprobs, reason, stop,
+                state.cached_tokens, drafted,
+            )
+        )  # fmt: skip
+        if reason is None:
+            return False
+        self.estimates.ended(state.request, len(seq.tokens) - seq.prompt_len)
+        self._end_pair(seq, seqs, out.scheduled)
+        return True
 
     def _ran(self, seq: Sequence, row: ScheduledSeq, new: list[int]) -> None:
         """Count what is in the cache after a row, of whose tokens `new` were accepted.
@@ -261,8 +284,17 @@ class Scheduler(SchedulerState):
         budget, context, decode, ahead = step.budget, 0, 0, step.ahead
         kept = None if self._by_arrival or self._all_decode else decoding(self._running)
         for seq in self._running:  # a preemption shortens this list at its end, never before the cursor
-            start = seq.computed
-            end = known = len(seq.tokens)
+            tokens, start = seq.tokens, seq.computed
+            end = known = len(tokens)
+            fits = budget and end <= seq.table.capacity
+            if end - start == 1 and fits and start >= seq.prompt_len and not ahead:
+                # Most rows of most steps; what follows does the same for any row.
+                budget -= 1
+                context += end
+                decode += 1
+                rows.append(ScheduledSeq(seq.seq_id, start, [tokens[start]], no_blocks, 1))
+                seqs.append(seq)
+                continue
             if ahead and seq in ahead:
                 start, end = after(ahead[seq], seq)
                 if start == end:
@@ -292,11 +324,9 @@ class Scheduler(SchedulerState):
             wants = (
                 seq.prompt_logprobs_left > 0 and end > seq.prompt_logprobs_from and start < seq.prompt_len - 1
             )
-            tokens = seq.tokens[start:end]
-            rows.append(ScheduledSeq(seq.seq_id, start, tokens, new_blocks, end == known, wants))
+            ids = tokens[start:end] or [NEXT_TOKEN]
+            rows.append(ScheduledSeq(seq.seq_id, start, ids, new_blocks, end == known, wants))
             seqs.append(seq)
-        for row in rows if ahead else ():
-            row.token_ids = row.token_ids or [NEXT_TOKEN]
         step.budget = budget
         step.context = context
         step.decode = decode

@@ -15,7 +15,6 @@ from quire.types import FinishReason, Request
 
 Rank = tuple[float, ...]
 NEVER = sys.maxsize
-_ONE = 1, None, None  # what `append` returns for a token that ends nothing
 
 
 class Status(enum.Enum):
@@ -190,14 +189,6 @@ class Sequence:
         Returns how many were kept, why it ended (None if it did not), and the stop token if one ended it.
         """
         tokens, before = self.tokens, len(self.tokens)
-        if (
-            len(accepted) == 1
-            and not complete
-            and before + 1 < self.limit
-            and accepted[0] not in self.stop_ids
-        ):
-            tokens.append(accepted[0])  # most rows of most steps
-            return _ONE
         for token in accepted:
             tokens.append(token)
             length = len(tokens)

@@ -256,17 +256,27 @@ def _move(item: _Item, start: int, stop: int, source: Source, sink: Sink) -> int
         index[0] += first + start
         if item.columns is not None:
             index[1] += item.part.first_col
-        if np.isfinite(value := widened(data.reshape(-1)[bad : bad + 1], dtype)[0]):
-            raise CheckpointError(
-                f"tensor {name}: element {index} is {value:g}, which exceeds the limit of float16, 65504: use --dtype "
-                "bfloat16 or float32"
-            )
-        raise CheckpointError(f"tensor {name}: element {index} is NaN or infinite")
+        raise _refused(item, index, widened(data.reshape(-1)[bad : bad + 1], dtype)[0])
     if not isinstance(sink, CheckingSink):
         sink.put(item.param, at, data, dtype)
     del data
     source.release(name)
     return nbytes
+
+
+def _refused(item: _Item, index: list[int], value: np.float32) -> CheckpointError:
+    """Why the element at `index` of a tensor cannot be held."""
+    where = f"tensor {item.info.name}: element {index} is"
+    if not np.isfinite(value):
+        return CheckpointError(f"{where} NaN or infinite")
+    if item.param.dtype == "bf16_24":
+        return CheckpointError(
+            f"{where} the third of four neighbours that is not zero, but quire_pruning in config.json says that at "
+            "most two are: remove that entry"
+        )
+    return CheckpointError(
+        f"{where} {value:g}, which exceeds the limit of float16, 65504: use --dtype bfloat16 or float32"
+    )
 
 
 def _is_codes(item: _Item, source: CodesSource) -> bool:

@@ -11,8 +11,10 @@ from quire.cache_kinds import KVType
 from quire.records import dataclass
 
 DType = Literal[
-    "f32", "bf16", "f16", "i8", "i4", "i3", "i2", "i32"
+    "f32", "bf16", "bf16_24", "f16", "i8", "i4", "i3", "i2", "i32"
 ]  # i32: indices of experts and rows, in buffers only
+# Patterns N:M of zeros of which bf16_24 holds all.
+FOURS = frozenset({"1:2", "2:4", "1:4", "2:8", "1:8"})
 CODE_BITS: dict[DType, int] = {"i8": 8, "i4": 4, "i3": 3, "i2": 2}  # of the codes of weights in groups
 CODES: dict[int, DType] = {bits: dtype for dtype, bits in CODE_BITS.items()}
 # Per number of a buffer, table or panel of floats.
@@ -85,6 +87,8 @@ class WeightFormat:
     """The format of a linear weight.
 
     f32, bf16: floats; the input has the same format.
+    bf16_24: of each four neighbouring input features of an output at most two are not zero, and only they are stored;
+    the numbers and their products are those of bf16.
     f16: floats; the input is float32, so products are those of the same numbers in f32.
     i8, i4, i3, i2: integers of so many bits in groups, see Groups; the input is rounded to int8 with one scale per
     token, halved for each group as often as the group allows.
@@ -100,7 +104,9 @@ class WeightFormat:
             raise ValueError(f"groups of i3 have more than {GROUP_SIZES[0]} features")
 
     def fitted(self, cols: int) -> WeightFormat:
-        """This format for weights of `cols` input features; see Groups.fitted."""
+        """This format for weights of `cols` input features; see Groups.fitted. Of no whole fours, bf16_24 is bf16."""
+        if self.dtype == "bf16_24" and cols % 4:
+            return WeightFormat("bf16")
         return self if self.groups is None else replace(self, groups=self.groups.fitted(cols))
 
     @property
@@ -110,7 +116,7 @@ class WeightFormat:
     @property
     def inputs(self) -> DType:
         """The format that the previous op writes: the input of a quantized linear is rounded from float32, once."""
-        return "bf16" if self.dtype == "bf16" else "f32"
+        return "bf16" if self.dtype in {"bf16", "bf16_24"} else "f32"
 
     def __str__(self) -> str:
         if self.groups is None:

@@ -108,6 +108,8 @@ class Work:
         if weight.groups is not None:
             packed = weight.groups.packed(weight.code_bits)
             return -(-weight.cols * weight.code_bits // 8) + packed.row_number_bytes(weight.cols)
+        if weight.dtype == "bf16_24":  # two numbers of four, and a bit for each
+            return weight.cols // 4 * 2 * DTYPE_BYTES["bf16"] + weight.cols // 8
         return weight.cols * DTYPE_BYTES[weight.dtype]
 
     def vector_bytes(self, *names: str | None) -> int:

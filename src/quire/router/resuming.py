@@ -40,7 +40,9 @@ def with_seed(body: bytes, asked: AskedOfServers) -> bytes:
     """The body with a seed, drawn here if the client has given none: another server must draw the same tokens."""
     if asked.seed is not None:
         return body
-    return b'{"seed":%d,' % secrets.randbelow(_SEEDS) + body[body.index(b"{") + 1 :]
+    return body[: body.rindex(b"}")] + b',"seed":%d}' % secrets.randbelow(
+        _SEEDS
+    )  # of two, servers take the last
 
 
 def events_of(data: bytes) -> Iterator[bytes]:

@@ -77,10 +77,14 @@ class RouterApp:
             if methods_of is None
             else methods_of.get("GET" if exchange.method == "HEAD" else exchange.method)
         )
+        if methods_of is None:
+            raise ApiError(404, f"{path[:200]}: a router does not pass this", code="not_found")
         if route is None:
-            known = "" if methods_of is None else f"; it has {', '.join(methods_of)}"
-            message = f"{exchange.method} {path[:200]}: a router does not pass this{known}"
-            raise ApiError(404 if methods_of is None else 405, message, code="not_found")
+            known = ", ".join(methods_of)
+            raise ApiError(
+                405, f"{exchange.method} is not allowed on this path; use {known}", code="method_not_allowed",
+                headers=[(b"allow", known.encode())],
+            )  # fmt: skip
         exchange.errors, exchange.handler = route.errors, route.path
         if context.backends.draining:
             raise ApiError(503, "the router is shutting down", code="draining")

@@ -31,7 +31,8 @@ class ModelFacts:
     `quantization` describes the format of quantized tensors, None if they are plain numbers. `longest` is the longest
     context that the position embedding supports; it exceeds `spec.max_positions` only for rope kinds whose longer
     contexts must be requested. `notices` are remarks for the log on ignored contents. `config_sha256` is that of the
-    bytes of config.json, in hex. `pooling`: what a model is for that has pooling in place of logits.
+    bytes of config.json, in hex. `pooling`: what a model is for that has pooling in place of logits. `pruned`: the
+    pattern N:M of zeros that its linears were pruned to, if config.json says so.
     """
 
     spec: ModelSpec
@@ -42,6 +43,7 @@ class ModelFacts:
     notices: tuple[str, ...]
     config_sha256: str
     pooling: PoolingFacts | None = None
+    pruned: str = ""
 
 
 def read_model(folder: Path) -> ModelFacts:
@@ -78,7 +80,15 @@ def facts_of(config: ConfigReader, generation: ConfigReader | None, sha256: str)
         notices=tuple(config.notices),
         config_sha256=sha256,
         pooling=label_facts(config) if spec.pooling is not None else None,
+        pruned=_pruned(config),
     )
+
+
+def _pruned(config: ConfigReader) -> str:
+    """The pattern that `quire prune` wrote; another program's entry of that name says nothing."""
+    found = config.values.get("quire_pruning")
+    pattern = found.get("pattern") if isinstance(found, dict) else None
+    return pattern if isinstance(pattern, str) else ""
 
 
 def _config_bytes(folder: Path) -> bytes:

@@ -34,6 +34,7 @@ from quire.engine.build.drafts import (
     feature_draft,
     in_one_group,
     read_spec,
+    rounded_draft,
     within,
 )
 from quire.engine.build.kept_costs import keep_costs, load_costs
@@ -47,6 +48,7 @@ from quire.engine.build.rank_processes import (
     rank_plans,
     started_ranks,
 )
+from quire.engine.build.sparse_formats import sparse_formats
 from quire.engine.build.tasks import check_pooling_options, for_task
 from quire.engine.core import EngineCore, Grammars
 from quire.executor.base import Executor, ExecutorKind, Limits
@@ -277,7 +279,7 @@ def choose(
     room = _lora_room(asked.adapters)
     program = lower(spec, formats, plan, features=features, lora=room)
     if asked.formats.quantization == "auto" and asked.loading.load_format != "random":
-        stored = _stored_formats(model, program, asked, weights)
+        stored = _stored_formats(model, program, config, weights)
         if stored:
             program = lower(spec, replace(formats, params=stored), plan, features=features, lora=room)
     if config.head == "f32":
@@ -374,17 +376,20 @@ def _wide_head(program: Program, config: ResolvedConfig) -> str:
 
 
 def _stored_formats(
-    model: Model, program: Program, asked: EngineConfig, weights: Source | None
+    model: Model, program: Program, config: ResolvedConfig, weights: Source | None
 ) -> dict[str, WeightFormat]:
     """The linears whose tensors are all stored as codes that kernels can compute with: name -> format. For tensors of
-    several formats also `name`.0, … -> the format of each.
+    several formats also `name`.0, … -> the format of each. And those that were pruned, see sparse_formats.
 
     The head stays in floats when requested (`quantize_head` none, `fp32_lm_head`).
     """
-    if model.gguf is None and model.facts.quantization is None:
+    asked, dense = config.asked, model.gguf is None and model.facts.quantization is None
+    if dense and not model.facts.pruned:
         return {}
     found: dict[str, WeightFormat] = {}
     with nullcontext(weights) if weights is not None else open_weights(model) as opened:
+        if dense:
+            return sparse_formats(model, program, config, LoadRules.of(model.facts.spec).view(opened))
         source = LoadRules.of(model.facts.spec, quantized=model.facts.quantization is not None).view(opened)
         if not isinstance(source, CodesSource):
             return {}
@@ -526,6 +531,8 @@ def _draft(
         own = resolve(asked, ModelTraits(facts.spec.dtype, facts.spec.max_positions, facts.longest), machine)
         return feature_draft(chosen, spec, _formats(own), program, weight_origin(target))
     model = open_model(chosen.model, tokenizer=False)
+    if model.gguf is None and model.facts.quantization is None:
+        asked = rounded_draft(asked, chosen)
     limited = replace(model.facts, spec=within(model.facts.spec, program.cache_groups))
     model = replace(model, facts=limited)
     check_vocabulary(target, model, asked)

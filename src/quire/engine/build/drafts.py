@@ -155,6 +155,13 @@ def draft_options(asked: EngineConfig, chosen: SpeculativeConfig) -> EngineConfi
     )
 
 
+def rounded_draft(asked: EngineConfig, chosen: SpeculativeConfig) -> EngineConfig:
+    """The options of a draft model that is stored in floats: int8 unless another format is asked for. It is read as
+    often as there are drafts, and what it loses by rounding costs drafts, not answers."""
+    floats = not chosen.quantization and asked.formats.quantization in {"auto", "none"}
+    return asked.replace(quantization="int8") if floats else asked
+
+
 def longest_group(groups: tuple[CacheGroup, ...]) -> int:
     """The number of the group that keeps tokens longest."""
     kept = [-1 if isinstance(g, StateGroup) else g.window or 2**31 for g in groups]

@@ -17,7 +17,7 @@ from quire.quant.groups import TINY, input_share, weight_share
 
 # A quantized parameter or buffer is held as the float32 numbers it stands for.
 TORCH_DTYPES = {
-    "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i32": torch.int32,
+    "f32": torch.float32, "bf16": torch.bfloat16, "bf16_24": torch.bfloat16, "f16": torch.float16, "i32": torch.int32,
     **dict.fromkeys(CODE_BITS, torch.float32),
 }  # fmt: skip
 _SOURCES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(np.uint16)}
