@@ -89,8 +89,8 @@ def answers(address: str) -> bool:
     return False
 
 
-def curve(address: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each rate."""
+def curve(address: str, asked: argparse.Namespace) -> dict[str, Any]:
+    """The result of a sweep over the rates."""
     words = [
         sys.executable,
         "-m",
@@ -106,10 +106,11 @@ def curve(address: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
     words += ["--trace", str(asked.traces / TRACE), "--arrival", "trace", "--length-scale", str(asked.scale)]
     words += ["--max-input-len", "3000", "--rates", asked.rates, "--duration", str(asked.seconds)]
     done = subprocess.run(words, check=True, stdout=subprocess.PIPE)
-    return json.loads(done.stdout)["tables"]["loads"]  # type: ignore[no-any-return]
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def show(engine: str, rows: list[dict[str, Any]]) -> None:
+def show(engine: str, found: dict[str, Any]) -> None:
+    rows = found["tables"]["loads"]
     best = max(row["goodput"] for row in rows)
     print(
         "| server | offered | goodput | level kept | of its best | failed | TTFT p50, p99, ms | TPOT p99, ms |"
@@ -125,6 +126,8 @@ def show(engine: str, rows: list[dict[str, Any]]) -> None:
             f" {row['failure_rate']:.0%} | {ttft} | {tpot} |",
             flush=True,
         )
+    for note in found["notes"]:
+        print(f"note: {note}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

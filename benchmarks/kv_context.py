@@ -1,6 +1,7 @@
 """What rounded KV caches cost by length of the context, and how many users fit in the same memory.
 
     python -m benchmarks.kv_context MODEL [--context 8192] [--kinds int8 int4 kivi2]
+    python -m benchmarks.kv_context --users llama-3-70b --context 4096 --budget 80
 
 The mean KL divergence from a cache in the weights' format, in nats, of predictions of one sequence of the built-in
 calibration text, by their position. Quality does not depend on what else runs.
@@ -13,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from quire.cache_kinds import KV_DTYPES
 from quire.config.schema import EngineConfig
 from quire.core.capacity import peak_blocks
 from quire.engine.build.opening import open_model
@@ -21,8 +23,14 @@ from quire.offline.divergence import Predictions, compare
 from quire.offline.eval_text import tokenizer_of
 from quire.offline.quantize.calibration import BUILTIN, read_text
 from quire.offline.scorer import Passage, Scorer
+from quire.planner.shapes import SHAPES
+from quire.program.formats import NumberFormats
+from quire.program.lower import lower
 from quire.program.memory import kv_block_bytes
+from quire.spec.config_reader import ConfigReader
+from quire.spec.facts import facts_of
 
+BLOCK = 32  # tokens
 KINDS = ("bfloat16", "int8", "fp8_e4m3", "fp8_e5m2", "int4", "kivi4", "kivi2")
 
 
@@ -33,15 +41,32 @@ def sequence_bytes(scorer: Scorer, context: int) -> int:
     return blocks * kv_block_bytes(scorer.program, size)
 
 
+def users(shape: str, context: int, budget: float) -> None:
+    """Print how many sequences of `context` tokens of a shape fit in `budget` GB, by the exact plan of blocks."""
+    spec = facts_of(ConfigReader(SHAPES[shape]), None, "").spec
+    print(f"| cache | GB of {context:,} tokens | users in {budget:g} GB |")
+    print("|---|--:|--:|")
+    for kind in (*KINDS, "kvquant3"):
+        program = lower(spec, NumberFormats("bf16", KV_DTYPES[kind]))
+        blocks = int(peak_blocks(program.cache_groups, context, 1, BLOCK))
+        size = blocks * kv_block_bytes(program, BLOCK)
+        print(f"| {kind} | {size / 1e9:.3f} | {int(budget * 1e9 / size)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?", default="quire-mini")
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--kinds", nargs="+", default=KINDS)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--users", metavar="SHAPE", help="only count sequences that fit in --budget GB")
+    parser.add_argument("--budget", type=float, default=80)
     args = parser.parse_args()
+    if args.users:
+        users(args.users, args.context, args.budget)
+        return
     model, asked = open_model(args.model), EngineConfig(dtype="float32", threads=args.threads)
     context = min(args.context, model.facts.spec.max_positions)
     tokens = tokenizer_of(model).encode(read_text(BUILTIN))[:context]

@@ -1,6 +1,7 @@
 """Scheduling on a virtual clock: the real scheduler, cost model, controller and admission on published traces.
 
     python -m benchmarks.scheduling goodput --traces ../shared/data/traces [--requests 600]
+    python -m benchmarks.scheduling ttft --traces ../shared/data/traces
     python -m benchmarks.scheduling policies --traces ../shared/data/traces
     python -m benchmarks.scheduling fairness
     python -m benchmarks.scheduling knee --traces ../shared/data/traces
@@ -119,6 +120,28 @@ def compare_goodput(folder: Path, count: int, preset: str) -> None:
             print(f"| {' | '.join(cells)} |", flush=True)
 
 
+def compare_predictions(folder: Path, count: int, preset: str) -> None:
+    """Errors of the predicted TTFT where output lengths are known, and where they are predicted as well."""
+    service = [ServiceClass(preset, PRESETS[preset][0])]
+    print(
+        "| trace | load | lengths known: p50, p90 | if none came later | lengths predicted | if none came later |"
+    )
+    print("|---|--:|--:|--:|--:|--:|")
+    for name, rows, scale, rate in traces(folder, count):
+        for load in (1.0, 3.0):
+            cells = [name, f"{load:g}"]
+            for known in (True, False):
+                asked = arrivals(rows, scale, rate * load, known=known)
+                server = SimulatedServer(
+                    replace(LIMITS, policy="edf"), COSTS, service, admits=True, controls=True
+                )
+                cells += [
+                    f"{percentile(found, 50):.0%}, {percentile(found, 90):.0%}" if found else "–"
+                    for found in errors(server.run(asked))
+                ]
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def shown_ratio(held: float, plain: float) -> str:
     return f"{held / plain:.2f}" if plain else "–"
 
@@ -213,10 +236,10 @@ def shared_prefixes(count: int, rate: float) -> list[Arrival]:
 
 def compare_policies(folder: Path, count: int) -> None:
     print(
-        "| workload | policy | mean latency, s | p99, s | mean TTFT, s | prompt tokens from the cache |"
+        "| workload | policy | mean latency, s | p99, s | mean TTFT, s | tokens/s | prompt tokens from the cache |"
         " error of lengths | preemptions |"
     )
-    print("|---|---|--:|--:|--:|--:|--:|--:|")
+    print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
     for name, rows, scale, rate in traces(folder, count):
         if name in {"Azure conversation", "Mooncake conversation"}:
             for policy, known in (
@@ -238,10 +261,12 @@ def print_policy(
     run = SimulatedServer(config, COSTS, [ServiceClass("chat", PRESETS["chat"][0])]).run(asked)
     took = sorted(request_metrics(one).e2e for one in run.records)
     first = statistics.fmean(request_metrics(one).ttft or 0.0 for one in run.records)
+    tokens = sum(len(one.prompt) + one.output for one in asked)
+    pace = tokens / max(one.finished or 0.0 for one in run.records)  # of prompts and answers
     label = policy if policy != "sjf" else f"sjf, lengths {'known' if known else 'predicted'}"
     print(
         f"| {name} | {label} | {statistics.fmean(took):.2f} | {percentile(took, 99):.2f} | {first:.2f} |"
-        f" {run.hit_share:.1%} | {'–' if known else f'{run.length_error:.0%}'} | {run.preemptions} |",
+        f" {pace:,.0f} | {run.hit_share:.1%} | {'–' if known else f'{run.length_error:.0%}'} | {run.preemptions} |",
         flush=True,
     )
 
@@ -348,7 +373,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("goodput", "knee", "policies", "fairness", "deadlines", "modes"))
+    parser.add_argument(
+        "what", choices=("goodput", "ttft", "knee", "policies", "fairness", "deadlines", "modes")
+    )
     parser.add_argument("--traces", type=Path, default=Path("../shared/data/traces"))
     parser.add_argument("--requests", type=int, default=600, help="requests of each trace")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="chat")
@@ -356,6 +383,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.what == "goodput":
         compare_goodput(asked.traces, asked.requests, asked.preset)
+    elif asked.what == "ttft":
+        compare_predictions(asked.traces, asked.requests, asked.preset)
     elif asked.what == "knee":
         compare_at_knees(asked.traces, asked.requests, asked.preset)
     elif asked.what == "deadlines":

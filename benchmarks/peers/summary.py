@@ -13,12 +13,11 @@ from benchmarks.peers import runs, workloads
 from benchmarks.peers.engines import ENGINES, Engine, Place
 
 from quire import _native
-from quire.bench.bounds import peak_of
 from quire.bench.results import MachineLimits, Metric, metric, spread
 from quire.config.schema import EngineConfig
 from quire.engine.build.assemble import choose, machine_facts
 from quire.engine.build.opening import open_model
-from quire.program.cost import Row, step_cost
+from quire.program.cost import Row, peak_of, step_cost
 from quire.program.program import Program
 
 ROOT = Path(__file__).parents[2]

@@ -249,7 +249,7 @@ void linear(const LinearTask& task) {
   const int k_steps = (task.k + T::step - 1) / T::step;
   const size_t step_elems = static_cast<size_t>(kPanel) * T::step;
   const RowBlocks blocks{task.rows, (task.rows + kRows - 1) / kRows};
-  const bool few = blocks.count > 1 && blocks.count <= kNearBlocks;
+  const bool few = blocks.count > (kFours ? 0 : 1) && blocks.count <= kNearBlocks;
   const int most = few ? kNearSteps : kFarSteps, blocks_of_k = (k_steps + most - 1) / most;
   const int even = (k_steps + blocks_of_k - 1) / blocks_of_k;  // equal: a short one would fetch only part of the next
   const int block = kFours ? even + (even & 1) : even;
@@ -258,7 +258,7 @@ void linear(const LinearTask& task) {
   Tile<T> t;
   t.ldx = task.ldx;
   t.ldy = task.ldy;
-  t.alone = blocks.count == 1;
+  t.alone = !kFours && blocks.count == 1;
   t.near = few;
   t.turns = 0;
   for (int b = 0; b < blocks.count; ++b) t.turns += passes(blocks.begin(b + 1) - blocks.begin(b));
@@ -282,11 +282,11 @@ void linear(const LinearTask& task) {
         const size_t fours = static_cast<size_t>(p) * (k_steps / 2) + k0 / 2;
         widen_fours(static_cast<const char*>(task.w) + fours * kFourBytes, t.steps / 2, wide);
         t.w = wide;
-        t.next = nullptr;
+        t.next = static_cast<const char*>(task.w) + (fours + t.steps / 2) * kFourBytes;
       }
       t.odd = std::is_same_v<T, F16> && t.last && task.k % T::step;
       t.steps -= t.odd;
-      if (!kFours && t.last && p + 1 == task.panel_end) t.next = static_cast<const char*>(task.next);
+      if (t.last && p + 1 == task.panel_end) t.next = static_cast<const char*>(task.next);
       if (share) task.ahead->fetch(share);
       panel_block<T>(task, blocks, t, y, k0);
     }

@@ -61,6 +61,8 @@ class DType(enum.Enum):
 
     i32 = 4
 
+    bf16_24 = 5
+
 class KVType(enum.Enum):
     f32 = 0
 

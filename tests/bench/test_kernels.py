@@ -13,7 +13,7 @@ import pytest
 
 from helpers.specs import BF16, decoder_spec
 from quire.bench import kernels, results
-from quire.bench.bounds import op_bound, peak_of, step_bound
+from quire.bench.bounds import op_bound, step_bound
 from quire.bench.html_report import page
 from quire.bench.kernel_programs import Bench, Unit, copies_for, units, with_copies
 from quire.cache_kinds import KVType
@@ -22,7 +22,7 @@ from quire.engine.build.opening import Model, open_model
 from quire.executor.base import Limits
 from quire.executor.kinds import native_kind
 from quire.planner import shapes
-from quire.program.cost import Cost, Row, step_cost
+from quire.program.cost import Cost, Row, peak_of, step_cost
 from quire.program.lower import lower
 from quire.program.op import writes
 from quire.program.ops.attention import Attend, RopeWrite

@@ -131,6 +131,20 @@ def test_a_conversation_is_saved_and_begins_anew(terminal: Terminal, tmp_path: P
     )
 
 
+def test_another_model_goes_on_with_the_conversation(
+    terminal: Terminal, folder: Path, tmp_path: Path
+) -> None:
+    terminal.say("hello")
+    assert str(folder) in terminal.say("/model")
+    assert "no such" in terminal.say("/model ./nothing-there")
+    assert "/help lists" in terminal.say(f"/model {folder}")
+    terminal.say("and again")
+    file = tmp_path / "saved.json"
+    terminal.say(f"/save {file}")
+    said = [one["content"] for one in json.loads(file.read_text()) if one["role"] == "user"]
+    assert said == ["hello", "and again"]
+
+
 def test_history_lasts_and_belongs_to_its_owner(folder: Path, tmp_path: Path) -> None:
     first = Terminal(folder, tmp_path, "--max-tokens", "2")
     first.expect(PROMPT)

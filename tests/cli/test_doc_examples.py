@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
 import textwrap
@@ -60,3 +62,24 @@ def test_grammars_tags_and_tool_servers(tmp_path: Path) -> None:
         assert len(llm.generate(["a"] * len(forms), params)) == len(forms) == 3
     (tmp_path / "mcp.json").write_text(json.dumps(servers))
     assert len(read_settings(str(tmp_path / "mcp.json")).servers) == 2
+
+
+def tutorials() -> list[tuple[str, str]]:
+    """Title and commands of each tutorial."""
+    parts = re.split(r"^## ", (DOCS / "tutorials.md").read_text(), flags=re.MULTILINE)[1:]
+    return [
+        (part.splitlines()[0], "".join(re.findall(r"^```sh\n(.*?)^```$", part, re.S | re.M)))
+        for part in parts
+    ]
+
+
+@pytest.mark.parametrize(("title", "commands"), tutorials())
+def test_a_tutorial(title: str, commands: str, tmp_path: Path) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    script = "set -eu\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n" + commands.replace(
+        "8123", str(port)
+    )
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    assert run(["sh", "-c", script], tmp_path, env={**os.environ, "PATH": path}), title

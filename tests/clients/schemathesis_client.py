@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+# It keeps what it has seen: all routes in one run take over 4 GiB.
+PARTS = (("--include-path-regex", "^/v1/"), ("--exclude-path-regex", "^/v1/"))
 # 504 is the right answer to a deadline that has passed.
 SETTINGS = """
 [checks.not_a_server_error]
@@ -31,7 +33,7 @@ def main() -> int:
             "/sleep",
         ]
         command += more or ["--max-examples", "12", "--phases", "examples,coverage,fuzzing"]
-        return subprocess.run(command, check=False, cwd=name).returncode
+        return max(subprocess.run([*command, *part], check=False, cwd=name).returncode for part in PARTS)
 
 
 if __name__ == "__main__":

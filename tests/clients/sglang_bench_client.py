@@ -13,6 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 REQUESTS, PROMPT, OUTPUT = 40, 32, 16
+# It imports torchvision, whose wheel is for GPUs: with torch for CPUs the operators that it describes must be declared.
+LAUNCH = """
+import runpy, torch
+library = torch.library.Library("torchvision", "DEF")
+for name in ("nms", "qnms"):
+    library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+runpy.run_module("sglang.benchmark.serving", run_name="__main__", alter_sys=True)
+"""
 
 
 def main() -> None:
@@ -31,7 +39,7 @@ def benchmark(url: str, folder: str, backend: str, result: Path) -> None:
         "random-input-len": PROMPT, "random-output-len": OUTPUT, "random-range-ratio": 1.0, "num-prompts": REQUESTS,
         "max-concurrency": 8, "output-file": result,
     }  # fmt: skip
-    command = [sys.executable, "-m", "sglang.benchmark.serving", "--disable-tqdm", "--output-details"]
+    command = [sys.executable, "-c", LAUNCH, "--disable-tqdm", "--output-details"]
     for name, value in options.items():
         command += [f"--{name}", str(value)]
     subprocess.run(command, check=True, env=os.environ | {"API_KEY": os.environ["OPENAI_API_KEY"]})

@@ -280,3 +280,16 @@ def test_a_request_id_is_used_once_at_a_time() -> None:
         scheduler.add(ask("a", [1], max_tokens=1))
     run(scheduler)
     scheduler.add(ask("a", [1], max_tokens=1))
+
+
+def test_who_waits_behind_a_longer_prompt() -> None:
+    """Counted while a prompt is computed, for prompts that are shorter than it."""
+    scheduler = make(max_num_seqs=1, max_num_batched_tokens=8, num_blocks=64)
+    scheduler.add(ask("long", [1] * 24, max_tokens=4))
+    for name, length in (("short", 5), ("middle", 12), ("longest", 30)):
+        scheduler.add(ask(name, [2] * length, max_tokens=4))
+    counts = []
+    for _ in range(5):
+        run(scheduler)
+        counts.append(scheduler.behind_longer())
+    assert counts == [2, 2, 2, 0, 0]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,19 +23,27 @@ def shares(path: Path, count: int, cores: int = 4) -> list[CoreShares]:
     return made
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time of all engines, which passes when a test says so."""
+    made = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(core_shares, "time", SimpleNamespace(monotonic=lambda: made.now))
+    return made
+
+
 def threads(one: CoreShares) -> int:
     with one.step():
         return one.threads
 
 
-def test_cores_are_those_of_engines_that_compute(tmp_path: Path) -> None:
+def test_cores_are_those_of_engines_that_compute(tmp_path: Path, clock: SimpleNamespace) -> None:
     first, second, third = shares(tmp_path / "cores", 3)
     assert threads(first) == 4
     with first.step():
         assert threads(second) == 2
         with second.step():
             assert [threads(third), threads(first)] == [1, 2]  # what is left over goes to the first ones
-    time.sleep(2 * GRACE_SECONDS)
+    clock.now += 2 * GRACE_SECONDS
     assert threads(third) == 4  # who is idle has no part
     assert threads(first) == 2  # the next step of one that has just computed may be near
     second.close()
@@ -45,6 +54,7 @@ def test_cores_are_those_of_engines_that_compute(tmp_path: Path) -> None:
         CoreShares(str(tmp_path / "missing" / "cores"))
 
 
+@pytest.mark.usefixtures("clock")
 def test_threads_change_only_when_the_part_does(tmp_path: Path) -> None:
     used: list[int] = []
     one, other = shares(tmp_path / "cores", 2)
@@ -59,7 +69,7 @@ def test_threads_change_only_when_the_part_does(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_was_killed_in_a_step_has_no_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
 ) -> None:
     path = tmp_path / "cores"
     code = (
@@ -70,6 +80,7 @@ def test_an_engine_that_was_killed_in_a_step_has_no_part(
     assert killed.stdout is not None
     assert killed.stdout.readline() == b"begun\n"
     (one,) = shares(path, 1, cores=2)
+    clock.now = time.monotonic()  # that of the other process
     monkeypatch.setattr(core_shares, "_LOOK_SECONDS", 0.0)
     assert threads(one) == 1
     killed.kill()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from engine_async.running import GUARD, ON_AND_ON, ask, collect, run, running, until
+from helpers.patience import with_patience
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import EngineState, EngineUnavailableError, GenerateAsk
@@ -147,8 +148,8 @@ def test_a_crash_is_logged_with_its_last_words(endless: Path, caplog: pytest.Log
 
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_stopped_engine_is_seen_and_so_is_its_return(endless: Path, busy: bool) -> None:
-    async def work() -> None:
-        async with running(endless, in_process=False, serving=ServingConfig(stall_timeout=0.6)) as engine:
+    async def work(seconds: float) -> None:
+        async with running(endless, in_process=False, serving=ServingConfig(stall_timeout=seconds)) as engine:
             stream = None
             if busy:
                 await anext(aiter(stream := engine.generate(ask("r"))))
@@ -166,12 +167,12 @@ def test_a_stopped_engine_is_seen_and_so_is_its_return(endless: Path, busy: bool
                 await anext(aiter(stream))  # it goes on
             assert await engine.ping(GUARD)
 
-    run(work())
+    with_patience(lambda seconds: run(work(seconds)), 0.6, 5.0, 30.0)
 
 
 def test_an_engine_that_hangs_for_good_is_replaced(endless: Path) -> None:
-    async def work() -> None:
-        serving = ServingConfig(stall_timeout=0.6, hang_timeout=0.3)
+    async def work(seconds: float) -> None:
+        serving = ServingConfig(stall_timeout=seconds, hang_timeout=seconds / 2)
         async with running(endless, in_process=False, serving=serving) as engine:
             first = engine.pid
             await anext(aiter(stream := engine.generate(ask("r"))))
@@ -182,7 +183,7 @@ def test_an_engine_that_hangs_for_good_is_replaced(endless: Path) -> None:
             assert engine.pid != first
             await collect(engine.generate(ask("r", params=SHORT)))
 
-    run(work())
+    with_patience(lambda seconds: run(work(seconds)), 0.6, 5.0, 30.0)
 
 
 def test_interrupts_are_the_parent_s_business(endless: Path) -> None:

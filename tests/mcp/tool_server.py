@@ -96,6 +96,7 @@ class HttpToolServer:
 
     def __init__(self, mode: str) -> None:
         self.seen: list[tuple[str, dict[str, str]]] = []
+        self.closed = threading.Event()
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -112,7 +113,7 @@ class HttpToolServer:
                     return
                 reply = answer(message, mode)
                 if reply is None and mode == "deaf":
-                    time.sleep(0.6)
+                    owner.closed.wait()
                 elif reply is None:
                     self.send(202, "text/plain", b"")
                 elif mode == "huge":
@@ -153,6 +154,7 @@ class HttpToolServer:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
+        self.closed.set()
         self._server.shutdown()
         self._server.server_close()
 

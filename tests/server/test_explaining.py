@@ -47,6 +47,8 @@ def test_parts_sum_to_what_the_client_has_waited(server: LiveServer) -> None:
     assert found["sentence"].startswith(name)
     assert found["text"].count("\n") > 10
     assert len(found["steps"]) == 8
+    assert found["chunks"] == 1
+    assert found["prompt_tokens"] > found["cached_tokens"]
     assert found["steps"][0]["rows"][0][0] + found["steps"][0]["rows"][0][1] > 1
 
 

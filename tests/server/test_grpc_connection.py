@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import select
 import socket
 import struct
 import time
@@ -32,7 +33,7 @@ LONG = {"max_tokens": 60_000, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[LiveServer]:
-    with serving(folder, ENDLESS, grpc_port=0, keep_alive_timeout=0.5, header_timeout=2.0, **PATIENT) as live:
+    with serving(folder, ENDLESS, grpc_port=0, **PATIENT) as live:
         yield live
 
 
@@ -216,14 +217,16 @@ def test_what_is_no_call_gets_a_status(server: LiveServer) -> None:
     answered(server)
 
 
-def test_connections_that_ask_for_nothing_end(server: LiveServer) -> None:
-    client = Client(port(server))
-    assert client.result(stream := client.begin("Nothing"))[0] == GrpcStatus.UNIMPLEMENTED, stream
-    while not client.closed:
-        client.read()
-    silent = socket.create_connection(("127.0.0.1", port(server)), GUARD)
-    while silent.recv(1024):
-        pass
+def test_connections_that_ask_for_nothing_end(folder: Path) -> None:
+    with serving(folder, grpc_port=0, keep_alive_timeout=0.2, header_timeout=30.0) as live:
+        client = Client(port(live))
+        assert client.result(stream := client.begin("Nothing"))[0] == GrpcStatus.UNIMPLEMENTED, stream
+        while not client.closed:
+            client.read()
+    with serving(folder, grpc_port=0, header_timeout=0.2) as live:
+        silent = socket.create_connection(("127.0.0.1", port(live)), GUARD)
+        while silent.recv(1024):
+            pass
 
 
 def flood_pings(client: Client) -> None:
@@ -247,7 +250,8 @@ def test_floods_of_frames_end_the_connection(server: LiveServer, flood: Any) -> 
         for _ in range(100):
             flood(client)
         client.flush()
-        client.read()
+        if select.select([client.sock], [], [], 0.01)[0]:  # resets have no answer
+            client.read()
     server.wait(server.idle)
     answered(server)
 

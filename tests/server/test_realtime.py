@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import shutil
@@ -22,6 +23,7 @@ from helpers.server import ENDLESS, PATIENT, LiveServer, serving
 from quire.answers import AnswerPart, PartKind
 from quire.server.dialects.responses_answers import ResponseStream
 from quire.server.dialects.responses_types import ResponseBody
+from quire.server.exchange import TEXT_END
 from quire.server.realtime.realtime_events import RealtimeAnswer
 from quire.server.realtime.realtime_session import MAX_RESPONSES
 from quire.server.realtime.websocket import MAX_MESSAGE_BYTES
@@ -363,17 +365,23 @@ def test_a_text_in_pieces_is_the_event_that_its_bytes_are() -> None:
         max_tool_calls=None, metadata={}, model="tiny", parallel_tool_calls=True, previous_response_id=None,
         reasoning={}, store=False, temperature=None, text={}, tool_choice="auto", tools=[], top_p=None, user=None,
     )  # fmt: skip
-    stream = ResponseStream(body, 0)
-    slow, fast = RealtimeAnswer(None, None), RealtimeAnswer(None, None)
+    slow, fast = (RealtimeAnswer(None, None, itertools.count(1)) for _ in range(2))
     slow.id = fast.id
-    begun = stream.begun + stream.direct(0, [AnswerPart(PartKind.TEXT, 'a"')])
-    assert list(slow.feed(begun)) == list(fast.feed(begun))
-    for text in ("é\n", '"}\n\n', "\\", "𝄞", "data: {"):
-        pieces = stream.text_of(text)
+    usual, quick = ResponseStream(body, 0), ResponseStream(body, 0, form=fast)
+    begun = usual.begun + usual.direct(0, [AnswerPart(PartKind.TEXT, 'a"')])
+    quick.direct(0, [AnswerPart(PartKind.TEXT, 'a"')])
+    before = quick.text_of("b")
+    assert before is not None
+    assert before[2] is not TEXT_END, "it is not known yet"
+    usual.text_of("b")
+    assert list(slow.feed(begun + b"".join(before))) == list(fast.feed(begun + b"".join(before)))
+    for number, text in enumerate(("é\n", '"}\n\n', "\\", "𝄞", "data: {"), 1):
+        pieces, made = usual.text_of(text), quick.text_of(text)
         assert pieces is not None
+        assert made is not None
+        assert made[2] is TEXT_END
         (event,) = slow.feed(b"".join(pieces))
-        fields = fast.continued(*pieces[:2])
-        assert fields is not None
-        assert json.loads(b"{%b%b}" % (fields, pieces[1])) == event
-    assert fast.continued(b"event: other\n", b'"a"') is None
+        assert json.loads(b"".join(made)) == {"event_id": f"event_{number}", **event}
+        fast.grow(made[1])
     assert list(slow.cancelled()) == list(fast.cancelled())
+    assert fast.around is None

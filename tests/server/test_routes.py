@@ -81,6 +81,10 @@ def test_openapi_has_it_with_its_types(toys: LiveServer) -> None:
     assert document["paths"]["/toy/{name}"]["parameters"][0]["name"] == "name"
 
 
+def test_what_a_path_matches_has_a_name() -> None:
+    assert [route.path for route in app.ROUTES if ("{}" in route.path) != bool(route.rest)] == []
+
+
 def test_an_endpoint_is_known_to_its_own_file() -> None:
     """The other one that adding it touches is app.py, with the file's routes; docs/architecture.md says so."""
     server = Path(app.__file__).parent

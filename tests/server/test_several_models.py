@@ -182,7 +182,11 @@ def test_deadlines_and_errors_lead_to_the_fallback_that_is_for_them(server: Proc
     engine = engine_of(server, second)
     os.kill(engine, signal.SIGSTOP)
     try:
-        assert tried(tokens=1, deadline_ms=300) == [(504, second), (200, first), (504, second)]
+        for seconds in (0.3, 3.0, 30.0):  # until it is enough for the other one
+            found = tried(tokens=1, deadline_ms=1000 * seconds)
+            if found[1][0] == 200:
+                break
+        assert found == [(504, second), (200, first), (504, second)]
     finally:
         os.kill(engine, signal.SIGCONT)
     assert server.request("POST", "/sleep?level=1&model=second", headers=ADMIN).status == 200
@@ -202,9 +206,17 @@ def test_an_idle_model_leaves_and_who_would_wait_too_long_is_told_when_to_come_b
         until(lambda: children(server.process.pid) == [] and states(server)["second"] == "unloaded")
         assert ask(server, "second").status == 503
         until(lambda: ask(server, "second").status == 200)
-        stream = server.stream(1000, model="second", max_tokens=1000)
-        assert states(server)["second"] == "ready"  # it has work, however long that takes
-        assert b"[DONE]" in read_all(stream)
+        busy = {"model": "second", "max_tokens": 1000}
+
+        def begun() -> bool:
+            with server.ask(1000, **busy) as stream:  # unless it has left again
+                if not stream.recv(12).endswith(b"200"):
+                    return False
+                assert states(server)["second"] == "ready"  # it has work, however long that takes
+                assert b"[DONE]" in read_all(stream)
+                return True
+
+        until(begun)
 
 
 def test_adapters_are_names_of_their_model(folder: Path, tmp_path: Path) -> None:

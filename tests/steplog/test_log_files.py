@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import stat
 from pathlib import Path
@@ -141,6 +143,49 @@ def test_a_log_has_no_tokens_unless_they_are_asked_for(tmp_path: Path) -> None:
             form for token in set(secret) for form in (token.to_bytes(4, "little"), token.to_bytes(4, "big"))
         ]
         assert any(form in data for form in forms) is prompts
+
+
+def test_a_file_that_is_written_ends_in_zeros(tmp_path: Path) -> None:
+    """What a process leaves that dies: all its rows, and room for others."""
+    path = tmp_path / "a.qlog"
+    core, _ = storm(3, 10, file=LogFile(path, 2**22))
+    log, data = read_log(path), path.read_bytes()
+    assert not log.damage
+    assert not log.closed
+    assert data[-1000:] == bytes(1000)
+    assert core.recorder is not None
+    assert len(log.rows) == core.recorder._count
+    damaged = bytearray(data)
+    damaged[-500] = 1  # not all zeros: a row of no bytes
+    assert "damaged" in read_rows(damaged).damage
+    core.recorder.close()
+    assert path.read_bytes().startswith(data.rstrip(b"\0"))
+    assert path.stat().st_size < len(data)
+
+
+def test_a_file_system_without_maps_gets_rows_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuses)
+    path = tmp_path / "a.qlog"
+    core, _ = storm(3, 10, file=LogFile(path, 2**22))
+    assert core.recorder is not None
+    assert len(read_log(path).rows) == core.recorder._count
+    core.recorder.close()
+    assert read_log(path).closed
+
+
+def test_a_full_disk_ends_the_log_and_not_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", is_full)
+    core, _ = storm(3, 10, file=LogFile(tmp_path / "a.qlog", 2**22))
+    assert core.recorder is not None
+    assert "No space left" in core.recorder.trouble
 
 
 def test_rows_are_small(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 import quire
 from helpers.server import LiveServer, serving
 from quire.config.shipped import shipped_models
+from quire.learn.chapters import chapters
 from quire.learn.simulations import simulations
 
 ROOT = Path(quire.__file__).parents[2]
@@ -78,7 +79,9 @@ def test_a_browser_can_use_the_page(sources: Path, live: LiveServer, tmp_path: P
     assert ended.returncode == 0, ended.stderr
     seen = json.loads(ended.stdout)
     assert seen["outside"] == seen["axe"] == []
-    (refused,) = seen["errors"]  # the browser's own word for the value out of range
+    # In the words of the browser: the policy stops the style of a hostile answer, and a value is out of range.
+    stopped, refused = seen["errors"]
+    assert "Applying inline style violates" in stopped
     assert "400 (Bad Request)" in refused
     views = seen["views"]
     assert "first token" in views["answer"]
@@ -89,13 +92,21 @@ def test_a_browser_can_use_the_page(sources: Path, live: LiveServer, tmp_path: P
     assert views["alternatives"] == 5
     assert " ms for " in views["why"]
     assert views["kept"] == 2
+    assert len(views["hostile"]) >= 9
+    assert all(not one["hacked"] and not one["made"] for one in views["hostile"])
+    assert any(one["shown"] for one in views["hostile"])  # the model has said it
     assert not views["dark overflow"]
     assert not views["phone overflow"]
     titles = [one.title for one in simulations().values()]
+    written = [one.title for one in chapters().values()]
+    assert views["sights"] >= 5  # each ran on this server
     for name in ("lesson", "lesson dark", "lesson phone"):
         assert views[name] == titles
+        assert views[f"{name} chapters"] == written
         assert views[f"{name} quiz"].startswith("Right.")
         assert not views[f"{name} overflow"]
+    assert len(views["fenced"]) == 1
+    assert views["beside the fence"] >= 2
     for name in ("room", "room dark", "room phone"):
         heads = " ".join(views[name])
         assert all(

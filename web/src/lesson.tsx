@@ -1,5 +1,5 @@
 import { render } from "preact";
-import { Lesson } from "./simulations";
+import { Lesson } from "./lesson-page";
 import "./style.css";
 import "./lesson.css";
 

@@ -1,40 +1,61 @@
 import { useEffect, useState } from "preact/hooks";
-import { read } from "./api";
+import { failure, read } from "./api";
 
 interface Question {
   chapter: number;
   text: string;
   choices: string[];
+}
+
+interface Judgement {
+  correct: boolean;
   right: string;
   why: string;
   simulation: string;
 }
 
-/** The questions of the lesson. A choice shows the answer, why, and where to see it. */
-export function Quiz() {
+/** The questions of the lesson, or that of one chapter. */
+export function Quiz({ chapter }: { chapter?: number }) {
   const [all, setAll] = useState<Question[]>([]);
   useEffect(() => {
     read<{ data: Question[] }>("/learn/api/quiz").then(
-      ({ data }) => setAll(data),
-      () => {}, // the list of simulations has said what is wrong
+      ({ data }) => setAll(data.filter((one) => chapter === undefined || one.chapter === chapter)),
+      () => {}, // the list of chapters has said what is wrong
     );
-  }, []);
+  }, [chapter]);
+  if (all.length === 0) return null;
   return (
     <>
-      <h2>Quiz</h2>
+      {chapter === undefined ? <h2>Quiz</h2> : <h3>Quiz</h3>}
       {all.map((one) => (
-        <Asked key={one.chapter} question={one} />
+        <Asked key={one.chapter} question={one} numbered={chapter === undefined} />
       ))}
     </>
   );
 }
 
-function Asked({ question }: { question: Question }) {
+/** A question. The server judges a choice, and says why. */
+function Asked({ question, numbered }: { question: Question; numbered: boolean }) {
   const [chosen, choose] = useState("");
+  const [said, setSaid] = useState<Judgement | null>(null);
+  const [problem, setProblem] = useState("");
+  useEffect(() => {
+    if (!chosen) return;
+    const stop = new AbortController();
+    read<Judgement>(`/learn/api/quiz/${question.chapter}?${new URLSearchParams({ answer: chosen })}`, stop.signal).then(
+      (found) => {
+        setSaid(found);
+        setProblem("");
+      },
+      (error) => stop.signal.aborted || setProblem(failure(error).message),
+    );
+    return () => stop.abort();
+  }, [chosen, question.chapter]);
   return (
     <fieldset class="asked">
       <legend>
-        {question.chapter}. {question.text}
+        {numbered && `${question.chapter}. `}
+        {question.text}
       </legend>
       {question.choices.map((one) => (
         <label key={one} class="choice">
@@ -48,10 +69,11 @@ function Asked({ question }: { question: Question }) {
         </label>
       ))}
       <output>
-        {chosen && (
+        {problem}
+        {said && !problem && (
           <>
-            <strong>{chosen === question.right ? "Right." : `No: ${question.right}.`}</strong> {question.why}{" "}
-            <a href={`#${question.simulation}`}>See it</a>
+            <strong>{said.correct ? "Right." : `No: ${said.right}.`}</strong> {said.why}{" "}
+            <a href={`#${said.simulation}`}>See it</a>
           </>
         )}
       </output>

@@ -1,8 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
-import { type ApiFailure, failure, read } from "./api";
+import { failure, read } from "./api";
 import { Cells, type CellsData, Chart, type ChartData } from "./pictures";
-import { Problem } from "./problem";
-import { Quiz } from "./quiz";
 
 interface Control {
   name: string;
@@ -15,7 +13,7 @@ interface Control {
   unit: string;
 }
 
-interface Simulation {
+export interface Simulation {
   number: number;
   name: string;
   title: string;
@@ -24,7 +22,7 @@ interface Simulation {
   controls: Control[];
 }
 
-interface Scene {
+export interface Scene {
   figures: { label: string; shown: string; remark: string }[];
   charts: ChartData[];
   cells: CellsData[];
@@ -38,63 +36,21 @@ const SOURCES: Record<string, string> = {
   simulator: "From the simulator, which runs the scheduler of this server",
 };
 
-/** All simulations, one at a time; the one that is shown stands behind the # of the address. */
-export function Lesson() {
-  const [all, setAll] = useState<Simulation[]>([]);
-  const [name, setName] = useState(location.hash.slice(1));
-  const [problem, setProblem] = useState<ApiFailure | null>(null);
-  const connect = () =>
-    read<{ data: Simulation[] }>("/learn/api/sims").then(
-      ({ data }) => {
-        setAll(data);
-        setProblem(null);
-      },
-      (error) => setProblem(failure(error)),
-    );
-  useEffect(() => {
-    connect();
-    const move = () => setName(location.hash.slice(1));
-    addEventListener("hashchange", move);
-    return () => removeEventListener("hashchange", move);
-  }, []);
-  const quiz = name === "quiz";
-  const shown = quiz ? undefined : (all.find((one) => one.name === name) ?? all[0]);
-  return (
-    <div class="page">
-      <nav aria-label="Simulations">
-        <h1>
-          <img src="/ui/quire.svg" alt="" width="28" height="28" /> Quire
-        </h1>
-        <a href="/">Chat</a>
-        <a href="/dashboard">Control room</a>
-        <ul>
-          {all.map((one) => (
-            <li key={one.name}>
-              <a href={`#${one.name}`} aria-current={one === shown ? "page" : undefined}>
-                {one.number}. {one.title}
-              </a>
-            </li>
-          ))}
-          <li>
-            <a href="#quiz" aria-current={quiz ? "page" : undefined}>
-              Quiz
-            </a>
-          </li>
-        </ul>
-      </nav>
-      <main class="lesson">
-        {problem && <Problem problem={problem} onTry={connect} />}
-        {quiz ? <Quiz /> : shown && <Stage key={shown.name} simulation={shown} />}
-      </main>
-    </div>
-  );
-}
-
-/** One simulation: its controls, and what the server says for their values. */
-function Stage({ simulation }: { simulation: Simulation }) {
-  const [values, setValues] = useState<Record<string, string>>(() =>
-    Object.fromEntries(simulation.controls.map((one) => [one.name, String(one.default)])),
-  );
+/** One simulation: its controls, and what the server says for their values; at first `given` ones. Within a chapter
+ * its heading is one of a part. */
+export function Stage({
+  simulation,
+  given = {},
+  within,
+}: {
+  simulation: Simulation;
+  given?: Record<string, string>;
+  within?: boolean;
+}) {
+  const [values, setValues] = useState<Record<string, string>>(() => ({
+    ...Object.fromEntries(simulation.controls.map((one) => [one.name, String(one.default)])),
+    ...given,
+  }));
   const [scene, setScene] = useState<Scene | null>(null);
   const [problem, setProblem] = useState("");
   useEffect(() => {
@@ -116,7 +72,7 @@ function Stage({ simulation }: { simulation: Simulation }) {
   const set = (name: string, value: string) => setValues((before) => ({ ...before, [name]: value }));
   return (
     <>
-      <h2>{simulation.title}</h2>
+      {within ? <h3>{simulation.title}</h3> : <h2>{simulation.title}</h2>}
       <p>{simulation.about}</p>
       <form class="controls" onSubmit={(event) => event.preventDefault()}>
         {simulation.controls.map((one) => (
@@ -180,7 +136,7 @@ function Field({ control, value, onValue }: { control: Control; value: string; o
   );
 }
 
-function Shown({ scene }: { scene: Scene }) {
+export function Shown({ scene }: { scene: Scene }) {
   return (
     <section aria-live="polite">
       <dl>

@@ -82,6 +82,40 @@ await page.reload();
 await page.waitForSelector(".turn.assistant");
 seen.views.kept = await page.locator("nav li").count();
 
+// A schema makes the model say exactly this. None of it may run, load, or become a form or a frame.
+const hostile = [
+  "<script>window.hacked=1</script>",
+  "<img src=x onerror=window.hacked=1>",
+  "<svg onload=window.hacked=1><animate onbegin=window.hacked=1></svg>",
+  "<iframe srcdoc='<script>parent.hacked=1</script>'></iframe>",
+  "<a href=javascript:window.hacked=1>link</a> [link](javascript:window.hacked=1)",
+  "<math><mtext><style><img src=x onerror=window.hacked=1></style></mtext></math>",
+  "<form action=/v1/models><input autofocus onfocus=window.hacked=1></form>",
+  "<details open ontoggle=window.hacked=1>d</details>",
+  "![picture](/v1/models)",
+];
+seen.views.hostile = [];
+await page.getByText("Settings").click(); // folded since the page was loaded again
+for (const text of hostile) {
+  await page.getByRole("button", { name: "New chat" }).first().click();
+  await page.getByLabel("JSON schema of the answer").fill(JSON.stringify({ const: text }));
+  await page.getByLabel("Message").fill("Say it.");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector(".turn.assistant .markdown");
+  await done(page);
+  for (const link of await page.locator(".turn.assistant .markdown a").all()) await link.dispatchEvent("click");
+  seen.views.hostile.push(
+    await page.evaluate(() => ({
+      hacked: "hacked" in window,
+      shown: document.querySelector(".turn.assistant .markdown")?.textContent?.length ?? 0,
+      made: document.querySelectorAll(
+        ".markdown :is(script, img, svg, iframe, style, form, input, [onerror], [onload], [ontoggle], [href^=javascript])",
+      ).length,
+    })),
+  );
+}
+await page.getByLabel("JSON schema of the answer").fill("");
+
 // A long answer is stopped, and what was said stays.
 await page.getByRole("button", { name: "New chat" }).first().click();
 await page.getByLabel("Message").fill("Tell me a long story about a fox and a raven.");
@@ -111,23 +145,33 @@ for (const [name, options] of Object.entries({
   "lesson phone": { colorScheme: "light", viewport: { width: 390, height: 780 }, isMobile: true, hasTouch: true },
 })) {
   const other = await open({ ...options }, "/learn");
-  await other.waitForSelector("dl dd");
+  await other.waitForSelector("article h3");
   seen.views[name] = [];
+  seen.views[`${name} chapters`] = [];
   for (const link of await other.locator('nav li a:not([href="#quiz"])').all()) {
+    const chapter = (await link.locator("xpath=../..").getAttribute("class")) === "chapters";
     await link.click();
     await other.waitForFunction(
       (title) => document.querySelector("h2")?.textContent === title,
       (await link.innerText()).replace(/^\d+\. /, ""),
     );
-    await other.waitForSelector("dl dd");
-    seen.views[name].push(await other.locator("h2").innerText());
+    await other.waitForSelector(chapter ? "article details" : "dl dd");
+    seen.views[chapter ? `${name} chapters` : name].push(await other.locator("h2").innerText());
+    for (const run of chapter && name === "lesson" ? await other.getByRole("button", { name: "Run it" }).all() : []) {
+      const place = run.locator("xpath=..");
+      await run.click();
+      await place.locator("dl dd").first().waitFor();
+      seen.views.sights = (seen.views.sights ?? 0) + 1;
+    }
     await axe(other, `${name}: ${await link.innerText()}`);
     await other.screenshot({ path: `${folder}/${name} ${await link.getAttribute("href")}.png`.replace("#", "") });
     seen.views[`${name} overflow`] ||= await other.evaluate(() => document.documentElement.scrollWidth > innerWidth);
   }
   await other.locator('nav a[href="#quiz"]').click();
   await other.getByLabel("6.5 GB").check();
-  seen.views[`${name} quiz`] = await other.locator("fieldset", { hasText: "13B" }).getByRole("status").innerText();
+  const judged = other.locator("fieldset", { hasText: "13B" }).getByRole("status");
+  await judged.locator("strong").waitFor();
+  seen.views[`${name} quiz`] = await judged.innerText();
   await axe(other, `${name}: quiz`);
   if (name === "lesson") {
     await other.locator('nav a[href="#prefix-cache"]').click();
@@ -137,6 +181,17 @@ for (const [name, options] of Object.entries({
     await other.waitForFunction(() => document.querySelector(".error")?.textContent?.includes("new: '0' must be"));
   }
 }
+// One simulation brings the page an answer that it cannot show: the chapter around it goes on, and so do the others.
+const fenced = await open({ viewport: { width: 1280, height: 900 } }, "/learn");
+await fenced.route("**/learn/api/sim/memory-hierarchy*", (route) => route.fulfill({ json: { figures: [null] } }));
+await fenced.locator('nav a[href="#memory-and-roofline"]').click();
+await fenced.locator('section[aria-label^="Simulation"]').first().scrollIntoViewIfNeeded();
+await fenced.waitForSelector(".fence");
+seen.views.fenced = await fenced.locator(".fence").allInnerTexts();
+seen.views["beside the fence"] = await fenced.locator("article .exercise").count();
+await fenced.locator('nav a[href="#kv-growth"]').click();
+await fenced.waitForSelector("dl dd");
+
 for (const [name, options] of Object.entries({
   room: { colorScheme: "light", viewport: { width: 1280, height: 900 } },
   "room dark": { colorScheme: "dark", viewport: { width: 1280, height: 900 } },

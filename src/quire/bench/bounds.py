@@ -11,8 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from quire.program.cost import Cost, StepCost
-from quire.program.op import Op, param_names
+from quire.program.cost import Cost, StepCost, peak_of
 from quire.program.program import Program
 from quire.records import dataclass
 
@@ -30,21 +29,6 @@ class Bound:
     def share(self, seconds: float) -> float | None:
         """The share of the limit that work of `seconds` reached; None if the limit is a cache."""
         return None if self.by == "cache" else self.seconds / seconds
-
-
-def peak_of(program: Program, op: Op) -> str:
-    """The number format in which an op multiplies: a key of the measured compute limits.
-
-    A linear multiplies in the format of its input, attention in that of the KV cache. An int8 cache is multiplied by
-    two-byte numbers, twice per product, so its peak is that of bf16. All other arithmetic is float32, including
-    products of float16. Other narrow caches are widened to bf16.
-    """
-    if op.reads_cache:
-        return "f32" if program.kv_type in {"f32", "f16"} else "bf16"
-    x = getattr(op, "x", None)
-    if x is not None and any(program.param(name).kind != "vector" for name in param_names(op)):
-        return str(program.buffer(x).dtype)
-    return "f32"
 
 
 def op_bound(cost: Cost, peak: str, bandwidth: float, compute: Mapping[str, float], cache: int) -> Bound:

@@ -2,12 +2,15 @@
 
 A step lasts until the next one begins, where the engine had work: commands and reports between steps are part of it.
 The model is a sum; what it misses for steps of one kind (decode rows, prompt tokens, each by powers of 2) is a factor
-of that kind. The ratios of real to fitted times are kept, for a simulation to draw from.
+of that kind. The ratios of real to fitted times are kept by kind and in order, for a simulation to walk through: what
+slows one step on a shared machine slows those after it, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import random
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from quire.core.cost_model import FEATURES, StepCostModel, StepFeatures
@@ -18,17 +21,20 @@ from quire.steplog.log_rows import SAMPLE_BITS, AnyRow
 _LEAST = 8  # steps of a kind that has a factor
 _BEYOND = 1.1  # of the largest value seen: outside of the region of a fit
 _PASSES = 3  # over the steps of a short log
+_WALK = 256  # steps that are taken in order, before a walk goes on elsewhere
+
+StepKind = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """Seconds of steps by cost_model.FEATURES. `ratios` are real over fitted times, their mean about 1; `most` is the
-    largest value of each feature that was seen, over `steps` steps; `error` the median of |ratio − 1|.
+    """Seconds of steps by cost_model.FEATURES. `ratios` are real over fitted times by kind, in order, their mean 1;
+    `most` is the largest value of each feature that was seen, over `steps` steps; `error` the median of |ratio − 1|.
     """
 
     model: StepCostModel
-    factors: dict[tuple[int, int], float]
-    ratios: tuple[float, ...]
+    factors: dict[StepKind, float]
+    ratios: dict[StepKind, Sequence[float]]
     most: tuple[float, ...]
     steps: int
     error: float
@@ -36,6 +42,28 @@ class StepFit:
     def seconds(self, features: Sequence[float]) -> float:
         """The time of a step."""
         return self.model.seconds(features) * self.factors.get(_kind(features), 1.0)
+
+    def walk(self, rng: random.Random) -> Callable[[Sequence[float]], float]:
+        """Draws by what steps differ from their formula: of steps of the same kind, in the order of the log."""
+        every = [ratio for own in self.ratios.values() for ratio in own]
+        cursors: dict[StepKind, int] = {}
+        count, at = 0, rng.random()
+
+        def draw(features: Sequence[float]) -> float:
+            nonlocal count, at
+            count += 1
+            if count % _WALK == 0:
+                at = rng.random()
+                cursors.clear()
+            kind = _kind(features)
+            own = self.ratios.get(kind)
+            if own is None:
+                return rng.choice(every) if every else 1.0
+            place = cursors.get(kind, int(at * len(own)))
+            cursors[kind] = place + 1
+            return own[place % len(own)]
+
+        return draw
 
     def outside(self, features: Sequence[float]) -> bool:
         """Whether a step has more of something than any step that was seen."""
@@ -46,7 +74,7 @@ class StepFit:
         return {name: most for name, most in zip(FEATURES, self.most, strict=True) if most and name != "step"}
 
 
-def _kind(features: Sequence[float]) -> tuple[int, int]:
+def _kind(features: Sequence[float]) -> StepKind:
     return int(features[1]).bit_length(), int(features[2]).bit_length()
 
 
@@ -58,16 +86,20 @@ def fit_steps(log: Sequence[AnyRow], first: Sequence[float]) -> StepFit:
         for features, seconds in seen:
             model.observe(features, seconds)
     pairs = [(_kind(features), model.seconds(features), seconds) for features, seconds in seen]
-    factors: dict[tuple[int, int], float] = {}
+    factors: dict[StepKind, float] = {}
+    ratios: dict[StepKind, Sequence[float]] = {}
     for kind in {kind for kind, _, _ in pairs}:
         own = [(fitted, real) for one, fitted, real in pairs if one == kind]
         if len(own) >= _LEAST:
             factors[kind] = sum(real for _, real in own) / sum(fitted for fitted, _ in own)
-    ratios = tuple(real / (fitted * factors.get(kind, 1.0)) for kind, fitted, real in pairs if fitted)
+            found = [real / fitted for fitted, real in own]
+            mean = sum(found) / len(found)
+            ratios[kind] = array("d", [ratio / mean for ratio in found])
+    off = [abs(real / (fitted * factors.get(kind, 1.0)) - 1) for kind, fitted, real in pairs if fitted]
     return StepFit(
         model, factors, ratios, tuple(map(max, zip(*(one for one, _ in seen), strict=True)))
         if seen else (float("inf"),) * len(FEATURES),
-        len(seen), median(abs(ratio - 1) for ratio in ratios) if ratios else 0.0,
+        len(seen), median(off) if off else 0.0,
     )  # fmt: skip
 
 

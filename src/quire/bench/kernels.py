@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from quire.bench.bounds import Bound, measured_row, op_bound, peak_of
+from quire.bench.bounds import Bound, measured_row, op_bound
 from quire.bench.environment import largest_cache
 from quire.bench.kernel_programs import (
     SMALL_VOCAB,
@@ -34,7 +34,7 @@ from quire.config.schema import OPTIONS, STORED, EngineConfig
 from quire.engine.build.opening import Model
 from quire.executor.base import Limits
 from quire.executor.kinds import native_kind
-from quire.program.cost import Cost, Row
+from quire.program.cost import Cost, Row, peak_of
 from quire.program.program import Program
 from quire.records import dataclass
 from quire.spec import LatentAttention

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quire.bench.bounds import By, op_bound, peak_of
+from quire.bench.bounds import By, op_bound
 from quire.bench.engine_run import EngineStep
 from quire.bench.environment import largest_cache
 from quire.bench.kernel_programs import kind_of, name_of
 from quire.bench.limits import LimitsSample
-from quire.program.cost import step_cost
+from quire.program.cost import peak_of, step_cost
 from quire.program.program import Program
 
 OUTSIDE = ("native", "sample", "engine")  # no ops

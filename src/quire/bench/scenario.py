@@ -8,7 +8,8 @@ from typing import Any
 
 from quire.bench.simulated_arrivals import RecordedLoad, SimulationError
 from quire.bench.simulated_fleet import SimulatedFleet
-from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer, StepTime
+from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer, StepNoise, StepTime
+from quire.core.capacity import least_blocks
 from quire.core.scheduler_config import SchedulerConfig
 from quire.objectives import ServiceClass, parse_classes
 from quire.records import dataclass
@@ -34,7 +35,8 @@ class Scenario:
     arrivals: Sequence[Arrival]
     config: SchedulerConfig
     costs: StepTime
-    noise: float | Sequence[float] = 0.0
+    noise: float | StepNoise = 0.0
+    handover: float = 0.0
     classes: tuple[ServiceClass, ...] = ()
     replicas: int = 1
     router: str = "least-work"
@@ -54,10 +56,14 @@ class Scenario:
         if not arrivals:
             raise SimulationError("no request fits max_model_len and the cache")
 
+        limits = replace(limits, num_blocks=_blocks(limits, arrivals))
+        learns = bool(self.classes) or limits.policy not in {"fcfs", "priority"}
+
         def make(number: int, received: bool) -> SimulatedServer:
             server = SimulatedServer(
                 limits, self.costs, self.classes, admits=bool(self.classes), controls=bool(self.classes),
-                noise=self.noise, seed=seed + number, received=received,
+                noise=self.noise, seed=seed + number, received=received, learns=learns,
+                handover=self.handover,
             )  # fmt: skip
             server.seen = seen
             return server
@@ -113,12 +119,22 @@ _OTHERS = (
 )  # fmt: skip
 
 
+def _blocks(limits: SchedulerConfig, arrivals: Sequence[Arrival]) -> int:
+    """The blocks of a cache, at most what all requests together could fill: more change nothing, and take memory."""
+    if limits.floors:
+        return limits.num_blocks
+    size, groups = limits.block_size, limits.groups
+    most = sum((len(one.prompt) + one.output) // size + 2 for one in arrivals) * len(groups)
+    spare = least_blocks(groups, limits.max_model_len, limits.max_num_batched_tokens, size)
+    return min(limits.num_blocks, most + spare)
+
+
 def scenario_of_log(load: RecordedLoad) -> Scenario:
     """What was recorded, under its own limits."""
     classes = parse_classes(tuple(load.classes.split()))
     return Scenario(
-        arrivals=load.arrivals, config=load.config, costs=load.fit.seconds, noise=load.fit.ratios or 0.03,
-        classes=classes,
+        arrivals=load.arrivals, config=load.config, costs=load.fit.seconds,
+        noise=load.fit.walk if load.fit.ratios else 0.03, handover=load.handover, classes=classes,
     )  # fmt: skip
 
 

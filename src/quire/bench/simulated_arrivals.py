@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Sequence
+from statistics import median
 
 from quire.bench.fitted_steps import StepFit, fit_steps
 from quire.bench.simulated_server import Arrival
@@ -29,35 +31,44 @@ def arrivals_of_trace(trace: Sequence[TraceRow]) -> list[Arrival]:
 
     Prompts share tokens exactly where the trace says that blocks are equal. Raises SimulationError without times.
     """
-    ids = _fresh()
-    blocks: dict[int, list[int]] = {}
+    ids = _FreshIds()
+    blocks: dict[int, array[int]] = {}
     found = []
     for row in trace:
         if row.at is None:
             raise SimulationError("trace: it has no arrival times")
         if row.input_tokens < 1 or row.output_tokens < 1:
             continue
-        prompt: list[int] = []
+        prompt = array("i")
         for block in row.blocks:
             if block not in blocks:
-                blocks[block] = [next(ids) for _ in range(row.block_tokens)]
+                blocks[block] = ids.take(row.block_tokens)
             prompt += blocks[block]
         prompt = prompt[: row.input_tokens]
-        prompt += [next(ids) for _ in range(row.input_tokens - len(prompt))]
+        prompt += ids.take(row.input_tokens - len(prompt))
         found.append(Arrival(row.at, prompt, row.output_tokens))
     return found
 
 
-def _fresh() -> Iterator[int]:
-    """Token ids that differ, until there are no more."""
-    while True:
-        yield from range(1, _IDS)
+class _FreshIds:
+    """Token ids that differ, until there are no more: then it begins again."""
+
+    def __init__(self) -> None:
+        self._next = 1
+
+    def take(self, count: int) -> array[int]:
+        """The next ones, four bytes each."""
+        if self._next + count > _IDS:
+            self._next = 1
+        first, self._next = self._next, self._next + count
+        return array("i", range(first, first + count))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLoad:
     """What a log says of a load: its requests, the limits of the scheduler, what steps took, and the times that its
-    requests had, as the engine saw them. `hours` is what the log covers.
+    requests had, as the engine saw them. `hours` is what the log covers; `handover` are seconds until an idle engine
+    begins with a request.
     """
 
     arrivals: list[Arrival]
@@ -66,6 +77,7 @@ class RecordedLoad:
     classes: str
     records: list[RequestRecord]
     hours: float
+    handover: float = 0.0
 
 
 def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
@@ -74,17 +86,17 @@ def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
     if not isinstance(opened, rows.Opened):
         raise SimulationError("the log does not begin with its options")
     config = config_of(opened)
-    ids = _fresh()
-    prompts: dict[tuple[int, int], list[int]] = {}
+    ids = _FreshIds()
+    prompts: dict[tuple[int, int], array[int]] = {}
     asked: dict[int, rows.Arrived] = {}
     made: dict[int, int] = {}
     times: dict[int, RequestRecord] = {}
-    size, end = config.block_size, 0.0
+    size, end, none = config.block_size, 0.0, array("i")
     for row in log.rows:
         end = max(end, getattr(row, "at", 0) / 1e9)
         if isinstance(row, rows.Arrived):
-            shared = prompts.get(row.chain.like, [])[: row.chain.shared * size]
-            prompt = shared + [next(ids) for _ in range(row.prompt_tokens - len(shared))]
+            shared = prompts.get(row.chain.like, none)[: row.chain.shared * size]
+            prompt = shared + ids.take(row.prompt_tokens - len(shared))
             prompts[row.number, -1], asked[row.number] = prompt, row
             times[row.number] = RequestRecord(
                 index=row.number, scheduled=row.arrival or row.at / 1e9, input_tokens=row.prompt_tokens,
@@ -93,8 +105,7 @@ def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
         elif isinstance(row, rows.Step):
             _note_tokens(row, times)
         for number, sample, tokens, _ in outputs_of(row):
-            prompt = prompts.get((number, -1), [])
-            prompts[number, sample] = prompt + [next(ids) for _ in range(tokens)]
+            prompts[number, sample] = prompts.get((number, -1), none) + ids.take(tokens)
             made[number] = max(tokens, made.get(number, 0))
             if number in times:
                 one = times[number]
@@ -116,8 +127,25 @@ def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
     ]  # fmt: skip
     measured = [times[number] for number in kept if times[number].counts]
     return RecordedLoad(
-        found, config, fit_steps(log.rows, opened.costs), opened.classes, measured, (end - first) / 3600
-    )
+        found, config, fit_steps(log.rows, opened.costs), opened.classes, measured, (end - first) / 3600,
+        _handover(log.rows),
+    )  # fmt: skip
+
+
+def _handover(log: Sequence[rows.AnyRow]) -> float:
+    """Seconds from the arrival of a request at an idle engine to its first step, in the median."""
+    waiting: dict[int, float] = {}  # arrival by number
+    delays, free = [], 0.0  # when the last step had ended
+    for row in log:
+        if isinstance(row, rows.Arrived) and row.arrival:
+            waiting[row.number] = row.arrival
+        elif isinstance(row, rows.Step):
+            for key in row.started[::3]:
+                arrival = waiting.pop(key >> SAMPLE_BITS, 0.0)
+                if arrival > free > 0:
+                    delays.append(row.at / 1e9 - arrival)
+            free = (row.at + row.updated) / 1e9
+    return max(0.0, median(delays)) if delays else 0.0
 
 
 def _note_tokens(step: rows.Step, times: dict[int, RequestRecord]) -> None:

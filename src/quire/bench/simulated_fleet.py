@@ -53,14 +53,16 @@ class SimulatedFleet:
         coming = [(one.at, i, False) for i, one in enumerate(arrivals)]
         heapify(coming)
         while True:
-            server = min(self.servers, key=lambda one: one.due())
-            if coming and coming[0][0] <= server.due():
+            due = [one.due() for one in self.servers]
+            next_step = min(due)
+            place = due.index(next_step)
+            if coming and coming[0][0] <= next_step:
                 at, index, moved = heappop(coming)
                 self._place(
                     at, index, arrivals[index], moved, exits if moved else entry, decoded if moved else found
                 )
-            elif server.due() < math.inf:
-                place = self.servers.index(server)
+            elif next_step < math.inf:
+                server = self.servers[place]
                 moves = place < self._prefill
                 ended = server.step(decoded.records if self._prefill and not moves else records)
                 for index in ended if moves else ():

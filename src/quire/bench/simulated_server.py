@@ -23,12 +23,14 @@ from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
+from quire.logprobs import LogprobTable
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
 from quire.routing.router_policies import ReplicaLoad
-from quire.types import Request, SamplingParams, ScheduledSeq, StepOutput, TokenIds
+from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
 
 _TOKEN, _EOS = 1, 2
+StepNoise = Callable[[random.Random], Callable[[Sequence[float]], float]]
 StepTime = Callable[[Sequence[float]], float]
 
 
@@ -70,9 +72,11 @@ class SimulatedRun:
 
 class SimulatedServer:
     """One run. `costs` are the true seconds by cost_model.FEATURES, or a function of these; `noise` is the standard
-    deviation of a step's time, relative, or factors to draw from. Without `admits` everything is queued, without
-    `controls` all steps have the limits of the config. With `received`, prompts were computed elsewhere and their cache
-    comes with them: only decoding takes time. With `batch_wait` it collects whole batches: full ones, or after so many
+    deviation of a step's time, relative, or makes what draws a factor for each step; `handover` are seconds until an
+    idle engine begins with a request. Without `admits` everything is queued, without `controls` all steps have the
+    limits of the config. With `received`, prompts were computed elsewhere and their cache
+    comes with them: only decoding takes time. What steps cost need not be learned where nothing asks for it. With
+    `batch_wait` it collects whole batches: full ones, or after so many
     seconds.
     """
 
@@ -85,17 +89,21 @@ class SimulatedServer:
         admits: bool = False,
         controls: bool = False,
         degrading: Degrading | None = None,
-        noise: float | Sequence[float] = 0.03,
+        noise: float | StepNoise = 0.03,
         seed: int = 0,
         batch_wait: float | None = None,
         received: bool = False,
+        learns: bool = True,
+        handover: float = 0.0,
     ) -> None:
         self.costs, self.classes = StepCostModel(), tuple(classes)
         kind = Scheduler if batch_wait is None else WholeBatchScheduler
         self.scheduler = kind(config, random.Random(seed), costs=self.costs)
-        self._wait, self._received = batch_wait, received
+        self._wait, self._received, self._learns = batch_wait, received, learns
         self._true = costs if callable(costs) else partial(_summed, costs)
-        self._noise, self._rng = noise, random.Random(f"noise {seed}")
+        rng = random.Random(f"noise {seed}")
+        self._factor = noise(rng) if callable(noise) else lambda _: max(0.5, rng.gauss(1, noise))
+        self._handover = handover
         self._admits = admits
         self._controller = StepController(self.scheduler, classes, self.costs) if controls else None
         self._caution, self._end_caution = Caution(), Caution(LATE_DEADLINES)
@@ -214,6 +222,7 @@ class SimulatedServer:
 
     def add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
         """A request comes, now."""
+        idle = self._since is None and not self._late and not self.scheduler.has_work()
         record = found.records[index]
         record.sent, record.input_tokens, record.input_source = self.now, len(arrival.prompt), "server"
         service = self.classes[arrival.service_class] if self.classes else None
@@ -265,6 +274,8 @@ class SimulatedServer:
         self._ends[request.request_id] = len(arrival.prompt) + arrival.output - 1
         if arrival.deadline is not None:
             self._deadlines[request.request_id] = arrival.at + arrival.deadline
+        if idle:
+            self.now += self._handover
 
     def _take_in(self) -> None:
         """The engine hears of those that came during a step."""
@@ -277,13 +288,6 @@ class SimulatedServer:
         service = self._live[request_id].terms.service_class
         bound = self.classes[service].slo.ttft if self._admits and self.classes else None
         return None if bound is None else bound / 1e3
-
-    def _factor(self) -> float:
-        """By how much a step differs from its formula."""
-        noise = self._noise
-        if isinstance(noise, float | int):
-            return max(0.5, self._rng.gauss(1, noise))
-        return self._rng.choice(noise)
 
     def load(self, arrival: Arrival) -> ReplicaLoad:
         """What a router knows of the server before a request is placed."""
@@ -299,10 +303,6 @@ class SimulatedServer:
             key = array("i", arrival.prompt).tobytes()
             cached = 0 if cache is None else cache.match(key, len(arrival.prompt) - 1, "shared:").length
         return ReplicaLoad(len(self._live), tokens, cached)
-
-    def _sampled(self, row: ScheduledSeq) -> list[int]:
-        last = row.start + len(row.token_ids) >= self._last[row.seq_id]
-        return [_EOS if last else _TOKEN] if row.sample else []
 
     def step(
         self, records: list[RequestRecord], arrive: Callable[[float], None] = lambda _: None
@@ -320,41 +320,56 @@ class SimulatedServer:
             features = (float(bool(ends)), len(ends), 0, sum(ends), 0.0, *features[5:])
         if self.seen is not None:
             self.seen(features)
-        seconds = self._true(features) * self._factor()
+        seconds = self._true(features) * self._factor(features)
         self.busy += seconds
-        self._since, self._flying = self.now, {new.request_id for new in out.new}
-        end = self.now + seconds
+        if out.new:
+            self._flying = {new.request_id for new in out.new}
+            self._last |= {new.seq_id: self._ends[new.request_id] for new in out.new}
+        self._since, end = self.now, self.now + seconds
         arrive(end)
-        self.now, self._since, self._flying = end, None, set()
+        self.now, self._since = end, None
+        self._ran(features, seconds)
+        return self._answered(out, records)
+
+    def _ran(self, features: Sequence[float], seconds: float) -> None:
+        """What the server learns from a step that has ended."""
         if features[1]:
             self._pace += (seconds - self._pace) * (PACE_MEMORY if self._pace else 1.0)
-        self.costs.observe(features, seconds)
+        if self._learns:
+            self.costs.observe(features, seconds)
         if self._controller is not None:
             self._controller.ran(seconds)
         if self._degrading is not None:
-            self._started |= {new.request_id for new in out.new}
+            self._started |= self._flying
             if self._degrading.is_due(self.now):
                 waiting = [one for name, one in self._live.items() if name not in self._started]
                 self._degrading.look(self.now, waiting)
-        rows = len(out.scheduled)
+        if self._flying:
+            self._flying = set()
+
+    def _answered(self, out: SchedulerOutput, records: list[RequestRecord]) -> list[int]:
+        """Give the step its tokens; returns the requests that have ended."""
+        ends, now = self._last, self.now
+        none: list[LogprobTable | None] = [None] * len(out.scheduled)
+        tokens = [
+            ([_EOS] if row.start + len(row.token_ids) >= ends[row.seq_id] else [_TOKEN]) if row.sample else []
+            for row in out.scheduled
+        ]
         ended = []
-        self._last |= {new.seq_id: self._ends[new.request_id] for new in out.new}
-        tokens = [self._sampled(row) for row in out.scheduled]
-        for event in scheduler.update(out, StepOutput(tokens, [None] * rows, [None] * rows)):
+        for event in self.scheduler.update(out, StepOutput(tokens, none, none)):
             record = records[int(event.request_id)]
             if event.new_token_ids:
-                bound = self._bound(event.request_id)
-                if bound is not None and not record.times:
-                    self._caution.answered(late=self.now - record.scheduled > bound)
-                record.times.append(self.now)
+                if not record.times and (bound := self._bound(event.request_id)) is not None:
+                    self._caution.answered(late=now - record.scheduled > bound)
+                record.times.append(now)
                 record.counts.append(len(event.new_token_ids))
             if event.finish_reason is not None:
                 self._cached[record.index] = event.cached_tokens
                 del self._live[event.request_id]
                 self._promises.ended(event.request_id)
                 if (due := self._deadlines.pop(event.request_id, None)) is not None:
-                    self._end_caution.answered(late=self.now > due)
-                record.finished = record.closed = self.now
+                    self._end_caution.answered(late=now > due)
+                record.finished = record.closed = now
                 record.output_tokens, record.output_source = sum(record.counts), "server"
                 record.finish_reason = str(event.finish_reason)
                 ended.append(record.index)

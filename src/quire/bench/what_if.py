@@ -118,6 +118,21 @@ def what_if(
     )
 
 
+def errors(load: RecordedLoad, seeds: int = 1) -> dict[str, float]:
+    """How far a load, simulated as it was, is from what was measured: relative, by the name of the figure.
+
+    Raises SimulationError.
+    """
+    now = _Runs(load, scenario_of_log(load), None, range(seeds))
+    was = summarize(load.records, None)
+    found = {}
+    for name in FIGURES:
+        measured, guess = _value(was, name), now.guess(name, 0.0)
+        if measured and guess is not None:
+            found[name] = abs(guess.value / measured - 1)
+    return found
+
+
 def report(found: WhatIf, load: RecordedLoad) -> dict[str, Any]:
     """The same as plain data."""
 

@@ -124,7 +124,9 @@ def _list(name: str, rest: list[str]) -> int:
         if as_json:
             print(json.dumps([asdict(case) for case in cases]))
         for case in () if as_json else cases:
-            print(f"{case.place}: {case.printed} -> {case.right}\n    quire calc {case.command}")
+            print(f"{case.place}: {case.printed} -> {case.right}")
+            if case.command:
+                print(f"    quire calc {case.command}")
             if case.note:
                 print(textwrap.indent(textwrap.fill(case.note, 110), "    "))
         return 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +30,10 @@ from quire.cli.options import (
     structure,
 )
 from quire.cli.prompt import COMMANDS, LEAVE, ChatInput
+from quire.cli.streamed_markdown import StreamedMarkdown
 from quire.cli.tools import ChatTools, chat_tools
 from quire.outputs import CompletionOutput
-from quire.types import ContextLengthError, RequestError, SamplingParams
+from quire.types import ContextLengthError, QuireError, RequestError, SamplingParams
 from quire.util.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -69,27 +72,26 @@ def run(args: argparse.Namespace) -> int:
 
     take_adapter_name(args)
     structured = structure(args)
-    name = named_model(args.model, quiet=args.quiet)
-    check_kv_quality(name, engine_config(args), quiet=args.quiet)
-    with (
-        chat_tools(args) as tools,
-        LLM(
-            name,
-            progress=not args.quiet,
-            **answer_fields(args),
-            **{**engine_fields(args), **adapter_fields(args)},
-        ) as llm,
-    ):
-        if not args.quiet:
-            notice(llm)
-        with ChatInput(keep=not args.no_history) as prompt:
-            params = sampling_params(args, llm.default_params(), structured)
-            options = {**chat_fields(args), "adapter": chosen_adapter(args)}
-            chat = Chat(llm, params, prompt, args.system, quiet=args.quiet, tools=tools, options=options)
-            if prompt.interactive and not args.quiet:
-                print("/help lists the commands, Ctrl-D exits.", file=sys.stderr)
-            while (line := prompt.read()) is not None and chat.take(line):
-                pass
+    name: str | None = named_model(args.model, quiet=args.quiet)
+    fields = {**engine_fields(args), **adapter_fields(args)}
+    with chat_tools(args) as tools, ChatInput(keep=not args.no_history) as prompt:
+        messages: Sequence[dict[str, Any]] = ()
+        adapter = chosen_adapter(args)
+        while name is not None:
+            check_kv_quality(name, engine_config(args), quiet=args.quiet)
+            with LLM(name, progress=not args.quiet, **answer_fields(args), **fields) as llm:
+                if not args.quiet:
+                    notice(llm)
+                params = sampling_params(args, llm.default_params(), structured)
+                options = {**chat_fields(args), "adapter": adapter}
+                chat = Chat(llm, params, prompt, args.system, quiet=args.quiet, tools=tools, options=options)
+                chat.go_on(messages)
+                if prompt.interactive and not args.quiet:
+                    print("/help lists the commands, Ctrl-D exits.", file=sys.stderr)
+                while (line := prompt.read()) is not None and chat.take(line):
+                    pass
+            name, messages = chat.wanted, chat.messages
+            fields, adapter = engine_fields(args), ""  # adapters belong to the first model
     return 0
 
 
@@ -116,6 +118,8 @@ class Chat:
         self._options = dict(options or {})
         self._adapter = self._options.pop("adapter", "")
         self._rates = prompt.interactive and not quiet
+        self._markdown: StreamedMarkdown | None = None
+        self.wanted: str | None = None  # the model to go on with
 
     def take(self, line: str) -> bool:
         """Process a line of input; False if it ends the chat."""
@@ -123,7 +127,8 @@ class Chat:
             return False
         if line.startswith("/"):
             self._command(line)
-        elif line.strip():
+            return self.wanted is None
+        if line.strip():
             self._messages.append({"role": "user", "content": line})
             self._answer()
         return True
@@ -141,12 +146,37 @@ class Chat:
             text = line.removeprefix("/system").strip()
             self._start = [{"role": "system", "content": text}] if text else []
             self._messages = list(self._start)
+        elif line.split(maxsplit=1)[0] == "/model":
+            self._change_model(line.removeprefix("/model").strip())
         elif line.split(maxsplit=1)[0] == "/save":
             self._save(line.removeprefix("/save").strip())
         else:
             _tell(
                 f"unknown command {line.split(maxsplit=1)[0]}; see /help, or begin with a space to send it as text"
             )
+
+    def _change_model(self, name: str) -> None:
+        """Go on with another model, or say which one answers."""
+        if not name:
+            _tell(str(self._llm.built.model.folder))
+            return
+        from quire.engine.build.opening import open_model
+
+        try:
+            found = named_model(name, quiet=self._quiet)
+            open_model(found)  # what cannot be read is refused while the present model still answers
+        except (OSError, QuireError, ValueError) as error:
+            _tell(str(error))
+        else:
+            self.wanted = found
+
+    def go_on(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Take over a conversation."""
+        self._messages = list(messages) or self._messages
+
+    @property
+    def messages(self) -> Sequence[dict[str, Any]]:
+        return self._messages
 
     def _save(self, name: str) -> None:
         """Write the conversation to a new file."""
@@ -212,6 +242,7 @@ class Chat:
         stream = self._llm.stream_chat(self._messages, self._params, **given, **self._options)
         started = time.perf_counter()
         first = started
+        self._markdown = _markdown()
         try:
             with stream:
                 for delta in stream:
@@ -220,6 +251,8 @@ class Chat:
         except KeyboardInterrupt:
             pass  # the text so far stays in the conversation
         (sample,) = stream.output.outputs
+        if self._markdown is not None:
+            self._markdown.end()
         print(flush=True)
         self._report(stream.output.usage.completion_tokens, first - started, time.perf_counter() - first)
         used = stream.output.usage.prompt_tokens + stream.output.usage.completion_tokens
@@ -233,7 +266,11 @@ class Chat:
             for part in delta.parts or ():
                 if part.kind is PartKind.REASONING:
                     print(_dim(printable_lines(part.text)), end="", file=sys.stderr, flush=True)
-        print(delta.text, end="", flush=True)
+        if self._markdown is None:
+            print(delta.text, end="", flush=True)
+        else:
+            self._markdown.feed(delta.text)
+            sys.stdout.flush()
 
     def _report(self, tokens: int, wait: float, seconds: float) -> None:
         if self._rates and tokens > 1:
@@ -271,6 +308,13 @@ class Chat:
         end = turns[1] if len(turns) > 1 else len(self._messages)
         del self._messages[turns[0] : end]
         return True
+
+
+def _markdown() -> StreamedMarkdown | None:
+    """What renders an answer, if a person reads it; whatever else reads it gets the text as it is."""
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return None
+    return StreamedMarkdown(sys.stdout.write, min(100, shutil.get_terminal_size().columns))
 
 
 def _message(sample: CompletionOutput) -> dict[str, Any]:

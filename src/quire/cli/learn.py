@@ -1,9 +1,10 @@
-"""Run the simulations of a lesson about inference, with numbers from the engine's own parts and calculators."""
+"""Read and run a lesson about inference: chapters, simulations, listings, with numbers from the engine's own parts."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -16,31 +17,113 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (
-        "`quire learn` lists the simulations, `quire learn NAME --help` the controls of one, `quire learn quiz` asks\n"
-        "questions. `quire serve` shows all of it at /learn."
+        "quire learn list          chapters, simulations and listings\n"
+        "quire learn chapter N     a chapter; its name alone does as well\n"
+        "quire learn NAME --help   the controls of a simulation\n"
+        "quire learn run NAME      a listing\n"
+        "quire learn check         all listings, against what they must print\n"
+        "quire learn quiz          questions\n\n`quire serve` shows all of it at /learn."
     )
-    parser.add_argument("name", nargs="?", help="a simulation, by name or number")
+    parser.add_argument("name", nargs="?", help="a simulation, by name or number, or a chapter, by name")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     from quire.cli.serve import simulated
+    from quire.learn.chapters import chapters
     from quire.learn.offered import offer
-    from quire.learn.simulations import simulation, simulations
+    from quire.learn.simulations import simulation
 
     offer(simulated)
-    if args.name == "quiz":
-        return _quiz(args.rest)
+    if args.name in _VERBS:
+        return _VERBS[args.name](args.rest)
     if args.name is None:
-        for one in simulations().values():
-            print(f"{one.number:>3}  {one.name:<20}{one.title}")
+        _print_simulations()
         return 0
+    if args.name in chapters():
+        return _chapter([args.name, *args.rest])
     one = simulation(args.name)
     options = vars(_parser(one).parse_args(args.rest))
     as_json = options.pop("json")
     scene = one.scene(options)
     print(json.dumps(scene.to_json()) if as_json else f"{textwrap.fill(one.about, 100)}\n\n{_text(scene)}")
     return 0
+
+
+def _print_simulations() -> None:
+    from quire.learn.simulations import simulations
+
+    for one in simulations().values():
+        print(f"{one.number:>3}  {one.name:<20}{one.title}")
+
+
+def _list(rest: list[str]) -> int:
+    from quire.cli.parser import Parser
+    from quire.learn.chapters import chapters
+    from quire.learn.lesson_listings import listings
+
+    Parser(prog="quire learn list", description="All parts of the lesson.").parse_args(rest)
+    print("Chapters: quire learn chapter N")
+    for each in chapters().values():
+        print(f"{'' if each.number is None else each.number:>3}  {each.name:<20}{each.title}")
+    print("\nSimulations: quire learn NAME")
+    _print_simulations()
+    print("\nListings: quire learn run NAME")
+    for name, one in listings().items():
+        print(f"     {name:<20}{one.about}")
+    return 0
+
+
+def _chapter(rest: list[str]) -> int:
+    from quire.cli.chapter_text import chapter_text
+    from quire.cli.markdown_text import MarkdownText
+    from quire.cli.parser import Parser
+    from quire.learn.chapters import chapter
+
+    parser = Parser(
+        prog="quire learn chapter", description="A chapter of the lesson, its numbers computed now."
+    )
+    parser.add_argument("chapter", help="its number or name: see `quire learn list`")
+    parser.add_argument("--json", action="store_true", help="print JSON: its blocks, as the page gets them")
+    options = parser.parse_args(rest)
+    one = chapter(options.chapter)
+    print(
+        json.dumps(one.page())
+        if options.json
+        else chapter_text(one, MarkdownText(styled=sys.stdout.isatty()))
+    )
+    return 0
+
+
+def _run(rest: list[str]) -> int:
+    from quire.cli.parser import Parser
+    from quire.learn.lesson_listings import listing
+
+    parser = Parser(prog="quire learn run", description="Run a listing, or print its source.")
+    parser.add_argument("listing", help="its name: see `quire learn list`")
+    parser.add_argument("--source", action="store_true", help="print the program in place of running it")
+    options = parser.parse_args(rest)
+    one = listing(options.listing)
+    print(one.source if options.source else one.run(), end="")
+    return 0
+
+
+def _check(rest: list[str]) -> int:
+    from quire.cli.parser import Parser
+    from quire.learn.lesson_listings import listing, listings
+
+    parser = Parser(
+        prog="quire learn check",
+        description="Run listings and compare what they print with what they must print; the command ends with 1 if"
+        " one differs.",
+    )
+    parser.add_argument("listing", nargs="*", help="their names (default: all)")
+    wrong = 0
+    for one in [listing(name) for name in parser.parse_args(rest).listing] or listings().values():
+        problem = one.differs()
+        print(f"{one.name:<20}{problem or 'as it must'}")
+        wrong += bool(problem)
+    return 1 if wrong else 0
 
 
 def _quiz(rest: list[str]) -> int:
@@ -111,3 +194,6 @@ def _text(scene: Scene) -> str:
     if scene.remark:
         parts.append(textwrap.fill(scene.remark, 100))
     return "\n\n".join(parts)
+
+
+_VERBS = {"list": _list, "chapter": _chapter, "run": _run, "check": _check, "quiz": _quiz}

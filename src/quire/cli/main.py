@@ -58,7 +58,7 @@ COMMANDS = {
     "tune": ("quire.cli.tune", "find the settings that serve a recorded load best"),
     "whatif": ("quire.cli.whatif", "say what a recorded load would be under other settings"),
     "reference": ("quire.cli.reference", "show an algorithm of inference in plain numpy"),
-    "learn": ("quire.cli.learn", "run the simulations of a lesson about inference"),
+    "learn": ("quire.cli.learn", "read and run a lesson about inference"),
     "bench": ("quire.cli.bench", "measure kernels, the engine, or a server"),
     "config": ("quire.cli.config_explain", "explain the options: effect, default, what they move"),
     "completions": ("quire.cli.completions", "print a completion script for a shell"),

@@ -14,6 +14,7 @@ COMMANDS = {
     "/clear": "start the conversation over",
     "/drop": "forget the oldest turn",
     "/system": "TEXT: another system message, and the conversation from the start; without TEXT: none",
+    "/model": "NAME: go on with another model; without NAME: which one answers",
     "/save": "FILE: write the conversation as Markdown, or as JSON messages if it ends in .json",
     "/exit": "exit, like Ctrl-D",
     '"""': "begins and ends a multi-line message",

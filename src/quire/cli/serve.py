@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire.engine.host.spawn import Spawned
-    from quire.learn.scene import Simulation
 
 # Options that set the same thing: one source may use only one side.
 _EXCLUSIVE = (({"gpu_memory_utilization"}, {"memory"}), ({"uds"}, {"host", "port"}))
@@ -54,11 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     take_foreign_options(parser)
 
 
-def simulated() -> Sequence[Simulation]:
-    """The simulations of the lesson that need the simulator, imported when the first of them is asked for."""
+def simulated() -> Sequence[object]:
+    """What the lesson has from rooms above it, imported when it is asked for: simulations of servers, listings."""
+    from quire.bench.lesson.listings import LISTINGS
     from quire.bench.lesson.simulated_lessons import SIMULATIONS
 
-    return SIMULATIONS
+    return (*SIMULATIONS, *LISTINGS)
 
 
 def run(args: argparse.Namespace) -> int:

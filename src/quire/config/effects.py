@@ -149,5 +149,7 @@ MOVES: dict[str, tuple[str, ...]] = {
     "access_log": (),
     "quiet": (),
     "profile_dir": (_PHASES,),
+    "simulator_memory": (_MEMORY, "quire_simulator_error_ratio"),
+    "simulator_interval": ("quire_simulator_error_ratio",),
     "otlp_traces_endpoint": (_E2E,),
 }

@@ -8,7 +8,10 @@ from quire.config.lora_modules import adapter_paths
 from quire.config.option import option
 from quire.records import dataclass
 
-_NOT_NEGATIVE = ("shutdown_timeout", "hang_timeout", "engine_restarts", "sse_ping_interval", "models_max")
+_NOT_NEGATIVE = (
+    "shutdown_timeout", "hang_timeout", "engine_restarts", "sse_ping_interval", "models_max", "simulator_interval",
+)  # fmt: skip
+LEAST_SIMULATOR_MEMORY = 64 * 2**20
 _POSITIVE = (
     "output_hook_ms",
     "max_load_wait",
@@ -268,6 +271,17 @@ class ServingConfig:
         metavar="URL",
     )
 
+    simulator_memory: int | None = option(
+        None,
+        "let administrators ask /admin/whatif, and check the simulator against the load of this server, in a process "
+        "of its own that has at most so much memory and only idle processors (default: off)",
+        metavar="SIZE",
+        size=True,
+    )
+    simulator_interval: float = option(
+        600.0, "seconds between two of these checks at the least; 0: none", metavar="S"
+    )
+
     def __post_init__(self) -> None:
         for f in fields(self):
             choices, value = f.metadata["choices"], getattr(self, f.name)
@@ -291,6 +305,7 @@ class ServingConfig:
             raise ValueError("quiet and access_log: cannot be combined; set only one")
         adapter_paths(self.lora_modules)
         self._check_pulls()
+        self._check_simulator()
         self._check_admin_address()
         for name in ("api_key", "admin_api_key"):
             _check_keys(name, getattr(self, name))
@@ -298,6 +313,12 @@ class ServingConfig:
     def _check_admin_address(self) -> None:
         if self.admin_host is not None and self.admin_port is None:
             raise ValueError("admin_host: needs admin_port, the port on that address")
+
+    def _check_simulator(self) -> None:
+        if self.simulator_memory is not None and self.simulator_memory < LEAST_SIMULATOR_MEMORY:
+            raise ValueError(
+                f"simulator_memory: {self.simulator_memory} bytes are below the minimum of {LEAST_SIMULATOR_MEMORY}"
+            )
 
     def _check_pulls(self) -> None:
         if self.pull_limit is not None and not (self.admin_api_key or self.admin_api_key_file):

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import islice
 from operator import attrgetter
 
 from quire.core.block_pool import AuditError
@@ -36,6 +37,8 @@ from quire.types import (
 )
 
 _by_rank = attrgetter("rank")
+
+_SEEN = 256  # sequences that wait
 
 
 class SchedulerState:
@@ -98,6 +101,11 @@ class SchedulerState:
     def num_waiting(self) -> int:
         """Sequences not running: queued, preempted, or waiting for a sibling's prompt or for blocks."""
         return self._requests.num_waiting + self._num_fetching
+
+    def behind_longer(self) -> int:
+        """How many waiting sequences, of up to _SEEN, have a shorter prompt than one that the last step computed."""
+        longest = max((seq.prompt_len for seq in self._running if seq.computed <= seq.prompt_len), default=0)
+        return sum(seq.prompt_len < longest for seq in islice(self._waiting, _SEEN)) if longest else 0
 
     @property
     def blocks_used(self) -> int:

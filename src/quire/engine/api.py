@@ -341,6 +341,13 @@ class EngineStats:
     steps: int = 0
     step_seconds: float = 0.0
     step_phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    flops: Mapping[str, float] = field(default_factory=dict)  # of all steps, by number format
+    moved_bytes: float = 0.0  # of weights, keys and values
+    compute_share: float | None = (
+        None  # of the machine's limit, in the steps of the last seconds; None: not known
+    )
+    bandwidth_share: float | None = None
+    head_of_line_seconds: float = 0.0  # that requests waited while longer prompts were computed
     prefill_tokens: int = 0
     decode_tokens: int = 0
     step_tokens: tuple[int, ...] = ()
@@ -386,6 +393,7 @@ class EngineStats:
     restarts: int = 0  # starts of the engine after its first
     memory_parts: Mapping[str, int] = field(default_factory=dict)
     calls: Mapping[str, int] = field(default_factory=dict)
+    words: tuple[int, int] = (0, 0)  # of prompts that came as texts, and their tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from quire.types import (
 if TYPE_CHECKING:  # a simulation needs no arrays
     from quire.executor.plans import PlanCounts
     from quire.lora.adapter_service import AdapterService
+    from quire.program.step_work import MachinePeaks, StepWork
     from quire.worker.swap_space import SwapSpace
     from quire.worker.worker import Masks
 
@@ -119,6 +120,8 @@ class EngineCore:
         self.costs = costs or StepCostModel()
         self._controller = controller
         self.swap: SwapSpace | None = None
+        self.work: StepWork | None = None
+        self.peaks: MachinePeaks | None = None  # those that were measured on this machine
         self._adapted: dict[
             str, tuple[str, int]
         ] = {}  # requests in slots: their version, and samples that run

@@ -126,7 +126,7 @@ _ALL = (
 
 def simulations() -> dict[str, Simulation]:
     """All simulations by name, in the order of their numbers."""
-    found = [*_ALL, *offered()]
+    found = [*_ALL, *offered(Simulation)]
     return {one.name: one for one in sorted(found, key=lambda one: one.number)}
 
 

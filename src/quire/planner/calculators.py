@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.planner import formulas, memory_sums, time_sums
+from quire.planner import formulas, memory_sums, strategy_sums, time_sums
 from quire.planner.devices import Device
 from quire.planner.figure import Figure, Figures
 from quire.planner.model_size import ModelSize
@@ -61,7 +61,11 @@ PARAMETERS = {
     "prefix": "tokens of the shared prefix",
     "new": "tokens behind the prefix",
     "ms_per_token": "prefill time of a token, in ms",
-    "requests": "requests with that prefix",
+    "requests": "requests with that prefix, or in all",
+    "kept": "requests that kept every objective",
+    "seconds": "time in which the requests came, in s",
+    "target": "probabilities of the target, token by token, between commas",
+    "draft": "those of the draft",
     "longest": "tokens of the longest answer, for which a contiguous cache is set aside",
     "block_size": "tokens of a block",
     "probabilities": "of the likeliest tokens at temperature 1, between commas",
@@ -113,7 +117,7 @@ class Calculator:
 
 _MAY_BE_ZERO = {
     "reserve_gb", "kv_values", "active_b", "gamma", "alpha", "draft_ms", "watts", "price_kwh", "temperature", "top_k",
-    "interference_ms", "new",
+    "interference_ms", "new", "kept",
 }  # fmt: skip
 
 
@@ -155,6 +159,7 @@ CALCULATORS = {
             time_sums.batching, time_sums.layer, time_sums.speculation, time_sums.communication,
             memory_sums.transfer, time_sums.cost,
             memory_sums.prefix_cache, time_sums.attention_traffic, memory_sums.paging, time_sums.sampling,
+            strategy_sums.strategies, strategy_sums.goodput, strategy_sums.rejection,
         )
     )
 }  # fmt: skip

@@ -13,14 +13,15 @@ from quire.records import dataclass
 class Worked:
     """A published figure. `command`: the words behind `quire calc`; `figure`: the label of its result.
 
-    `right` is that result as text, and `note` says what is wrong with what is `printed`.
+    `right` is that result as text, and `note` says what is wrong with what is `printed`. What is no calculation has no
+    command.
     """
 
     place: str
     printed: str
     right: str
-    command: str
-    figure: str
+    command: str = ""
+    figure: str = ""
     note: str = ""
 
 

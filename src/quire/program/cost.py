@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.program.memory import kv_token_bytes
-from quire.program.op import param_names, writes
+from quire.program.op import Op, param_names, writes
 from quire.program.program import Program
 from quire.program.work import Cost, Machine, Row, Work, touched_experts, visible_keys, visible_pairs
 from quire.records import dataclass
@@ -16,6 +16,7 @@ __all__ = [
     "Row",
     "StepCost",
     "active_parameters",
+    "peak_of",
     "step_cost",
     "touched_experts",
     "visible_keys",
@@ -47,6 +48,21 @@ def step_cost(program: Program, rows: Sequence[Row], logit_rows: int) -> StepCos
     body = [op.cost(work, tokens) for op in program.body]
     head = [op.cost(work, logit_rows) if logit_rows else Cost() for op in program.head]
     return StepCost(tuple(body + head))
+
+
+def peak_of(program: Program, op: Op) -> str:
+    """The number format in which an op multiplies: a key of the measured compute limits.
+
+    A linear multiplies in the format of its input, attention in that of the KV cache. An int8 cache is multiplied by
+    two-byte numbers, twice per product, so its peak is that of bf16. All other arithmetic is float32, including
+    products of float16. Other narrow caches are widened to bf16.
+    """
+    if op.reads_cache:
+        return "f32" if program.kv_type in {"f32", "f16"} else "bf16"
+    x = getattr(op, "x", None)
+    if x is not None and any(program.param(name).kind != "vector" for name in param_names(op)):
+        return str(program.buffer(x).dtype)
+    return "f32"
 
 
 def active_parameters(program: Program) -> int:

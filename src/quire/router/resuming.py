@@ -40,9 +40,8 @@ def with_seed(body: bytes, asked: AskedOfServers) -> bytes:
     """The body with a seed, drawn here if the client has given none: another server must draw the same tokens."""
     if asked.seed is not None:
         return body
-    return body[: body.rindex(b"}")] + b',"seed":%d}' % secrets.randbelow(
-        _SEEDS
-    )  # of two, servers take the last
+    seed = secrets.randbelow(_SEEDS)
+    return body[: body.rindex(b"}")] + b',"seed":%d}' % seed  # behind a null: of two, servers take the last
 
 
 def events_of(data: bytes) -> Iterator[bytes]:

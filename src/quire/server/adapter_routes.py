@@ -11,11 +11,10 @@ from msgspec import Meta
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request, shorten
 from quire.server.exchange import Body, Exchange
-from quire.server.routes import HttpRoute, Post
+from quire.server.routes import PLAIN, HttpRoute, Post
 from quire.server.served import Served
 from quire.types import CheckpointError
 
-_TEXT = b"text/plain; charset=utf-8"
 _SHOWN = 200  # characters of a name in a message
 
 
@@ -77,10 +76,10 @@ async def unload_adapter(context: ServerContext, _: Exchange, read: Body[UnloadA
 ROUTES: tuple[HttpRoute, ...] = (
     Post(
         path="/v1/load_lora_adapter", summary="Load an adapter, or a new version of it", tag="admin",
-        handler=load_adapter, request=LoadAdapterRequest, response=str, media=_TEXT, admin=True,
+        handler=load_adapter, request=LoadAdapterRequest, response=str, media=PLAIN, admin=True,
     ),
     Post(
         path="/v1/unload_lora_adapter", summary="Unload an adapter", tag="admin", handler=unload_adapter,
-        request=UnloadAdapterRequest, response=str, media=_TEXT, admin=True,
+        request=UnloadAdapterRequest, response=str, media=PLAIN, admin=True,
     ),
 )  # fmt: skip

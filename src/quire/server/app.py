@@ -18,6 +18,7 @@ from quire.server import (
     scoring,
     status,
     tokens,
+    what_if_route,
 )
 from quire.server.access import AccessControl
 from quire.server.admin import AdminAccess, closed_routes
@@ -58,6 +59,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     *control.ROUTES,
     *explaining.ROUTES,
     *live_control.ROUTES,
+    *what_if_route.ROUTES,
     *overview.ROUTES,
     *request_routes.ROUTES,
     *adapter_routes.ROUTES,

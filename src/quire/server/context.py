@@ -21,6 +21,7 @@ from quire.server.metrics import ServerMetrics
 from quire.server.replay import Replays
 from quire.server.request_memory import RequestMemory
 from quire.server.served import Served, ServedModels
+from quire.server.simulation_process import Simulations
 from quire.server.step_profile import StepProfile
 from quire.server.tenant_access import TenantDirectory
 from quire.server.watched_engine import WatchedEngine
@@ -84,6 +85,7 @@ class ServerContext:
     owners: Owners = field(default_factory=Owners)
     watched_engine: WatchedEngine = field(init=False)
     profile: StepProfile = field(init=False)
+    simulations: Simulations = field(init=False)
     connections: Collection[Reader] = ()
     batches: BatchService | None = None  # with --files-dir
     has_keys: bool = False  # clients must present a key
@@ -101,6 +103,7 @@ class ServerContext:
         self.served = ServedModels(self.engine, self.config)
         self.replays = Replays(lambda: self.memory.replays)
         self.profile = StepProfile(self.engine, self.config.profile_dir)
+        self.simulations = Simulations(self.config)
         self.watched_engine = WatchedEngine(self.engine, self.metrics)
         self.texts, self.texts_as_ids = TokenTexts(self.engine), TokenTexts(self.engine, as_ids=True)
 

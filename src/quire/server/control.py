@@ -13,7 +13,7 @@ from quire.server.context import ServerContext
 from quire.server.errors import ApiError, bad_request, retry_headers, shorten
 from quire.server.exchange import Exchange
 from quire.server.query import query_of
-from quire.server.routes import Act, Get, HttpRoute
+from quire.server.routes import NOTHING, PLAIN, Act, Get, HttpRoute
 
 _KEYS = ("api_key", "admin_api_key")
 _CLEAR_SECONDS = 10.0
@@ -52,26 +52,26 @@ async def server_info(context: ServerContext, _: Exchange) -> dict[str, Any]:
     }
 
 
-async def reset_prefix_cache(context: ServerContext, exchange: Exchange) -> None:
+async def reset_prefix_cache(context: ServerContext, _: Exchange) -> bytes:
     """Forget the cached prefixes that no running sequence holds. Raises ApiError 503 when the engine is silent."""
     context.card()
     if not await context.engine.clear_prefix_cache(_CLEAR_SECONDS):
         message = f"the engine has not answered within {_CLEAR_SECONDS:g} s"
         raise ApiError(503, message, code="not_reset", headers=retry_headers(1.0))
-    await exchange.respond(200, b"")
+    return NOTHING
 
 
-async def start_profile(context: ServerContext, exchange: Exchange) -> None:
+async def start_profile(context: ServerContext, _: Exchange) -> bytes:
     """Begin a profile of the engine's steps."""
     context.card()
     await context.profile.start()
-    await exchange.respond(200, b"")
+    return NOTHING
 
 
-async def stop_profile(context: ServerContext, exchange: Exchange) -> None:
+async def stop_profile(context: ServerContext, _: Exchange) -> bytes:
     """End the profile, and write it to a file."""
     await context.profile.stop()
-    await exchange.respond(200, b"")
+    return NOTHING
 
 
 def asked_sleep(exchange: Exchange, seconds: float, *known: str) -> tuple[int, float]:
@@ -87,16 +87,16 @@ def asked_sleep(exchange: Exchange, seconds: float, *known: str) -> tuple[int, f
     return int(level), seconds if mode == "wait" else 0.0
 
 
-async def sleep(context: ServerContext, exchange: Exchange) -> None:
+async def sleep(context: ServerContext, exchange: Exchange) -> bytes:
     """Put the model to sleep, with vLLM's parameters."""
     await context.engine.sleep(*asked_sleep(exchange, context.config.shutdown_timeout))
-    await exchange.respond(200, b"")
+    return NOTHING
 
 
-async def wake_up(context: ServerContext, exchange: Exchange) -> None:
+async def wake_up(context: ServerContext, _: Exchange) -> bytes:
     """Wake the model up."""
     await context.engine.wake()
-    await exchange.respond(200, b"")
+    return NOTHING
 
 
 async def is_sleeping(context: ServerContext, _: Exchange) -> SleepBody:
@@ -116,10 +116,13 @@ ROUTES: tuple[HttpRoute, ...] = (
     ),
     Act(
         verb="POST", path="/sleep", summary="Put the model to sleep", tag="admin", handler=sleep, response=str,
-        admin=True, query=("level", "mode"),
+        media=PLAIN, admin=True, query=("level", "mode"),
     ),
     *(
-        Act(verb="POST", path=path, summary=summary, tag="admin", handler=handler, response=str, admin=True)
+        Act(
+            verb="POST", path=path, summary=summary, tag="admin", handler=handler, response=str, media=PLAIN,
+            admin=True,
+        )
         for path, summary, handler in (
             ("/reset_prefix_cache", "Forget cached prefixes", reset_prefix_cache),
             ("/wake_up", "Wake the model up", wake_up),

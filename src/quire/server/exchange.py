@@ -70,6 +70,19 @@ class ChunkWriter(Protocol):
         """Queue a part given in three pieces; returns its bytes. While the client does not read: 0, and not queued."""
 
 
+class TextForm(Protocol):
+    """What the server's own reader of a streamed response makes of an event that continues a text, in place of the
+    event: its next number between `around`, then the text as JSON, and TEXT_END. `around` is None until the reader
+    knows it, which it learns from an event in the usual form.
+    """
+
+    around: tuple[bytes, bytes] | None
+    numbers: Iterator[int]
+
+
+TEXT_END = bytes(bytearray(b"}"))  # an object of its own: it also tells the form
+
+
 class Exchange:
     """A request and its response. `arrival` is a time of time.monotonic()."""
 
@@ -86,6 +99,7 @@ class Exchange:
         self.abort: Callable[[], None] | None = scope.get("quire.abort")
         self.blocked: Callable[[], bool] = scope.get("quire.blocked", _never)
         self._writer: ChunkWriter | None = scope.get("quire.writer")
+        self.text_form: TextForm | None = scope.get("quire.text_form")
         self.scope = scope
         self.request_id = self._request_id()
         # made by the server itself, and already checked: for a socket, or for a line of a batch, in the background

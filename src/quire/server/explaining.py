@@ -78,6 +78,9 @@ class ExplainBody(msgspec.Struct):
     finished: bool
     total_ms: float
     cause: str
+    prompt_tokens: int
+    cached_tokens: int
+    chunks: int  # steps that computed some of the prompt
     sentence: str
     parts: list[PartBody]
     timeline: list[SpanBody]
@@ -161,6 +164,9 @@ async def explain_request(context: ServerContext, exchange: Exchange) -> Explain
         finished=found.finished,
         total_ms=found.total / 1e6,
         cause=found.cause(),
+        prompt_tokens=found.prompt,
+        cached_tokens=found.cached,
+        chunks=found.chunks,
         sentence=sentence(found, names),
         parts=[PartBody(part, time / 1e6, PARTS[part][0]) for part, time in found.parts().items()],
         timeline=[
@@ -243,7 +249,7 @@ def _without_texts(data: bytes) -> bytes:
 
 ROUTES: tuple[HttpRoute, ...] = (
     Act(
-        verb="GET", path="/v1/requests/{}/explain", summary="Where the time of a request went", tag="status",
+        verb="GET", path="/v1/requests/{}/explain", rest="id", summary="Where the time of a request went", tag="status",
         handler=explain_request, response=ExplainBody, query=("steps",), either=True,
         further={404: "no request of the client has this id"},
     ),

@@ -76,12 +76,33 @@ class Exposition(Collector):
         yield from self._grammar_families(labels)
         yield self._hook_family(labels)
         yield from self._tool_server_families(labels)
+        yield from self._simulator_families(labels)
         yield from self._http_families()
         yield _family(GaugeMetricFamily, "quire_build_info", "version of Quire, and the platform it runs on",
                       {"version": __version__, "python": platform.python_version(), "machine": platform.machine()},
                       1)  # fmt: skip
         yield _family(GaugeMetricFamily, "quire_engine_state", "1 for the current state of the engine",
                       {"state": str(self._metrics.engine.state)}, 1)  # fmt: skip
+
+    def _simulator_families(self, labels: dict[str, str]) -> Iterator[Metric]:
+        """Without a value before a check, and while the record is too short for one."""
+        check, values = self._metrics.simulator, list(labels.values())
+        errors = GaugeMetricFamily(
+            "quire_simulator_error_ratio", "error of the simulator on the latest load, by the figure",
+            labels=[*labels, "figure"],
+        )  # fmt: skip
+        requests = GaugeMetricFamily(
+            "quire_simulator_checked_requests", "requests of that load", labels=list(labels)
+        )
+        when = GaugeMetricFamily(
+            "quire_simulator_check_time_seconds", "Unix time of the check", labels=list(labels)
+        )
+        if check is not None:
+            for figure, error in check.errors.items():
+                errors.add_metric([*values, figure], error)
+            requests.add_metric(values, check.requests)
+            when.add_metric(values, check.at)
+        yield from (errors, requests, when)
 
     def _tgi_families(self, stats: EngineStats, labels: dict[str, str]) -> Iterator[Metric]:
         """TGI's names. Its counters have no suffix, so they are of no type here."""
@@ -247,6 +268,12 @@ _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] 
     ("quire_step_seconds", CounterMetricFamily, "time spent in steps", lambda s: s.step_seconds),
     ("quire_step_prefill_tokens", CounterMetricFamily, "prompt tokens computed", lambda s: s.prefill_tokens),
     ("quire_step_decode_tokens", CounterMetricFamily, "tokens decoded", lambda s: s.decode_tokens),
+    ("quire_prompt_text_words", CounterMetricFamily, "words of prompts that came as texts", lambda s: s.words[0]),
+    ("quire_prompt_text_tokens", CounterMetricFamily, "tokens of the same prompts", lambda s: s.words[1]),
+    ("quire_step_moved_bytes", CounterMetricFamily, "bytes of weights, keys and values that steps read and write",
+     lambda s: s.moved_bytes),
+    ("quire_head_of_line_seconds", CounterMetricFamily, "time that requests waited while longer prompts were computed",
+     lambda s: s.head_of_line_seconds),
     ("quire_step_plans", GaugeMetricFamily, "step sizes prepared ahead", lambda s: s.step_plans),
     ("quire_step_plan_hits", CounterMetricFamily, "steps of a prepared size", lambda s: s.step_plan_hits),
     ("quire_step_plan_fallbacks", CounterMetricFamily, "steps of no prepared size", lambda s: s.step_plan_fallbacks),
@@ -310,7 +337,28 @@ def _engine_families(stats: EngineStats, labels: dict[str, str], acceptance: str
     yield _by_part(GaugeMetricFamily, "quire_degrade_step", "step", stats.degrade_steps.items())
     yield _by_part(CounterMetricFamily, "quire_degraded_requests", "step", stats.degraded.items())
     yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())
+    yield _by_part(CounterMetricFamily, "quire_step_flops", "format", stats.flops.items())
+    for limit, share in (("compute", stats.compute_share), ("bandwidth", stats.bandwidth_share)):
+        text = f"share of the machine's {limit} in recent steps, where it was measured"
+        family = GaugeMetricFamily(f"quire_{limit}_share", text, labels=list(labels))
+        if share is not None:
+            family.add_metric(list(labels.values()), share)
+        yield family
+    yield _by_part(GaugeMetricFamily, "quire_kv_bytes", "state", _kv_bytes(stats).items())
     yield _by_part(GaugeMetricFamily, "quire_memory_bytes", "part", stats.memory_parts.items())
+
+
+def _kv_bytes(stats: EngineStats) -> dict[str, float]:
+    """Bytes of the KV cache by state. Held, cached and free ones are all; pinned are some of the cached, reserved some
+    of the free or cached: what tenants have a right to and do not use.
+    """
+    each = stats.memory_parts.get("kv", 0) / stats.blocks if stats.blocks else 0.0
+    unused = sum(max(0, floor - stats.tenant_blocks.get(name, 0)) for name, floor in stats.floors.items())
+    counts = {
+        "held": stats.blocks_used, "cached": stats.blocks_cached, "pinned": stats.blocks_pinned, "reserved": unused,
+        "free": max(0, stats.blocks - stats.blocks_used - stats.blocks_cached),
+    }  # fmt: skip
+    return {state: each * count for state, count in counts.items()}
 
 
 def _startup_family(spans: list[dict[str, Any]]) -> Metric:

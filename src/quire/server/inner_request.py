@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.records import dataclass
 from quire.server.errors import OPENAI_ERRORS, ApiError
-from quire.server.exchange import ChunkWriter, Receive, Scope, Send
+from quire.server.exchange import ChunkWriter, Receive, Scope, Send, TextForm
 from quire.server.request_memory import Held, RequestMemory
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -59,9 +59,11 @@ async def stream_inner(
     tenant: str,
     take: Take,
     writer: ChunkWriter | None = None,
+    form: TextForm | None = None,
 ) -> None:
     """Post a JSON body to a route, as a request of `tenant`; `take` gets each piece of the answer but those of a stream
-    that `writer` accepts. Cancelling this ends the request. Raises ApiError if there is no memory for it.
+    that `writer` accepts, where texts may have a `form` of their own. Cancelling this ends the request.
+    Raises ApiError if there is no memory for it.
     """
     collected, status = _Collected(body), 0
 
@@ -72,7 +74,7 @@ async def stream_inner(
         else:
             await take(status, message.get("body", b""))
 
-    scope = _scope(memory, path, body, tenant, tenant) | {"quire.writer": writer}
+    scope = _scope(memory, path, body, tenant, tenant) | {"quire.writer": writer, "quire.text_form": form}
     await application(scope, collected.receive, send)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quire.engine.api import Engine, GenerateAsk
 from quire.outputs import RequestOutput
@@ -89,6 +89,15 @@ class ToolServerCounts:
         self.seconds.setdefault(server, Histogram(FINE)).observe(seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatorCheck:
+    """How far the simulator was from what was measured, by the figure, for so many requests; `at` by time.time()."""
+
+    errors: Mapping[str, float]
+    requests: int
+    at: float
+
+
 # What an output hook made of a chunk; the last two failed.
 HOOK_OUTCOMES = ("kept", "changed", "ended", "timeout", "error")
 
@@ -109,6 +118,7 @@ class ServerMetrics:
         self.adapter_tokens: Counter[tuple[str, str]] = Counter()  # by name and kind
         self.grammars = GrammarCounts()
         self.tools = ToolServerCounts()
+        self.simulator: SimulatorCheck | None = None  # the latest one, if there was enough to check
         self.http: Counter[tuple[str, str, str]] = Counter()
         self.http_seconds: dict[tuple[str, str], Histogram] = {}
         self.http_bytes: Counter[tuple[str, str]] = Counter()

@@ -21,6 +21,9 @@ from quire.server.fields import IGNORED, RefusedFields, Unsupported
 Q = TypeVar("Q", bound=msgspec.Struct)
 A = TypeVar("A")
 
+PLAIN = b"text/plain; charset=utf-8"
+NOTHING = b""  # an answer that says with its status that something is done
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -71,12 +74,12 @@ class Get(HttpRoute, Generic[A]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Act(HttpRoute, Generic[A]):
-    """A route without a JSON body, or with one that its handler reads: it returns a `response`, or sends it and returns
-    None. `verb` is the method, `query` names the parameters behind the path, and `form` has the JSON schema of each
-    part of a multipart body.
+    """A route without a JSON body, or with one that its handler reads: it returns a `response` or its bytes, or sends
+    it and returns None. `verb` is the method, `query` names the parameters behind the path, and `form` has the JSON
+    schema of each part of a multipart body.
     """
 
-    handler: Callable[[ServerContext, Exchange], Awaitable[A | None]]
+    handler: Callable[[ServerContext, Exchange], Awaitable[A | bytes | None]]
     response: type[A]
     verb: str
     query: tuple[str, ...] = ()

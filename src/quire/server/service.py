@@ -44,6 +44,7 @@ class Service:
                 config, self.app, self.context.memory, batch_endpoints(open_routes(config))
             )
         self._sweeping: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
 
     @property
     def memory(self) -> RequestMemory:
@@ -52,7 +53,12 @@ class Service:
 
     def start(self) -> None:
         """Begin with what runs beside requests, in the running event loop."""
-        self._sweeping = asyncio.create_task(self.context.sweep())
+        context = self.context
+        self._sweeping = asyncio.create_task(context.sweep())
+        if context.simulations.on:
+            self._checking = asyncio.create_task(
+                context.simulations.check_always(context.engine, context.metrics)
+            )
         if self.context.batches is not None:
             self.context.batches.start()
 
@@ -82,8 +88,9 @@ class Service:
         """End what is of this application alone, not of others that share its responses."""
         await self.stop_batches()
         self.context.tenants.save()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        for task in (self._sweeping, self._checking):
+            if task is not None:
+                task.cancel()
         if self.context.hooks is not None:
             self.context.hooks.close()
         if self.context.tracer is not None:

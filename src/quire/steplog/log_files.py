@@ -2,12 +2,16 @@
 
 header  "QUIRELOG", version (2 bytes), 0 (2 bytes)
 frame   bytes of the row (4), the row, CRC-32 of both (4); numbers are little endian
+end     of a file that is still written, or whose process died: zeros
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import mmap
 import os
+import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +26,9 @@ MAGIC, VERSION = b"QUIRELOG", 1
 HEADER = MAGIC + VERSION.to_bytes(2, "little") + b"\0\0"
 MAX_ROW_BYTES = 2**26
 MAX_LOG_BYTES = 2**34
+WINDOW_BYTES = 2**18  # of a file that are mapped at a time
+_number = struct.Struct("<I").pack
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class LogError(QuireError):
@@ -30,8 +37,8 @@ class LogError(QuireError):
 
 def framed(body: bytes) -> bytes:
     """A row as it stands in a file."""
-    data = len(body).to_bytes(4, "little") + body
-    return data + zlib.crc32(data).to_bytes(4, "little")
+    data = _number(len(body)) + body
+    return data + _number(zlib.crc32(data))
 
 
 def unframed(frame: bytes) -> AnyRow:
@@ -73,6 +80,8 @@ def read_rows(
         damage = ""
         size = int.from_bytes(view[at : at + 4], "little")
         end = at + 8 + size
+        if not size and not any(view[at:]):
+            break
         if at + 4 > len(view) or (size <= MAX_ROW_BYTES and end > len(view)):
             damage = "the file ends inside of a row"
         elif size > MAX_ROW_BYTES:
@@ -105,13 +114,16 @@ def read_log(path: Path) -> Log:
 
 class LogFile:
     """A log being written, readable by its owner alone. It never has more than `most` bytes, together with the file
-    before it, whose name ends in ".1". Each row is written at once: a process that dies leaves all its rows.
+    before it, whose name ends in ".1". Each row is copied into a mapped part of the file: it costs no system call, and
+    a process that dies leaves all its rows.
 
     A file that is there and was not closed is what a crash has left: it is kept as ".crash".
     """
 
     def __init__(self, path: Path, most: int) -> None:
         self._path, self._most, self._size = path, most // 2, 0
+        self._window: mmap.mmap | None = None  # from _first up to _end of the file
+        self._first = self._end = 0
         self.broken = ""  # why no more is written
         try:
             self._lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -129,7 +141,7 @@ class LogFile:
 
     def turn(self) -> None:
         """Begin a new file; the one before last is lost."""
-        os.close(self._file)
+        self._end_file()
         os.replace(self._path, self._path.with_name(self._path.name + ".1"))
         self._file = self._open()
 
@@ -137,23 +149,54 @@ class LogFile:
         """Add a row. After an error of the file system nothing more is written."""
         if self.broken:
             return
+        at, end = self._size, self._size + len(frame)
         try:
-            os.write(self._file, frame)
-            self._size += len(frame)
+            if end > self._end:
+                self._map(end)
+            if self._window is None:
+                os.pwrite(self._file, frame, at)
+            else:
+                self._window[at - self._first : end - self._first] = frame
+            self._size = end
         except OSError as error:
             self.broken = f"record: {self._path}: {error.strerror}; nothing more is recorded"
 
     def close(self) -> None:
-        os.close(self._file)
+        self._end_file()
         os.close(self._lock)
 
     def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_APPEND
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         file = os.open(self._path, flags, 0o600)
         os.fchmod(file, 0o600)
         os.write(file, HEADER)
-        self._size = len(HEADER)
+        self._size, self._end = len(HEADER), 0
         return file
+
+    def _end_file(self) -> None:
+        """Close the file at the end of what is written."""
+        self._unmap()
+        os.ftruncate(self._file, self._size)
+        os.close(self._file)
+
+    def _map(self, end: int) -> None:
+        """Map the part of the file where rows come next, at least up to `end`. Its space on the disk is taken before:
+        a write to a mapped page without any would kill the process. Where a file system has no such space or maps,
+        rows are written one by one."""
+        self._unmap()
+        first = self._size - self._size % mmap.ALLOCATIONGRANULARITY
+        self._first, self._end = first, max(end, min(first + WINDOW_BYTES, self._most))
+        try:
+            os.posix_fallocate(self._file, first, self._end - first)
+            self._window = mmap.mmap(self._file, self._end - first, offset=first)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                raise
+
+    def _unmap(self) -> None:
+        if self._window is not None:
+            self._window.close()
+            self._window = None
 
     def _keep_crash(self) -> None:
         """Keep what a process has left that did not end in order."""

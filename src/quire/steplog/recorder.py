@@ -22,14 +22,14 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.core.service_estimates import has_known_length
 from quire.records import dataclass
 from quire.steplog import log_rows as rows
-from quire.steplog.log_files import HEADER, LogFile, framed, unframed
+from quire.steplog.log_files import HEADER, WINDOW_BYTES, LogFile, framed, unframed
 from quire.steplog.log_rows import SAMPLE_BITS, LogRow, TokenChain, encode
 from quire.types import PARAMETERS, FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput
 
 RING_BYTES = 2**20
 _SHARED = 2**15  # digests of blocks that are remembered to say what prompts share
 # The rows, a copy and a frame of them when they are asked for, remembered misses; with a file the digests, too.
-MEMORY_BYTES, FILE_MEMORY_BYTES = 4 * RING_BYTES, 240 * _SHARED
+MEMORY_BYTES, FILE_MEMORY_BYTES = 4 * RING_BYTES, 240 * _SHARED + WINDOW_BYTES
 _ACCOUNTS = 4096  # whose order is known
 _COSTS_EVERY = 256  # steps
 _STOLEN_SECONDS = 0.1
@@ -223,8 +223,9 @@ class Recorder:
     def _rows(self, out: SchedulerOutput) -> list[int]:
         """Four numbers for each row; the last one is to be the tokens that it accepts."""
         flat: list[int] = []
+        key = self._keys.get
         for row in out.scheduled:
-            flat += (self._keys.get(row.seq_id, -1), row.start, len(row.token_ids), 0)
+            flat += (key(row.seq_id, -1), row.start, len(row.token_ids), 0)
         return flat
 
     def stepped(
@@ -240,18 +241,20 @@ class Recorder:
         flat[3::4] = map(len, result.token_ids)
         at, scheduled, executed, updated, draft = times
         predicted, blocks, waiting, limits, fetching = facts
-        seconds = result.seconds
+        seconds, ended = result.seconds, self._take(events)
         # by position, in the order of the fields: half the time of doing it by name
         self._put(
             rows.Step(
                 out.step, at, scheduled - at, executed - at, updated - at,
                 int(1e6 * seconds.get("forward", 0.0)), int(1e6 * seconds.get("sample", 0.0)), draft // 1000,
                 self._stolen.microseconds(updated) if updated >= self._stolen.due else 0,
-                predicted, blocks, waiting, limits, flat, self._notes(flat, out, result, events),
+                predicted, blocks, waiting, limits, flat, self._notes(flat, out, result, ended),
                 self._started(out) if out.new else _NONE, self._preempted(out) if out.gone else _NONE, fetching,
             )
         )  # fmt: skip
-        self._take(events, updated)
+        for event, live in ended:
+            assert event.finish_reason is not None
+            self._end(event.request_id, live, event.sample_index, event.finish_reason, updated)
         self._steps += 1
         if self._steps % _COSTS_EVERY == 0:
             self.changed("costs", self.costs)
@@ -331,16 +334,16 @@ class Recorder:
                 self._file.write(framed(encode(self._opened())))
             self._file.write(frame)
 
-    def _take(self, events: Iterable[SeqEvent], at: int) -> None:
+    def _take(self, events: Iterable[SeqEvent]) -> list[tuple[SeqEvent, _Live]]:
+        """Take in the tokens of a step; returns the samples that it has ended."""
+        live_of, ended = self._live.get, []
         for event in events:
-            live = self._live.get(event.request_id)
-            if live is None:
-                continue
-            tokens = live.samples.get(event.sample_index)
-            if tokens is not None:
+            live = live_of(event.request_id)
+            if live is not None and (tokens := live.samples.get(event.sample_index)) is not None:
                 tokens += event.new_token_ids
                 if event.finish_reason is not None:
-                    self._end(event.request_id, live, event.sample_index, event.finish_reason, at)
+                    ended.append((event, live))
+        return ended
 
     def _end(self, request_id: str, live: _Live, sample: int, reason: FinishReason, at: int = 0) -> None:
         tokens = live.samples.pop(sample, None)
@@ -396,11 +399,15 @@ class Recorder:
         )
 
     def _notes(
-        self, flat: list[int], out: SchedulerOutput, result: StepOutput, events: Iterable[SeqEvent]
+        self,
+        flat: list[int],
+        out: SchedulerOutput,
+        result: StepOutput,
+        ended: Iterable[tuple[SeqEvent, _Live]],
     ) -> list[int]:
         stopped = {
-            self.key(event.request_id, event.sample_index): len(event.new_token_ids)
-            for event in events
+            live.number << SAMPLE_BITS | event.sample_index: len(event.new_token_ids)
+            for event, live in ended
             if event.stop_token_id is not None
         }
         if not (

@@ -108,6 +108,11 @@ def in_blocks(option: str, text: str) -> Settings:
     return [(option, str(-(-int(text) // _KV_BLOCK)))]
 
 
+def in_gibibytes(option: str, text: str) -> Settings:
+    """A number of GiB, as a size. Raises ValueError."""
+    return [(option, f"{round(float(text) * 1024)}MiB")]
+
+
 def listed(option: str, text: str) -> Settings:
     """Values that are separated by commas."""
     return [(option, part.strip()) for part in text.split(",") if part.strip()]

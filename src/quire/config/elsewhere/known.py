@@ -21,6 +21,7 @@ from quire.config.elsewhere.foreign import (
     guessed_tokens,
     in_blocks,
     in_chunks,
+    in_gibibytes,
     lacks,
     listed,
     needs,
@@ -35,7 +36,7 @@ _VS, _VST = (VLLM, SGLANG), (VLLM, SGLANG, TGI)
 _ALL = (VLLM, SGLANG, LCPP, TGI)
 
 _SHARED = "ranks of one host read each other's rows in memory that they share"
-_REPLICAS = "start several servers behind a load balancer"
+_REPLICAS = "start several servers behind quire router"
 _ADAPTERS = (
     "an adapter is a model name of its own here (--lora-modules NAME=PATH), or part of the weights after "
     "quire convert --merge-adapter"
@@ -62,6 +63,7 @@ _ROUTES = "the routes of the server are fixed"
 _SETTINGS = "--speculative-config sets the method and its settings; answers are the same without"
 _RANK = "the ranks of a model are processes of one machine"
 _MAPPED = "packed weights are memory-mapped from the weight cache (--weight-cache)"
+_SWAP = "a part of --memory"
 _CACHED = "usage always includes the cached tokens"
 _PAGES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "int8", "q4_0": "int4"}
 _INT8 = "int8 has one scale per token and head, int4 one per 32 numbers; the other formats are not there"
@@ -122,9 +124,9 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--kv-cache-memory-bytes", _V, "--memory bounds all memory, --num-kv-blocks the KV cache"),
     called("--mem-fraction-static", _S, "--gpu-memory-utilization", why="of the available main memory"),
     called("--cuda-memory-fraction", _T, "--gpu-memory-utilization", why="of the available main memory"),
-    only("--swap-space", _V, "0", "preempted sequences are recomputed, not swapped"),
+    called("--swap-space", _V, "--swap-space", convert=in_gibibytes, done=("0",), why=_SWAP),
     only("--cpu-offload-gb", _VS, "0", "the weights are in main memory anyway"),
-    only("--preemption-mode", _V, "recompute", "preempted sequences are recomputed"),
+    only("--preemption-mode", _V, "recompute", "with --swap-space a sequence is swapped where that is faster"),
     called("--max-running-requests", _S, "--max-num-seqs"),
     called("--parallel", _L, "--max-num-seqs", done=("-1",)),
     called("-np", _L, "--max-num-seqs", done=("-1",)),
@@ -176,8 +178,10 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--cache-idle-slots --no-cache-idle-slots --swa-full --defrag-thold -dt", _L, _CACHE, arity="?"),
     needs("--slot-save-path", _L, _CACHE),
     needs("--kv-transfer-config --kv-events-config --disaggregation-mode", _VS, _CACHE),
-    lacks("--enable-hierarchical-cache", _S, _CACHE, arity=""),
-    lacks("--kv-offloading-size --kv-offloading-backend --hicache-ratio --hicache-size", _VS, _CACHE),
+    lacks("--enable-hierarchical-cache", _S, "--swap-space keeps KV blocks that had to give way", arity=""),
+    called("--kv-offloading-size", _V, "--swap-space", convert=in_gibibytes, why=_SWAP),
+    called("--hicache-size", _S, "--swap-space", convert=in_gibibytes, done=("0",), why=_SWAP),
+    lacks("--kv-offloading-backend --hicache-ratio", _VS, "--swap-space sets the size of the room for swapped blocks"),
     only("--radix-eviction-policy", _S, "lru", "the least recently used blocks are evicted first"),
     # ---- one process, the CPU
     called("-tp --tp-size --tp", _VS, "--tensor-parallel-size"),
@@ -295,9 +299,10 @@ ROWS: tuple[ForeignOption, ...] = (
     needs("--root-path --fastapi-root-path --api-prefix", (VLLM, SGLANG, LCPP),
           "remove the prefix in a proxy in front of the server"),
     needs("--middleware", _V, "the server loads no external code"),
-    always("--no-webui --no-ui --disable-fastapi-docs", (LCPP, VLLM), "there are no pages for browsers"),
-    lacks("--webui --ui", _L, "there are no pages for browsers", arity=""),
-    lacks("--path --webui-config --ui-config", _L, "there are no pages for browsers"),
+    switched("--no-webui", _L, "--no-ui"),
+    always("--webui", _L, "--no-ui turns the web page off"),
+    lacks("--disable-fastapi-docs", _V, "--no-ui turns all pages off, /docs among them", arity=""),
+    lacks("--path --webui-config --ui-config", _L, "the web page is part of the package"),
     lacks("--props", _L, _ROUTES, arity=""),
     lacks("--slots", _L, "/slots shows what all clients send: it is there with --admin-api-key", arity=""),
     always("--no-slots", _L, _ROUTES),
@@ -307,8 +312,8 @@ ROWS: tuple[ForeignOption, ...] = (
     called("--graceful-termination-timeout", _T, "--shutdown-timeout"),
     called("--timeout -to", _L, "--reader-timeout", why="the time for which a client may leave output unread"),
     called("--sse-ping-interval", _L, "--sse-ping-interval", convert=or_zero),
-    lacks("--sleep-idle-seconds", _L, "a server keeps its model; weights are memory-mapped and start at once"),
-    lacks("--enable-sleep-mode", _V, "a server keeps its model", arity=""),
+    lacks("--sleep-idle-seconds", _L, "a server of several models has --keep-alive; one model stays"),
+    always("--enable-sleep-mode", _V, "/sleep and /wake_up are there with --admin-api-key"),
     # ---- logs and metrics
     always("--enable-prompt-tokens-details --enable-cache-report", _VS, _CACHED),
     always("--enable-per-request-metrics", _V, "a request turns them on with `timings`"),

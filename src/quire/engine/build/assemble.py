@@ -38,6 +38,7 @@ from quire.engine.build.drafts import (
     within,
 )
 from quire.engine.build.kept_costs import keep_costs, load_costs
+from quire.engine.build.kept_peaks import load_peaks
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.log_file import make_recorder
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
@@ -71,6 +72,7 @@ from quire.program.lowering import LoraRoom
 from quire.program.memory import param_bytes
 from quire.program.program import Program
 from quire.program.ranks import RankPlan
+from quire.program.step_work import StepWork
 from quire.records import dataclass
 from quire.spec import Attention
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
@@ -474,7 +476,9 @@ def _build(
     core = EngineCore(
         scheduler, worker, make_gate(scheduler, config), grammars, speculation, adapters, costs, controller
     )
-    core.swap = swap
+    core.swap, core.work = swap, StepWork(program)
+    if asked.execution.executor == "native":
+        core.peaks = load_peaks(executor.isa, config.threads)
     core.record(make_recorder(core.scheduler.config, config.asked, costs, model.folder.name))
     return Built(later.model, config, program, plan, executor, core, weights, made, ranks)
 

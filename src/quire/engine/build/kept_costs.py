@@ -58,11 +58,12 @@ def _place(model: Path, config: ResolvedConfig) -> tuple[KeptFiles, Path] | None
     kept = kept_files(asked)
     if kept is None or asked.loading.load_format == "random":
         return None
-    what = [str(model.resolve()), repr(asked.formats), str(config.threads), platform.node(), _processor()]
+    what = [str(model.resolve()), repr(asked.formats), str(config.threads), platform.node(), processor()]
     return kept, kept.folder / f"{blake2b(json.dumps(what).encode(), digest_size=16).hexdigest()}.costs"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the processor."""
     with (
         contextlib.suppress(OSError),
         Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from quire import _native
 from quire.loader.load import widened
 from quire.program.formats import FOURS, WeightFormat
-from quire.program.ops.experts import Experts
-from quire.program.ops.linear import Linear
+from quire.program.op import param_names
 
 if TYPE_CHECKING:
     from quire.config.schema import ResolvedConfig
@@ -41,11 +40,12 @@ def sparse_formats(
     ):
         return {}
     there = set(source.names())
-    linears = {op.weight for op in program.ops if isinstance(op, Linear | Experts)}
+    linears = {name for op in program.ops if op.skips_zeros for name in param_names(op)}
     return {
         param.name: WeightFormat("bf16_24")
         for param in program.params
-        if param.name in linears and param.name.startswith("layers.") and param.dtype == "bf16"
+        if param.name in linears and param.kind == "linear" and param.dtype == "bf16"
+        and param.name.startswith("layers.")
         and all(part.tensor in there and _sparse(part, source) for part in param.parts)
     }  # fmt: skip
 

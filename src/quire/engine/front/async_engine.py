@@ -63,6 +63,7 @@ from quire.engine.host.messages import (
     Note,
     Ready,
     Refused,
+    Score,
     StepReport,
     Tell,
     Vocabulary,
@@ -181,8 +182,10 @@ class AsyncEngine(EngineSettings):
         if self._client is None:
             return EngineStats()
         waiting = self._admission.waiting_tokens if self._admission else 0
-        calls = self._text.calls if self._text else {}
-        found = self._client.stats(waiting_tokens=waiting, wasted_tokens=self._wasted, calls=calls)
+        calls, words = (self._text.calls, self._text.words) if self._text else ({}, (0, 0))
+        found = self._client.stats(
+            waiting_tokens=waiting, wasted_tokens=self._wasted, calls=calls, words=words
+        )
         found = self._saturation.add_to(found)
         return self._admission.outlook.add_to(found) if self._admission else found
 
@@ -499,7 +502,7 @@ class AsyncEngine(EngineSettings):
         rows, news = step.unpack()
         if step.tokens:
             self._startup.mark("first token")
-        notes = {note.row: note for note in step.notes}
+        notes, scores = {note.row: note for note in step.notes}, step.unpack_scores()
         for row, drafts in step.unpack_drafts():
             live = lives.get(rows[row] >> SAMPLE_BITS)
             if live is not None:
@@ -507,15 +510,20 @@ class AsyncEngine(EngineSettings):
         for row, (key, new) in enumerate(zip(rows, news, strict=True)):
             timed = lives.get(key >> SAMPLE_BITS) if self._times_text else None
             began = 0.0 if timed is None else time.monotonic()
-            direct, note = directs.get(key), notes.get(row)
-            if direct is not None and direct.open and (note is None or direct.takes(note)):
-                direct.take(new, now, note)
+            direct, note, score = directs.get(key), notes.get(row), scores.get(row)
+            if (
+                direct is not None
+                and direct.open
+                and (note is None or direct.takes(note))
+                and (score is None or direct.whole)
+            ):
+                direct.take(new, now, note, score)
             else:
-                self._grow(key, new, note, now)
+                self._grow(key, new, now, note, score)
             if timed is not None:
                 timed.output.timings.text += time.monotonic() - began
 
-    def _grow(self, key: int, new: list[int], note: Note | None, now: float) -> None:
+    def _grow(self, key: int, new: list[int], now: float, note: Note | None, score: Score | None) -> None:
         """Add a row of a step to what its reader will read."""
         direct = self._direct.get(key)
         if direct is not None:
@@ -524,7 +532,9 @@ class AsyncEngine(EngineSettings):
         if live is None:
             self._wasted += len(new)
             return
-        if note is None:
+        if score is not None:
+            delta = live.following.apply(live.scored(key & SAMPLE_MASK, new[0], score), now)
+        elif note is None:
             delta = live.following.grow(key & SAMPLE_MASK, new, now)
         else:
             delta = live.following.apply(live.event(key & SAMPLE_MASK, new, note), now)

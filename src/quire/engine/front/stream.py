@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from quire.answers import AnswerPart, PromptProgress
 from quire.engine.api import DeadlineError, GenerateAsk, StreamDelta, TextSink
 from quire.engine.front.output import OutputBuilder, Sample
-from quire.engine.host.messages import SAMPLE_BITS, Note, only_logprob, unpack_logprobs
+from quire.engine.host.messages import SAMPLE_BITS, Note, Score, scored, unpack_logprobs
 from quire.text.parts import PartedText, append
 from quire.text.sample_text import StoppedText
 from quire.types import QuireError, Request, SeqEvent
@@ -103,6 +103,11 @@ class LiveRequest:
         if not self.pending or (waited <= seconds and self.unread <= tokens * len(self.output.outputs)):
             return None
         return QuireError(f"{self.unread} tokens were left unread for {waited:.1f} s: the request has ended")
+
+    def scored(self, index: int, token: int, score: Score) -> SeqEvent:
+        """A row of one token with its log-probability as the event that the engine saw."""
+        table = scored(token, score)
+        return SeqEvent(self.request_id, index, [token], table, None, None, cached_tokens=self.cached_tokens)
 
     def event(self, index: int, tokens: list[int], note: Note) -> SeqEvent:
         """A row of a step as the event that the engine saw."""
@@ -225,39 +230,35 @@ class SinkPath:
         """Whether tokens with this note are accepted, while `open`: it has log-probabilities alone."""
         return self.whole and note.only_logprobs
 
-    def take(self, token_ids: list[int], now: float, note: Note | None = None) -> None:
-        """Accept tokens that add only text, and what a note says that is accepted, while `open`."""
+    def take(
+        self, token_ids: list[int], now: float, note: Note | None = None, score: Score | None = None
+    ) -> None:
+        """Accept tokens that add only text, and what a note or a score says that is accepted, while `open`."""
         self._ids.extend(token_ids)
         text = "" if self._text is None else self._text.push(token_ids)
-        if self.whole and len(token_ids) == 1 and self._give_token(text, token_ids[0], note, now):
-            return
-        self._pass_on(text, None, token_ids, note, now)
-
-    def _give_token(self, text: str, token_id: int, note: Note | None, now: float) -> bool:
-        """Give a whole sink a token; false for one that has more than the sink takes so."""
-        logprob = None
-        if note is not None and note.logprobs is not None:
-            logprob = only_logprob(note.logprobs)
-            if logprob is None:
-                return False
-        try:
-            return self._sink.take_token(text, token_id, logprob, now)
-        except Exception:
-            self._fail()
-            return False
+        if self.whole and note is None and len(token_ids) == 1:
+            try:
+                if self._sink.take_token(text, token_ids[0], None if score is None else score[1], now):
+                    return
+            except Exception:
+                self._fail()
+        self._pass_on(text, None, token_ids, now, note, score)
 
     def _pass_on(
         self,
         text: str,
         parts: list[AnswerPart] | None,
         token_ids: list[int],
-        note: Note | None,
         now: float,
+        note: Note | None,
+        score: Score | None,
     ) -> None:
         """Give the sink what a step added, or else the reader."""
         delta = None
         if self.whole:
             logprobs = None if note is None else unpack_logprobs(note.logprobs)
+            if score is not None:
+                logprobs = scored(token_ids[0], score)
             delta = StreamDelta(self._sample.output.index, text, token_ids, logprobs, parts=parts)
         if not self._give(text, parts, delta, now):
             self.settle()
@@ -309,11 +310,13 @@ class PartedPath(SinkPath):
         self.open = bool(self._ids) and not self._text.may_end and self._sample.output.finish_reason is None
         self._settled, self._reasoned = len(self._ids), self._text.reasoning_tokens
 
-    def take(self, token_ids: list[int], now: float, note: Note | None = None) -> None:
+    def take(
+        self, token_ids: list[int], now: float, note: Note | None = None, score: Score | None = None
+    ) -> None:
         """See SinkPath."""
         self._ids.extend(token_ids)
         text = self._text.push(token_ids)
-        self._pass_on(text, self._text.take(), token_ids, note, now)
+        self._pass_on(text, self._text.take(), token_ids, now, note, score)
 
     def settle(self) -> None:
         """See SinkPath."""

@@ -61,6 +61,7 @@ class TextService:
         self._short = full_pool(2, "quire-text")
         self._long = full_pool(1, "quire-long-text")
         self._max_tokens = 0
+        self.words = 0, 0  # of texts so far, and their tokens
         self._piece = lru_cache(_KNOWN_PIECES)(
             lambda token_id: self.token_bytes(token_id).decode("utf-8", "replace")
         )
@@ -109,7 +110,9 @@ class TextService:
         return await self._run(
             name,
             len(text),
-            lambda: tokenizer.encode(text, add_special_tokens, parse_special, max_tokens=limit),
+            lambda: self._counted(
+                text, tokenizer.encode(text, add_special_tokens, parse_special, max_tokens=limit)
+            ),
         )
 
     async def text_tokens(self, params: SamplingParams) -> TextTokens | None:
@@ -137,7 +140,8 @@ class TextService:
         def work() -> list[int]:
             rendered = chat.render(ask)
             self._check_chars("messages", len(rendered.text))
-            return tokenizer.encode_guarded(rendered.text, rendered.own, max_tokens=limit)
+            ids = tokenizer.encode_guarded(rendered.text, rendered.own, max_tokens=limit)
+            return self._counted(rendered.text, ids)
 
         return await self._run("messages", _size(ask), work)
 
@@ -190,6 +194,13 @@ class TextService:
         """The bytes of all tokens. Raises RequestError without a tokenizer."""
         tokenizer = self._require("vocabulary")
         return await self._run("vocabulary", LONG_TEXT + 1, lambda: tokenizer.all_bytes(size))
+
+    def _counted(self, text: str, ids: list[int]) -> list[int]:
+        """Count the words and tokens of a text; returns the tokens. Long texts would take memory, and are left out."""
+        if len(text) <= LONG_TEXT:
+            words, tokens = self.words
+            self.words = words + len(text.split()), tokens + len(ids)
+        return ids
 
     async def _run(self, name: str, size: int, work: Callable[[], T]) -> T:
         pool = self._short if size <= LONG_TEXT else self._long

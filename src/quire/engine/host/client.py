@@ -166,7 +166,9 @@ class EngineClient:
         """The engine's last report as it came."""
         return self._stats
 
-    def stats(self, *, waiting_tokens: int, wasted_tokens: int, calls: Mapping[str, int]) -> EngineStats:
+    def stats(
+        self, *, waiting_tokens: int, wasted_tokens: int, calls: Mapping[str, int], words: tuple[int, int]
+    ) -> EngineStats:
         """The engine's last report, with the counts that only its front has."""
         return replace(
             self._stats,
@@ -177,6 +179,7 @@ class EngineClient:
             restarts=self._supervisor.restarts,
             memory_parts=self.facts.memory_parts if self.facts else {},
             calls=calls,
+            words=words,
             borrowed_bytes=self._memory.borrowed if self._memory else 0,
             lent_bytes=self._memory.lent if self._memory else 0,
         )

@@ -69,6 +69,8 @@ def server_memory(serving: ServingConfig) -> dict[str, int]:
         from quire.mcp.settings import read_settings
 
         found["tool_servers"] = read_settings(serving.mcp).memory
+    if serving.simulator_memory is not None:
+        found["simulator"] = serving.simulator_memory
     if serving.grpc_port is not None:
         found["grpc"] = _GRPC_GROWTH + grpc_connections(serving) * GRPC_CALLS * _GRPC_CALL
     return found

@@ -44,6 +44,7 @@ from quire.engine.host.messages import (
     pack_handles,
     pack_ids,
     pack_logprobs,
+    pack_score,
 )
 from quire.engine.host.opening_adapters import OpeningAdapters
 from quire.engine.host.stats import StepTotals
@@ -220,6 +221,7 @@ class EngineLoop:
         sizes: list[int] = []
         notes: list[Note] = []
         drafts: list[int] = []
+        scores = bytearray()
         for row, event in enumerate(events):
             request = live[event.request_id]
             new = event.new_token_ids
@@ -229,7 +231,10 @@ class EngineLoop:
             if event.drafts is not None:
                 drafts += (row, *event.drafts)
             fresh = not request.reported
-            if fresh or event.finish_reason or event.logprobs or event.prompt_logprobs:
+            other, table = fresh or event.finish_reason or event.prompt_logprobs, event.logprobs
+            if table and not other and len(new) == len(table.ids) == 1:
+                scores += pack_score(row, table)
+            elif other or table:
                 notes.append(_note(row, event, fresh=fresh))
                 request.reported = True
                 if event.finish_reason is not None:
@@ -250,6 +255,7 @@ class EngineLoop:
             drafts=pack_ids(drafts),
             notes=tuple(notes),
             prompts=pack_handles(prompts),
+            scores=bytes(scores),
         )
 
     def _end_sample(self, request_id: str) -> None:

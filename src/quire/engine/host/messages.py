@@ -257,6 +257,10 @@ class Note(_Message, frozen=True):
         )
 
 
+_SCORE = struct.Struct("=iid")
+Score = tuple[int, float]
+
+
 class StepReport(_Message, frozen=True, tag=4):
     """A completed step. Times are of time.monotonic(), which all processes of a machine share.
 
@@ -264,6 +268,8 @@ class StepReport(_Message, frozen=True, tag=4):
     tokens   int32, row after row
     sizes    int32 tokens of each row; empty when every row has one
     drafts   four int32 for each row with drafts: the row, and what became of them (RowDrafts)
+    scores   two int32 and a float64 for each row of one token that has its log-probability and no note: the row, the
+             rank of the token, and that
     started  int64 handles of requests that this step started
     prompts  three int64 for each request whose prompt is not complete after a step that computed some of one: its
              handle, how many tokens of the prompt are computed, and how many of these were cached
@@ -286,6 +292,7 @@ class StepReport(_Message, frozen=True, tag=4):
     drafts: bytes
     notes: tuple[Note, ...]
     prompts: bytes = b""
+    scores: bytes = b""
 
     def unpack(self) -> tuple[list[int], list[list[int]]]:
         """The rows' names and tokens."""
@@ -296,6 +303,10 @@ class StepReport(_Message, frozen=True, tag=4):
         ends = accumulate(sizes)
         news = [tokens[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         return unpack_handles(self.rows), news
+
+    def unpack_scores(self) -> dict[int, Score]:
+        """The rank and log-probability of the token of each row that has them alone."""
+        return {row: (rank, logprob) for row, rank, logprob in _SCORE.iter_unpack(self.scores)}
 
     def unpack_prompts(self) -> Iterator[tuple[int, int, int]]:
         """The handle of each incomplete prompt, its computed tokens, and those of them that were cached."""
@@ -495,12 +506,16 @@ def pack_logprobs(table: LogprobTable | None) -> Logprobs | None:
     return Logprobs(table.ids.tobytes(), table.values.tobytes(), table.ranks.tobytes(), table.ends.tobytes())
 
 
-_DOUBLE = struct.Struct("d")
+def pack_score(row: int, table: LogprobTable) -> bytes:
+    """The score of a row whose table is the log-probability of one token."""
+    return _SCORE.pack(row, table.ranks[0], table.values[0])
 
 
-def only_logprob(packed: Logprobs) -> float | None:
-    """The log-probability of a token, if there is one position with that alone."""
-    return _DOUBLE.unpack(packed.logprobs)[0] if len(packed.logprobs) == _DOUBLE.size else None
+def scored(token: int, score: Score) -> LogprobTable:
+    """The table of one token with its log-probability."""
+    table = LogprobTable()
+    table.add((token,), score[1:], score[0])
+    return table
 
 
 def unpack_logprobs(packed: Logprobs | None) -> LogprobTable | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from typing import Any
 
 from quire.core.scheduler import Scheduler
 from quire.core.usage_line import UsageLine
@@ -11,6 +12,8 @@ from quire.engine.api import STEP_TOKEN_BOUNDS, EngineStats
 from quire.engine.core import EngineCore
 from quire.engine.usage_ledger import UsageTotals
 from quire.util.platform import resident_bytes
+
+_SHARE_SECONDS = 5.0
 
 
 class StepTotals:
@@ -23,14 +26,21 @@ class StepTotals:
         self._prefill = 0
         self._decode = 0
         self._tokens = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
+        self._behind = 0.0
+        self._shares = _Shares(core)
         self._phases: dict[str, float] = {"schedule": 0.0, "update": 0.0, "send": 0.0}
 
     def add_step(self) -> None:
         """Count the step that the core has just run."""
         record = self._core.records[-1]
         phases = self._phases
+        seconds = record.schedule_seconds + record.execute_seconds + record.update_seconds
         self.steps += 1
-        self._seconds += record.schedule_seconds + record.execute_seconds + record.update_seconds
+        self._seconds += seconds
+        if self._core.work is not None:
+            self._core.work.add(self._core.scheduler.step_features)
+        if record.waiting and record.prefill_tokens:
+            self._behind += seconds * self._core.scheduler.behind_longer()
         self._prefill += record.prefill_tokens
         self._decode += record.decode_tokens
         self._tokens[bisect_left(STEP_TOKEN_BOUNDS, record.prefill_tokens + record.decode_tokens)] += 1
@@ -67,6 +77,8 @@ class StepTotals:
             steps=self.steps,
             step_seconds=self._seconds,
             step_phase_seconds=dict(self._phases),
+            **self._shares.fields(self._seconds),
+            head_of_line_seconds=self._behind,
             prefill_tokens=self._prefill,
             decode_tokens=self._decode,
             step_tokens=tuple(self._tokens),
@@ -101,6 +113,39 @@ class StepTotals:
             draft_faults=drafts.faults if drafts else 0,
             speculation_seconds_won=drafts.seconds_won if drafts else 0.0,
         )
+
+
+class _Shares:
+    """The shares of the machine's limits that the latest steps reached: those of the last five to ten seconds."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._due = 0.0
+        # Seconds of steps, those of computing alone, and bytes moved, when the last two windows began.
+        self._begun = [(0.0, 0.0, 0.0)] * 2
+        self.compute: float | None = None
+        self.bandwidth: float | None = None
+
+    def fields(self, seconds: float) -> dict[str, Any]:
+        """Those of EngineStats: FLOP and bytes of all steps, which took so many seconds, and the shares."""
+        work, peaks, now = self._core.work, self._core.peaks, time.monotonic()
+        if work is None:
+            return {}
+        work.count()
+        if peaks is not None:
+            computing = sum(
+                flops / peaks.flops[name] for name, flops in work.flops.items() if name in peaks.flops
+            )
+            (before, computed, moved), last = self._begun
+            passed = seconds - before
+            self.compute = (computing - computed) / passed if passed else 0.0
+            self.bandwidth = (work.moved - moved) / passed / peaks.bandwidth if passed else 0.0
+            if now >= self._due and seconds > last[0]:
+                self._due, self._begun = now + _SHARE_SECONDS, [last, (seconds, computing, work.moved)]
+        return {
+            "flops": dict(work.flops), "moved_bytes": work.moved,
+            "compute_share": self.compute, "bandwidth_share": self.bandwidth,
+        }  # fmt: skip
 
 
 def _totals(line: UsageLine) -> UsageTotals:

@@ -76,6 +76,7 @@ class Experts(Op):
     adapted: str | None = None
     shrunk: Read | None = None
     reads_chosen_experts: ClassVar[bool] = True
+    skips_zeros: ClassVar[bool] = True
 
     def cost(self, work: Work, n: int) -> Cost:
         weight, per = work.params[self.weight], work.buffers[self.out].per

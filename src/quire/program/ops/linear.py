@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from quire import _native
 from quire.program.formats import DTYPE_BYTES
 from quire.program.op import Change, Op, Read, Weight, Write
@@ -49,6 +51,7 @@ class Linear(Op):
     adapted: str | None = None
     shrunk: Read | None = None
     own: str | None = None
+    skips_zeros: ClassVar[bool] = True
 
     def cost(self, work: Work, n: int) -> Cost:
         weight = work.params[self.weight]

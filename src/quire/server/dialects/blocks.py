@@ -130,13 +130,6 @@ class BlockAnswer(Answer):
         self.blocks[-1].text += part.text.encode()
         return part.text
 
-    def grow_text(self, text: str) -> bool:
-        """Add a text, if it continues the open block."""
-        if self._reader.kind is not PartKind.TEXT:
-            return False
-        self.blocks[-1].text += text.encode()
-        return True
-
     def steps(self, parts: Iterable[AnswerPart], *, ended: bool) -> Iterator[BlockStep]:
         """Add parts, and end the answer behind them; yields each step, taken."""
         for part in parts:

@@ -105,7 +105,10 @@ async def create(context: ServerContext, exchange: Exchange, read: Body[Response
 async def _stream(context: ServerContext, exchange: Exchange, found: _Prepared) -> None:
     turns = found.turns
     events = ResponseStream(
-        found.body, context.engine.card.cache_block, None if turns is None else turns.maker
+        found.body,
+        context.engine.card.cache_block,
+        None if turns is None else turns.maker,
+        exchange.text_form,
     )
 
     async def turn(run: HttpGeneration | None, send: Send) -> Sequence[GenerateAsk]:

@@ -20,6 +20,7 @@ from quire.server.dialects.responses_types import (
     ResponseBody,
     ResponsesUsage,
 )
+from quire.server.exchange import TEXT_END, TextForm
 from quire.server.generation import HttpGeneration
 from quire.types import FinishReason
 
@@ -162,11 +163,16 @@ class ResponseStream:
     """The events of a streamed response: a delta in, bytes out. Each event has the next number.
 
     `body` becomes the response at its end. `block`: tokens of a block of the prefix cache. `begun` are the events
-    before all others. A response of several turns has a `maker`; others are complete with `last`.
+    before all others. A response of several turns has a `maker`; others are complete with `last`. Texts that go past
+    the reader have the `form`, if there is one.
     """
 
-    def __init__(self, body: ResponseBody, block: int, maker: ItemMaker | None = None) -> None:
-        self._body, self._block = body, block
+    __slots__ = ("_around", "_block", "_body", "_form", "_maker", "_number", "_said", "answer", "begun")
+
+    def __init__(
+        self, body: ResponseBody, block: int, maker: ItemMaker | None = None, form: TextForm | None = None
+    ) -> None:
+        self._body, self._block, self._form = body, block, form
         self._maker = maker or ItemMaker(body.id)
         self.answer = BlockAnswer()
         self._number = 0
@@ -174,10 +180,11 @@ class ResponseStream:
         self.begun = b"".join([self._event(f"response.{name}", rest) for name in ("created", "in_progress")])
         # of a delta of the open block, around its number and text; None for a block that is sent as a whole
         self._around: tuple[bytes, bytes] | None = None
+        self._said: bytearray | None = None  # the text of the open message so far
 
     def begin_turn(self) -> None:
         """Another answer follows, whose items are behind those before."""
-        self.answer = BlockAnswer()
+        self.answer, self._said = BlockAnswer(), None
 
     def chunk_of(self, _: int, delta: StreamDelta) -> bytes:
         """The events of a delta."""
@@ -191,8 +198,13 @@ class ResponseStream:
 
     def text_of(self, text: str) -> tuple[bytes, bytes, bytes] | None:
         """The event of a text that continues the open message, in three pieces: the text is that in the middle."""
-        if self._around is None or not self.answer.grow_text(text):
+        said = self._said
+        if said is None or self._around is None:
             return None
+        said += text.encode()
+        if (form := self._form) is not None and form.around is not None:
+            before, behind = form.around
+            return b"%b%d%b" % (before, next(form.numbers), behind), _encode(text), TEXT_END
         number, self._number = self._number, self._number + 1
         before, behind = self._around
         return b"%b%d%b" % (before, number, behind), _encode(text), b"}\n\n"
@@ -277,6 +289,7 @@ class ResponseStream:
         block, at = self.answer.blocks[index], self._maker.base + index
         item = self._maker.item(self.answer.blocks, index, "in_progress")
         kind = item["type"]
+        self._said = block.text if block.kind is PartKind.TEXT else None
         if kind == "mcp_approval_request":
             self._around = None
             return b""
@@ -301,6 +314,7 @@ class ResponseStream:
     def _close(self, index: int, status: str) -> bytes:
         block, at = self.answer.blocks[index], self._maker.base + index
         item = self._maker.item(self.answer.blocks, index, status)
+        self._said = None
         if item["type"] == "mcp_approval_request":
             return self._item("added", at, item) + self._item("done", at, item)
         if item["type"] == "mcp_call":  # its end comes when it has run

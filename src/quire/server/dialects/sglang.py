@@ -31,7 +31,7 @@ from quire.server.dialects.sglang_types import (
 from quire.server.errors import ApiError, bad_request, retry_headers
 from quire.server.exchange import Body, Exchange
 from quire.server.requests import CompletionRequest, StructuredOutputs
-from quire.server.routes import Act, Get, HttpRoute, Post
+from quire.server.routes import PLAIN, Act, Get, HttpRoute, Post
 from quire.types import FinishReason, Request, SamplingParams, TokenIds
 
 _MAPPED = {inside: name for name, inside in SGLANG_PARAMETERS.items()} | {
@@ -44,7 +44,6 @@ _NAMES: Renames = {
     "prompt_logprobs": "top_logprobs_num", "request_id": "rid", "cache_salt": "extra_key",
 } | {rf"{inside}\b": f"sampling_params.{name}" for inside, name in _MAPPED.items()}  # fmt: skip
 
-_PLAIN = b"text/plain; charset=utf-8"
 _SECONDS = 10.0  # that a flush may take
 
 
@@ -210,7 +209,7 @@ async def flush_cache(context: ServerContext, exchange: Exchange) -> None:
     if not await context.engine.clear_prefix_cache(_SECONDS):
         message = f"the engine has not answered within {_SECONDS:g} s"
         raise ApiError(503, message, code="not_flushed", headers=retry_headers(1.0))
-    await exchange.respond(200, b"Cache flushed.\n", content_type=_PLAIN)
+    await exchange.respond(200, b"Cache flushed.\n", content_type=PLAIN)
 
 
 async def health_generate(context: ServerContext, _: Exchange) -> bytes:
@@ -249,7 +248,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     *(
         Act(
             verb=verb, path="/flush_cache", summary="Forget cached prefixes", tag="sglang", handler=flush_cache,
-            response=str, media=_PLAIN, api="sglang", errors=SGLANG_ERRORS, admin=True,
+            response=str, media=PLAIN, api="sglang", errors=SGLANG_ERRORS, admin=True,
         )
         for verb in ("GET", "POST")
     ),
@@ -266,6 +265,6 @@ ROUTES: tuple[HttpRoute, ...] = (
     ),
     Get(
         path="/health_generate", summary="200 if a token can be generated", tag="sglang", handler=health_generate,
-        response=str, media=_PLAIN, api="sglang", errors=SGLANG_ERRORS,
+        response=str, media=PLAIN, api="sglang", errors=SGLANG_ERRORS,
     ),
 )  # fmt: skip

@@ -25,7 +25,7 @@ from quire.server.fleet.managing import managing_routes
 from quire.server.fleet.member import Member
 from quire.server.fleet.shadows import ShadowReport
 from quire.server.query import query_of
-from quire.server.routes import Act, Get, HttpRoute
+from quire.server.routes import NOTHING, PLAIN, Act, Get, HttpRoute
 from quire.server.status import READY_PATHS, HealthBody, check_may_look
 
 
@@ -182,7 +182,7 @@ def _asked_member(fleet: Fleet, exchange: Exchange, *known: str) -> Member:
     return fleet.default if name is None else fleet.members[fleet.route(name, "").target]
 
 
-async def _sleep(fleet: Fleet, _: ServerContext, exchange: Exchange) -> None:
+async def _sleep(fleet: Fleet, _: ServerContext, exchange: Exchange) -> bytes:
     """Put a model to sleep until it is woken up, or with hold=false until the next request."""
     member = _asked_member(fleet, exchange, "level", "mode", "hold")
     level, seconds = asked_sleep(exchange, fleet.config.shutdown_timeout, "model", "hold")
@@ -190,13 +190,13 @@ async def _sleep(fleet: Fleet, _: ServerContext, exchange: Exchange) -> None:
     if hold not in {"true", "false"}:
         raise bad_request("hold", f"hold: {shorten(hold, 20)!r} is not true or false")
     await member.sleep(level, seconds, held=hold == "true")
-    await exchange.respond(200, b"")
+    return NOTHING
 
 
-async def _wake_up(fleet: Fleet, _: ServerContext, exchange: Exchange) -> None:
+async def _wake_up(fleet: Fleet, _: ServerContext, exchange: Exchange) -> bytes:
     """Wake a model up, or load it."""
     await _asked_member(fleet, exchange).load()
-    await exchange.respond(200, b"")
+    return NOTHING
 
 
 async def _is_sleeping(fleet: Fleet, _: ServerContext, exchange: Exchange) -> SleepBody:
@@ -323,11 +323,11 @@ def fleet_routes(fleet: Fleet) -> tuple[HttpRoute, ...]:
         ),
         Act(
             verb="POST", path="/sleep", summary="Put a model to sleep", tag="admin", handler=partial(_sleep, fleet),
-            response=str, admin=True, query=("level", "mode", "model", "hold"),
+            response=str, media=PLAIN, admin=True, query=("level", "mode", "model", "hold"),
         ),
         Act(
             verb="POST", path="/wake_up", summary="Wake a model up", tag="admin", handler=partial(_wake_up, fleet),
-            response=str, admin=True, query=("model",),
+            response=str, media=PLAIN, admin=True, query=("model",),
         ),
         Get(
             path="/is_sleeping", summary="Whether a model sleeps", tag="admin", handler=partial(_is_sleeping, fleet),

@@ -35,7 +35,8 @@ class FleetService:
             )
         self._sweeping: asyncio.Task[None] | None = None
         self._behind: dict[str, asyncio.Task[None]] = {}
-        self._tools = fleet.default.service.context.tools
+        first = fleet.default.service.context
+        self._tools, self._simulations = first.tools, first.simulations
         for member in fleet.members.values():
             self.adopt(member.service.context)
         fleet.added = self.added
@@ -51,8 +52,9 @@ class FleetService:
         member.service.start()
 
     def adopt(self, context: ServerContext) -> None:
-        """Make a model's stored responses and tool servers those of all."""
+        """Make a model's stored responses, tool servers and simulations those of all."""
         context.responses, context.behind, context.tools = self._responses, self._behind, self._tools
+        context.simulations = self._simulations
 
     def start(self) -> None:
         """Begin with what runs beside requests."""

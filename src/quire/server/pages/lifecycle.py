@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Mapping
 
-from quire.engine.api import EngineUnavailableError, GenerateAsk
+from quire.engine.api import EngineUnavailableError
 from quire.learn.scene import Chart, ChartSeries, Scene, Table, Value
-from quire.objectives import ServiceTerms
 from quire.planner.figure import Figure
 from quire.server.context import ServerContext
 from quire.server.exchange import Exchange
+from quire.server.pages.timed_answers import answered
 from quire.steplog.explain import PARTS, explain
 from quire.steplog.log_files import read_rows
 from quire.steplog.log_rows import AnyRow
 from quire.text.chat_renderer import ChatAsk
-from quire.types import Request, SamplingParams, TokenIds
 
 # Parts of the explanation by stage, in the order of a request; the rest of a step's time is with its decoding.
 STAGES = {
@@ -38,27 +36,13 @@ async def lifecycle(context: ServerContext, exchange: Exchange, values: Mapping[
     began = time.monotonic()
     ids = await engine.encode_chat(ChatAsk(messages=[{"role": "user", "content": prompt}]))
     arrived = time.monotonic()
-    request = Request(
-        request_id=f"learn-{uuid.uuid4().hex}",
-        prompt_token_ids=TokenIds(ids),
-        params=SamplingParams(temperature=0.0, max_tokens=tokens),
-        arrival=arrived,
-        tenant=context.tenants.domain(exchange.tenant),
-        eos_token_ids=engine.card.eos_token_ids,
-        terms=ServiceTerms(account=exchange.tenant),
-    )
-    times: list[float] = []
-    texts: list[str] = []
-    async for delta in engine.generate(
-        GenerateAsk(request=request, tenant=exchange.tenant, keep_output=False)
-    ):
-        times.append(1e3 * (time.monotonic() - began))
-        texts.append(delta.text)
+    seen = await answered(context, exchange, ids, tokens)
+    times, texts = [1e3 * (arrived - began) + at for at in seen.times], seen.texts
     try:
         rows = await asyncio.to_thread(_rows, await engine.log())
     except EngineUnavailableError as error:
         raise ValueError(f"prompt: {error}") from None
-    found = explain(rows, request.request_id)
+    found = explain(rows, seen.request_id)
     if found is None:
         raise ValueError("prompt: the log of the engine has this request no more; ask for fewer tokens")
     parts = {name: ns / 1e6 for name, ns in found.parts().items()}

@@ -25,12 +25,23 @@ _ELSEWHERE = ("sequence_number", "logprobs")
 
 
 class RealtimeAnswer:
-    """One response: bytes of events in, Realtime events out. Its items go into `conversation`, if there is one.
+    """One response: bytes of events in, Realtime events out. Its items go into `conversation`, if there is one. As a
+    TextForm it has most events of a text made as Realtime's at once; `grow` is told of them.
 
     Reasoning is left out: the API has no place for it.
     """
 
-    def __init__(self, conversation: RealtimeConversation | None, metadata: dict[str, str] | None) -> None:
+    __slots__ = (
+        "_begun", "_buffer", "_conversation", "_hidden", "_metadata", "_open", "_output", "_text", "around", "ended",
+        "id", "numbers",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        conversation: RealtimeConversation | None,
+        metadata: dict[str, str] | None,
+        numbers: Iterator[int],
+    ) -> None:
         self.id = f"resp_{uuid.uuid4().hex}"
         self.ended = False
         self._conversation, self._metadata = conversation, metadata
@@ -40,8 +51,8 @@ class RealtimeAnswer:
         self._output: list[Item] = []
         self._open: Item | None = None
         self._text = bytearray()  # of the open item so far, as JSON
-        # of an event that continues the open text: what is before and behind its number, and both in the other form
-        self._around: tuple[bytes, bytes, bytes] | None = None
+        self.numbers = numbers  # of messages to the client
+        self.around: tuple[bytes, bytes] | None = None  # the number in a message that continues the open text
 
     def feed(self, data: bytes) -> Iterator[RealtimeEvent]:
         """The events that these bytes complete."""
@@ -51,17 +62,9 @@ class RealtimeAnswer:
                 if line.startswith(b"data: "):
                     yield from self._take(msgspec.json.decode(line[6:]))
 
-    def continued(self, before: ChunkPiece, text: ChunkPiece) -> bytes | None:
-        """What is between its own number and `text`, the JSON of a text, in the Realtime event of one that has `before`
-        in front of the text; None if it does not continue the open text, and then nothing has changed.
-        """
-        if self._around is None or self._buffer:
-            return None
-        opening, place, fields = self._around
-        if not before.endswith(place) or not before.startswith(opening):
-            return None
+    def grow(self, text: ChunkPiece) -> None:
+        """Continue the open text by the JSON of a text, whose event was made in this form."""
         self._text += text[1:-1]
-        return fields
 
     def cancelled(self) -> Iterator[RealtimeEvent]:
         """The events after the last one of a response that the client ends."""
@@ -112,33 +115,26 @@ class RealtimeAnswer:
             named = {"call_id": call["call_id"]} if call else {}
             made = self._event(kind, **_without(event), **named)
             if kind == "response.output_text.delta":
-                self._remember(event, made)
+                self._remember(made)
             yield made
 
-    def _remember(self, event: RealtimeEvent, made: RealtimeEvent) -> None:
+    def _remember(self, made: RealtimeEvent) -> None:
         """Keep what all events of the open text have in common."""
-        if self._around is not None or self._hidden:
-            return
-        kind = b"response.output_text.delta"
-        opening = b'event: %b\ndata: {"type":"%b","sequence_number":' % (kind, kind)
-        same = {
-            name: value for name, value in event.items() if name not in {"type", "sequence_number", "delta"}
-        }
-        place = b",%b," % _encode(same)[1:-1]
-        fields = _encode({name: value for name, value in made.items() if name != "delta"})[1:-1]
-        self._around = opening, place + b'"delta":', fields + b',"delta":'
+        if self.around is None:
+            fields = _encode({name: value for name, value in made.items() if name != "delta"})[1:-1]
+            self.around = b'{"event_id":"event_', b'",%b,"delta":' % fields
 
     def _opened(self, event: RealtimeEvent) -> Iterator[RealtimeEvent]:
         item = self._open = _item(event["item"])
         self._text.clear()
-        self._around = None
+        self.around = None
         yield self._event("response.output_item.added", output_index=event["output_index"], item=item)
         if self._conversation is not None:
             before = self._conversation.append(item)
             yield {"type": "conversation.item.added", "previous_item_id": before, "item": item}
 
     def _closed(self, found: Item, index: int) -> Iterator[RealtimeEvent]:
-        kept, self._open, self._around = self._open, None, None
+        kept, self._open, self.around = self._open, None, None
         self._output.append(found)
         if self._conversation is not None and kept is not None:
             self._conversation.fill(kept, found)

@@ -18,7 +18,7 @@ from quire.server.access import AccessControl
 from quire.server.context import ServerContext
 from quire.server.dialects.asking import renamed
 from quire.server.errors import ApiError, api_error, bad_request
-from quire.server.exchange import ChunkPiece, Exchange, Receive, Scope, Send, off_loop
+from quire.server.exchange import TEXT_END, ChunkPiece, Exchange, Receive, Scope, Send, off_loop
 from quire.server.fields import Unsupported
 from quire.server.inner_request import Application, stream_inner
 from quire.server.logs import log_access
@@ -219,7 +219,7 @@ class RealtimeSession:
         items = conversation.items if given.input is None else conversation.resolved(given.input)
         if not items:
             raise bad_request("response.input", "response.input: there are no items to answer")
-        answer = RealtimeAnswer(None if beside else conversation, given.metadata)
+        answer = RealtimeAnswer(None if beside else conversation, given.metadata, self.numbers)
         asked = {**self._config, **_set_fields(given), "input": items, "stream": True, "store": False}
         if asked["max_output_tokens"] == "inf":
             asked["max_output_tokens"] = None
@@ -259,7 +259,7 @@ class RealtimeSession:
         try:
             await stream_inner(
                 self._application, self._context.memory, "/v1/responses", body, self._exchange.tenant, take,
-                writer,
+                writer, answer,
             )  # fmt: skip
             if refusal:
                 error = msgspec.json.decode(refusal)["error"]
@@ -287,6 +287,9 @@ class RealtimeSession:
     async def _send(self, event: RealtimeEvent) -> None:
         text = self.encoded(event)
         self._exchange.bytes_out += len(text)
+        if self._connection is not None and self._connection.queues:
+            self._connection.write_text(text)  # with all others of this callback
+            return
         with contextlib.suppress(OSError):  # the client has left: `_next` says so
             await self._send_message({"type": "websocket.send", "text": text.decode()})
 
@@ -296,7 +299,9 @@ class RealtimeSession:
 
 
 class _ResponseWriter:
-    """Takes the events of a streamed response while the client reads: those of a text become messages as bytes."""
+    """Takes the events of a streamed response while the client reads: most are made as messages already."""
+
+    __slots__ = ("_answer", "_connection", "_session", "failure")
 
     def __init__(
         self, session: RealtimeSession, connection: WebSocketConnection, answer: RealtimeAnswer
@@ -311,11 +316,10 @@ class _ResponseWriter:
 
     def write_chunk(self, before: ChunkPiece, text: ChunkPiece, after: ChunkPiece) -> int:
         """See ChunkWriter."""
-        fields = self._answer.continued(before, text) if before else None
         size = len(before) + len(text) + len(after)
-        if fields is not None:
-            number = next(self._session.numbers)
-            self._connection.write_text(b'{"event_id":"event_%d",%b%b}' % (number, fields, text))  # type: ignore[str-format]
+        if after is TEXT_END:
+            self._answer.grow(text)
+            self._connection.write_text(before, text, after)
             return size
         try:
             for event in self._answer.feed(b"".join((before, text, after))):

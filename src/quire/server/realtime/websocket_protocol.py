@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.protocol import OPEN
 
+from quire.server.exchange import ChunkPiece
 from quire.server.queued_writes import QueuedWrites
 
 if TYPE_CHECKING:
     from quire.server.protocol import LimitedProtocol
 
-# Answers to pings that a client may leave unread.
+# Answers to pings that a client may leave unread; messages that are queued in one callback.
 _UNREAD_BYTES = 64 * 1024
 
 
@@ -24,30 +24,45 @@ class WebSocketConnection(QueuedWrites, WebSocketsSansIOProtocol):
     Adds scope["quire.writer"], this connection, whose `write_text` sends a message at the end of the current callback.
     """
 
+    __slots__ = ("_sends",)
+
     def __init__(self, before: LimitedProtocol, config: Config) -> None:
         """Continue the connection of `before`."""
         QueuedWrites.__init__(self, before._line)
         WebSocketsSansIOProtocol.__init__(self, config, before.server_state, before.app_state)
         self._wire, self._file = before._wire, before._file
         self._unread, self._unread_seconds = 0, 0.0
+        # Between accepting and closing. Other ends close the transport at once, and chunks are discarded.
+        self._sends = False
 
-    def write_text(self, text: bytes) -> None:
-        """Queue a message of text in UTF-8 (RFC 6455, section 5.2); it is lost if the connection is closing."""
-        if self.conn.state is not OPEN or self.close_sent:
+    @property
+    def queues(self) -> bool:
+        """Whether a message may be queued without waiting for the client."""
+        return not self.paused and len(self._chunks) < _UNREAD_BYTES
+
+    def write_text(self, text: ChunkPiece, more: ChunkPiece = b"", end: ChunkPiece = b"") -> None:
+        """Queue a message of text in UTF-8 in up to three pieces (RFC 6455, section 5.2); it is lost if the connection
+        is closing.
+        """
+        if not self._sends:
             return
-        size = len(text)
+        size = len(text) + len(more) + len(end)
         if size < 126:
-            self.send_later(b"\x81%c%b" % (size, text))
+            self.send_later(b"\x81%c%b%b%b" % (size, text, more, end))  # type: ignore[str-format]
         elif size < 65536:
-            self.send_later(b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), text))
+            self.send_later(b"\x81\x7e%c%c%b%b%b" % (size >> 8, size & 255, text, more, end))  # type: ignore[str-format]
         else:
-            self.send_later(b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), text))
+            self.send_later(b"\x81\x7f%b%b%b%b" % (size.to_bytes(8, "big"), text, more, end))  # type: ignore[str-format]
 
     async def send(self, message: Any) -> None:
         """Send a message, behind those that are queued."""
         if self._chunks:
             self.send_chunks()
+        if message["type"] != "websocket.send":
+            self._sends = False
         await super().send(message)
+        if message["type"] == "websocket.accept":
+            self._sends = not self.transport.is_closing()
 
     def pause_writing(self) -> None:
         """The transport is full."""

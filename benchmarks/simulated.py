@@ -1,0 +1,157 @@
+"""The simulator beside a server: four kinds of load at three rates below saturation, python -m benchmarks.simulated.
+
+Each trial serves a load with a log, then simulates the requests of that log as they were. The rates are shares of the
+rate at which requests are served that all come at once. `--kinds` and `--seconds` bound how long it takes; results are
+appended to FILE as lines of JSON, and `--report` prints the table of all that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from quire.bench.request_metrics import summarize
+from quire.bench.scenario import scenario_of_log
+from quire.bench.simulated_arrivals import load_of_log
+from quire.bench.what_if import FIGURES
+from quire.steplog.log_files import read_log
+
+KINDS = {
+    "chat": "--input-len 50-350 --output-len 20-100",
+    "bursts": "--input-len lognormal:150:0.6 --output-len lognormal:40:0.6 --arrival gamma --burstiness 0.25",
+    "documents": "--input-len 500-1200 --output-len 10-40",
+    "shared prefix": "--prefix-len 256 --prefix-families 4 --input-len 320-500 --output-len 20-100",
+}
+SHARES = (0.2, 0.4, 0.6)
+_ALL_AT_ONCE = 48  # requests
+
+
+@contextmanager
+def server(log: Path, words: list[str]) -> Iterator[str]:
+    """The address of a server that writes a log."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        sys.executable,
+        "-m",
+        "quire",
+        "serve",
+        *words,
+        "--port",
+        str(port),
+        "--record",
+        str(log),
+        "--quiet",
+    ]
+    process = subprocess.Popen(command)
+    try:
+        deadline = time.monotonic() + 60
+        while not _answers(f"{url}/health"):
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise RuntimeError("the server has not started")
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url):
+            return True
+    except OSError:
+        return False
+
+
+def load(url: str, kind: str, rate: float, requests: int) -> dict[str, Any]:
+    """What the client saw of so many requests."""
+    command = [
+        sys.executable, "-m", "quire", "bench", "serve", url, *KINDS[kind].split(), "--rate", f"{rate:.3f}",
+        "--num-requests", str(requests), "--quiet", "--json",
+    ]  # fmt: skip
+    if rate == float("inf"):
+        command = [word for word in command if word not in {"--arrival", "gamma", "--burstiness", "0.25"}]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def trial(kind: str, rate: float, seconds: float, words: list[str], keep: Path | None) -> dict[str, Any]:
+    """Measured and simulated figures of one load; its log is kept in the folder `keep`, if there is one."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "a.qlog"
+        with server(log, words) as url:
+            load(url, kind, rate, max(20, int(rate * seconds)))
+        recorded = load_of_log(read_log(log))
+        if keep is not None:
+            shutil.copy(log, keep / f"{kind.replace(' ', '-')}-{rate:.0f}.qlog")
+    was = summarize(recorded.records, None).metrics()
+    runs = [summarize(scenario_of_log(recorded).run(seed)[0].records, None).metrics() for seed in range(3)]
+    found = {}
+    for name in FIGURES:
+        values = [run[name].value for run in runs if name in run]
+        measured = was[name].value if name in was else None
+        if measured and values and None not in values:
+            found[name] = (measured, sum(value for value in values if value is not None) / len(values))
+    return {
+        "kind": kind, "rate": rate, "requests": len(recorded.arrivals), "steps": recorded.fit.steps,
+        "step_error": recorded.fit.error, "figures": found,
+    }  # fmt: skip
+
+
+def report(path: Path) -> None:
+    """The table of all trials in a file: errors of the simulator."""
+    names = [name for name in FIGURES if name.startswith(("ttft", "tpot", "e2el"))]
+    print(f"| load | requests/s | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}")
+    for line in path.read_text().splitlines():
+        one = json.loads(line)
+        figures = [one["figures"][name] for name in names]
+        cells = [f"{was:.3g} ms, {100 * (then / was - 1):+.0f} %" for was, then in figures]
+        print(f"| {one['kind']} | {one['rate']:.1f} | {' | '.join(cells)} |")
+
+
+def main() -> None:
+    """Run trials, or print what there is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--shares", nargs="+", type=float, default=SHARES)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the logs")
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("words", nargs="*", help="model and options of the server")
+    args = parser.parse_args()
+    if args.report:
+        report(args.file)
+        return
+    for kind in args.kinds:
+        with tempfile.TemporaryDirectory() as folder, server(Path(folder) / "a.qlog", args.words) as url:
+            most = load_rate(load(url, kind, float("inf"), _ALL_AT_ONCE))
+        for share in args.shares:
+            found = trial(kind, share * most, args.seconds, args.words, args.keep)
+            with args.file.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+
+
+def load_rate(found: dict[str, Any]) -> float:
+    """Requests a second that were served."""
+    return float(found["metrics"]["request_rate"]["value"])
+
+
+if __name__ == "__main__":
+    main()
