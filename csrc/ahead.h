@@ -10,18 +10,8 @@ namespace quire {
 // the queues of the memory that the tiles wait for.
 class Ahead {
  public:
-  // Neighbouring bytes, and lines of them that are fetched one by one: `step` bytes from one to the next.
   struct Piece {
     const char *data, *end;
-    // The first `times` lines, or all that there are at smaller steps; they are taken off.
-    Piece take(size_t times, size_t* step) {
-      const size_t lines = (static_cast<size_t>(end - data) + kLine - 1) / kLine, some = std::min(lines, times);
-      const Piece found{data, some == lines ? end : data + some * kLine};
-      *step = some * kLine / times;
-      data = found.end;
-      return found;
-    }
-    bool empty() const { return data == end; }
   };
 
   // A piece more, or none where there is no room for it: it is read all the same.
@@ -29,12 +19,19 @@ class Ahead {
     if (!bytes || count_ == kPieces || lines_ + bytes / kLine > kLines) return;
     pieces_[count_++] = {data, data + bytes};
     lines_ += bytes / kLine + 1;
+    bytes_ += bytes;
   }
   // The next piece of which some is to be fetched, or null.
   Piece* next() {
-    while (at_ < count_ && pieces_[at_].empty()) ++at_;
+    while (at_ < count_ && pieces_[at_].data == pieces_[at_].end) ++at_;
     return at_ < count_ ? &pieces_[at_] : nullptr;
   }
+  // Its first bytes are fetched.
+  void take(Piece* piece, size_t bytes) {
+    piece->data += bytes;
+    bytes_ -= bytes;
+  }
+  size_t bytes() const { return bytes_; }
   // What is to be fetched each time, for all to be fetched in so many times.
   size_t share(size_t times) const { return (lines_ + times - 1) / times; }
   void fetch(size_t lines) {
@@ -49,7 +46,7 @@ class Ahead {
 
   Piece pieces_[kPieces];
   int count_ = 0, at_ = 0;
-  size_t lines_ = 0;
+  size_t lines_ = 0, bytes_ = 0;
 };
 
 }  // namespace quire

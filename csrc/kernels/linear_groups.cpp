@@ -385,7 +385,7 @@ void to_nibbles(const GroupFormat& f, const char* w, int count, uint8_t* to) {
 }
 
 template <TileCodes kCodes, bool kOffset>
-void run_tile(int rows, const GroupTile& t) {
+void run_tile(int rows, GroupTile& t) {
   switch (rows) {
     case 3: return group_tile<3, kCodes, kOffset>(t);
     case 4: return group_tile<4, kCodes, kOffset>(t);
@@ -393,7 +393,7 @@ void run_tile(int rows, const GroupTile& t) {
     default: return group_tile<6, kCodes, kOffset>(t);
   }
 }
-using RunTile = void (*)(int rows, const GroupTile&);
+using RunTile = void (*)(int rows, GroupTile&);
 // Tiles read the scales themselves.
 bool own_scales(const GroupFormat& f) { return f.bits == 4 && f.scales == GroupKind::f16 && !f.offset(); }
 RunTile pick_tile(const GroupFormat& f) {
@@ -433,23 +433,32 @@ void write_tile(const LinearTask& task, int p, int r0, int rows, const float* su
     }
 }
 
-// What the halves of a tile fetch. Where there is nothing, it is what they read: an address that is nowhere would cost a walk
-// of the page tables each time.
-void fetch_evenly(GroupTile* t, size_t times, size_t step, Ahead::Piece* next) {
-  for (int half = 0; half < 2; ++half) {
-    t->ahead[half] = next->data ? next->data : reinterpret_cast<const char*>(t->codes);
-    t->fetch[half] = next->data ? step : 0;
-    if (next->data) next->data += step * times;
+// What the tiles of a block fetch, evenly: the weights of the next block, and a share of what is read after the task.
+class Fetches {
+ public:
+  // `groups`: how many times a tile has a group; `each`: how often it fetches in one; `shares`: blocks to the task's end.
+  void plan(GroupTile* t, const char* next, size_t bytes, size_t groups, size_t each, Ahead* ahead, size_t shares) {
+    const size_t wanted = (next ? bytes : 0) + (ahead ? ahead->bytes() / shares : 0);
+    const size_t step = std::min<size_t>(64, wanted / (groups * each) + 1);
+    const char* const nowhere = reinterpret_cast<const char*>(t->codes);  // it costs no walk of the page tables
+    Fetch* f = list_;
+    const auto add = [&](const char* data, size_t count) {
+      f->data = data, f->step = step, f->groups = std::min(groups, (count + step * each - 1) / (step * each));
+      groups -= f->groups;
+      return std::min(count, f++->groups * step * each);
+    };
+    if (next && bytes) add(next, bytes);
+    if (ahead)
+      for (Ahead::Piece* p = ahead->next(); p && groups && f < list_ + kMost; p = ahead->next())
+        ahead->take(p, add(p->data, static_cast<size_t>(p->end - p->data)));
+    *f = {nowhere, 0, SIZE_MAX};
+    t->fetch = list_[0], t->then = list_ + 1;
   }
-}
-// The same with a line each time, so that there is time left for what is read after the task.
-void fetch_densely(GroupTile* t, int rows, Ahead::Piece* next, Ahead* after) {
-  for (int half = 0; half < 2; ++half) {
-    Ahead::Piece* piece = next->empty() ? after->next() : next;
-    t->ahead[half] = reinterpret_cast<const char*>(t->codes), t->fetch[half] = 0;
-    if (piece) t->ahead[half] = piece->take(t->fetches(rows), &t->fetch[half]).data;
-  }
-}
+
+ private:
+  static constexpr int kMost = 64;
+  Fetch list_[kMost + 1];
+};
 
 // One panel for more than two rows, block by block of input features. Sums rest in float32 in between.
 void panel_tiles(const LinearTask& task, int p, Scratch* s) {
@@ -472,6 +481,10 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   t.ldn = static_cast<size_t>(groups) * 2 * sizeof(int32_t);
   t.panel = &s->panel;
   t.size = static_cast<size_t>(f.size);
+  const size_t each = QUIRE_ISA::fetches((task.rows + tiles - 1) / tiles, f.size);
+  const size_t blocks = static_cast<size_t>(task.panel_end - p) * ((groups + block - 1) / block);
+  size_t done = 0;
+  Fetches plans;
   for (int g0 = 0; g0 < groups; g0 += block) {
     const int count = groups - g0 < block ? groups - g0 : block;
     const size_t bytes = f.block_bytes(count);
@@ -481,8 +494,7 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
     t.count = static_cast<size_t>(count);
     w += bytes;
     const char* after = w == end && p + 1 == task.panel_end ? static_cast<const char*>(task.next) : w;
-    const size_t times = t.fetches((task.rows + tiles - 1) / tiles), step = bytes / (times * tiles * 2);
-    Ahead::Piece next{after, after ? after + bytes : after};
+    plans.plan(&t, after, bytes, t.count * tiles * 2, each, task.ahead, blocks - done++);
     for (int b = 0; b < tiles; ++b) {
       const int r0 = static_cast<int>(static_cast<int64_t>(task.rows) * b / tiles);
       const int rows = static_cast<int>(static_cast<int64_t>(task.rows) * (b + 1) / tiles) - r0;
@@ -494,10 +506,6 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
       t.ldto = (out ? task.ldy : kPanel) * sizeof(float);
       t.x_scale = out ? task.x_scale + r0 : nullptr;
       t.bias = out && task.bias ? task.bias + p * kPanel : nullptr;
-      if (task.ahead)
-        fetch_densely(&t, rows, &next, task.ahead);
-      else
-        fetch_evenly(&t, times, step, &next);
       run(rows, t);
       if (last && !whole) write_tile(task, p, r0, rows, s->sums[r0]);
     }
