@@ -41,8 +41,8 @@ class Ahead {
   }
 
  private:
-  static constexpr int kPieces = 128;
-  static constexpr size_t kLine = 64, kLines = 8192;  // 512 KiB
+  static constexpr int kPieces = 256;
+  static constexpr size_t kLine = 64, kLines = 16384;  // 1 MiB
 
   Piece pieces_[kPieces];
   int count_ = 0, at_ = 0;
