@@ -222,7 +222,7 @@ enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
 #define QUIRE_NEXT_MORE
 #define QUIRE_NEXT_BYTES
 // What is fetched from the next group on.
-#define QUIRE_NEXT_FETCH                                                                                          \
+#define QUIRE_NEXT_FETCH                                                                                        \
   "decq 8*10(%[t])\n\tjnz 7f\n\tmov 8*11(%[t]), %[n]\n\tmov 16(%[n]), %[ahead]\n\tmov %[ahead], 8*10(%[t])\n\t" \
   "mov 8(%[n]), %[fetch]\n\tmov (%[n]), %[ahead]\n\tadd $24, %[n]\n\tmov %[n], 8*11(%[t])\n\t7:\n\t"
 #define QUIRE_TILE(R, CODES, BEGIN, F, SCALES) \
