@@ -10,7 +10,7 @@ namespace quire {
 // the queues of the memory that the tiles wait for.
 class Ahead {
  public:
-  struct Piece {
+  struct Piece {  // bytes that are not fetched yet
     const char *data, *end;
   };
 
@@ -26,7 +26,7 @@ class Ahead {
     while (at_ < count_ && pieces_[at_].data == pieces_[at_].end) ++at_;
     return at_ < count_ ? &pieces_[at_] : nullptr;
   }
-  // Its first bytes are fetched.
+  // The first bytes of it are fetched.
   void take(Piece* piece, size_t bytes) {
     piece->data += bytes;
     bytes_ -= bytes;
