@@ -26,7 +26,6 @@ from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.logprobs import LogprobTable
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
-from quire.routing.router_policies import ReplicaLoad
 from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
 
 _TOKEN, _EOS = 1, 2
@@ -289,20 +288,13 @@ class SimulatedServer:
         bound = self.classes[service].slo.ttft if self._admits and self.classes else None
         return None if bound is None else bound / 1e3
 
-    def load(self, arrival: Arrival) -> ReplicaLoad:
-        """What a router knows of the server before a request is placed."""
-        tokens = 0
-        running = {seq.state.request.request_id: seq for seq in self.scheduler.running}
-        for name, request in self._live.items():
-            seq = running.get(name)
-            whole = len(request.prompt_token_ids) + (request.params.max_tokens or 0)
-            tokens += whole - (seq.computed if seq is not None else 0)
-        cached = 0
-        if self.scheduler.config.enable_prefix_caching:
-            cache = self.scheduler.caches.find(arrival.tenant)
-            key = array("i", arrival.prompt).tobytes()
-            cached = 0 if cache is None else cache.match(key, len(arrival.prompt) - 1, "shared:").length
-        return ReplicaLoad(len(self._live), tokens, cached)
+    def cached(self, arrival: Arrival) -> int:
+        """Tokens of a prompt that it need not compute."""
+        cache = self.scheduler.caches.find(arrival.tenant)
+        if cache is None or not self.scheduler.config.enable_prefix_caching:
+            return 0
+        key = array("i", arrival.prompt).tobytes()
+        return cache.match(key, len(arrival.prompt) - 1, "shared:").length
 
     def step(
         self, records: list[RequestRecord], arrive: Callable[[float], None] = lambda _: None
