@@ -217,7 +217,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     import uvloop
 
     from quire.engine.front.adapter_names import shown
-    from quire.engine.front.async_engine import AsyncEngine
+    from quire.engine.front.replicated_engine import serving_engine
     from quire.learn.offered import offer
     from quire.objectives import parse_degrade
     from quire.server.admin import check_all_keys
@@ -240,7 +240,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     try:
         bar = ByteProgress("loading weights", "saving packed weights", enabled=not serving.quiet)
         with ServerLog(serving) as log, bar:
-            engine = AsyncEngine(model, config, serving, progress=bar, spawned=spawned)
+            engine = serving_engine(model, config, serving, progress=bar, spawned=spawned)
 
             def announce() -> None:
                 gc.freeze()  # and the vocabulary

@@ -589,5 +589,5 @@ class Engine(Protocol):
     async def view(self, after: int) -> EngineView:
         """What the engine holds now, with the rows of its log after the first `after`."""
 
-    def tell(self, row: bytes) -> None:
-        """Add a row, what only the server knows of a request, to the log of the engine."""
+    def tell(self, row: bytes, request_id: str) -> None:
+        """Add a row, what only the server knows of a request, to the log of the engine that has it."""

@@ -188,7 +188,7 @@ ROWS: tuple[ForeignOption, ...] = (
     called("-pp --pp-size", _VS, "--pipeline-parallel-size"),
     called("--num-shard", _T, "--tensor-parallel-size"),
     lacks("--sharded", _T, "--tensor-parallel-size says how many ranks share a model"),
-    only("--data-parallel-size -dp --dp-size --dp", _VS, "1", _REPLICAS),
+    called("-dp --dp-size --dp", _VS, "--data-parallel-size"),
     switched("--enable-ep-moe", _S, "--enable-expert-parallel"),
     lacks("--enable-eplb --enable-dp-attention", _VS, _EXPERTS, arity=""),
     only("--expert-parallel-size --ep-size --ep", _VS, "1", _EXPERTS),
