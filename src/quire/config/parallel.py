@@ -10,8 +10,8 @@ MAX_RANKS = 64  # that share a model on one host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelOptions:
-    """The ranks that a model is split over, and its replicas: processes of this host. Answers are the same to the bit at
-    every degree."""
+    """The ranks that a model is split over, and its replicas: processes of this host. Answers are the same to the bit
+    at every degree."""
 
     tensor_parallel_size: int = option(
         1,

@@ -391,6 +391,7 @@ class EngineStats:
     waiting_tokens: int = 0
     wasted_tokens: int = 0  # of requests cancelled before their client received them
     restarts: int = 0  # starts of the engine after its first
+    replica_requests: tuple[int, ...] = ()  # not answered yet, of each of several replicas; -1: it takes none
     memory_parts: Mapping[str, int] = field(default_factory=dict)
     calls: Mapping[str, int] = field(default_factory=dict)
     words: tuple[int, int] = (0, 0)  # of prompts that came as texts, and their tokens

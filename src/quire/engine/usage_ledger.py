@@ -45,8 +45,8 @@ class Used:
 
 
 class UsageLedger:
-    """Of all engines of a model; only the event loop uses it. `clock` gives the seconds since 1970, which name the hours:
-    if the clock is set, later use is in other hours, and no sum changes."""
+    """Of all engines of a model; only the event loop uses it. `clock` gives the seconds since 1970, which name the
+    hours: if the clock is set, later use is in other hours, and no sum changes."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.total: dict[Key, Used] = {}

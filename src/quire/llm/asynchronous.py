@@ -23,9 +23,9 @@ from quire.engine.api import (
     Stream,
     StreamDelta,
 )
-from quire.engine.front.replicated_engine import serving_engine
 from quire.engine.front.forming import asked_part, formed, forming
 from quire.engine.front.prompt_embeds import PromptEmbeds, embedded
+from quire.engine.front.replicated_engine import serving_engine
 from quire.engine.request_forms import guided
 from quire.llm.asked import (
     Message,

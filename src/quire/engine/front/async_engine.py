@@ -26,7 +26,6 @@ from quire.engine.api import (
     EngineStats,
     EngineUnavailableError,
     GenerateAsk,
-    InputAsk,
     ModelCard,
     RequestCancelledError,
     Stream,
@@ -75,18 +74,14 @@ from quire.engine.usage_ledger import UsageLedger, UsageMeter
 from quire.engine.view import EngineView
 from quire.objectives import DegradeStep
 from quire.outputs import RequestOutput
-from quire.parameters import Structure, TextTokens
-from quire.text.chat_renderer import ChatAsk, read_template
+from quire.parameters import Structure
+from quire.text.chat_renderer import read_template
 from quire.text.token_bytes import TokenBytes
-from quire.types import NO_POOLING, QuireError, Request, RequestError, SamplingParams
+from quire.types import QuireError, Request, RequestError
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
     from quire.loader import GGUFFiles
-    from quire.text.infill import InfillAsk, InfillPrompt
-    from quire.text.reading import Reading
-    from quire.text.tokenizer import Tokenizer
-    from quire.text.tools import ToolUse
 
 logger = logging.getLogger("quire.engine")
 

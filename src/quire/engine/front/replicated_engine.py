@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,7 @@ class ReplicatedEngine(EngineTexts):
         config: EngineConfig,
         serving: ServingConfig | None = None,
         *,
+        in_process: bool = False,
         progress: Progress | None = None,
         spawned: Spawned | None = None,
     ) -> None:
@@ -120,16 +123,21 @@ class ReplicatedEngine(EngineTexts):
         self._text: TextService | None = None
         self._inputs = None
         self._held = server_memory(self.serving)
-        self._bound = config.limits.memory or sum(self._held.values()) + int(_DEFAULT_SHARE * available_memory())
+        self._bound = config.limits.memory or sum(self._held.values()) + int(
+            _DEFAULT_SHARE * available_memory()
+        )
         configs = _divided(config, self._bound - sum(self._held.values()))
-        first = AsyncEngine(model, configs[0], self.serving, progress=progress, spawned=spawned, apart=True)
-        self._engines = [first, *(AsyncEngine(model, each, self.serving, like=first) for each in configs[1:])]
+        make = partial(AsyncEngine, model, serving=self.serving, in_process=in_process, apart=True)
+        first = make(configs[0], progress=progress, spawned=spawned)
+        self._engines = [first, *(make(each, like=first) for each in configs[1:])]
         self._prefixes = PrefixIndex(_PIECES)
         self._replicas = [
             _Replica(str(number), engine, self._prefixes) for number, engine in enumerate(self._engines)
         ]
         self._policy = PrefixAware()
-        self._where: OrderedDict[str, AsyncEngine] = OrderedDict()  # the engine of each of the latest requests
+        self._where: OrderedDict[str, AsyncEngine] = (
+            OrderedDict()
+        )  # the engine of each of the latest requests
 
     @property
     def _first(self) -> AsyncEngine:
@@ -151,12 +159,10 @@ class ReplicatedEngine(EngineTexts):
 
     @property
     def stats(self) -> EngineStats:
-        return merged_stats([engine.stats for engine in self._engines])
-
-    @property
-    def replicas(self) -> Sequence[tuple[EngineState, int]]:
-        """The state of each replica, and how many requests it has not answered."""
-        return [(each.engine.state, each.requests) for each in self._replicas]
+        found = merged_stats([engine.stats for engine in self._engines])
+        ready = self._ready()
+        requests = tuple(each.requests if each.engine in ready else -1 for each in self._replicas)
+        return replace(found, replica_requests=requests)
 
     @property
     def degraded(self) -> Sequence[DegradeStep]:
@@ -175,7 +181,12 @@ class ReplicatedEngine(EngineTexts):
         """The memory bound by part, as lines of text: of each replica."""
         held = (f"{name}  {format_size(size)}" for name, size in self._held.items())
         lines = self._first.memory_lines
-        return (*held, f"{len(self._engines)} replicas, each:", *lines, f"in all, of {format_size(self._bound)}")
+        return (
+            *held,
+            f"{len(self._engines)} replicas, each:",
+            *lines,
+            f"in all, of {format_size(self._bound)}",
+        )
 
     async def memory(self) -> Mapping[str, Any]:
         found = [await engine.memory() for engine in self._engines]
@@ -219,7 +230,9 @@ class ReplicatedEngine(EngineTexts):
         await asyncio.gather(*(engine.wake() for engine in self._engines))
 
     async def ping(self, timeout: float) -> bool:
-        return all(await asyncio.gather(*(engine.ping(timeout) for engine in self._ready()))) and bool(self._ready())
+        return all(await asyncio.gather(*(engine.ping(timeout) for engine in self._ready()))) and bool(
+            self._ready()
+        )
 
     async def clear_prefix_cache(self, timeout: float) -> bool:
         self._forget_prefixes()
@@ -239,7 +252,8 @@ class ReplicatedEngine(EngineTexts):
         return sorted(found, key=lambda one: one[0].arrival)
 
     def cancel(self, request_id: str) -> bool:
-        return any([engine.cancel(request_id) for engine in self._engines])
+        found = [engine.cancel(request_id) for engine in self._engines]
+        return any(found)
 
     def generate(self, ask: GenerateAsk) -> Stream:
         request = ask.request
@@ -386,19 +400,22 @@ def serving_engine(
     config: EngineConfig,
     serving: ServingConfig | None = None,
     *,
+    in_process: bool = False,
     progress: Progress | None = None,
     spawned: Spawned | None = None,
 ) -> AsyncEngine | ReplicatedEngine:
     """The engine of a server: one, or with a `data_parallel_size` above 1 several."""
     make = ReplicatedEngine if config.parallel.data_parallel_size > 1 else AsyncEngine
-    return make(model, config, serving, progress=progress, spawned=spawned)
+    return make(model, config, serving, in_process=in_process, progress=progress, spawned=spawned)
 
 
 def _divided(config: EngineConfig, memory: int) -> list[EngineConfig]:
     """What each replica has of the memory and of the cores; a log of its own beside that which was asked for."""
     count = config.parallel.data_parallel_size
     if memory < count:
-        raise MemoryBudgetError(f"memory: nothing is left for the {count} replicas of the model; raise --memory")
+        raise MemoryBudgetError(
+            f"memory: nothing is left for the {count} replicas of the model; raise --memory"
+        )
     threads = config.execution.threads or max(1, usable_cores() // (count * config.parallel.ranks))
     each = config.replace(memory=memory // count, threads=threads, data_parallel_size=1)
     if config.recording.record is None:
