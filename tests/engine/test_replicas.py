@@ -29,6 +29,8 @@ from quire.engine.api import (
 from quire.engine.front.merged_stats import merged_stats
 from quire.engine.front.replicated_engine import ReplicatedEngine, serving_engine
 from quire.engine.usage_ledger import UsageTotals
+from quire.server.fleet.fleet import Fleet
+from quire.server.fleet.shares import ServedModel, divided
 from quire.spec import read_model
 from quire.types import CheckpointError, MemoryBudgetError, Request, RequestError, TokenIds
 
@@ -259,6 +261,10 @@ def test_what_replicas_cannot_be(folder: Path) -> None:
         EngineConfig(tensor_parallel_size=2, data_parallel_size=40)
     with pytest.raises(MemoryBudgetError, match="nothing is left for the 2 replicas"):
         serving_engine(folder, EngineConfig(memory=2**20, data_parallel_size=2))
+    config = EngineConfig(data_parallel_size=2, memory=2**30)
+    models = [ServedModel(name, str(folder), config, ServingConfig()) for name in "ab"]
+    with pytest.raises(ValueError, match="data_parallel_size: a server of several models"):
+        Fleet(models, divided(2**32, models, ServingConfig()), ServingConfig())
 
 
 def test_a_server_with_replicas(folder: Path) -> None:

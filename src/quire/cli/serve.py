@@ -204,6 +204,10 @@ def _follow(config: EngineConfig) -> None:
 
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
     if config.parallel.ranks > 1:
+        if config.parallel.data_parallel_size > 1 and "RANK" in os.environ:
+            raise ValueError(
+                "data_parallel_size: a launcher starts the ranks of one replica; start a server for each"
+            )
         _follow(config)
     check_kv_quality(model, config, quiet=serving.quiet)
     from quire.engine.host.spawn import Spawned

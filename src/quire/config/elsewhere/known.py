@@ -36,7 +36,6 @@ _VS, _VST = (VLLM, SGLANG), (VLLM, SGLANG, TGI)
 _ALL = (VLLM, SGLANG, LCPP, TGI)
 
 _SHARED = "ranks of one host read each other's rows in memory that they share"
-_REPLICAS = "start several servers behind quire router"
 _ADAPTERS = (
     "an adapter is a model name of its own here (--lora-modules NAME=PATH), or part of the weights after "
     "quire convert --merge-adapter"
