@@ -28,7 +28,7 @@ from quire.types import Request, SamplingParams, TokenIds
 
 _LEAST_STEPS = 64  # before the cost model may refuse anything
 _MOST_SECONDS = 600.0
-_MOST_GAP = 0.02  # seconds beside a step that count as usual
+_FOLLOW = 1.05  # by which the running medians of times beside steps move
 _WINDOW_SECONDS = 60.0  # of the goodput
 
 
@@ -45,8 +45,8 @@ class Outlook:
         self._costs: tuple[float, ...] = ()
         self._pace = 0.0  # seconds of recent steps
         self._since: float | None = None  # when the running step began, if one runs
-        self._gap = 0.0  # seconds between steps, and from the end of a step until it is heard of
-        self._delay = 0.0
+        # Seconds between steps, and from the end of a step until it is heard of: running medians.
+        self._gap = self._delay = 2e-4
         self._cautions = [Caution() for _ in range(max(1, len(self.classes)))]
         self._end_caution, self._promises = Caution(LATE_DEADLINES), Promises()
         self._tokens = facts.num_blocks * facts.block_size // len(facts.groups)
@@ -114,9 +114,9 @@ class Outlook:
 
     def stepped(self, start: float, end: float, now: float, *, busy: bool) -> None:
         """A step has ended; `busy`: the next one began then."""
-        if self._since is not None and 0 <= start - self._since < _MOST_GAP:
-            self._gap += (start - self._since - self._gap) * PACE_MEMORY
-        self._delay += (min(_MOST_GAP, now - end) - self._delay) * PACE_MEMORY
+        if self._since is not None and start >= self._since:
+            self._gap = _followed(self._gap, start - self._since)
+        self._delay = _followed(self._delay, now - end)
         self._since = end if busy else None
 
     def place(self, request: Request) -> tuple[float, float, float]:
@@ -238,6 +238,9 @@ class Outlook:
         left = len(request.prompt_token_ids)
         left = max(1, left - int(left * stats.prefix_hit_tokens / max(1, stats.prefix_queried_tokens)))
         work = Demand(left, len(request.prompt_token_ids) - left, output)
+        # Commands are read between steps: one that is sent before the next step begins is still a part of it.
+        elapsed = None if self._since is None else now - self._since
+        begins = self._gap - elapsed if elapsed is not None and elapsed < self._gap else 0.0
         found = outlook(
             (self._costs[0] + self._gap, *self._costs[1:]),
             others,
@@ -247,10 +250,10 @@ class Outlook:
             tokens=self._tokens,
             most=_MOST_SECONDS,
             pace=self._pace,
-            elapsed=None if self._since is None else now + self._delay - self._since,
+            elapsed=None if begins else elapsed,
             to_end=to_end,
         )
-        return replace(found, ttft=found.ttft + 2 * self._delay)  # there and back
+        return replace(found, ttft=found.ttft + begins + self._delay)
 
     def _live(self, live: LiveRequest) -> Live:
         output, request = live.output, live.request
@@ -277,3 +280,8 @@ class Outlook:
             return f"{text}, or with {broken.what} {math.ceil(broken.predicted * 1e3)} or more"
         lower = [one.name for one in self.classes[self.classes.index(service) + 1 :]] if service else []
         return f"{text}, or with service_tier {lower[-1]}" if lower else text
+
+
+def _followed(median: float, seen: float) -> float:
+    """A running median after one more value."""
+    return max(1e-6, median * (_FOLLOW if seen > median else 1 / _FOLLOW))
