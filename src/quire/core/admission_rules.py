@@ -139,6 +139,6 @@ def check_wishes(
     ]
     if not late:
         return None
-    worst = max(late, key=lambda one: one.wait)
-    name = worst.what if service is None or "_" in worst.what else f"{worst.what} of class {service.name}"
-    return Broken(name, worst.limit, worst.predicted, min(worst.wait, 600.0))
+    most = max(late, key=lambda one: one.wait)
+    name = most.what if service is None or "_" in most.what else f"{most.what} of class {service.name}"
+    return Broken(name, most.limit, most.predicted, min(most.wait, 600.0))
