@@ -7,11 +7,11 @@ import time
 
 from quire.config.routing import RouterConfig
 from quire.router.backends import BackendServer
-from quire.router.prefix_index import PIECE_BYTES, prompt_digests
 from quire.router.relay import Relay, StreamPieces
 from quire.router.resuming import CannotResumeError, DeliveredStream, ResumedStream, is_resumable, with_seed
 from quire.router.routed_request import AskedOfServers, response_id, usage_of
 from quire.router.router_context import RouterContext
+from quire.routing.prefix_index import PIECE_BYTES, prompt_digests
 from quire.routing.router_policies import RoutedPrompt
 from quire.server.errors import ApiError, retry_headers
 from quire.server.exchange import Exchange
