@@ -20,7 +20,7 @@ from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
 from quire.core.degrading import Degrading
 from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
-from quire.core.guarantees import Price, Room, worst_end, worst_price
+from quire.core.guarantees import Price, StepRoom, worst_end, worst_price
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
@@ -225,7 +225,7 @@ class SimulatedServer:
             others.append(Live(scheduler.policies.place(one, scheduler.estimates), seq is not None, work))
         config, limits = scheduler.config, scheduler.limits
         budget = min(config.max_num_batched_tokens, limits.tokens)
-        room = Room(budget, min(config.max_num_seqs, limits.sequences), self._tokens)
+        room = StepRoom(budget, min(config.max_num_seqs, limits.sequences), self._tokens)
         new = Live(place, False, Demand(prompt, 0, float(request.params.max_tokens or 0)))
         burden = Burden(place, expected, worst_price(costs, new, others, room))
         return burden, worst_end(costs, new, others, room) if to_end else 0.0

@@ -27,7 +27,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class StepRoom:
     """What all share: tokens of a step, sequences at once, tokens of the KV cache."""
 
     budget: int
@@ -36,7 +36,7 @@ class Room:
 
 
 def worst_price(
-    costs: Sequence[float], new: Live, lives: Sequence[Live], room: Room, *, rows: int = 1
+    costs: Sequence[float], new: Live, lives: Sequence[Live], room: StepRoom, *, rows: int = 1
 ) -> Price:
     """Of a request of so many samples beside those that live, all in their worst case."""
     work, samples = new.work, rows
@@ -58,7 +58,7 @@ def worst_end(
     costs: Sequence[float],
     new: Live,
     lives: Iterable[Live],
-    room: Room,
+    room: StepRoom,
     *,
     elapsed: float | None = None,
     most: float = math.inf,

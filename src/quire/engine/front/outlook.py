@@ -17,7 +17,7 @@ from quire.config.schema import SchedulerOptions
 from quire.core.admission_rules import LATE_DEADLINES, Broken, Burden, Caution, Promises, check_wishes
 from quire.core.cost_model import FEATURES, StepCostModel
 from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
-from quire.core.guarantees import Price, Room, worst_end, worst_price
+from quire.core.guarantees import Price, StepRoom, worst_end, worst_price
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.service_estimates import ServiceEstimates
 from quire.engine.api import EngineStats, GenerateAsk, WouldBeLateError
@@ -230,7 +230,7 @@ class Outlook:
         new = Live(place, False, Demand(prompt, 0, output))
         budget = self._stats.step_budget or self._facts.max_num_batched_tokens
         slots = self._stats.step_slots or self._facts.max_num_seqs
-        room = Room(budget, slots, self._tokens)
+        room = StepRoom(budget, slots, self._tokens)
         burden = Burden(place, expected, worst_price(costs, new, others, room, rows=request.params.n))
         if not to_end:
             return burden, 0.0
