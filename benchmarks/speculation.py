@@ -10,8 +10,8 @@
 Drafts of a known acceptance are recorded outputs with seeded errors (quire.bench.known_drafts). `known` and `load` run
 a shape (--shape, default Qwen3-0.6B) with random weights; its draft has two layers, and 32,000 tokens or all of them.
 Each finished unit adds its rows to a file (--runs): the same command continues after an interruption, and `report`
-prints the tables of that file. Runs with and without drafts alternate; figures are medians of the pairs, with 95 %
-intervals.
+prints the tables of that file. Runs with drafts alternate with runs of an engine that has neither a method nor a draft
+model; figures are medians of the pairs, with 95 % intervals.
 
 known       at one stream, for each rate: the numbers of drafts 1 … 16 and the one that the engine chooses, and the
             formula τ / (r(γ + 1) + γ c) with the row cost r and the draft cost c measured in the same process
@@ -87,8 +87,33 @@ class Runs:
 
 
 @contextmanager
-def shape_engine(shape: str, form: str, draft: str, streams: int) -> Iterator[BenchEngine]:
-    """The shape with random weights, and a draft with two layers."""
+def stored_engine(
+    form: str, args: argparse.Namespace, streams: int
+) -> Iterator[tuple[BenchEngine, BenchEngine]]:
+    """A model on disk with its draft, and without speculation. Both map the same packed weights: where in memory
+    weights happen to lie changes the time of a step by a few percent.
+    """
+    asked = EngineConfig(
+        quantization=FORMATS[form], max_num_seqs=max(2, streams), max_model_len=2048,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    speculating = (
+        asked.replace(draft_model=args.draft_model) if args.draft_model else asked.replace(speculate="ngram")
+    )
+    with BenchEngine(args.model, asked, tokenizer=False):
+        pass  # now they are in the cache
+    with (
+        BenchEngine(args.model, speculating, tokenizer=False) as engine,
+        BenchEngine(args.model, asked, tokenizer=False) as plain,
+    ):
+        yield engine, plain
+
+
+@contextmanager
+def shape_engine(
+    shape: str, form: str, draft: str, streams: int
+) -> Iterator[tuple[BenchEngine, BenchEngine]]:
+    """The shape with random weights and a draft with two layers; and without speculation."""
     with tempfile.TemporaryDirectory() as folder:
         target, small = Path(folder) / "target", Path(folder) / "draft"
         vocab = TRIMMED if draft == "trimmed" else SHAPES[shape]["vocab_size"]
@@ -102,18 +127,25 @@ def shape_engine(shape: str, form: str, draft: str, streams: int) -> Iterator[Be
             quantization=FORMATS[form], load_format="random", max_num_seqs=max(2, streams), max_model_len=2560,
             enable_prefix_caching=False,
         )  # fmt: skip
-        asked = asked.replace(speculate="ngram") if draft == "none" else asked.replace(draft_model=str(small))
-        with BenchEngine(str(target), asked, tokenizer=False) as engine:
-            yield engine
+        speculating = (
+            asked.replace(speculate="ngram") if draft == "none" else asked.replace(draft_model=str(small))
+        )
+        with (
+            BenchEngine(str(target), speculating, tokenizer=False) as engine,
+            BenchEngine(str(target), asked, tokenizer=False) as plain,
+        ):
+            yield engine, plain
 
 
 class Lab:
-    """An engine, prompts, and their recorded outputs."""
+    """An engine and one without speculation, prompts, and their recorded outputs."""
 
-    def __init__(self, engine: BenchEngine, streams: int, args: argparse.Namespace) -> None:
-        self.engine, self.args = engine, args
+    def __init__(
+        self, engine: BenchEngine, plain: BenchEngine, streams: int, args: argparse.Namespace
+    ) -> None:
+        self.engine, self.plain, self.args = engine, plain, args
         self.prompts = Prompts(engine.program.vocab, 0).make(streams, args.prompt)
-        self.outputs = bench.recorded(engine, self.prompts, args.tokens)
+        self.outputs = bench.recorded(plain, self.prompts, args.tokens)
 
     def side(self, rate: float, counts: int | None = None) -> bench.Side:
         """Drafts of a known acceptance, always `counts` of them, or as many as the engine chooses."""
@@ -123,7 +155,7 @@ class Lab:
 
     def known(self, rate: float) -> list[dict[str, Any]]:
         """A row for each number of drafts, "free" for that of the engine."""
-        args, off = self.args, bench.Side(self.engine, None)
+        args, off = self.args, bench.Side(self.plain, None)
         sides = {str(count): self.side(rate, count) for count in args.drafts} | {"free": self.side(rate)}
         rows = {
             row["method"]: row for row in bench.compare(off, sides, self.prompts, args.tokens, args.pairs)
@@ -146,22 +178,25 @@ class Lab:
     def load(self, streams: int) -> list[dict[str, Any]]:
         """A row for each rate."""
         sides = {str(rate): self.side(rate) for rate in self.args.rates}
-        off = bench.Side(self.engine, None)
+        off = bench.Side(self.plain, None)
         return bench.compare(off, sides, self.prompts[:streams], self.args.tokens, self.args.pairs)
 
 
 def labs(args: argparse.Namespace, streams: int) -> Iterator[tuple[dict[str, Any], Lab]]:
     """An engine for each format and draft, and what names its units."""
-    for form, draft in itertools.product(args.formats, args.draft):
-        with shape_engine(args.shape, form, draft, streams) as engine:
+    model = args.model and Path(args.model).name
+    drafts = ["stored" if args.draft_model else "none"] if model else args.draft
+    for form, draft in itertools.product(args.formats, drafts):
+        made = stored_engine(form, args, streams) if model else shape_engine(args.shape, form, draft, streams)
+        with made as engines:
             key = {
                 "what": args.what,
-                "shape": args.shape,
+                "shape": model or args.shape,
                 "format": form,
                 "draft": draft,
                 "pairs": args.pairs,
             }
-            yield key, Lab(engine, streams, args)
+            yield key, Lab(*engines, streams, args)
 
 
 def known(runs: Runs, args: argparse.Namespace) -> None:
@@ -201,9 +236,9 @@ def repeat(runs: Runs, args: argparse.Namespace) -> None:
 def prediction(runs: Runs, args: argparse.Namespace) -> None:
     """An answer of 2,000 tokens, 5 % of them edited. It is sampled: random weights repeat a few tokens greedily."""
     for form in args.formats:
-        with shape_engine(args.shape, form, "none", 1) as engine:
+        with shape_engine(args.shape, form, "none", 1) as (engine, plain):
             prompts = Prompts(engine.program.vocab, 0).make(1, args.prompt)
-            off = bench.Side(engine, None, temperature=1.0)
+            off = bench.Side(plain, None, temperature=1.0)
             (output,) = off.run(prompts, args.tokens, warm=True)
             predicted = edited(output, 0.05, engine.program.vocab)
             speculation = bench.speculation_with(engine, Predicted(predicted))
@@ -391,7 +426,8 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=Path, default=Path("speculation.jsonl"), help="rows that were measured"
     )
-    parser.add_argument("--model", help="of `repeat`: a GGUF file or a folder")
+    parser.add_argument("--model", help="of `repeat`, and in place of a shape: a GGUF file or a folder")
+    parser.add_argument("--draft-model", help="of `known` and `load` with --model: a folder")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--formats", nargs="+", choices=FORMATS)
     parser.add_argument("--draft", nargs="+", choices=["trimmed", "full", "none"])

@@ -43,7 +43,8 @@ struct OwnParam {
 };
 
 // A part's matrices in the pages of an adapter. A is cut into groups of up to sixteen ranks, one after the other; a unit
-// of a group is [4 features][ranks]. A unit of B is [rank][16 columns], and the gains of the columns where there are some.
+// of a group is [2][ranks][2 features]. A unit of B is [rank / 2][16 columns][2 ranks], and the gains of the columns where there
+// are some. Pairs of numbers are whole vectors of which half a register is a number: one is shifted, one masked.
 struct PartPlace {
   PagePlace a, b;
   int16_t rank = 0;  // 0: the adapter leaves the part alone
@@ -53,7 +54,7 @@ struct PartPlace {
   int lanes(int group) const { return std::min(kRankLanes, rank - group * kRankLanes); }
   uint32_t a_unit(int group) const { return static_cast<uint32_t>(kFeatures * lanes(group)) * sizeof(uint16_t); }
   uint32_t b_unit() const {
-    return kRankLanes * (static_cast<uint32_t>(rank) * sizeof(uint16_t) + (gains ? sizeof(float) : 0));
+    return kRankLanes * static_cast<uint32_t>(even_ranks(rank) * sizeof(uint16_t) + (gains ? sizeof(float) : 0));
   }
 };
 

@@ -10,6 +10,23 @@ namespace {
 
 constexpr int kPieceRows = 16;  // of a piece, at the most
 
+// Rows of bfloat16, of which pairs of columns are copied row after row; zeros where nothing was written.
+class Pairs {
+ public:
+  Pairs(size_t rows, size_t width) : width_(width), words_(rows * width) {}
+  uint16_t* row(int i) { return reinterpret_cast<uint16_t*>(words_.data() + static_cast<size_t>(i) * width_); }
+  // Pairs [begin, end) of the first rows, [pair][row].
+  void columns(int begin, int end, int rows, char* to) const {
+    for (int p = begin; p < end; ++p)
+      for (int r = 0; r < rows; ++r, to += sizeof(uint32_t))
+        std::memcpy(to, &words_[static_cast<size_t>(r) * width_ + static_cast<size_t>(p)], sizeof(uint32_t));
+  }
+
+ private:
+  size_t width_;
+  std::vector<uint32_t> words_;
+};
+
 }  // namespace
 
 void AdapterRows::reserve(int slot_count, int rows) {
@@ -95,28 +112,29 @@ void AdapterPool::put(int slot, const std::string& name, int part, const float* 
   if (rank != place.rank || place.gains != (gain != nullptr))
     throw std::invalid_argument(name + ": not the rank that the slot was opened for, or other gains");
   const size_t k = static_cast<size_t>(l.cols);
-  std::vector<uint16_t> line(std::max<size_t>(k, rank));
-  for (int r = 0; r < rank; ++r) {
-    const int group = r / kRankLanes, lanes = place.lanes(group);
+  Pairs lines(kRankLanes, (k + PartPlace::kFeatures - 1) / PartPlace::kFeatures * (PartPlace::kFeatures / 2));
+  for (int group = 0; group * kRankLanes < rank; ++group) {
+    const int lanes = place.lanes(group);
     const PagedUnits units = this->a(l, slot, part, group);
-    kernels_.to_bf16(a + r * k, DType::f32, line.data(), k);
+    for (int r = 0; r < lanes; ++r) kernels_.to_bf16(a + (group * kRankLanes + r) * k, DType::f32, lines.row(r), k);
     for (int i = 0; i < l.cols;) {
       const PagedUnits::Run run = units.from(i / PartPlace::kFeatures);
       const int end = std::min(l.cols, i + run.count * PartPlace::kFeatures);
-      uint16_t* lane = reinterpret_cast<uint16_t*>(run.data) + r % kRankLanes;
-      for (; i < end; ++i, lane += lanes) *lane = line[i];
+      lines.columns(i / 2, ceil_div(end, PartPlace::kFeatures) * (PartPlace::kFeatures / 2), lanes, run.data);
+      i = end;
     }
   }
   const PagedUnits units = this->b(slot, place);
-  const int rows = l.rows(part);
-  for (int c = 0; c < rows; ++c) {
+  const int rows = l.rows(part), pairs = static_cast<int>(even_ranks(rank) / 2);
+  lines = Pairs(kRankLanes, static_cast<size_t>(pairs));
+  for (int c = 0; c < rows; c += kRankLanes) {
     char* unit = units.from(c / kRankLanes).data;
-    const int lane = c % kRankLanes;
-    uint16_t* vector = reinterpret_cast<uint16_t*>(unit);
-    if (lane == 0) std::memset(unit, 0, units.unit);
-    kernels_.to_bf16(b + static_cast<size_t>(c) * rank, DType::f32, line.data(), rank);
-    for (int r = 0; r < rank; ++r) vector[r * kRankLanes + lane] = line[r];
-    if (gain) reinterpret_cast<float*>(vector + static_cast<size_t>(rank) * kRankLanes)[lane] = gain[c];
+    const int count = std::min(kRankLanes, rows - c);
+    if (count < kRankLanes) std::memset(unit, 0, units.unit), lines = Pairs(kRankLanes, static_cast<size_t>(pairs));
+    for (int i = 0; i < count; ++i)
+      kernels_.to_bf16(b + static_cast<size_t>(c + i) * rank, DType::f32, lines.row(i), static_cast<size_t>(rank));
+    lines.columns(0, pairs, kRankLanes, unit);
+    if (gain) std::memcpy(unit + pairs * kRankLanes * sizeof(uint32_t), gain + c, count * sizeof(float));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "adapter_reader.h"
 #include "beside.h"
 #include "isa.h"
 
@@ -72,9 +73,12 @@ void Executor::bind(const Limits& limits, const StepPointers& step, size_t arena
   c.pieces.reserve(limits.max_tokens);
   c.mirrors.reserve(static_cast<size_t>(limits.branches) * limits.block_size);
   const Op* next = nullptr;
+  const AdapterReader* reader = nullptr;
   for (auto op = ops_.rbegin(); op != ops_.rend(); ++op) {
     (*op)->next_stream = next;
     if ((*op)->streams()) next = op->get();
+    if (auto* fetches = dynamic_cast<FetchesAhead*>(op->get())) fetches->next_reader = reader;
+    if (const auto* reads = dynamic_cast<const AdapterReader*>(op->get())) reader = reads;
   }
   beside_next_.assign(ops_.size(), false);
   for (size_t i = 0; i + 1 < ops_.size(); ++i) {

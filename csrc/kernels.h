@@ -112,9 +112,11 @@ struct LinearTask {
 
 // Lanes of a vector of ranks, or of output columns, of an adapter.
 constexpr int kRankLanes = 16;
+constexpr size_t even_ranks(int rank) { return static_cast<size_t>((rank + 1) / 2) * 2; }
 
-// y[t] = A x[t] for up to sixteen ranks and some tokens. A unit of A is bfloat16 [4][lanes]; vectors are read from each
-// feature's first lane on, so that what is behind the lanes must be readable, and columns of y behind them are undefined.
+// y[t] = A x[t] for up to sixteen ranks and some tokens. A unit of A is bfloat16 [2][lanes][2], pairs of its four features;
+// vectors are read from each pair's first lane on, so that what is behind the lanes must be readable, and columns of y behind
+// them are undefined.
 struct ShrinkTask {
   const void* x;  // [tokens, k] of x_dtype, float32 or bfloat16
   DType x_dtype;
@@ -130,7 +132,7 @@ struct ShrinkTask {
 };
 
 // y[t] += p, where p = B x[t], or p + gain (y[t] - bias + p) where there are gains; for some tokens and columns. A unit of
-// B is bfloat16 [rank][16 columns], and behind it the float32 gains of these columns.
+// B is bfloat16 [rank / 2][16 columns][2], pairs of ranks, and behind it the float32 gains of these columns.
 struct ExpandTask {
   const float* x;  // [tokens, rank]
   size_t ldx;

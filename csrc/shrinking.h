@@ -36,6 +36,20 @@ class Shrinking {
     context_.kernels.shrink(t);
   }
 
+  // What run() reads of A.
+  void list(int column, int slot, int first_part, Ahead* ahead) const {
+    const int part = first_part + column / vectors, group = column % vectors;
+    const PartPlace& place = context_.adapters.part(adapted, slot, part);
+    if (group * kRankLanes >= place.rank) return;
+    const PagedUnits a = context_.adapters.a(adapted, slot, part, group);
+    for (int unit = 0, units = ceil_div(adapted.cols, PartPlace::kFeatures); unit < units;) {
+      const PagedUnits::Run run = a.from(unit);
+      const int count = std::min(run.count, units - unit);
+      ahead->add(run.data, static_cast<size_t>(count) * a.unit);
+      unit += count;
+    }
+  }
+
   const Buffer& x;
   const LowRank& adapted;
   const Buffer& out;

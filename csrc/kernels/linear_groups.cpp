@@ -385,7 +385,7 @@ void to_nibbles(const GroupFormat& f, const char* w, int count, uint8_t* to) {
 }
 
 template <TileCodes kCodes, bool kOffset>
-void run_tile(int rows, const GroupTile& t) {
+void run_tile(int rows, GroupTile& t) {
   switch (rows) {
     case 3: return group_tile<3, kCodes, kOffset>(t);
     case 4: return group_tile<4, kCodes, kOffset>(t);
@@ -393,7 +393,7 @@ void run_tile(int rows, const GroupTile& t) {
     default: return group_tile<6, kCodes, kOffset>(t);
   }
 }
-using RunTile = void (*)(int rows, const GroupTile&);
+using RunTile = void (*)(int rows, GroupTile&);
 // Tiles read the scales themselves.
 bool own_scales(const GroupFormat& f) { return f.bits == 4 && f.scales == GroupKind::f16 && !f.offset(); }
 RunTile pick_tile(const GroupFormat& f) {
@@ -433,6 +433,33 @@ void write_tile(const LinearTask& task, int p, int r0, int rows, const float* su
     }
 }
 
+// What the tiles of a block fetch, evenly: the weights of the next block, and a share of what is read after the task.
+class Fetches {
+ public:
+  // `groups`: how many times a tile has a group; `each`: how often it fetches in one; `shares`: blocks to the task's end.
+  void plan(GroupTile* t, const char* next, size_t bytes, size_t groups, size_t each, Ahead* ahead, size_t shares) {
+    const size_t wanted = (next ? bytes : 0) + (ahead ? ahead->bytes() / shares : 0);
+    const size_t step = std::min<size_t>(64, wanted / (groups * each) + 1);
+    const char* const nowhere = reinterpret_cast<const char*>(t->codes);  // it costs no walk of the page tables
+    Fetch* f = list_;
+    const auto add = [&](const char* data, size_t count) {
+      f->data = data, f->step = step, f->groups = std::min(groups, (count + step * each - 1) / (step * each));
+      groups -= f->groups;
+      return std::min(count, f++->groups * step * each);
+    };
+    if (next && bytes) add(next, bytes);
+    if (ahead)
+      for (Ahead::Piece* p = ahead->next(); p && groups && f < list_ + kMost; p = ahead->next())
+        ahead->take(p, add(p->data, static_cast<size_t>(p->end - p->data)));
+    *f = {nowhere, 0, SIZE_MAX};
+    t->fetch = list_[0], t->then = list_ + 1;
+  }
+
+ private:
+  static constexpr int kMost = 64;
+  Fetch list_[kMost + 1];
+};
+
 // One panel for more than two rows, block by block of input features. Sums rest in float32 in between.
 void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   const GroupFormat& f = task.groups;
@@ -446,9 +473,7 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   const int block = !layout.factors ? even : form.offset ? (even + super - 1) / super * super : super;
   const char* w = static_cast<const char*>(task.w) + p * f.panel_bytes(task.k);
   const char* const end = w + f.panel_bytes(task.k);
-  const int points = fetches((task.rows + tiles - 1) / tiles);
   const bool whole = task.n - p * kPanel >= kPanel;
-  const size_t share = task.ahead ? task.ahead->share(static_cast<size_t>(task.panel_end - p) * cuts * tiles) : 0;
   GroupTile t;
   t.stride = static_cast<size_t>(f.bits < 4 ? f.size * kPanel / 2 : layout.group);
   t.factors = static_cast<size_t>(f.bits < 4 ? 0 : layout.factors);
@@ -456,6 +481,10 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
   t.ldn = static_cast<size_t>(groups) * 2 * sizeof(int32_t);
   t.panel = &s->panel;
   t.size = static_cast<size_t>(f.size);
+  const size_t each = QUIRE_ISA::fetches((task.rows + tiles - 1) / tiles, f.size);
+  const size_t blocks = static_cast<size_t>(task.panel_end - p) * ((groups + block - 1) / block);
+  size_t done = 0;
+  Fetches plans;
   for (int g0 = 0; g0 < groups; g0 += block) {
     const int count = groups - g0 < block ? groups - g0 : block;
     const size_t bytes = f.block_bytes(count);
@@ -464,9 +493,8 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
     t.codes = f.bits < 4 ? s->nibbles : reinterpret_cast<const uint8_t*>(w) + layout.factors + layout.codes;
     t.count = static_cast<size_t>(count);
     w += bytes;
-    t.ahead = w == end && p + 1 == task.panel_end ? static_cast<const char*>(task.next) : w;
-    t.fetch = t.ahead ? bytes / (static_cast<size_t>(tiles) * t.count * (t.size / 8) * 2 * points) : 0;
-    if (!t.ahead) t.ahead = w - bytes;  // an address that is nowhere would cost a walk of the page tables each time
+    const char* after = w == end && p + 1 == task.panel_end ? static_cast<const char*>(task.next) : w;
+    plans.plan(&t, after, bytes, t.count * tiles * 2, each, task.ahead, blocks - done++);
     for (int b = 0; b < tiles; ++b) {
       const int r0 = static_cast<int>(static_cast<int64_t>(task.rows) * b / tiles);
       const int rows = static_cast<int>(static_cast<int64_t>(task.rows) * (b + 1) / tiles) - r0;
@@ -478,10 +506,8 @@ void panel_tiles(const LinearTask& task, int p, Scratch* s) {
       t.ldto = (out ? task.ldy : kPanel) * sizeof(float);
       t.x_scale = out ? task.x_scale + r0 : nullptr;
       t.bias = out && task.bias ? task.bias + p * kPanel : nullptr;
-      if (share) task.ahead->fetch(share);
       run(rows, t);
       if (last && !whole) write_tile(task, p, r0, rows, s->sums[r0]);
-      t.ahead += t.fetch * t.count * (t.size / 8) * 2 * points;
     }
   }
 }

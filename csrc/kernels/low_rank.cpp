@@ -39,13 +39,16 @@ QUIRE_INLINE void shrink_rows(const ShrinkTask& t, int first) {
     const uint16_t* a = reinterpret_cast<const uint16_t*>(run.data);
     const int end = std::min(t.k, k + run.count * kChains);
     for (; k + kChains <= end; k += kChains)
-#pragma GCC unroll 4
-      for (int c = 0; c < kChains; ++c, a += lanes) {
-        const V16 w = load_bf16(a);
-        for (int r = 0; r < R; ++r) acc[r][c] = fma(input(x[r] + k + c), w, acc[r][c]);
+#pragma GCC unroll 2
+      for (int c = 0; c < kChains; c += 2, a += 2 * lanes) {
+        const P16 pairs = load_pairs(a);
+        const V16 w[2] = {lows(pairs), highs(pairs)};
+        for (int r = 0; r < R; ++r)
+          for (int i = 0; i < 2; ++i) acc[r][c + i] = fma(input(x[r] + k + c + i), w[i], acc[r][c + i]);
       }
-    for (int c = 0; k < end; ++c, ++k, a += lanes) {  // the last features
-      const V16 w = load_bf16(a);
+    for (int c = 0; k < end; ++c, ++k) {  // the last features
+      const P16 pairs = load_pairs(a + c / 2 * 2 * lanes);
+      const V16 w = c % 2 ? highs(pairs) : lows(pairs);
       for (int r = 0; r < R; ++r) acc[r][c] = fma(input(x[r] + k), w, acc[r][c]);
     }
   }
@@ -90,16 +93,20 @@ QUIRE_INLINE void expand_vectors(const ExpandTask& t, const float* const* x, flo
   V16 acc[R][C];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < C; ++c) acc[r][c] = zero();
-  for (int k = 0; k < t.rank; ++k) {
+  const auto add_rank = [&](int k, auto half) {
     V16 w[C];
     for (int c = 0; c < C; ++c)
-      w[c] = load_bf16(reinterpret_cast<const uint16_t*>(b + c * t.unit) + static_cast<size_t>(k) * kRankLanes);
+      w[c] = half(load_pairs(reinterpret_cast<const uint16_t*>(b + c * t.unit) + k / 2 * 2 * kRankLanes));
     for (int r = 0; r < R; ++r) {
       const V16 each = set1(x[r][k]);
       for (int c = 0; c < C; ++c) acc[r][c] = fma(each, w[c], acc[r][c]);
     }
+  };
+  for (int k = 0; k < t.rank; ++k) {
+    add_rank(k, lows);
+    if (++k < t.rank) add_rank(k, highs);
   }
-  const size_t behind = static_cast<size_t>(t.rank) * kRankLanes * sizeof(uint16_t);
+  const size_t behind = even_ranks(t.rank) * kRankLanes * sizeof(uint16_t);
   for (int c = 0; c < C; ++c) {
     const float* gains = t.gains ? reinterpret_cast<const float*>(b + c * t.unit + behind) : nullptr;
     for (int r = 0; r < R; ++r) add_columns(t, y[r], acc[r][c], col + c * kRankLanes, gains);

@@ -1,4 +1,5 @@
 #include "activation.h"
+#include "adapter_reader.h"
 #include "expansion.h"
 #include "maxima.h"
 #include "multiply.h"
@@ -7,11 +8,14 @@
 namespace quire {
 namespace {
 
-constexpr int kStreamRows = 8;     // rows up to which a linear reads memory rather than computes
-constexpr int kAdapterPanels = 3;  // of a task whose rows have several adapters
+constexpr int kStreamRows = 8;  // rows up to which a linear reads memory rather than computes
+// Of a task whose rows have several adapters. Tiles of weights in groups have time to fetch a line at a time, and half a tile
+// fetches as many as B of one adapter of rank 16 has for eight panels.
+constexpr int kAdapterPanels = 3, kAdapterGroupPanels = 8;
+constexpr int kSums = 4 * kLinearRows;  // panels of rows between a product and its activation, at the most
 static_assert(kPanel % kMaximaCols == 0);
 
-struct Linear final : Op {
+struct Linear final : Op, FetchesAhead {
   Linear(Fields& f, Context& c)
       : Op(c), x(f.buffer("x")), weight(f.weight("weight")), bias(f.optional_vector("bias")), out(f.buffer("out")),
         first(f.integer("first")), count(f.integer("rows")), maxima(f, out, kernels()), expansion(f, c),
@@ -54,7 +58,9 @@ struct Linear final : Op {
                                    rows <= kStreamRows ? panels / (4 * context_.threads)
                                                        : std::min(8, panels * s.row_tasks / (16 * context_.threads)));
     if (expansion.adapters() > 1)  // their columns are pieces from anywhere: long ones
-      s.panels_per_task = std::max(s.panels_per_task, std::min(kAdapterPanels, panels / (4 * context_.threads)));
+      s.panels_per_task = std::max(s.panels_per_task,
+                                   std::min(weight.groups.bits ? kAdapterGroupPanels : kAdapterPanels,
+                                            panels / (4 * context_.threads)));
     s.panel_tasks = ceil_div(panels, s.panels_per_task);
     return s;
   }
@@ -86,21 +92,28 @@ struct Linear final : Op {
       t.next = nullptr;  // the same panels again
     else if (task + 1 == Tasks::first(s.tasks(), thread + 1, context_.threads))
       t.next = next_stream ? next_stream->first_weights(thread) : nullptr;
-    if (act) return run_activated(t, begin);
+    if (act) return run_activated(t, {task, s.tasks()}, begin);
     t.ldy = static_cast<size_t>(out.cols);
     t.y = out.f32_row(begin) + first;
-    multiply_ahead(t, begin, first + t.panel_begin * kPanel, first + std::min(count, t.panel_end * kPanel));
+    const Share share{task, s.tasks()};
+    multiply_ahead(t, share, begin, first + t.panel_begin * kPanel, first + std::min(count, t.panel_end * kPanel));
     if (own) multiply_own(t, begin, end);
     const int from = t.panel_begin * kPanel, to = std::min(count, t.panel_end * kPanel);
     expansion.add(begin, end, t.y + from, t.ldy, first + from, first + to, t.bias ? t.bias - first : nullptr);
     maxima.leave(begin, t.rows, from, to);
   }
 
-  // The product; meanwhile what adapters need for the rows from `row` on and these columns is on its way.
-  void multiply_ahead(LinearTask& t, int row, int from, int to) {
+  // The product; meanwhile what adapters need for the rows from `row` on and these columns is on its way, and then a share
+  // of what the next op needs of them.
+  struct Share {
+    int part, parts;
+  };
+  void multiply_ahead(LinearTask& t, Share share, int row, int from, int to) {
     if (!expansion.adapters()) return multiply(t);
     Ahead ahead;
     expansion.list(row, row + t.rows, from, to, &ahead);
+    if (next_reader && weight.groups.bits && expansion.adapters() > 1)
+      next_reader->list(share.part, share.parts, &ahead);
     t.ahead = &ahead;
     multiply(t);
     t.ahead = nullptr;
@@ -129,9 +142,9 @@ struct Linear final : Op {
 
   // Panels of gate and then those of up, as many as a piece of memory on the stack takes, which the L2 cache holds; and
   // what the activation makes of them, to rows from `row` on. `t` is the task for panels of gate.
-  void run_activated(const LinearTask& t, int row) {
-    alignas(64) float sums[kLinearRows * 2 * kPanel];
-    const int most = 2 * kLinearRows / (halves * t.rows), last = t.panel_end;
+  void run_activated(const LinearTask& t, Share share, int row) {
+    alignas(64) float sums[kSums * kPanel];
+    const int most = (expansion.adapters() > 1 ? kSums : 2 * kLinearRows) / (halves * t.rows), last = t.panel_end;
     const char *w = static_cast<const char*>(t.w), *after = static_cast<const char*>(t.next);
     const auto product = [&](int panel, int count, float* y, const void* next) {
       LinearTask part = t;
@@ -140,7 +153,9 @@ struct Linear final : Op {
       if (t.bias) part.bias = t.bias + column;
       part.y = y, part.ldy = ldy;
       part.n = count * kPanel, part.panel_begin = 0, part.panel_end = count, part.next = next;
-      multiply_ahead(part, row, panel * kPanel, (panel + count) * kPanel);
+      const bool up = panel >= panels;
+      multiply_ahead(part, {halves * share.part + up, halves * share.parts}, row, panel * kPanel,
+                     (panel + count) * kPanel);
       expansion.add(row, row + t.rows, y, ldy, panel * kPanel, (panel + count) * kPanel, t.bias);
     };
     for (int begin = t.panel_begin; begin < last; begin += most) {

@@ -34,8 +34,9 @@ struct ShrinkIds final : RowOp {
       for (int group = 0, first = 0; first < part.rank; ++group, first += kRankLanes) {
         const int unit = id / PartPlace::kFeatures, lanes = part.lanes(group);
         const char* data = pool.a(adapted, slot, 0, group).from(unit).data;
-        const uint16_t* a = reinterpret_cast<const uint16_t*>(data) + id % PartPlace::kFeatures * lanes;
-        for (int r = 0; r < lanes; ++r) out[first + r] = widened(a[r]);
+        const int feature = id % PartPlace::kFeatures;
+        const uint16_t* a = reinterpret_cast<const uint16_t*>(data) + feature / 2 * 2 * lanes + feature % 2;
+        for (int r = 0; r < lanes; ++r) out[first + r] = widened(a[2 * r]);
       }
     }
   }

@@ -26,6 +26,14 @@ struct PanelNumbers {
   alignas(64) float offset[kRunGroups][64];  // or, as bytes, what is added to the nibbles: all four of a lane alike
 };
 
+// What tiles of weights fetch during some groups: from `data` on, `step` bytes from one time to the next.
+struct Fetch {
+  const char* data;
+  size_t step, groups;
+};
+// How often a tile of this height fetches in a group of `size` features.
+constexpr size_t fetches(int rows, int size) { return static_cast<size_t>(size / 8) * (rows <= 4 ? 3 : 2); }
+
 struct GroupTile {
   const uint8_t* codes;  // of the first group
   size_t stride;         // bytes from a group's codes to the next one's
@@ -41,11 +49,9 @@ struct GroupTile {
   const float* x_scale;  // of the rows, when the sums become outputs, or null
   const float* bias;     // of the panel's outputs, or null
   size_t count, size;    // groups, features of each
-  const char* ahead;     // what is fetched meanwhile, `fetch` bytes from one to the next
-  size_t fetch;
+  Fetch fetch;           // what is fetched meanwhile, and what then
+  const Fetch* then;
 };
-// How often a tile of this height fetches: in each half of each eight features.
-constexpr int fetches(int rows) { return rows <= 4 ? 3 : 2; }
 
 // nibbles_half: float16 scales are read where they lie; nibbles_more: something is added to the nibbles.
 enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
@@ -215,6 +221,10 @@ enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
 #define QUIRE_NEXT_NIBBLES
 #define QUIRE_NEXT_MORE
 #define QUIRE_NEXT_BYTES
+// What is fetched from the next group on.
+#define QUIRE_NEXT_FETCH                                                                                        \
+  "decq 8*10(%[t])\n\tjnz 7f\n\tmov 8*11(%[t]), %[n]\n\tmov 16(%[n]), %[ahead]\n\tmov %[ahead], 8*10(%[t])\n\t" \
+  "mov 8(%[n]), %[fetch]\n\tmov (%[n]), %[ahead]\n\tadd $24, %[n]\n\tmov %[n], 8*11(%[t])\n\t7:\n\t"
 #define QUIRE_TILE(R, CODES, BEGIN, F, SCALES) \
   __asm__ volatile(                                                                                                       \
       "mov $0x0f0f0f0f, %k[n]\n\tvpbroadcastd %k[n], %%zmm27\n\tmov 8*0(%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 1f\n\t"               \
@@ -223,14 +233,14 @@ enum class TileCodes { nibbles, nibbles_half, nibbles_more, bytes };
       "mov 8*5(%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 4f\n\t"                                                       \
       "3:\n\t" QUIRE_PAIR(R, CODES) QUIRE_NEXT_PAIR(CODES) "dec %[n]\n\tjnz 3b\n\t"                                     \
       "4:\n\t" QUIRE_LAST_PAIR(R, CODES, F) QUIRE_NEXT_PAIR(CODES)                                                       \
-      "add 8*6(%[t]), %[p]\n\t" QUIRE_NEXT_##BEGIN "add $8, %[num]\n\tadd $8, %[num3]\n\tdec %[count]\n\tjnz 2b\n\t" \
+      "add 8*6(%[t]), %[p]\n\t" QUIRE_NEXT_##BEGIN QUIRE_NEXT_FETCH "add $8, %[num]\n\tadd $8, %[num3]\n\tdec %[count]\n\tjnz 2b\n\t" \
       "mov 8*3(%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 5f\n\t" QUIRE_##R(QUIRE_SCALE, )                           \
       "mov 8*4(%[t]), %[n]\n\ttest %[n], %[n]\n\tjz 5f\n\t"                                                       \
       "vmovups (%[n]), %%zmm28\n\tvmovups 64(%[n]), %%zmm29\n\t" QUIRE_##R(QUIRE_BIAS, )                                \
       "5:\n\tmov 8*1(%[t]), %[p]\n\tmov 8*2(%[t]), %[n]\n\t" QUIRE_##R(QUIRE_STORE, )                          \
       : [p] "+r"(p), [x] "+r"(x), [x3] "+r"(x3), [num] "+r"(num), [num3] "+r"(num3), [panel] "+r"(panel),                  \
-        [ahead] "+r"(*ahead), [count] "+r"(count), [n] "=&r"(n)                                                           \
-      : [ldx] "r"(t.ldx), [ldn] "r"(t.ldn), [fetch] "r"(t.fetch), [t] "r"(&h),                                            \
+        [ahead] "+r"(t.fetch.data), [fetch] "+r"(t.fetch.step), [count] "+r"(count), [n] "=&r"(n)                                                           \
+      : [ldx] "r"(t.ldx), [ldn] "r"(t.ldn), [t] "r"(&h),                                            \
         [extra] "i"(offsetof(PanelNumbers, offset))                                                                       \
       : "memory", "cc", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10", "zmm11",  \
         "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23",        \
@@ -257,12 +267,15 @@ struct HalfTile {
   size_t stride;
   size_t until;    // groups before the next factors
   size_t factors;  // their bytes
+  size_t fetched;  // groups that fetch what is fetched now
+  const Fetch* then;
 };
-static_assert(sizeof(HalfTile) == 10 * 8 && offsetof(HalfTile, factors) == 9 * 8);  // the assembly counts
+static_assert(sizeof(HalfTile) == 12 * 8 && offsetof(HalfTile, then) == 11 * 8);  // the assembly counts
+static_assert(sizeof(Fetch) == 24 && offsetof(Fetch, step) == 8 && offsetof(Fetch, groups) == 16);
 
-// sums += the groups' scales (and offsets) times their codes · inputs, group after group, for 32 outputs from `column` on.
+// sums += the groups' scales (and offsets) times their codes · inputs, group after group, for the 32 outputs from `column` on.
 template <int kRows, TileCodes kCodes, bool kOffset>
-QUIRE_INLINE void half_tile(const GroupTile& t, int column, const char** ahead) {
+QUIRE_INLINE void half_tile(GroupTile& t, int column) {
   constexpr bool kBytes = kCodes == TileCodes::bytes;
   const uint8_t* p = t.codes + column * 4;
   const int8_t *x = t.x, *x3 = t.x + 3 * t.ldx;
@@ -279,7 +292,9 @@ QUIRE_INLINE void half_tile(const GroupTile& t, int column, const char** ahead) 
              t.stride - t.size * (kBytes ? 64 : 32),
              t.stride,
              8,
-             t.factors};
+             t.factors,
+             t.fetch.groups,
+             t.then};
   if constexpr (kBytes && kOffset) {
     QUIRE_TILES(QUIRE_BYTES, OFFSET, QUIRE_OFFSET, QUIRE_SCALES_MORE)
   } else if constexpr (kBytes) {
@@ -293,12 +308,12 @@ QUIRE_INLINE void half_tile(const GroupTile& t, int column, const char** ahead) 
   } else {
     QUIRE_TILES(QUIRE_NIBBLES, NIBBLES, QUIRE_NO_OFFSET, QUIRE_SCALES)
   }
+  t.fetch.groups = h.fetched, t.then = h.then;
 }
 
 template <int kRows, TileCodes kCodes, bool kOffset>
-void group_tile(const GroupTile& t) {
-  const char* ahead = t.ahead;
-  for (int column = 0; column < 64; column += 32) half_tile<kRows, kCodes, kOffset>(t, column, &ahead);
+void group_tile(GroupTile& t) {
+  for (int column = 0; column < 64; column += 32) half_tile<kRows, kCodes, kOffset>(t, column);
 }
 
 #undef QUIRE_ROW
@@ -403,6 +418,7 @@ void group_tile(const GroupTile& t) {
 #undef QUIRE_NEXT_NIBBLES
 #undef QUIRE_NEXT_MORE
 #undef QUIRE_NEXT_BYTES
+#undef QUIRE_NEXT_FETCH
 #undef QUIRE_TILE
 #undef QUIRE_TILES
 

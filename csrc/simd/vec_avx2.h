@@ -105,6 +105,8 @@ QUIRE_INLINE __m256 pair_hi(__m256i x) {
   return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 QUIRE_INLINE __m256 pair_lo(__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+QUIRE_INLINE V16 lows(P16 x) { return {pair_lo(x.a), pair_lo(x.b)}; }
+QUIRE_INLINE V16 highs(P16 x) { return {pair_hi(x.a), pair_hi(x.b)}; }
 QUIRE_INLINE V16 dot(V16 acc, P16 x, P16 y) {
   acc.a = _mm256_fmadd_ps(pair_hi(x.a), pair_hi(y.a), acc.a);
   acc.b = _mm256_fmadd_ps(pair_hi(x.b), pair_hi(y.b), acc.b);

@@ -75,6 +75,11 @@ QUIRE_INLINE P16 set1_pair(const uint16_t* p) {
   std::memcpy(&u, p, 4);
   return {_mm512_set1_epi32(u)};
 }
+// The lower and the higher number of each pair.
+QUIRE_INLINE V16 lows(P16 x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(x.v, 16))}; }
+QUIRE_INLINE V16 highs(P16 x) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(x.v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
 QUIRE_INLINE V16 dot(V16 acc, P16 a, P16 b) { return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)}; }
 
 // I16: sixteen int32 lanes. dot_u8s8(acc, a, b): acc += the four products of unsigned bytes of a and signed bytes of b

@@ -106,6 +106,9 @@ QUIRE_INLINE P16 set1_pair(const uint16_t* p) {
   const U4 f = {u, u, u, u};
   return {f, f, f, f};
 }
+QUIRE_INLINE V16 lows(P16 x) { return {(F4)(x.a << 16), (F4)(x.b << 16), (F4)(x.c << 16), (F4)(x.d << 16)}; }
+QUIRE_INLINE F4 high4(U4 x) { return (F4)(x & 0xffff0000u); }
+QUIRE_INLINE V16 highs(P16 x) { return {high4(x.a), high4(x.b), high4(x.c), high4(x.d)}; }
 QUIRE_INLINE F4 dot4(F4 acc, U4 x, U4 y) {
   acc = (F4)(x & 0xffff0000u) * (F4)(y & 0xffff0000u) + acc;
   return (F4)(x << 16) * (F4)(y << 16) + acc;

@@ -10,7 +10,7 @@ from quire.bench.request_metrics import summarize
 from quire.bench.simulated_fleet import SimulatedFleet
 from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer
 from quire.core.scheduler_config import SchedulerConfig
-from quire.routing.router_policies import BOUND, POLICIES, ReplicaLoad, RoutedRequest, router_policy
+from quire.routing.router_policies import POLICIES, policy_named
 from quire.routing.transfer import transfer_seconds
 
 COSTS = (0.004, 2e-4, 1e-4, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -32,7 +32,7 @@ def serve(asked: list[Arrival], replicas: int, router: str = "least-work", *, pr
     def make(seed: int, received: bool) -> SimulatedServer:
         return SimulatedServer(LIMITS, COSTS, noise=0.0, seed=seed, received=received)
 
-    fleet = SimulatedFleet(make, replicas, router_policy(router), prefill=prefill, transfer=lambda _: late)
+    fleet = SimulatedFleet(make, replicas, policy_named(router, 0), prefill=prefill, transfer=lambda _: late)
     return fleet.run(asked), fleet
 
 
@@ -77,20 +77,9 @@ def test_prefill_servers_keep_decoding_even_and_pay_for_the_transfer() -> None:
         serve(asked, 2, prefill=2)
 
 
-def test_bounded_hashing_keeps_to_its_bound_and_to_its_replica() -> None:
-    loads = [ReplicaLoad() for _ in range(5)]
-    place = POLICIES["hash"]
-    same = {place(RoutedRequest(i, 10, b"x"), loads) for i in range(20)}
-    assert len(same) == 1
-    counts = [0] * 5
-    for i in range(500):
-        counts[place(RoutedRequest(i, 10, b"x"), [ReplicaLoad(count) for count in counts])] += 1
-    assert max(counts) <= BOUND * 500 / 5 + 1
-
-
 def test_unknown_routers_and_dead_links_are_refused() -> None:
-    with pytest.raises(ValueError, match="router: 'best' is not one of round-robin"):
-        router_policy("best")
+    with pytest.raises(ValueError, match="router: 'best' is not one of prefix"):
+        policy_named("best")
     with pytest.raises(ValueError, match="link_gb_s: 0 must be above 0"):
         transfer_seconds(1e9, 0)
     assert transfer_seconds(5e9, 50, 0.01) == pytest.approx(0.11)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from helpers.checkpoints import TinyModel
-from quire import LLM, RequestOutput, SamplingParams
+from quire import LLM, AsyncLLM, RequestOutput, SamplingParams
 
 Wide = Callable[..., Path]
 # Panels of 64 columns for up to three ranks, the last one short in the vocabulary and the experts.
+COMMON: dict[str, Any] = {"max_model_len": 96, "threads": 1, "max_num_batched_tokens": 24, "max_num_seqs": 4}
 WIDER = {"hidden_size": 192, "intermediate_size": 200, "vocab_size": 330}
 
 
@@ -27,15 +29,14 @@ def wider(model: TinyModel) -> TinyModel:
 
 
 def make(folder: Path, **options: Any) -> LLM:
-    common = {"max_model_len": 96, "threads": 1, "max_num_batched_tokens": 24, "max_num_seqs": 4}
-    return LLM(folder, progress=False, **(common | options))
+    return LLM(folder, progress=False, **(COMMON | options))
 
 
 def bits(output: RequestOutput) -> list[tuple[list[int], list[float]]]:
     return [(s.token_ids, [c.logprob for p in s.logprobs or [] for c in p]) for s in output.outputs]
 
 
-def answers(llm: LLM) -> list[Any]:
+def asked() -> tuple[list[list[int]], list[SamplingParams]]:
     """Prompts in chunks beside decoding ones, with a prefix that two share; a sampled one and a greedy one."""
     rows = [np.random.default_rng(seed).integers(3, 128, 12 + 17 * seed).tolist() for seed in range(4)]
     rows.append(rows[3][:40] + rows[0])
@@ -46,6 +47,25 @@ def answers(llm: LLM) -> list[Any]:
         )
         for seed in range(5)
     ]  # fmt: skip
-    found = llm.generate(rows, asks)
+    return rows, asks
+
+
+def answers(llm: LLM) -> list[Any]:
+    """What is answered to these, to the bit."""
+    return answered(llm.generate(*asked()))
+
+
+def answers_of_replicas(folder: Path, **options: Any) -> list[Any]:
+    """The same of a server's engine, which may have replicas."""
+
+    async def run() -> list[Any]:
+        async with AsyncLLM(folder, **(COMMON | {"memory": 4 * 2**30} | options)) as llm:
+            return answered(await llm.generate(*asked()))
+
+    return asyncio.run(run())
+
+
+def answered(found: list[RequestOutput]) -> list[Any]:
+    """Tokens and logprobs of answers and of prompts."""
     prompts = [[c.logprob for p in out.prompt_logprobs or [] if p for c in p] for out in found]
     return [list(map(bits, found)), prompts]

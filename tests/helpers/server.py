@@ -24,7 +24,7 @@ from quire.cli.serve import simulated
 from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import Engine, ModelCard
-from quire.engine.front.async_engine import AsyncEngine
+from quire.engine.front.replicated_engine import serving_engine
 from quire.learn.offered import offer
 from quire.server.request_memory import RequestMemory
 from quire.server.run import HttpServer, bind, bind_admin
@@ -70,7 +70,7 @@ class LiveServer:
         self._stop = asyncio.Event()
         try:
             options = {"max_model_len": 200, "threads": 1} | self._engine_options
-            self.engine = AsyncEngine(self._folder, EngineConfig(**options), self.config, in_process=True)
+            self.engine = serving_engine(self._folder, EngineConfig(**options), self.config, in_process=True)
             offer(simulated)
             self.http = HttpServer(Service(self.engine, self.config), self.config)
             sock = bind(self.config)

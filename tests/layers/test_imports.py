@@ -15,10 +15,20 @@ import quire
 ROOT = Path(quire.__file__).parent
 RANKS = [
     {"records", "_native"},
-    {"answers", "beams", "cache_kinds", "draft_paths", "logprobs", "objectives", "output_hook", "parameters"},
+    {
+        "answers",
+        "beams",
+        "cache_kinds",
+        "draft_paths",
+        "logprobs",
+        "objectives",
+        "output_hook",
+        "parameters",
+        "routing",
+    },
     {"types"},
     {"config", "context_window", "outputs", "util"},
-    {"core", "mcp", "routing", "spec", "text"},
+    {"core", "mcp", "spec", "text"},
     {"program", "steplog", "structured"},
     {"planner", "quant", "store"},
     {"loader"},

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine_async.running import ask, collect, run, running, until
-from helpers.checkpoints import TINY_MODELS
-from helpers.rank_processes import Wide, answers, make
+from helpers.checkpoints import TINY_MODELS, tiny_model
+from helpers.rank_processes import Wide, answers, answers_of_replicas, make, wider
+from helpers.tokenizers import save_whole
 from quire.config.serving import ServingConfig
 from quire.config.shipped import shipped_models
 from quire.engine.api import EngineState, EngineUnavailableError
@@ -52,6 +56,26 @@ def test_every_plan_answers_as_one_rank(wide: Wide, name: str, formats: str) -> 
                 assert answers(llm) == alone, plan
             ran += 1
     assert ran >= 2
+
+
+@pytest.mark.ranks
+def test_every_factorisation_of_four_processes(tmp_path: Path) -> None:
+    """Tensor, pipeline and data parallelism, with columns of all experts and with whole experts."""
+    model = wider(tiny_model("gpt-oss"))  # of four layers and four experts
+    folder = save_whole(replace(model, overrides=model.overrides | {"hidden_size": 256}), tmp_path / "model")
+    with make(folder) as llm:
+        alone = answers(llm)
+    for tensor, stages in itertools.product((1, 2, 4), repeat=2):
+        if tensor * stages > 4:
+            continue
+        plan = {
+            "tensor_parallel_size": tensor,
+            "pipeline_parallel_size": stages,
+            "data_parallel_size": 4 // (tensor * stages),
+        }
+        for whole in {False, tensor > 1}:
+            found = answers_of_replicas(folder, **plan, enable_expert_parallel=whole)
+            assert found == alone, (plan, whole)
 
 
 @pytest.mark.ranks

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from helpers.rank_processes import Wide, answers, bits, make
+from helpers.rank_processes import Wide, answers, answers_of_replicas, bits, make
 from quire import LLM, SamplingParams
 from quire.engine.build import rank_processes
 from quire.engine.build.rank_processes import RankStartError
@@ -42,6 +42,15 @@ def test_answers_are_those_of_one_process(
         assert answers(llm) == alone
         pids = llm.built.ranks.pids.values()  # type: ignore[union-attr]
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_replicas_of_ranks(wide: Wide) -> None:
+    """Two replicas of two ranks, which hold whole experts."""
+    options = {"quantization": "int8"}
+    with make(wide("qwen3-moe"), **options) as llm:
+        alone = answers(llm)
+    ranks = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "data_parallel_size": 2}
+    assert answers_of_replicas(wide("qwen3-moe"), **options, **ranks) == alone
 
 
 def test_a_sum_that_is_cut_has_other_bits(wide: Wide) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quire.router.prefix_index import PIECE_BYTES, PrefixIndex, prompt_digests
+from quire.routing.prefix_index import PIECE_BYTES, PrefixIndex, prompt_digests
 
 
 def test_prompts_have_as_many_digests_in_common_as_whole_pieces() -> None:

@@ -96,7 +96,7 @@ class StandInEngine:
     async def view(self, after: int) -> EngineView:
         return EngineView()
 
-    def tell(self, row: bytes) -> None: ...
+    def tell(self, row: bytes, request_id: str) -> None: ...
 
     def generate(self, ask: GenerateAsk) -> Stream:
         if self.failure is not None:

@@ -12,7 +12,7 @@ from quire.speculate.ngram import NgramProposer
 from quire.speculate.proposer import Offer, Proposer, Room
 from quire.speculate.speculation import Speculation
 from quire.speculate.step_costs import PassCosts
-from quire.types import DRAFT, NewSeq, SamplingParams, ScheduledSeq, SchedulerOutput, StepOutput
+from quire.types import DRAFT, NewSeq, SamplingParams, ScheduledSeq, SchedulerOutput, StepOutput, TokenIds
 
 PROMPT = list(range(100, 140))
 STEP = 1e-6  # seconds: a look takes many such steps
@@ -52,6 +52,7 @@ class FeatureGuesser(Guesser):
     """One that takes what a step leaves."""
 
     shown = 0
+    KEPT = 32
 
     def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
         self.shown += 1
@@ -180,6 +181,7 @@ def test_a_match_that_begins_is_run_in_the_next_step() -> None:
 def test_a_sequence_that_met_a_rest_goes_on_without_features() -> None:
     """They are gone when it ends. Sequences that start later are followed."""
     proposer = FeatureGuesser()
+    proposer.KEPT = 1000  # looks are never so far that they would be given up before
     running = Running(proposer, [random_text(0)])
     costs = running.speculation._allotment.costs
     for tokens in range(1, 20):
@@ -195,3 +197,58 @@ def test_a_sequence_that_met_a_rest_goes_on_without_features() -> None:
     running._new = [NewSeq(0, [*PROMPT], len(PROMPT), SamplingParams(), 0, 0, ())]
     running.step()
     assert proposer.shown > shown
+
+
+def test_features_of_short_steps_are_given_up_where_the_next_look_is_far() -> None:
+    """Nothing is shown meanwhile, and a sequence that starts before the look is not followed; a later one is."""
+    proposer = FeatureGuesser()
+    running = Running(proposer, [random_text(0)])
+    for _ in range(40):
+        running.step()
+    assert not running.speculation._following
+    shown = proposer.shown
+    running._new = [NewSeq(0, [*PROMPT], len(PROMPT), SamplingParams(), 0, 0, ())]
+    for _ in range(40):
+        running.step()
+    assert proposer.shown == shown
+    for _ in range(1000):
+        running.step()
+    running._new = [NewSeq(0, [*PROMPT], len(PROMPT), SamplingParams(), 0, 0, ())]
+    running.step()
+    assert proposer.shown > shown
+
+
+def test_a_prediction_keeps_features() -> None:
+    """Its request is looked at again, and the method may go on where the prediction ends."""
+    running = Running(FeatureGuesser(), [random_text(0)])
+    running._new[0].prediction = TokenIds([1, 2, 3])
+    for _ in range(40):
+        running.step()
+    assert running.speculation._following
+
+
+def test_heads_are_shown_the_step_before_a_look() -> None:
+    """They need no other, so their sequences stay, and short steps pass by."""
+
+    class Heads(FeatureGuesser):
+        KEPT = 0
+
+    proposer = Heads()
+    running = Running(proposer, [random_text(0)])
+    for _ in range(2000):
+        running.step()
+    assert running.speculation._following
+    assert 2 < proposer.shown < 100
+    assert 0 <= proposer.shown - proposer.looks <= 1 + running.speculation.rows
+
+
+def test_nobody_is_asked_while_no_drafts_are_allowed() -> None:
+    proposer = Guesser()
+    running = Running(proposer, [random_text(0)])
+    running.speculation.longest = 0
+    for _ in range(100):
+        running.step(seconds=1.0)
+    assert proposer.looks == 0
+    running.speculation.longest = 8
+    while not proposer.looks:
+        running.step(seconds=1.0)

@@ -13,7 +13,7 @@ from quire.core.capacity import least_blocks
 from quire.core.scheduler_config import SchedulerConfig
 from quire.objectives import ServiceClass, parse_classes
 from quire.records import dataclass
-from quire.routing.router_policies import router_policy
+from quire.routing.router_policies import policy_named
 
 _COUNTS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 _FLAGS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
@@ -39,7 +39,7 @@ class Scenario:
     handover: float = 0.0
     classes: tuple[ServiceClass, ...] = ()
     replicas: int = 1
-    router: str = "least-work"
+    router: str = "prefix"
     prefill_replicas: int = 0
     transfer: Callable[[int], float] = field(default=lambda _: 0.0)
 
@@ -71,7 +71,7 @@ class Scenario:
         fleet = SimulatedFleet(
             make,
             self.replicas,
-            router_policy(self.router),
+            policy_named(self.router, seed),
             prefill=self.prefill_replicas,
             transfer=self.transfer,
         )
@@ -103,7 +103,7 @@ class Scenario:
                 values: dict[str, Any] = {name: _number(name, text, int, least)}
                 found = replace(found, **values)
             elif name == "router":
-                router_policy(text)
+                policy_named(text)
                 found = replace(found, router=text)
             elif name == "slo":
                 found = replace(found, classes=parse_classes(tuple(text.split())))

@@ -1,27 +1,39 @@
 """Several simulated servers behind a router, with prefill and decode together or on servers of their own.
 
-Each server is a SimulatedServer with its own clock; the router's policies see the requests and caches of servers as
-they are. With prefill servers a request runs there up to its first token; its KV cache then moves to a decode server,
-whose scheduler takes it in without computing it.
+Each server is a SimulatedServer with its own clock. The policies are the router's, and count work as it does; but they
+know what is cached and how long answers will be, where the router predicts both. A session is named by the first tokens
+of its prompts. With prefill servers a request runs there up to its first token; its KV cache then moves to a decode
+server, whose scheduler takes it in without computing it.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer
 from quire.bench.timeline import RequestRecord
-from quire.routing.router_policies import RoutedRequest, RouterPolicy, least_work
+from quire.records import dataclass
+from quire.routing.router_policies import RoutedPrompt, RoutingPolicy, policy_named
 
-_START = 64  # tokens that name a prompt
+_START = 64  # tokens that name a session
 
 MakeServer = Callable[
     [int, bool], SimulatedServer
 ]  # its number; whether it decodes prompts that others computed
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """A server, and what a router counts of it: see routing.router_policies.Choosable."""
+
+    server: SimulatedServer
+    name: str
+    requests: int = 0
+    work: float = 0.0
+    weight: float = 1.0
 
 
 class SimulatedFleet:
@@ -33,23 +45,24 @@ class SimulatedFleet:
         self,
         make: MakeServer,
         replicas: int,
-        router: RouterPolicy = least_work,
+        router: RoutingPolicy | None = None,
         *,
         prefill: int = 0,
         transfer: Callable[[int], float] = lambda _: 0.0,
     ) -> None:
         if not 0 <= prefill < replicas:
             raise ValueError(f"prefill_replicas: {prefill} of {replicas} replicas leave none to decode")
-        self._router, self._transfer, self._prefill = router, transfer, prefill
+        self._router, self._transfer, self._prefill = router or policy_named("prefix"), transfer, prefill
         self.servers = [make(i, prefill > 0 and i >= prefill) for i in range(replicas)]
+        self._replicas = [Replica(server, f"replica {i}") for i, server in enumerate(self.servers)]
+        self._placed: dict[int, tuple[Replica, float]] = {}  # request -> where it is, and its work
 
     def run(self, arrivals: Sequence[Arrival]) -> SimulatedRun:
         """Serve all."""
         records = [RequestRecord(index=i, scheduled=one.at) for i, one in enumerate(arrivals)]
         found = SimulatedRun(records=records)
         decoded = SimulatedRun(records=[RequestRecord(index=i, scheduled=0.0) for i in range(len(arrivals))])
-        entry = range(self._prefill or len(self.servers))
-        exits = range(self._prefill, len(self.servers))
+        entry, exits = self._replicas[: self._prefill or None], self._replicas[self._prefill :]
         coming = [(one.at, i, False) for i, one in enumerate(arrivals)]
         heapify(coming)
         while True:
@@ -65,6 +78,8 @@ class SimulatedFleet:
                 server = self.servers[place]
                 moves = place < self._prefill
                 ended = server.step(decoded.records if self._prefill and not moves else records)
+                for index in ended:
+                    self._leave(index)
                 for index in ended if moves else ():
                     if arrivals[index].output > 1:
                         late = self._transfer(len(arrivals[index].prompt) + 1)
@@ -80,10 +95,23 @@ class SimulatedFleet:
         return self._together(found, decoded)
 
     def _place(
-        self, at: float, index: int, arrival: Arrival, moved: bool, among: range, found: SimulatedRun
+        self,
+        at: float,
+        index: int,
+        arrival: Arrival,
+        moved: bool,
+        among: Sequence[Replica],
+        found: SimulatedRun,
     ) -> None:
-        asked = RoutedRequest(index, len(arrival.prompt), array("i", arrival.prompt[:_START]).tobytes())
-        server = self.servers[among[self._router(asked, [self.servers[i].load(arrival) for i in among])]]
+        cached = {each.name: len(arrival.prompt) if moved else each.server.cached(arrival) for each in among}
+        session = " ".join(map(str, arrival.prompt[:_START]))
+        answer = 1 if self._prefill and not moved else arrival.output
+        prompt = RoutedPrompt(session, len(arrival.prompt), answer, cached.__getitem__)
+        chosen = self._router.choose(prompt, among)
+        work = prompt.work(chosen.name)
+        chosen.requests, chosen.work = chosen.requests + 1, chosen.work + work
+        self._placed[index] = chosen, work
+        server = chosen.server
         if not server.scheduler.has_work():
             server.now = max(server.now, at)
         if moved:
@@ -91,6 +119,14 @@ class SimulatedFleet:
         elif self._prefill:
             arrival = replace(arrival, output=1)
         server.add(index, arrival, found)
+        if found.records[index].failed:
+            self._leave(index)
+
+    def _leave(self, index: int) -> None:
+        """A request has ended where it was placed."""
+        replica, work = self._placed.pop(index)
+        replica.requests -= 1
+        replica.work = replica.work - work if replica.requests else 0.0
 
     def _together(self, found: SimulatedRun, decoded: SimulatedRun) -> SimulatedRun:
         outcomes = [server.outcome(found) for server in self.servers]

@@ -1,4 +1,4 @@
-"""Measure speculative decoding on one engine: runs with drafts and without, in turns."""
+"""Measure speculative decoding: runs with drafts, and on an engine that has none of it, in turns."""
 
 from __future__ import annotations
 
@@ -247,16 +247,21 @@ def row_costs(engine: BenchEngine, prompt: list[int], most: int, rounds: int = 8
 
 def measure(
     engine: BenchEngine,
+    plain: BenchEngine,
     methods: Mapping[str, float | None],
     asked: SpeculationAsked,
     prompts: list[list[int]],
 ) -> Tables:
-    """Tables of the engine's own drafts and of known drafts: methods with their rates, None for the engine's own."""
-    outputs = recorded(engine, prompts, asked.output_len)
+    """Tables of the engine's own drafts and of known drafts: methods with their rates, None for the engine's own.
+
+    `plain` is an engine of the same model without a method. What an engine with one pays in steps without drafts, such
+    as features for heads, is seen beside it alone.
+    """
+    outputs = recorded(plain, prompts, asked.output_len)
     costs = row_costs(engine, prompts[0], asked.most_drafts)
     own = engine.built.core.speculation
     assert own is not None
-    off = {streams: Side(engine, None) for streams in asked.streams}
+    off = {streams: Side(plain, None) for streams in asked.streams}
     rows: list[dict[str, Any]] = []
     positions: list[dict[str, Any]] = []
     for streams in asked.streams:

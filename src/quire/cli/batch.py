@@ -87,7 +87,7 @@ async def _run(
     args: argparse.Namespace, source: Path, target: Path, done: dict[int, str | None]
 ) -> dict[str, Any]:
     from quire.config.serving import ServingConfig
-    from quire.engine.front.async_engine import AsyncEngine
+    from quire.engine.front.replicated_engine import serving_engine
     from quire.server.app import ROUTES, App
     from quire.server.batches.batch_endpoints import batch_endpoints
     from quire.server.batches.batch_lines import MAX_LINE
@@ -102,7 +102,7 @@ async def _run(
     )  # fmt: skip
     config, name = engine_config(args), named_model(args.model, quiet=args.quiet)
     check_kv_quality(name, config, quiet=args.quiet)
-    engine = AsyncEngine(name, config, serving)
+    engine = serving_engine(name, config, serving)
     context = ServerContext(engine, serving, ServerMetrics(engine))
     application = App(context)
 

@@ -85,7 +85,12 @@ def describe_named(name: str, args: argparse.Namespace) -> dict[str, Any]:
     from quire.engine.build.opening import open_model
 
     model, asked = open_model(name, tokenizer=args.quality), engine_config(args)
+    replicas, memory = asked.parallel.data_parallel_size, asked.limits.memory
+    asked = asked.replace(data_parallel_size=1, memory=None if memory is None else memory // replicas)
     report = describe(model, asked, args)
+    if replicas > 1:
+        report["replicas"] = replicas
+        report["notices"].append(f"of {replicas} replicas this is one, with its part of --memory")
     found = quality.report(model, asked, args)
     if found is not None:
         report["quality"] = found

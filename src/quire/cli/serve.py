@@ -204,6 +204,10 @@ def _follow(config: EngineConfig) -> None:
 
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
     if config.parallel.ranks > 1:
+        if config.parallel.data_parallel_size > 1 and "RANK" in os.environ:
+            raise ValueError(
+                "data_parallel_size: a launcher starts the ranks of one replica; start a server for each"
+            )
         _follow(config)
     check_kv_quality(model, config, quiet=serving.quiet)
     from quire.engine.host.spawn import Spawned
@@ -217,7 +221,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     import uvloop
 
     from quire.engine.front.adapter_names import shown
-    from quire.engine.front.async_engine import AsyncEngine
+    from quire.engine.front.replicated_engine import serving_engine
     from quire.learn.offered import offer
     from quire.objectives import parse_degrade
     from quire.server.admin import check_all_keys
@@ -240,7 +244,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     try:
         bar = ByteProgress("loading weights", "saving packed weights", enabled=not serving.quiet)
         with ServerLog(serving) as log, bar:
-            engine = AsyncEngine(model, config, serving, progress=bar, spawned=spawned)
+            engine = serving_engine(model, config, serving, progress=bar, spawned=spawned)
 
             def announce() -> None:
                 gc.freeze()  # and the vocabulary

@@ -49,8 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help="as of quire serve")
     parser.add_argument("--scheduling-policy", metavar="P", help="as of quire serve")
     parser.add_argument("--replicas", type=int, metavar="N", help="servers behind a router (default: 1)")
-    parser.add_argument("--router", metavar="P", help="round-robin, two-choices, least-requests, least-work (default), "
-                        "prefix, hash")  # fmt: skip
+    parser.add_argument(
+        "--router", metavar="P", help="policy of the router, as of quire router (default: prefix)"
+    )
     parser.add_argument(
         "--prefill-replicas", type=int, metavar="N", help="of the replicas, those for prompts alone"
     )

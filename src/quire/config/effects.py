@@ -80,6 +80,7 @@ MOVES: dict[str, tuple[str, ...]] = {
     "lora_target_modules": (_MEMORY,),
     "tensor_parallel_size": (_STEP, _MEMORY),
     "pipeline_parallel_size": (_MEMORY, _STEP),
+    "data_parallel_size": (_MEMORY, _QUEUE),
     "enable_expert_parallel": (_STEP, _MEMORY),
     "tensor_parallel_reduce": (_STEP,),
     "record_prompts": (),

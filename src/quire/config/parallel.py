@@ -10,7 +10,8 @@ MAX_RANKS = 64  # that share a model on one host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelOptions:
-    """The ranks that a model is split over: processes of this host. Answers are the same to the bit at every degree."""
+    """The ranks that a model is split over, and its replicas: processes of this host. Answers are the same to the bit
+    at every degree."""
 
     tensor_parallel_size: int = option(
         1,
@@ -22,6 +23,13 @@ class ParallelOptions:
     pipeline_parallel_size: int = option(
         1,
         "stages of neighbouring layers, each held by ranks of its own, which compute one after the other",
+        metavar="N",
+        count=True,
+        most=MAX_RANKS,
+    )
+    data_parallel_size: int = option(
+        1,
+        "replicas of the model in one server, each of all its ranks, with a cache and a queue of its own",
         metavar="N",
         count=True,
         most=MAX_RANKS,
@@ -39,13 +47,14 @@ class ParallelOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.ranks > MAX_RANKS:
+        if self.ranks * self.data_parallel_size > MAX_RANKS:
             raise ValueError(
                 f"tensor_parallel_size: {self.tensor_parallel_size} by pipeline_parallel_size "
-                f"{self.pipeline_parallel_size} is more than {MAX_RANKS} ranks"
+                f"{self.pipeline_parallel_size} by data_parallel_size {self.data_parallel_size} is more than "
+                f"{MAX_RANKS} ranks"
             )
 
     @property
     def ranks(self) -> int:
-        """Processes that hold a part of the model."""
+        """Processes that hold a part of one replica of the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size

@@ -9,8 +9,8 @@ from typing import Any
 
 from quire.config.option import check_options, option
 from quire.records import dataclass
+from quire.routing.router_policies import POLICIES
 
-ROUTING_POLICIES = ("prefix", "least-work", "power-of-two", "round-robin", "session")
 # Sections of the options: first field -> title.
 SUBJECTS = {"backend": "servers", "health_interval": "checks and failures", "prefix_index_size": "servers"}
 _FIELDS = {"url", "name", "weight", "models", "api_key", "api_key_file", "health"}
@@ -33,7 +33,7 @@ class RouterConfig:
         "file with the key that the router presents to servers (default: it passes on that of the client)",
         metavar="FILE",
     )
-    policy: str = option("prefix", "which server answers a request", choices=ROUTING_POLICIES)
+    policy: str = option("prefix", "which server answers a request", choices=tuple(POLICIES))
     health_interval: float = option(1.0, "seconds between two checks of a server", metavar="S")
     health_timeout: float = option(5.0, "seconds after which a check has failed", metavar="S")
     connect_timeout: float = option(5.0, "seconds for connecting to a server", metavar="S")

@@ -391,6 +391,7 @@ class EngineStats:
     waiting_tokens: int = 0
     wasted_tokens: int = 0  # of requests cancelled before their client received them
     restarts: int = 0  # starts of the engine after its first
+    replica_requests: tuple[int, ...] = ()  # not answered yet, of each of several replicas; -1: it takes none
     memory_parts: Mapping[str, int] = field(default_factory=dict)
     calls: Mapping[str, int] = field(default_factory=dict)
     words: tuple[int, int] = (0, 0)  # of prompts that came as texts, and their tokens
@@ -589,5 +590,5 @@ class Engine(Protocol):
     async def view(self, after: int) -> EngineView:
         """What the engine holds now, with the rows of its log after the first `after`."""
 
-    def tell(self, row: bytes) -> None:
-        """Add a row, what only the server knows of a request, to the log of the engine."""
+    def tell(self, row: bytes, request_id: str) -> None:
+        """Add a row, what only the server knows of a request, to the log of the engine that has it."""

@@ -45,43 +45,23 @@ class Used:
 
 
 class UsageLedger:
-    """Belongs to one engine; only the event loop uses it. `clock` gives the seconds since 1970, which name the hours:
-    if the clock is set, later use is in other hours, and no sum changes."""
+    """Of all engines of a model; only the event loop uses it. `clock` gives the seconds since 1970, which name the
+    hours: if the clock is set, later use is in other hours, and no sum changes."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self.block_bytes = 0
         self.total: dict[Key, Used] = {}
         self._clock = clock
         self._hours: dict[int, dict[Key, Used]] = {}  # by the start of the hour
-        self._last: dict[Key, UsageTotals] = {}  # of this life of the engine
 
-    def engine_started(self, block_bytes: int) -> None:
-        """An engine begins to count from nothing."""
-        self.block_bytes = block_bytes
-        self._last = {}
-
-    def take(self, totals: Iterable[UsageTotals]) -> None:
-        """The totals of the engine, as of now."""
+    def add(self, key: Key, new: Used) -> None:
+        """Something was used now."""
         hour = int(self._clock()) // HOUR * HOUR
-        for now in totals:
-            key = now.account, now.tag
-            was = self._last.get(key, UsageTotals(*key))
-            if was == now:
-                continue
-            self._last[key] = now
-            new = Used(
-                now.prompt - was.prompt,
-                now.cached - was.cached,
-                now.generated - was.generated,
-                now.seconds - was.seconds,
-                (now.block_seconds - was.block_seconds) * self.block_bytes,
-            )
-            if hour not in self._hours:
-                self._hours[hour] = {}
-                for old in sorted(self._hours)[:-HOURS_KEPT]:
-                    del self._hours[old]
-            for book in (self.total, self._hours[hour]):
-                book.setdefault(key, Used()).add(new)
+        if hour not in self._hours:
+            self._hours[hour] = {}
+            for old in sorted(self._hours)[:-HOURS_KEPT]:
+                del self._hours[old]
+        for book in (self.total, self._hours[hour]):
+            book.setdefault(key, Used()).add(new)
 
     def periods(self, start: float, end: float, seconds: int) -> Iterator[tuple[int, Key, Used]]:
         """What was used in the hours that begin in [start, end), in periods of whole hours: the beginning of each, and
@@ -93,3 +73,34 @@ class UsageLedger:
                     found.setdefault((hour // seconds * seconds, key), Used()).add(used)
         for (begins, key), used in found.items():
             yield begins, key, used
+
+
+class UsageMeter:
+    """Adds what one engine reports to a ledger: its totals since its start, which may be taken again and again."""
+
+    def __init__(self, ledger: UsageLedger) -> None:
+        self._ledger = ledger
+        self._block_bytes = 0
+        self._last: dict[Key, UsageTotals] = {}  # of this life of the engine
+
+    def engine_started(self, block_bytes: int) -> None:
+        """An engine begins to count from nothing."""
+        self._block_bytes = block_bytes
+        self._last = {}
+
+    def take(self, totals: Iterable[UsageTotals]) -> None:
+        """The totals of the engine, as of now."""
+        for now in totals:
+            key = now.account, now.tag
+            was = self._last.get(key, UsageTotals(*key))
+            if was == now:
+                continue
+            self._last[key] = now
+            new = Used(
+                now.prompt - was.prompt,
+                now.cached - was.cached,
+                now.generated - was.generated,
+                now.seconds - was.seconds,
+                (now.block_seconds - was.block_seconds) * self._block_bytes,
+            )
+            self._ledger.add(key, new)

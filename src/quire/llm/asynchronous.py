@@ -23,9 +23,9 @@ from quire.engine.api import (
     Stream,
     StreamDelta,
 )
-from quire.engine.front.async_engine import AsyncEngine
 from quire.engine.front.forming import asked_part, formed, forming
 from quire.engine.front.prompt_embeds import PromptEmbeds, embedded
+from quire.engine.front.replicated_engine import serving_engine
 from quire.engine.request_forms import guided
 from quire.llm.asked import (
     Message,
@@ -99,7 +99,7 @@ class AsyncLLM:
             lora_modules=tuple(map(json.dumps, modules)),
         )  # fmt: skip
         self._config = engine_options(options)
-        self._engine = AsyncEngine(model, self._config, serving)
+        self._engine = serving_engine(model, self._config, serving)
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._numbers = itertools.count()
         self._state = "not started: use `async with`, or await start()"

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.engine.front.async_engine import AsyncEngine
+from quire.engine.front.replicated_engine import serving_engine
 from quire.llm.asked import engine_options
 from quire.loader import DEFAULT_MODEL
 from quire.server.access import ALL, read_keys
@@ -49,7 +49,7 @@ class OpenAIApp:
         """
         if self._service is not None:
             raise QuireError("openai_app: its lifespan has already begun")
-        engine = AsyncEngine(self._model, self._config, self._serving)
+        engine = serving_engine(self._model, self._config, self._serving)
         service = self._service = Service(engine, self._serving)
         service.start()
         try:

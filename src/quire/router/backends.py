@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.config.routing import BackendEntry, RouterConfig, backend_entries
-from quire.router.prefix_index import PrefixIndex
+from quire.routing.prefix_index import PrefixIndex
 from quire.util.http_client import Client, ClientError, target
 
 logger = logging.getLogger("quire.server")

@@ -7,12 +7,12 @@ import time
 
 from quire.config.routing import RouterConfig
 from quire.router.backends import BackendServer
-from quire.router.prefix_index import PIECE_BYTES, prompt_digests
 from quire.router.relay import Relay, StreamPieces
 from quire.router.resuming import CannotResumeError, DeliveredStream, ResumedStream, is_resumable, with_seed
 from quire.router.routed_request import AskedOfServers, response_id, usage_of
 from quire.router.router_context import RouterContext
-from quire.router.routing_policies import RoutedPrompt
+from quire.routing.prefix_index import PIECE_BYTES, prompt_digests
+from quire.routing.router_policies import RoutedPrompt
 from quire.server.errors import ApiError, retry_headers
 from quire.server.exchange import Exchange
 from quire.server.logs import log
@@ -74,10 +74,7 @@ class Forwarding:
         if settled is not None:
             return settled if settled not in tried and settled.is_available(time.monotonic()) else None
         able = backends.available(self._asked.model or self._asked.name, tried)
-        if not able:
-            return None
-        chosen = self._context.policy.choose(self._prompt(), able)
-        return next(each for each in able if each.name == chosen.name)
+        return self._context.policy.choose(self._prompt(), able) if able else None
 
     def _prompt(self) -> RoutedPrompt:
         rates = self._context.rates

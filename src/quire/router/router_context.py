@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from quire.config.serving import ServingConfig
 from quire.router.backends import Backends, BackendServer
 from quire.router.router_metrics import RouterMetrics
-from quire.router.routing_policies import RoutingPolicy, policy_named
+from quire.routing.router_policies import RoutingPolicy, policy_named
 from quire.server.access import AccessControl
 from quire.server.context import Reader, directory_of, sweep_readers
 from quire.server.exchange import HangUpWatch

@@ -1,107 +1,165 @@
-"""Which replica gets a request: functions of what a router knows, without state of their own.
+"""Which server answers a request: for the router, and for the simulator of several servers.
 
-round-robin      one after the other
-two-choices      of two by chance the one with fewer requests (Mitzenmacher 2001)
-least-requests   the one with the fewest requests
-least-work       the one with the fewest tokens left to compute, this prompt's included, less what it has cached
-prefix           the one with most of the prompt in its cache, unless loads are far apart or it has little of it
-hash             rendezvous hashing of the start of a prompt; none has over 1.25 × the mean of requests
+Nothing here has a clock or a socket; random choices come from a generator with a seed.
+
+round-robin    one after the other
+least-work     the one with the least predicted work: prompt tokens that are not cached, and tokens to generate
+power-of-two   the one with less work of two at random (Mitzenmacher 2001, "The Power of Two Choices in Randomized
+               Load Balancing")
+session        always the same one for a session, by consistent hashing with bounded loads (Mirrokni et al. 2016)
+prefix         the one whose work would end first, counting what it has cached of the prompt
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
+import random
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
+from typing import Protocol, TypeVar
 
 from quire.records import dataclass
 
-BOUND = 1.25  # of the mean load: Mirrokni et al. 2018, consistent hashing with bounded loads
-_SHARE = 0.5  # of a prompt that has to be cached for its replica to be preferred
-_APART, _RATIO = 32, 1.5  # requests more, and times as many, than the replica with the fewest
+# A server has at most this many times the mean number of requests while another one could answer.
+BOUND = 1.25
+# What a generated token costs, in prompt tokens: a step of a batch takes little longer with a chunk of a prompt than
+# without one, so that a token of an answer takes about as long as several of a prompt.
+ANSWER_TOKEN = 4.0
+_POINTS = 64  # of a server on the ring
+
+
+class Choosable(Protocol):
+    """A server as policies see it. `work` is what it has been sent and has not answered, in prompt tokens."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def requests(self) -> int: ...
+
+    @property
+    def work(self) -> float: ...
+
+    @property
+    def weight(self) -> float: ...
+
+
+Server = TypeVar("Server", bound=Choosable)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaLoad:
-    """What a router knows of a replica. `tokens` are those that its requests have yet to compute, prompts and expected
-    outputs together; `cached` those of the new prompt that it need not compute.
+class RoutedPrompt:
+    """A request as policies see it: its session, its length in tokens, the tokens that it may generate, and the tokens
+    of it that a server has probably cached.
     """
 
-    requests: int = 0
-    tokens: float = 0.0
-    cached: int = 0
+    session: str
+    prompt_tokens: float
+    answer_tokens: float
+    cached: Callable[[str], float]
+
+    def work(self, server: str) -> float:
+        """What it costs on a server, in prompt tokens."""
+        return max(self.prompt_tokens - self.cached(server), 1.0) + ANSWER_TOKEN * self.answer_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedRequest:
-    """A request to be placed. `number` counts requests; `start` names the first tokens of its prompt."""
-
-    number: int
-    prompt: int
-    start: bytes = b""
+def cool(servers: Sequence[Server]) -> list[Server]:
+    """The servers that may get one more request: none gets more than BOUND times its share of all."""
+    total, weights = sum(each.requests for each in servers) + 1, sum(each.weight for each in servers)
+    return [each for each in servers if each.requests < math.ceil(BOUND * total * each.weight / weights)]
 
 
-RouterPolicy = Callable[[RoutedRequest, Sequence[ReplicaLoad]], int]
+class RoutingPolicy(Protocol):
+    """Chooses one of several servers; `servers` is not empty."""
+
+    def choose(self, prompt: RoutedPrompt, servers: Sequence[Server]) -> Server: ...
 
 
-def round_robin(request: RoutedRequest, loads: Sequence[ReplicaLoad]) -> int:
-    return request.number % len(loads)
+class RoundRobin:
+    """One after the other; a server of weight 2 comes twice as often (smooth weighted round robin, as in nginx)."""
+
+    def __init__(self) -> None:
+        self._credit: dict[str, float] = {}
+
+    def choose(self, prompt: RoutedPrompt, servers: Sequence[Server]) -> Server:  # noqa: ARG002
+        credit = {each.name: self._credit.get(each.name, 0.0) + each.weight for each in servers}
+        chosen = max(servers, key=lambda each: credit[each.name])
+        credit[chosen.name] -= sum(each.weight for each in servers)
+        self._credit = credit
+        return chosen
 
 
-def two_choices(request: RoutedRequest, loads: Sequence[ReplicaLoad]) -> int:
-    drawn = int.from_bytes(_hash(request.number.to_bytes(8, "little")), "little")
-    first, second = drawn % len(loads), drawn // len(loads) % len(loads)
-    return min(first, second, key=lambda i: loads[i].requests)
+class LeastWork:
+    """The server with the least work for its weight."""
+
+    def choose(self, prompt: RoutedPrompt, servers: Sequence[Server]) -> Server:  # noqa: ARG002
+        return min(servers, key=lambda each: (each.work / each.weight, each.requests))
 
 
-def least_requests(request: RoutedRequest, loads: Sequence[ReplicaLoad]) -> int:
-    """Of equals the first in turn, so that idle replicas share what comes."""
-    return min(_turned(request, loads), key=lambda i: loads[i].requests)
+class PowerOfTwo:
+    """The server with less work of two at random."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self._generator = generator
+
+    def choose(self, prompt: RoutedPrompt, servers: Sequence[Server]) -> Server:
+        two = self._generator.sample(list(servers), min(2, len(servers)))
+        return LeastWork().choose(prompt, two)
 
 
-def least_work(request: RoutedRequest, loads: Sequence[ReplicaLoad]) -> int:
-    return min(
-        _turned(request, loads), key=lambda i: loads[i].tokens + max(0, request.prompt - loads[i].cached)
-    )
+class SessionAffinity:
+    """The same server for a session while it is there and cool, else the next one on the ring; without a session, the
+    one with the least work. A server that comes or goes moves only the sessions that are its own.
+    """
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._ring: list[tuple[int, str]] = []
+
+    def choose(self, prompt: RoutedPrompt, servers: Sequence[Server]) -> Server:
+        if not prompt.session:
+            return LeastWork().choose(prompt, servers)
+        able = {each.name: each for each in cool(servers)}
+        names = tuple(sorted(each.name for each in servers))
+        if names != self._names:
+            self._names = names
+            self._ring = sorted(
+                (_point(f"{name} {number}"), name) for name in names for number in range(_POINTS)
+            )
+        begin = bisect_right(self._ring, (_point(prompt.session), ""))
+        following = (self._ring[(begin + step) % len(self._ring)][1] for step in range(len(self._ring)))
+        return next(able[name] for name in following if name in able)
 
 
-def prefix(request: RoutedRequest, loads: Sequence[ReplicaLoad]) -> int:
-    counts = [load.requests for load in loads]
-    best = max(_turned(request, loads), key=lambda i: loads[i].cached)
-    apart = max(counts) > min(counts) + _APART and max(counts) > _RATIO * min(counts)
-    if apart or loads[best].cached < _SHARE * request.prompt:
-        return least_requests(request, loads)
-    return best
+class PrefixAware:
+    """The cool server on which the request would be answered first: what waits there, and what the request costs there.
+
+    With nothing cached anywhere this is least work. Of equal ones the one with the fewest requests is chosen.
+    """
+
+    def choose(self, prompt: RoutedPrompt, servers: Sequence[Server]) -> Server:
+        return min(
+            cool(servers),
+            key=lambda each: ((each.work + prompt.work(each.name)) / each.weight, each.requests),
+        )
 
 
-def bounded_hash(request: RoutedRequest, loads: Sequence[ReplicaLoad]) -> int:
-    most = BOUND * (sum(load.requests for load in loads) + 1) / len(loads)
-    ranked = sorted(
-        range(len(loads)), key=lambda i: _hash(request.start + i.to_bytes(4, "little")), reverse=True
-    )
-    return next((i for i in ranked if loads[i].requests + 1 <= max(1.0, most)), ranked[0])
-
-
-POLICIES: dict[str, RouterPolicy] = {
-    "round-robin": round_robin,
-    "two-choices": two_choices,
-    "least-requests": least_requests,
-    "least-work": least_work,
-    "prefix": prefix,
-    "hash": bounded_hash,
+POLICIES: dict[str, Callable[[random.Random], RoutingPolicy]] = {
+    "prefix": lambda _: PrefixAware(),
+    "least-work": lambda _: LeastWork(),
+    "power-of-two": PowerOfTwo,
+    "round-robin": lambda _: RoundRobin(),
+    "session": lambda _: SessionAffinity(),
 }
 
 
-def router_policy(name: str) -> RouterPolicy:
-    """The policy of a name. Raises ValueError."""
+def policy_named(name: str, seed: int | None = None) -> RoutingPolicy:
+    """A new policy of a name; `seed` is that of what it draws. Raises ValueError."""
     if name not in POLICIES:
         raise ValueError(f"router: {name!r} is not one of {', '.join(POLICIES)}")
-    return POLICIES[name]
+    return POLICIES[name](random.Random(seed))
 
 
-def _turned(request: RoutedRequest, loads: Sequence[ReplicaLoad]) -> list[int]:
-    first = request.number % len(loads)
-    return [*range(first, len(loads)), *range(first)]
-
-
-def _hash(data: bytes) -> bytes:
-    return blake2b(data, digest_size=8).digest()
+def _point(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

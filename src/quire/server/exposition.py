@@ -77,12 +77,26 @@ class Exposition(Collector):
         yield self._hook_family(labels)
         yield from self._tool_server_families(labels)
         yield from self._simulator_families(labels)
+        yield from self._replica_families(stats, labels)
         yield from self._http_families()
         yield _family(GaugeMetricFamily, "quire_build_info", "version of Quire, and the platform it runs on",
                       {"version": __version__, "python": platform.python_version(), "machine": platform.machine()},
                       1)  # fmt: skip
         yield _family(GaugeMetricFamily, "quire_engine_state", "1 for the current state of the engine",
                       {"state": str(self._metrics.engine.state)}, 1)  # fmt: skip
+
+    def _replica_families(self, stats: EngineStats, labels: dict[str, str]) -> Iterator[Metric]:
+        """Without a value for a model that has one replica."""
+        running = GaugeMetricFamily(
+            "quire_replica_requests", "requests that a replica has not answered", labels=[*labels, "replica"]
+        )
+        ready = GaugeMetricFamily(
+            "quire_replica_ready", "1 while a replica takes requests", labels=[*labels, "replica"]
+        )
+        for number, requests in enumerate(stats.replica_requests):
+            running.add_metric([*labels.values(), str(number)], max(0, requests))
+            ready.add_metric([*labels.values(), str(number)], requests >= 0)
+        yield from (running, ready)
 
     def _simulator_families(self, labels: dict[str, str]) -> Iterator[Metric]:
         """Without a value before a check, and while the record is too short for one."""

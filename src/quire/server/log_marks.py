@@ -39,7 +39,8 @@ class Owners:
 def tell_refused(engine: Engine, asks: Sequence[GenerateAsk], error: Exception) -> None:
     """Requests were not admitted, all of an exchange together. Messages have no text of requests."""
     for ask in asks:
-        engine.tell(encode(Turned(time.monotonic_ns(), ask.request.request_id, type(error).__name__)))
+        name = ask.request.request_id
+        engine.tell(encode(Turned(time.monotonic_ns(), name, type(error).__name__)), name)
 
 
 def tell_marks(engine: Engine, exchange: Exchange) -> None:
@@ -53,5 +54,6 @@ def tell_marks(engine: Engine, exchange: Exchange) -> None:
                     request_id, exchange.begun, exchange.received or exchange.begun, exchange.parsed,
                     exchange.compiled, exchange.admitted or exchange.compiled, finished, now, exchange.unread,
                 )
-            )
+            ),
+            request_id,
         )  # fmt: skip

@@ -13,13 +13,14 @@ class Combined:
     """Asks for the prediction first, and the method where that has nothing, or a guess of its poorest grade. Grades of
     the method come after those of predictions. It is a proposer of each kind that the method is."""
 
+    KEPT: int
     ran: Callable[[Sequence[ScheduledSeq], Sequence[Sequence[int]]], None]
     sees: Callable[[Iterable[int]], bool]
 
     def __init__(self, predictions: PredictionProposer, method: Proposer) -> None:
         self._predictions, self.method = predictions, method
         if isinstance(method, FeatureProposer):
-            self.ran = method.ran
+            self.ran, self.KEPT = method.ran, method.KEPT
         if isinstance(method, WatchingProposer):
             seen = method.sees
             self.sees = lambda seq_ids: predictions.sees(seq_ids) or seen(seq_ids)

@@ -60,6 +60,7 @@ class ModuleDraftProposer:
 
     GRADES = 1
     MOST_SECONDS = float("inf")  # passes are weighed by what they cost
+    KEPT = KEPT
 
     def __init__(
         self, executor: Executor, arrays: StepArrays, rows: TargetRows, draw: Draw, line: Callable[[int], int], *,
@@ -98,10 +99,8 @@ class ModuleDraftProposer:
 
     def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
         """Take the features that a step left; those of prompts go into the caches at once."""
-        for row, features in self._target.of(rows, added):
-            text = self._texts.get(row.seq_id)
-            if text is None:
-                continue
+        for row, features in self._target.of(rows, added, self._texts):
+            text = self._texts[row.seq_id]
             start = row.start - text.done[0]
             if not 0 <= start <= len(text.rows[0]):  # after a prefix that was found
                 start, text.done = 0, [row.start] * len(text.done)

@@ -43,6 +43,7 @@ class _Text:
     kept: int = 0
     tree: GrowingTree | None = None  # of its latest drafts
     hidden: F32 | None = None  # the rows that its latest places were drawn from
+    drafted: bool = False  # somebody wanted drafts of it
 
     @property
     def ready(self) -> bool:
@@ -77,6 +78,7 @@ class FeatureDraftProposer:
 
     GRADES = 1
     MOST_SECONDS = float("inf")  # passes are weighed by what they cost
+    KEPT = KEPT
 
     def __init__(
         self, executor: Executor, arrays: StepArrays, rows: TargetRows, draw: Draw, line: Callable[[int], int], *,
@@ -104,16 +106,14 @@ class FeatureDraftProposer:
         self._texts[new.seq_id] = _Text(self._line(new.seq_id), list(new.token_ids), 0)
 
     def stop(self, seq_id: int) -> None:
-        if self._texts.pop(seq_id, None) is not None:
-            self._worth += _LEARN * (1 - self._worth)
+        if (text := self._texts.pop(seq_id, None)) is not None:
+            self._worth += _LEARN * (text.drafted - self._worth)
 
     def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
         """Take the features that a step left; those of prompts go into the draft's cache at once."""
         behind = []
-        for row, features in self._target.of(rows, added):
-            text = self._texts.get(row.seq_id)
-            if text is None:
-                continue
+        for row, features in self._target.of(rows, added, self._texts):
+            text = self._texts[row.seq_id]
             start = row.start - text.done
             if 0 <= start <= text.kept:
                 text.keep(start)
@@ -126,8 +126,7 @@ class FeatureDraftProposer:
             elif text.kept <= KEPT + row.drafts:
                 text.rows.append(features.copy())
             else:
-                del self._texts[row.seq_id]
-                self._worth -= _LEARN * self._worth
+                self.stop(row.seq_id)
         if behind:
             self._take_in(behind)
 
@@ -153,7 +152,7 @@ class FeatureDraftProposer:
             text = self._texts.get(seq_id)
             if text is not None and text.ready and text.kept <= room:
                 room -= text.kept
-                texts[seq_id] = text
+                texts[seq_id], text.drafted = text, True
         if not texts:
             return {}
         pieces = [PassRow(t.line, t.done, t.tokens[t.done + 1 :]) for t in texts.values()]

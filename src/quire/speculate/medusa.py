@@ -43,6 +43,7 @@ class MedusaProposer:
 
     GRADES = 1
     MOST_SECONDS = float("inf")
+    KEPT = 0  # a head knows the row of the last position alone
 
     def __init__(
         self, executor: Executor, arrays: StepArrays, rows: TargetRows, draw: Draw, line: Callable[[int], int], *,
@@ -65,9 +66,9 @@ class MedusaProposer:
 
     def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
         """Keep the row of the last position that the step sampled."""
-        for row, features in self._target.of(rows, added):
-            text = self._texts.get(row.seq_id)
-            if text is not None and row.logits:
+        for row, features in self._target.of(rows, added, self._texts):
+            if row.logits:
+                text = self._texts[row.seq_id]
                 text.row, text.at = features[-1].copy(), row.start + len(features) - 1
 
     def extend(self, seq_id: int, tokens: list[int]) -> None:

@@ -95,7 +95,11 @@ class Proposer(Protocol):
 
 @runtime_checkable
 class FeatureProposer(Proposer, Protocol):
-    """A proposer that needs what a step of the target leaves."""
+    """A proposer that needs what steps of the target leave: of every step, and what up to KEPT of them left waits for a
+    look. With a KEPT of 0 the step before a look is enough.
+    """
+
+    KEPT: int
 
     def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
         """A step with these rows has run, and added tokens to each; what it left is there until the next one. Called

@@ -69,6 +69,7 @@ class Speculation:
         # Of sequences that the proposer knows: their texts, which grow, and how many tokens of them it knows.
         self._following: dict[int, list[int]] = {}
         self._told: dict[int, int] = {}
+        self._predicting: set[int] = set()  # those of them with a prediction
         self._offers: dict[int, Offer] = {}  # the last one of each sequence
         self.longest = depth  # drafts for a sequence that are allowed now
         self._rests = Rests()
@@ -148,9 +149,13 @@ class Speculation:
 
     def _pause(self, rows: int, started: float) -> int:
         """Steps to come in which there is nothing to do."""
-        rests = self._rests
+        rests, features = self._rests, self._features
+        if features is not None and features.KEPT and not rests.resting:
+            if rests.quiet() <= features.KEPT or self._predicting:
+                return 0
+            self._give_up()
         if rests.resting or self._watching is None:
-            return 0 if self._features and not rests.resting else min(rests.quiet(), _WEIGHED)
+            return min(rests.quiet(), _WEIGHED)
         if not rests.may_look():
             return min(rests.quiet(seeing=True), _WEIGHED)
         self._watches.append(time.perf_counter() - started)
@@ -163,7 +168,8 @@ class Speculation:
         due = rests.step()
         if rests.resting:
             return False
-        self._show(out, result)
+        if self._features is not None and (due or self._features.KEPT):
+            self._show(out, result)
         if watching is None:
             return due
         if not rests.may_look():
@@ -195,9 +201,10 @@ class Speculation:
         if not _has_prompts(out):
             self._weigh(out, seconds)
         result.seconds["drafts"], self._making = self._looking + self._making, 0.0
-        asked = bool(places) and not self._rests.resting and self._ask(places, result, rows)
+        allowed = self.longest > 0
+        asked = bool(places) and allowed and not self._rests.resting and self._ask(places, result, rows)
         self._looking = time.perf_counter() - started
-        if places and not asked and self._allotment.declined:
+        if places and not asked and (self._allotment.declined or not allowed):
             self._rests.looked(self._looking, self._allotment.costs.seconds(rows))
 
     def _tell(self, out: SchedulerOutput, result: StepOutput) -> None:
@@ -219,7 +226,7 @@ class Speculation:
         if self.longest < self._depth:
             most = self.longest
             cut = {each: Room(min(room.drafts, most), min(room.depth, most)) for each, room in shared.items()}
-            shared = cut if most else {}
+            shared = cut
         for seq_id, room in shared.items():
             result.drafts[places[seq_id]] = [DRAFT] * room.drafts
             if self._offers[seq_id].depth:
@@ -247,7 +254,7 @@ class Speculation:
         allotment.observe_step(out.num_tokens, seconds - self._making)
 
     def _give_up(self) -> None:
-        """What features a rest leaves out cannot be had later: sequences that meet one go on without drafts."""
+        """Features that nobody takes cannot be had later: sequences that run meanwhile go on without drafts."""
         for seq_id in list(self._following):
             self._forget(seq_id)
 
@@ -337,8 +344,11 @@ class Speculation:
     def _start(self, new: NewSeq, text_of: Callable[[int], list[int]]) -> None:
         if new.prediction:
             self._rests.end()
-        if self._features is not None and self._rests.resting:
+        features, rests = self._features, self._rests
+        if features is not None and (rests.resting or 0 < features.KEPT < rests.quiet()):
             return
+        if new.prediction:
+            self._predicting.add(new.seq_id)
         self._following[new.seq_id], self._told[new.seq_id] = text_of(new.seq_id), len(new.token_ids)
         self._allotment.start(new.seq_id)
         self._try([new.seq_id], lambda: self.proposer.start(new))
@@ -346,6 +356,7 @@ class Speculation:
     def _forget(self, seq_id: int) -> None:
         for known in (self._following, self._told, self._offers):
             known.pop(seq_id, None)
+        self._predicting.discard(seq_id)
         self._allotment.stop(seq_id)
         self._try((), lambda: self.proposer.stop(seq_id))
 

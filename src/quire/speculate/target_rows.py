@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import numpy as np
 
@@ -22,12 +22,16 @@ class TargetRows:
         self._outputs, self._right_tokens = outputs, right_tokens
 
     def of(
-        self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]
+        self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]], wanted: Container[int]
     ) -> Iterator[tuple[ScheduledSeq, F32]]:
-        """Each row of the step with the features [tokens, width] of its known tokens and right drafts."""
+        """Each row of the step whose sequence is wanted, with the features [tokens, width] of its known tokens and
+        right drafts.
+        """
         outputs = self._outputs()
         parts = [outputs[name] for name in self._names]
         for number, (row, tokens) in enumerate(zip(rows, added, strict=True)):
+            if row.seq_id not in wanted:
+                continue
             at = self._right_tokens(number, row, tokens)
             whole = at[-1] - at[0] + 1 == len(at)
             own = [part[at[0] : at[-1] + 1] if whole else part[at] for part in parts]

@@ -1,15 +1,16 @@
 """Measure speculative decoding: acceptance by position, tokens per step, costs, and the speed-up by load.
 
-The engine runs in this process. Each number of streams runs with each kind of drafts and without, in turns, and all
-outputs are compared. A method is a name (ngram), a JSON object as for --speculative-config, or known:RATE: recorded
-outputs, proposed again with that chance of each draft to be right. With --draft-model such drafts cost what that model
-costs: so its size can be chosen before it is trained.
+The engine runs in this process, beside one of the same model without a method. Each number of streams runs with each
+kind of drafts, and on that one, in turns, and all outputs are compared. A method is a name (ngram), a JSON object as
+for --speculative-config, or known:RATE: recorded outputs, proposed again with that chance of each draft to be right.
+With --draft-model such drafts cost what that model costs: so its size can be chosen before it is trained.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,15 +63,17 @@ def run(args: argparse.Namespace) -> int:
     recording = Recording("speculation", args.words)
     tables: dict[str, list[dict[str, Any]]] = {}
     chosen: dict[str, Any] = {}
-    for config, methods in _configs(args):
-        with BenchEngine(args.model, config, progress=not args.json) as engine:
-            prompts = bench.read_prompts(engine, args.prompts, args.input_len, max(args.streams))
-            found = bench.measure(engine, methods, asked, prompts)
-            chosen = settings(asked, engine)
-        found["row_costs"] = tables.get("row_costs") or found["row_costs"]
-        tables = {
-            name: tables.get(name, []) + rows if name != "row_costs" else rows for name, rows in found.items()
-        }
+    with BenchEngine(args.model, _without(_base(args)), progress=not args.json) as plain:
+        prompts = bench.read_prompts(plain, args.prompts, args.input_len, max(args.streams))
+        for config, methods in _configs(args):
+            with BenchEngine(args.model, config, progress=not args.json) as engine:
+                found = bench.measure(engine, plain, methods, asked, prompts)
+                chosen = settings(asked, engine)
+            found["row_costs"] = tables.get("row_costs") or found["row_costs"]
+            tables = {
+                name: tables.get(name, []) + rows if name != "row_costs" else rows
+                for name, rows in found.items()
+            }
     result = recording.result(
         settings={"model": shown(args.model), **chosen},
         metrics=bench.metrics(tables),
@@ -84,17 +87,39 @@ def run(args: argparse.Namespace) -> int:
 
 def _configs(args: argparse.Namespace) -> Iterator[tuple[EngineConfig, dict[str, float | None]]]:
     """An engine for each method, and one for all drafts of a known acceptance."""
-    base = engine_config(args)
-    base = base.replace(max_num_seqs=base.limits.max_num_seqs or max(args.streams))
+    base = _base(args)
     known: dict[str, float | None] = {name: _rate(name) for name in args.methods if name.startswith(KNOWN)}
     if known:
         yield base if base.speculation.chosen() else base.replace(speculate="ngram"), known
+    names = Counter(map(_name, dict.fromkeys(args.methods)))
     for method in dict.fromkeys(args.methods):
         if method == "draft_model" and base.speculation.draft_model:
             yield base, {method: None}
         elif method not in known:
             given = method if method.lstrip().startswith("{") else json.dumps({"method": method})
-            yield base.replace(speculate="off", draft_model=None, speculative_config=given), {method: None}
+            name = _name(method)
+            yield (
+                _without(base).replace(speculative_config=given),
+                {method if names[name] > 1 else name: None},
+            )
+
+
+def _base(args: argparse.Namespace) -> EngineConfig:
+    base = engine_config(args)
+    return base.replace(max_num_seqs=base.limits.max_num_seqs or max(args.streams))
+
+
+def _without(config: EngineConfig) -> EngineConfig:
+    """The same engine without a method."""
+    return config.replace(speculate="off", draft_model=None, speculative_config=None)
+
+
+def _name(method: str) -> str:
+    """The method that a JSON object names; else what was given."""
+    try:
+        return str(json.loads(method)["method"])
+    except (ValueError, KeyError, TypeError):
+        return method
 
 
 def _rate(method: str) -> float:

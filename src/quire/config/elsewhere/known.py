@@ -36,7 +36,6 @@ _VS, _VST = (VLLM, SGLANG), (VLLM, SGLANG, TGI)
 _ALL = (VLLM, SGLANG, LCPP, TGI)
 
 _SHARED = "ranks of one host read each other's rows in memory that they share"
-_REPLICAS = "start several servers behind quire router"
 _ADAPTERS = (
     "an adapter is a model name of its own here (--lora-modules NAME=PATH), or part of the weights after "
     "quire convert --merge-adapter"
@@ -188,7 +187,7 @@ ROWS: tuple[ForeignOption, ...] = (
     called("-pp --pp-size", _VS, "--pipeline-parallel-size"),
     called("--num-shard", _T, "--tensor-parallel-size"),
     lacks("--sharded", _T, "--tensor-parallel-size says how many ranks share a model"),
-    only("--data-parallel-size -dp --dp-size --dp", _VS, "1", _REPLICAS),
+    called("-dp --dp-size --dp", _VS, "--data-parallel-size"),
     switched("--enable-ep-moe", _S, "--enable-expert-parallel"),
     lacks("--enable-eplb --enable-dp-attention", _VS, _EXPERTS, arity=""),
     only("--expert-parallel-size --ep-size --ep", _VS, "1", _EXPERTS),

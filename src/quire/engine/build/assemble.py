@@ -485,6 +485,10 @@ def _build(
 
 def plan_engine(model: Model, asked: EngineConfig, beside: Mapping[str, int] | None) -> Planned:
     """What `build` decides before it allocates anything large. Raises MemoryBudgetError if the bound is too small."""
+    if asked.parallel.data_parallel_size > 1:
+        raise ValueError(
+            "data_parallel_size: replicas are of a server of one model, of AsyncLLM and quire batch"
+        )
     total = total_memory()
     if asked.limits.memory is not None and asked.limits.memory > total:
         message = (

@@ -26,7 +26,6 @@ from quire.engine.api import (
     EngineStats,
     EngineUnavailableError,
     GenerateAsk,
-    InputAsk,
     ModelCard,
     RequestCancelledError,
     Stream,
@@ -38,6 +37,7 @@ from quire.engine.front.adapter_names import AdapterNames
 from quire.engine.front.admission import Admission
 from quire.engine.front.card import first_live_config, model_card
 from quire.engine.front.engine_settings import EngineSettings
+from quire.engine.front.engine_texts import EngineTexts
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.pool_inputs import PoolInputs
@@ -70,22 +70,18 @@ from quire.engine.host.messages import (
     unpack_handles,
 )
 from quire.engine.host.spawn import Spawned
-from quire.engine.usage_ledger import UsageLedger
+from quire.engine.usage_ledger import UsageLedger, UsageMeter
 from quire.engine.view import EngineView
 from quire.objectives import DegradeStep
 from quire.outputs import RequestOutput
-from quire.parameters import Structure, TextTokens
-from quire.text.chat_renderer import ChatAsk, read_template
+from quire.parameters import Structure
+from quire.text.chat_renderer import read_template
 from quire.text.token_bytes import TokenBytes
-from quire.types import NO_POOLING, QuireError, Request, RequestError, SamplingParams
+from quire.types import QuireError, Request, RequestError
 from quire.util.startup_spans import Startup
 
 if TYPE_CHECKING:
     from quire.loader import GGUFFiles
-    from quire.text.infill import InfillAsk, InfillPrompt
-    from quire.text.reading import Reading
-    from quire.text.tokenizer import Tokenizer
-    from quire.text.tools import ToolUse
 
 logger = logging.getLogger("quire.engine")
 
@@ -93,7 +89,7 @@ Progress = Callable[[int, int], None]
 _REFUSING = (EngineState.DRAINING, EngineState.SLEEPING)
 
 
-class AsyncEngine(EngineSettings):
+class AsyncEngine(EngineSettings, EngineTexts):
     """api.Engine with the engine in a process of its own, or with `in_process` in a thread of this one.
 
         engine = AsyncEngine("path/to/model", EngineConfig(memory=6 * 2**30))
@@ -105,7 +101,8 @@ class AsyncEngine(EngineSettings):
 
     Belongs to the event loop that starts it. `spawned` is an engine process started earlier. `cores`: the file by
     which the engines of one server share the cores; the memory of the server itself is then not in the bound of each.
-    `memory`: its account with these, by which unused memory is lent.
+    `memory`: its account with these, by which unused memory is lent. `like`: an engine of the same model, started
+    before this one, whose texts and ledger it uses. `apart`: the memory of the server is in no bound.
     """
 
     def __init__(
@@ -119,6 +116,8 @@ class AsyncEngine(EngineSettings):
         spawned: Spawned | None = None,
         cores: str = "",
         memory: LedgerEntry | None = None,
+        like: AsyncEngine | None = None,
+        apart: bool = False,
     ) -> None:
         self.serving = serving or ServingConfig()
         self._name, self._config = str(model), config or EngineConfig()
@@ -128,6 +127,9 @@ class AsyncEngine(EngineSettings):
         self._startup = Startup()
         self._new_host = host_factory(in_process=in_process, spawned=spawned)
         self._in_process, self._cores, self._memory = in_process, cores, memory
+        self._like, self._apart = like, apart or bool(cores)
+        self._opened: tuple[Model, TextService] | None = None
+        self.left: Callable[[Request], None] = lambda _: None  # called when a request has ended
         self._client: EngineClient | None = None
         self._text: TextService | None = None
         self._admission: Admission | None = None
@@ -140,14 +142,15 @@ class AsyncEngine(EngineSettings):
         self._wasted = 0
         self._drained: asyncio.Event | None = None
         self._vocabulary: TokenBytes | None = None  # once a request has needed it
-        self._inputs: PoolInputs | None = None  # of a model with pooling
+        self._inputs = None
         self._times_text = self.serving.otlp_traces_endpoint is not None
         self._lane = SuspectLane()
         self._adapters = AdapterNames(self._send)
         self._grammars = GrammarService()
         self._saturation = Saturation(self._config.scheduler, self._send)
         self._readers = SlowReaders(self.serving, self._end)
-        self.ledger = UsageLedger()
+        self.ledger = UsageLedger() if like is None else like.ledger
+        self._meter = UsageMeter(self.ledger)
         self._live_config: LiveConfig | None = None  # since the first start
         self._first_live: LiveConfig | None = None
         self._shares: Mapping[str, float] = {}  # of the cache, before it
@@ -207,7 +210,9 @@ class AsyncEngine(EngineSettings):
         files = await loop.run_in_executor(None, gguf_files, folder)
         if self._config.execution.enable_prompt_embeds:
             importlib.import_module("numpy")  # what it takes is then in the plan
-        if self._cores:
+        if self._like is not None:
+            beside = {}
+        elif self._apart:
             beside = tokenizer_beside(folder, files)
         else:
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
@@ -217,15 +222,14 @@ class AsyncEngine(EngineSettings):
         loading = asyncio.create_task(client.start(self._progress))
         try:
             # this process reads the tokenizer while the engine reads the weights
-            opened = await loop.run_in_executor(None, self._open, folder, files)
+            opened = self._opened = await loop.run_in_executor(None, self._open, folder, files)
             self._text = opened[1]
             await loading
         except BaseException:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
             await client.stop()
-            if self._text is not None:
-                self._text.close()
+            self._close_texts()
             raise
         try:
             await asyncio.gather(
@@ -233,7 +237,7 @@ class AsyncEngine(EngineSettings):
             )
         except BaseException:
             await client.stop()
-            self._text.close()
+            self._close_texts()
             raise
         ready, (model, text) = client.facts, opened
         assert ready is not None
@@ -253,9 +257,7 @@ class AsyncEngine(EngineSettings):
         self._end_all("the server is shutting down")
         await self._client.stop()
         self._grammars.close()
-        if self._text is not None:
-            self._text.close()
-            self._text = self._inputs = None  # its vocabulary is a part of the memory plan
+        self._close_texts()
 
     async def sleep(self, level: int, drain_seconds: float) -> None:
         """Refuse new requests, let running ones finish for `drain_seconds`, end the rest, and give memory back: at
@@ -309,58 +311,13 @@ class AsyncEngine(EngineSettings):
     async def view(self, after: int) -> EngineView:
         return await self._client.view(after) if self._client else EngineView()
 
-    def tell(self, row: bytes) -> None:
+    def tell(self, row: bytes, request_id: str) -> None:  # noqa: ARG002
         self._send(Tell(row))
 
     async def memory(self) -> Mapping[str, Any]:
         if self._client is None:
             raise EngineUnavailableError("the engine is loading")
         return await self._client.memory(self._grammars.pid)
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the checkpoint, if it has one."""
-        return self._texts().tokenizer
-
-    async def encode(
-        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, name: str = "prompt"
-    ) -> list[int]:
-        return await self._texts().encode(
-            text, add_special_tokens=add_special_tokens, parse_special=parse_special, name=name
-        )
-
-    async def text_tokens(self, params: SamplingParams) -> TextTokens | None:
-        return await self._texts().text_tokens(params)
-
-    async def encode_inputs(self, asks: Sequence[InputAsk]) -> list[list[int]]:
-        if self._inputs is None:
-            raise RequestError("model", NO_POOLING)
-        return await self._texts().encode_inputs(self._inputs, asks)
-
-    async def encode_chat(self, ask: ChatAsk) -> list[int]:
-        return await self._texts().encode_chat(ask)
-
-    async def encode_infill(self, ask: InfillAsk) -> InfillPrompt:
-        return await self._texts().encode_infill(ask)
-
-    async def render_chat(self, ask: ChatAsk) -> str:
-        return await self._texts().render_chat(ask)
-
-    def reading(self, tools: ToolUse | None) -> Reading | None:
-        return self._texts().reading(tools)
-
-    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return await self._texts().decode(token_ids, skip_special_tokens=skip_special_tokens)
-
-    def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        return self._texts().pieces(token_ids)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self._texts().token_bytes(token_id)
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._texts().special_ids
 
     async def compile(self, asked: Structure, tenant: str = "") -> CompiledStructure:
         made = await self._grammars.compile(asked, tenant)
@@ -455,6 +412,7 @@ class AsyncEngine(EngineSettings):
         live.drop_sinks()
         del self._live[live.handle]
         self._names.discard(live.request_id)
+        self.left(live.request)
         if live.request.adapter:
             self._adapters.leave(live.request.adapter)
         for waiting in self._lane.leave(live):
@@ -552,11 +510,11 @@ class AsyncEngine(EngineSettings):
     def engine_ready(self, facts: Ready) -> None:
         bounds = self.serving.max_num_queued_reqs, self.serving.max_num_queued_tokens
         self._admission = Admission(facts, *bounds, self._config.scheduler)
-        self.ledger.engine_started(facts.memory_parts.get("kv", 0) // facts.scheduler.num_blocks)
+        self._meter.engine_started(facts.memory_parts.get("kv", 0) // facts.scheduler.num_blocks)
         first = first_live_config(facts.scheduler, self._config.scheduler, self.serving, self._shares)
         self._first_live = first
         live = self._live_config or first
-        self._use(live)
+        self.adopt(live)
         self._send(Configure(0, live.engine))  # one that was restarted goes on as it was changed
         self._saturation.restarted()
         self._adapters.started()
@@ -584,6 +542,9 @@ class AsyncEngine(EngineSettings):
     # -- start-up -----------------------------------------------------------------------------------------
 
     def _open(self, folder: Path, files: GGUFFiles | None) -> tuple[Model, TextService]:
+        if self._like is not None:
+            assert self._like._opened is not None
+            return self._like._opened
         template = read_template(self.serving.chat_template)
         model = open_model(folder, startup=self._startup, files=files, cache=kept_files(self._config))
         names = {
@@ -593,7 +554,7 @@ class AsyncEngine(EngineSettings):
         model = for_task(model, self._config)
         return model, TextService(model.tokenizer, template, **names)
 
-    def _texts(self) -> TextService:
-        if self._text is None:
-            raise EngineUnavailableError("the engine is loading")
-        return self._text
+    def _close_texts(self) -> None:
+        if self._text is not None and self._like is None:
+            self._text.close()
+        self._text = self._inputs = self._opened = None  # its vocabulary is a part of the memory plan

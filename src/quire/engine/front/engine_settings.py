@@ -26,7 +26,7 @@ from quire.engine.host.messages import (
     Command,
     Configure,
 )
-from quire.engine.usage_ledger import UsageLedger
+from quire.engine.usage_ledger import UsageLedger, UsageMeter
 from quire.objectives import parse_classes
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class EngineSettings:
     _shares: Mapping[str, float]
     _adapters: AdapterNames
     ledger: UsageLedger
+    _meter: UsageMeter
 
     @property
     def state(self) -> EngineState:
@@ -65,7 +66,7 @@ class EngineSettings:
         require_ready(self.state)
         assert self._client is not None
         await self._client.configure(live.engine)
-        self._use(live)
+        self.adopt(live)
 
     @property
     def first_live(self) -> LiveConfig:
@@ -76,10 +77,10 @@ class EngineSettings:
     def share_cache(self, shares: Mapping[str, float]) -> None:
         self._shares = shares
         if self._live_config is not None:
-            self._use(replace(self._live_config, cache_shares=dict(shares)))
+            self.adopt(replace(self._live_config, cache_shares=dict(shares)))
             self._send(Configure(0, self._live_config.engine))
 
-    def _use(self, live: LiveConfig) -> None:
+    def adopt(self, live: LiveConfig) -> None:
         """Take over what the engine has taken."""
         self._live_config = live
         if self._admission is not None:
@@ -93,7 +94,7 @@ class EngineSettings:
         return self._admission.outlook.effect(live, prompt, self._live.values(), self._client.reported)
 
     def counted(self, stats: EngineStats) -> None:
-        self.ledger.take(stats.usage)
+        self._meter.take(stats.usage)
 
     @property
     def adapters(self) -> Mapping[str, AdapterVersion]:

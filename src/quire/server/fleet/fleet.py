@@ -31,8 +31,10 @@ from quire.types import MemoryBudgetError
 _TICK = 0.25
 
 
-def check_for_several(serving: ServingConfig) -> None:
+def check_for_several(serving: ServingConfig, models: Sequence[ServedModel] = ()) -> None:
     """Raise ValueError for options that a server with several models cannot have."""
+    if any(each.config.parallel.data_parallel_size > 1 for each in models):
+        raise ValueError("data_parallel_size: a server of several models has one replica of each")
     if serving.served_model_name:
         raise ValueError(
             "served_model_name: with several models each has its name: use aliases in the --models file"
@@ -52,7 +54,7 @@ class Fleet:
         serving: ServingConfig,
         options: EngineConfig | None = None,
     ) -> None:
-        check_for_several(serving)
+        check_for_several(serving, models)
         self.config, self.shares, self.tenants = serving, shares, directory_of(serving)
         self._options = options or EngineConfig()  # of models that come while the server runs
         self.places = ModelPlaces(shares.places, shares.place) if shares.places else None
