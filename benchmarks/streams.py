@@ -41,8 +41,8 @@ from typing import Any
 
 import tokenizers
 import uvloop
-
 from benchmarks.pairs import interval
+
 from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import GenerateAsk
