@@ -6,7 +6,8 @@
 Requests of a trace in its own pattern, stretched to each rate, the same for both; the client shares the cores with the
 server. The model has random weights in the tiny shape of benchmarks.peers. Quire runs with admission by prediction and
 the controller, or plainly (`quire-fcfs`); vLLM with its defaults. A refused request counts as missed. Prints a table in
-Markdown.
+Markdown. With `--cores` a second one says what the two cores did at each rate: CPU seconds a second of the client,
+of the API process and of the engine process, and the share of the time that steps took.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -27,7 +29,9 @@ from typing import Any
 
 from benchmarks.peers.__main__ import TINY
 
+from quire.bench.metrics_page import read_page
 from quire.bench.random_checkpoint import write_checkpoint, write_tokenizer
+from quire.records import dataclass
 
 TRACE = "azure_llm_2023_conv.csv"
 OBJECTIVES = ("ttft:500", "tpot:100")
@@ -63,8 +67,8 @@ def command(engine: str, model: Path, port: int, python: str) -> tuple[list[str]
 
 
 @contextlib.contextmanager
-def serving(engine: str, model: Path, port: int, python: str, log: Path) -> Iterator[str]:
-    """A server that answers; its address."""
+def serving(engine: str, model: Path, port: int, python: str, log: Path) -> Iterator[tuple[str, int]]:
+    """A server that answers; its address and process."""
     words, environment = command(engine, model, port, python)
     address = f"http://127.0.0.1:{port}"
     with log.open("w") as said:
@@ -77,7 +81,7 @@ def serving(engine: str, model: Path, port: int, python: str, log: Path) -> Iter
                 if process.poll() is not None or time.monotonic() > end:
                     raise SystemExit(f"{engine} does not answer: {log.read_text()[-2000:]}")
                 time.sleep(0.3)
-            yield address
+            yield address, process.pid
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
@@ -87,6 +91,65 @@ def answers(address: str) -> bool:
     with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=2):
         return True
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What was used so far, in seconds: of a clock, and of the cores by each process; seconds in steps, and steps."""
+
+    at: float
+    client: float
+    server: float
+    engine: float
+    in_steps: float
+    steps: float
+
+    def row(self, before: Use, rate: str) -> str:
+        wall = self.at - before.at
+        each = [
+            getattr(self, name) - getattr(before, name) for name in ("client", "server", "engine", "in_steps")
+        ]
+        shares = " | ".join(f"{seconds / wall:.2f}" for seconds in each)
+        steps = self.steps - before.steps
+        return f"| {rate} | {shares} | {1e3 * each[3] / max(1.0, steps):.1f} | {steps / wall:.0f} |"
+
+
+def used(address: str, pid: int) -> Use:
+    """What the processes of a server of Quire, and the clients that have ended, have used."""
+    with urllib.request.urlopen(f"{address}/metrics", timeout=10) as reply:
+        page = read_page(reply.read().decode())
+    seconds, steps = (
+        sum(value for _, value in page[name]) for name in ("quire_step_seconds_total", "quire_steps_total")
+    )
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Use(
+        time.monotonic(),
+        ended.ru_utime + ended.ru_stime,
+        cpu_seconds(pid),
+        sum(map(cpu_seconds, children)),
+        seconds,
+        steps,
+    )
+
+
+def cpu_seconds(pid: int | str) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def each_rate(address: str, pid: int, asked: argparse.Namespace) -> dict[str, Any]:
+    """The same as one sweep, in a client of its own for each rate; prints what the cores did."""
+    found: dict[str, Any] = {"tables": {"loads": []}, "notes": []}
+    print("| offered | client | API process | engine | in steps | ms a step | steps a second |")
+    print("|--:|--:|--:|--:|--:|--:|--:|")
+    for rate in asked.rates.split(","):
+        before = used(address, pid)
+        one = curve(address, argparse.Namespace(**{**vars(asked), "rates": rate}))
+        print(used(address, pid).row(before, rate), flush=True)
+        found["tables"]["loads"] += one["tables"]["loads"]
+        found["notes"] += one["notes"]
+    return found
 
 
 def curve(address: str, asked: argparse.Namespace) -> dict[str, Any]:
@@ -141,14 +204,16 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.25, help="of the lengths of the trace")
     parser.add_argument("--traces", type=Path, default=Path("../shared/data/traces"))
     parser.add_argument("--port", type=int, default=8127)
+    parser.add_argument("--cores", action="store_true", help="what the cores did (Quire's servers)")
     asked = parser.parse_args()
     asked.traces = asked.traces.resolve()
     with tempfile.TemporaryDirectory() as place:
         model = write_checkpoint(Path(place) / "tiny", TINY)
         write_tokenizer(model, merges=True, size=TINY["vocab_size"])
         for engine in asked.engine:
-            with serving(engine, model, asked.port, asked.python, Path(place) / "server.log") as address:
-                show(engine, curve(address, asked))
+            log = Path(place) / "server.log"
+            with serving(engine, model, asked.port, asked.python, log) as (address, pid):
+                show(engine, each_rate(address, pid, asked) if asked.cores else curve(address, asked))
 
 
 if __name__ == "__main__":

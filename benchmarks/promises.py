@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
 
 from benchmarks.scheduling import TRACES, arrivals
 
@@ -54,8 +55,8 @@ class Seen:
     real: float
 
 
-async def ask(engine: AsyncEngine, number: int, one: Arrival, begin: float) -> Seen:
-    await asyncio.sleep(max(0.0, begin + one.at - time.monotonic()))
+async def ask(engine: AsyncEngine, number: int, one: Arrival, due: asyncio.Event) -> Seen:
+    await due.wait()
     params = SamplingParams(temperature=0, max_tokens=one.output, ignore_eos=True)
     said: list[float] = []
     arrival = time.monotonic()
@@ -75,9 +76,18 @@ async def served(model: Path, asked: Sequence[Arrival]) -> list[Seen]:
     )
     engine = AsyncEngine(model, config)
     await engine.start()
-    begin = time.monotonic()
+    due = [asyncio.Event() for _ in asked]
+    loop, begin = asyncio.get_running_loop(), time.monotonic()
+
+    def arrive() -> None:
+        for one, event in zip(asked, due, strict=True):
+            time.sleep(max(0.0, begin + one.at - time.monotonic()))
+            loop.call_soon_threadsafe(event.set)
+
+    # Timers of the event loop go by milliseconds from the latest step: arrivals would keep time with the steps.
+    Thread(target=arrive, daemon=True).start()
     try:
-        return await asyncio.gather(*(ask(engine, i, one, begin) for i, one in enumerate(asked)))
+        return await asyncio.gather(*(ask(engine, i, one, due[i]) for i, one in enumerate(asked)))
     finally:
         await engine.stop(0.0)
 

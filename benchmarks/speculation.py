@@ -87,6 +87,29 @@ class Runs:
 
 
 @contextmanager
+def stored_engine(
+    form: str, args: argparse.Namespace, streams: int
+) -> Iterator[tuple[BenchEngine, BenchEngine]]:
+    """A model on disk with its draft, and without speculation. Both map the same packed weights: where in memory
+    weights happen to lie changes the time of a step by a few percent.
+    """
+    asked = EngineConfig(
+        quantization=FORMATS[form], max_num_seqs=max(2, streams), max_model_len=2048,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    speculating = (
+        asked.replace(draft_model=args.draft_model) if args.draft_model else asked.replace(speculate="ngram")
+    )
+    with BenchEngine(args.model, asked, tokenizer=False):
+        pass  # now they are in the cache
+    with (
+        BenchEngine(args.model, speculating, tokenizer=False) as engine,
+        BenchEngine(args.model, asked, tokenizer=False) as plain,
+    ):
+        yield engine, plain
+
+
+@contextmanager
 def shape_engine(
     shape: str, form: str, draft: str, streams: int
 ) -> Iterator[tuple[BenchEngine, BenchEngine]]:
@@ -161,11 +184,14 @@ class Lab:
 
 def labs(args: argparse.Namespace, streams: int) -> Iterator[tuple[dict[str, Any], Lab]]:
     """An engine for each format and draft, and what names its units."""
-    for form, draft in itertools.product(args.formats, args.draft):
-        with shape_engine(args.shape, form, draft, streams) as engines:
+    model = args.model and Path(args.model).name
+    drafts = ["stored" if args.draft_model else "none"] if model else args.draft
+    for form, draft in itertools.product(args.formats, drafts):
+        made = stored_engine(form, args, streams) if model else shape_engine(args.shape, form, draft, streams)
+        with made as engines:
             key = {
                 "what": args.what,
-                "shape": args.shape,
+                "shape": model or args.shape,
                 "format": form,
                 "draft": draft,
                 "pairs": args.pairs,
@@ -400,7 +426,8 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=Path, default=Path("speculation.jsonl"), help="rows that were measured"
     )
-    parser.add_argument("--model", help="of `repeat`: a GGUF file or a folder")
+    parser.add_argument("--model", help="of `repeat`, and in place of a shape: a GGUF file or a folder")
+    parser.add_argument("--draft-model", help="of `known` and `load` with --model: a folder")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--formats", nargs="+", choices=FORMATS)
     parser.add_argument("--draft", nargs="+", choices=["trimmed", "full", "none"])

@@ -1,13 +1,13 @@
 """CPU of the API process for each streamed token, 64 streams at once; whether any starves; whether health answers.
 
-python benchmarks/streams.py                     the real engine in its own process, a model of random weights
-python benchmarks/streams.py --model FOLDER      the same with a checkpoint: two trees compare with one model only
-python benchmarks/streams.py --bare              the real engine, and a constant written to a socket for each token
-python benchmarks/streams.py --bare --api chat grpc   beside it a constant message for each token, written by grpcio
-python benchmarks/streams.py --answers read      random weights; answers are read in parts (text, reasoning, calls)
-python benchmarks/streams.py --answers thinking  the same, and all of them are reasoning
-python benchmarks/streams.py --api chat tgi      several APIs in turns, and their ratios to the first
-python benchmarks/streams.py --server quire hypercorn granian   servers in turns, all over HTTP/1.1
+python -m benchmarks.streams                     the real engine in its own process, a model of random weights
+python -m benchmarks.streams --model FOLDER      the same with a checkpoint: two trees compare with one model only
+python -m benchmarks.streams --bare              the real engine, and a constant written to a socket for each token
+python -m benchmarks.streams --bare --api chat grpc   beside it a constant message for each token, written by grpcio
+python -m benchmarks.streams --answers read      random weights; answers are read in parts (text, reasoning, calls)
+python -m benchmarks.streams --answers thinking  the same, and all of them are reasoning
+python -m benchmarks.streams --api chat tgi      several APIs in turns, and their ratios to the first
+python -m benchmarks.streams --server quire hypercorn granian   servers in turns, all over HTTP/1.1
 
 Clients run in a process of their own. CPU time is this process's, user and system, from the first request to the last
 byte, so a request's own cost is in it. Much of it is waiting for memory: whatever else runs on the machine between
@@ -41,6 +41,7 @@ from typing import Any
 
 import tokenizers
 import uvloop
+from benchmarks.pairs import interval
 
 from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
@@ -412,17 +413,24 @@ async def measure(args: argparse.Namespace, model: str) -> None:
         await engine.start()
         gc.freeze()  # as `quire serve` does
         for number in range(args.rounds + 2):  # the first warms up
-            for name, (through, api), costs in zip(names, turns, found, strict=True):
+            order = list(zip(names, turns, found, strict=True))
+            # each goes first in its turn, and so is measured in each part of a round
+            start = number % len(order)
+            for name, (through, api), costs in order[start:] + order[:start]:
                 cost, told = await one_round((ports[through], grpc), api, args, health=number > args.rounds)
                 if number:
                     print(f"{name}: {told}", flush=True)
                 if 0 < number <= args.rounds:
                     costs.append(cost)
         await engine.stop(0.0)
-    first = statistics.median(found[0])
     for name, costs in zip(names, found, strict=True):
         middle, spread = statistics.median(costs), f"{min(costs):.1f} to {max(costs):.1f}"
-        print(f"{name}: median {middle:.1f} ({spread}) µs a token, {middle / first:.2f} of {names[0]}")
+        ratios = [cost / first for cost, first in zip(costs, found[0], strict=True)]
+        low, high = interval([[ratio] for ratio in ratios])
+        print(
+            f"{name}: median {middle:.1f} ({spread}) µs a token, {statistics.median(ratios):.2f} of {names[0]} "
+            f"in its round ({low:.2f} to {high:.2f})"
+        )
     if not args.bare:
         print(f"of it detokenization: {detokenizing(model, 20_000) * 1e6:.2f} µs a token")
 

@@ -127,13 +127,27 @@ def test_the_command_saves_one_result(
     ]  # fmt: skip
     assert [row["tokens"] for row in saved.tables["row_costs"]] == [1, 2, 3]
     assert saved.metrics["speedup ngram 1"].unit == "ratio"
-    assert "Speed-up by load" in page([saved])
+    shown = page([saved])
+    for title in ("Speed-up by load", "What a step costs by its tokens"):
+        assert title in shown
 
 
 @pytest.mark.parametrize("method", ["known:2", "known:x", "no such"])
 def test_a_wrong_method_is_named(folder: Path, method: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "speculation", str(folder), "--methods", method, "--pairs", "1"]) != 0
     assert method in capsys.readouterr().err
+
+
+def test_a_json_object_is_named_by_its_method(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [json.dumps({"method": method}) for method in ("ngram", "self")]
+    command = ["bench", "speculation", str(folder), "--methods", *given, "--streams", "1", "--pairs", "1"]
+    more = ["--output-len", "8", "--most-rows", "2", "--threads", "1", "--save", str(tmp_path / "saved.json")]
+    assert main([*command, *more]) == 0
+    assert capsys.readouterr().out.count('"method"') == 0
+    rows = results.load(tmp_path / "saved.json").tables["speculation"]
+    assert [row["method"] for row in rows] == ["ngram", "self"]
 
 
 def test_prompts_of_a_file_are_taken_in_turns(folder: Path, tmp_path: Path, engine: BenchEngine) -> None:

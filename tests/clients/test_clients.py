@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +106,18 @@ def report(text: str, capsys: pytest.CaptureFixture[str]) -> None:
         print("\n" + text.strip(), flush=True)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for an environment, which may take gigabytes and is gone after the test."""
+    yield tmp_path / "environment"
+    shutil.rmtree(tmp_path / "environment", ignore_errors=True)
+
+
 @pytest.mark.parametrize("client", CLIENTS)
-def test_client(client: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_client(client: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packages, model = CLIENTS[client]
     install = installed if (HERE / f"{client}_client.py").exists() else installed_for_node
-    environment = install(tmp_path / "environment", packages)
+    environment = install(folder, packages)
     if alone := ALONE.get(client):
         subprocess.run([environment / "bin" / "pip", "install", "-q", "--no-deps", alone], check=True)
     if without := WITHOUT.get(client):

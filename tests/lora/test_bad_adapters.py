@@ -267,8 +267,9 @@ def test_headers_that_promise_more_than_the_file_has(tmp_path: Path, llama: Base
         read_adapter(folder, llama)
 
 
-def test_damaged_headers_raise_nothing_else(tmp_path: Path, llama: BaseModules) -> None:
-    """900 files with a few bytes changed: they are read, or refused with a QuireError."""
+@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.models)])
+def test_damaged_headers_raise_nothing_else(tmp_path: Path, llama: BaseModules, count: int) -> None:
+    """Files with a few bytes changed are read, or refused with a QuireError."""
     random = np.random.default_rng(0)
     folder = peft_folder(tmp_path / "a", pair(Q), rank_pattern={"x": 3})
     path = gguf_adapter(tmp_path / "a.gguf", BLOCK)
@@ -279,7 +280,7 @@ def test_damaged_headers_raise_nothing_else(tmp_path: Path, llama: BaseModules) 
         (path, path, 400),
     ):
         whole = file.read_bytes()
-        for _ in range(300):
+        for _ in range(count):
             data = bytearray(whole[: random.integers(1, len(whole))] if random.random() < 0.1 else whole)
             for place in random.integers(0, min(reach, len(data)), random.integers(1, 4)):
                 data[place] = random.choice([0, 255, 34, 44, 49, 57, 91, 123, random.integers(256)])
@@ -291,4 +292,4 @@ def test_damaged_headers_raise_nothing_else(tmp_path: Path, llama: BaseModules) 
             except QuireError:
                 refused += 1
         file.write_bytes(whole)
-    assert 400 < refused < 900
+    assert 1.2 * count < refused < 3 * count

@@ -240,6 +240,19 @@ def test_the_digest_is_that_of_the_numbers_and_the_config(tmp_path: Path, llama:
     assert len(digests) == 3
 
 
+def test_the_digest_is_the_same_in_any_order_of_tensors(tmp_path: Path, llama: BaseModules) -> None:
+    """Neighbours in the file are hashed together: which are neighbours decides nothing, whose bytes they are does."""
+    tensors = pair(Q) | pair(Q.replace("q_proj", "o_proj"), seed=5)
+    a, b, c, d = tensors
+    digests = [
+        read_adapter(peft_folder(tmp_path / str(n), {name: tensors[name] for name in names}), llama).digest
+        for n, names in enumerate([(a, b, c, d), (d, c, b, a), (c, a, d, b)])
+    ]
+    assert len(set(digests)) == 1
+    swapped = peft_folder(tmp_path / "swapped", tensors | {a: tensors[c], c: tensors[a]})
+    assert read_adapter(swapped, llama).digest != digests[0]
+
+
 @pytest.mark.parametrize("name", sorted(shipped_adapters()))
 def test_shipped_adapters(name: str) -> None:
     assert name.startswith("quire-mini:")

@@ -15,11 +15,12 @@ from dataclasses import field, replace
 from functools import partial
 
 from quire.bench.timeline import RequestRecord
-from quire.core.admission_rules import LATE_DEADLINES, Broken, Caution, Promises, check_wishes
+from quire.core.admission_rules import LATE_DEADLINES, Broken, Burden, Caution, Promises, check_wishes
 from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
 from quire.core.degrading import Degrading
 from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
+from quire.core.guarantees import Price, StepRoom, worst_end, worst_price
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
@@ -206,6 +207,29 @@ class SimulatedServer:
             to_end=to_end,
         )
 
+    def _burden(self, request: Request, *, to_end: bool) -> tuple[Burden, float]:
+        """What a request takes from others; with `to_end` also when it ends at the latest, in seconds, otherwise 0."""
+        scheduler, prompt, each = self.scheduler, len(request.prompt_token_ids), self.costs.weights
+        place = scheduler.policies.place(request, scheduler.estimates)
+        output = scheduler.estimates.output_tokens(request)
+        expected = Price(each[2] * prompt, output, each[1] + each[3] * prompt)
+        if not (to_end or self._promises.guaranteed):
+            return Burden(place, expected, expected), 0.0
+        costs = [weight * (1 + self.costs.spread) for weight in each]
+        running = {seq.state.request.request_id: seq for seq in scheduler.running}
+        others = []
+        for name, one in self._live.items():
+            seq, length = running.get(name), len(one.prompt_token_ids)
+            done, made = (seq.computed, len(seq.tokens) - seq.prompt_len) if seq is not None else (0, 0)
+            work = Demand(max(0, length - done), done, max(1.0, float(one.params.max_tokens or 0) - made))
+            others.append(Live(scheduler.policies.place(one, scheduler.estimates), seq is not None, work))
+        config, limits = scheduler.config, scheduler.limits
+        budget = min(config.max_num_batched_tokens, limits.tokens)
+        room = StepRoom(budget, min(config.max_num_seqs, limits.sequences), self._tokens)
+        new = Live(place, False, Demand(prompt, 0, float(request.params.max_tokens or 0)))
+        burden = Burden(place, expected, worst_price(costs, new, others, room))
+        return burden, worst_end(costs, new, others, room) if to_end else 0.0
+
     def _as_live(self, request: Request, computed: int, made: int) -> Live:
         """A request as the API process knows it: not the hits of those that wait, but how many there are on average."""
         lengths, prompt = self.scheduler.estimates, len(request.prompt_token_ids)
@@ -238,6 +262,8 @@ class SimulatedServer:
             to_end = arrival.deadline is not None or bool(service and service.slo.e2el)
             prediction = self.predict(request, to_end=to_end)
             output = self.scheduler.estimates.output_tokens(request)
+            sure = to_end and service is not None and service.guaranteed
+            burden, worst = self._burden(request, to_end=sure)
             broken = check_wishes(
                 prediction,
                 output,
@@ -246,26 +272,24 @@ class SimulatedServer:
                 caution=self._caution.factor,
                 end_caution=self._end_caution.factor,
                 finish=None if arrival.deadline is None else arrival.at + arrival.deadline - self.now,
+                worst=worst,
             )
-            each = self.costs.weights
-            price = (
-                each[2] * len(request.prompt_token_ids),
-                output,
-                each[1] + each[3] * len(request.prompt_token_ids),
-            )
-            if broken is None and (over := self._promises.delay(*price)):
+            if broken is None and (over := self._promises.delay(burden)):
                 broken = Broken("deadlines of others", 0.0, over, over)
-            if broken is not None and self.scheduler.has_work():
+            if broken is not None and (self.scheduler.has_work() or sure):
                 found.refused[index] = broken
                 record.error, record.closed = str(broken), self.now
                 if self._degrading is not None:
                     self._degrading.refused(self.now)
                 return
             found.predicted[index] = self.now - arrival.at + prediction.ttft
-            self._promises.admitted(*price)
+            self._promises.admitted(burden)
             if arrival.deadline is not None:
+                end, place = prediction.finish(output), None
+                if sure:
+                    end, output, place = worst, burden.worst.output, burden.place
                 left = arrival.at + arrival.deadline - self.now
-                self._promises.make(request.request_id, left - prediction.finish(output), output)
+                self._promises.make(request.request_id, left - end, output, place)
         self._late.append(request)
         if self._since is None:
             self._take_in()

@@ -59,12 +59,13 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line of points (x, y) with a name; `kind` is its colour class: c1 … c5."""
+    """A line of points (x, y) with a name; `kind` is its colour class: c1 … c5. `spans`: the interval of each y."""
 
     name: str
     points: Sequence[tuple[float, float]]
     kind: str = "c1"
     dots: bool = True
+    spans: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ _STYLE = (
 
 @dataclass(slots=True)
 class Plot:
-    """A plot: add marks, then call `svg()`. Text describes it for screen readers."""
+    """A plot: add marks, then call `svg()`. Text describes it for screen readers. `x_ticks` replace round values."""
 
     title: str
     x_label: str
@@ -105,6 +106,7 @@ class Plot:
     y_range: tuple[float, float]
     log_x: bool = False
     log_y: bool = False
+    x_ticks: Sequence[float] = ()
     marks: list[str] = field(default_factory=list)
     legend: list[tuple[str, str]] = field(default_factory=list)
 
@@ -120,6 +122,8 @@ class Plot:
         """A polyline through the points, with a dot and its values at each."""
         x, y, kind = self.x, self.y, series.kind
         path = " ".join(f"{x(a)},{y(b)}" for a, b in series.points)
+        for (a, _), (low, high) in zip(series.points, series.spans, strict=False):
+            self.marks.append(_line(f"line {kind}", x(a), x(a), y(low), y(high)))
         self.marks.append(_mark("polyline", f"line {kind}", points=path))
         for a, b in series.points if series.dots else ():
             tip = f"{series.name}: {number(b)} at {number(a)}"
@@ -171,7 +175,7 @@ class Plot:
         for tick in y.ticks():
             found.append(_line("grid", LEFT, WIDTH - RIGHT, y(tick), y(tick)))
             found.append(_text("tick end", LEFT - 6, y(tick) + 4, number(tick)))
-        found += [_text("tick mid", x(tick), bottom + 16, number(tick)) for tick in x.ticks()]
+        found += [_text("tick mid", x(tick), bottom + 16, number(tick)) for tick in self.x_ticks or x.ticks()]
         found.append(_line("axis", LEFT, WIDTH - RIGHT, bottom, bottom))
         found.append(_text("label mid", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, self.x_label))
         middle = (TOP + bottom) / 2

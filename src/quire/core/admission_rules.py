@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from quire.core.forecast import Forecast
+from quire.core.guarantees import Price
 from quire.objectives import SLO, ServiceClass
 from quire.records import dataclass
 
@@ -42,42 +43,68 @@ class Caution:
         self.factor = max(1.0, min(_MOST_CAUTION, self.factor))
 
 
+@dataclass(slots=True)
+class _Promise:
+    """Seconds left over, tokens to come at most, and of a guaranteed one its place in the queue."""
+
+    slack: float
+    tokens: float
+    place: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Burden:
+    """What an arrival takes from the others, as predicted and at worst; and its place in the queue."""
+
+    place: tuple[float, ...]
+    expected: Price
+    worst: Price
+
+    def on(self, promise: _Promise) -> float:
+        """What it takes from one, in seconds."""
+        if promise.place is None:
+            return self.expected.prompt + min(self.expected.output, promise.tokens) * self.expected.row
+        ahead = self.worst.ahead if self.place < promise.place else 0.0
+        return self.worst.prompt + min(self.worst.output, promise.tokens) * self.worst.row + ahead
+
+
 class Promises:
     """The deadlines of admitted requests, and by how much each is predicted to be kept. What is admitted later takes
-    some of that: the time of its prompt, and of its rows in the steps of the others.
+    some of that: the time of its prompt, and of its rows in the steps of the others; of guaranteed ones, all that it
+    may take in the worst case.
     """
 
     def __init__(self) -> None:
-        self._slack: dict[
-            str, tuple[float, float]
-        ] = {}  # by request: seconds left over, tokens to come at most
+        self._made: dict[str, _Promise] = {}  # by request
 
     def __len__(self) -> int:
-        return len(self._slack)
+        return len(self._made)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._slack
+        return name in self._made
 
-    def delay(self, prompt_seconds: float, output: float, row_seconds: float) -> float:
+    @property
+    def guaranteed(self) -> bool:
+        """Whether some of them hold in the worst case."""
+        return any(promise.place is not None for promise in self._made.values())
+
+    def delay(self, burden: Burden) -> float:
         """By how much the promise that could bear it least would be broken if a request were admitted; 0 for not."""
-        short = [
-            prompt_seconds + min(output, tokens) * row_seconds - slack
-            for slack, tokens in self._slack.values()
-        ]
+        short = [burden.on(promise) - promise.slack for promise in self._made.values()]
         return max(0.0, max(short, default=0.0))
 
-    def admitted(self, prompt_seconds: float, output: float, row_seconds: float) -> None:
+    def admitted(self, burden: Burden) -> None:
         """A request was admitted, whatever it costs the others."""
-        for name, (slack, tokens) in self._slack.items():
-            self._slack[name] = slack - prompt_seconds - min(output, tokens) * row_seconds, tokens
+        for promise in self._made.values():
+            promise.slack -= burden.on(promise)
 
-    def make(self, name: str, slack: float, output: float) -> None:
-        """Remember the deadline of an admitted request."""
-        self._slack[name] = slack, output
+    def make(self, name: str, slack: float, output: float, place: tuple[float, ...] | None = None) -> None:
+        """Remember the deadline of an admitted request; of a guaranteed one also its place."""
+        self._made[name] = _Promise(slack, output, place)
 
     def ended(self, name: str) -> None:
         """A request has ended, kept or not."""
-        self._slack.pop(name, None)
+        self._made.pop(name, None)
 
 
 def check_wishes(
@@ -90,13 +117,15 @@ def check_wishes(
     end_caution: float = 1.0,
     start: float | None = None,
     finish: float | None = None,
+    worst: float = 0.0,
 ) -> Broken | None:
     """The wish that would be missed by most, if any.
 
     `elapsed` seconds have passed since the request arrived; `start` and `finish` are its own limits in seconds from
-    now; `output` is the length of its answer. `caution` is for first tokens, `end_caution` for ends.
+    now; `output` is the length of its answer. `caution` is for first tokens, `end_caution` for ends; at `worst` it ends
+    then.
     """
-    slo, end = SLO() if service is None else service.slo, end_caution * prediction.finish(output)
+    slo, end = SLO() if service is None else service.slo, max(worst, end_caution * prediction.finish(output))
     wishes: Sequence[tuple[str, float | None, float]] = (
         ("max_queue_ms", start, prediction.start),
         ("deadline_ms", finish, end),
@@ -110,6 +139,6 @@ def check_wishes(
     ]
     if not late:
         return None
-    worst = max(late, key=lambda one: one.wait)
-    name = worst.what if service is None or "_" in worst.what else f"{worst.what} of class {service.name}"
-    return Broken(name, worst.limit, worst.predicted, min(worst.wait, 600.0))
+    most = max(late, key=lambda one: one.wait)
+    name = most.what if service is None or "_" in most.what else f"{most.what} of class {service.name}"
+    return Broken(name, most.limit, most.predicted, min(most.wait, 600.0))

@@ -1,12 +1,14 @@
 """What a step will take: seconds as a sum of what is in it, fitted to the steps that run.
 
-    seconds ≈ drift · (w0 + w1 · decode rows + w2 · prompt tokens + w3 · keys that decode rows read
-                       + w4 · prompt tokens × keys before them + w5 · adapter rows + w6 · grammar rows + w7 · drafts)
+    seconds ≈ d0 · (w0 + w1 · decode rows + w3 · keys that decode rows read + w5 · adapter rows + w6 · grammar rows
+                    + w7 · drafts) + d1 · (w2 · prompt tokens + w4 · prompt tokens × keys before them)
 
 Weights are never negative. The fit minimizes relative errors, so short steps count as much as long ones, with Huber's
 weights, as other work on the machine makes some steps far too slow. Steps of different kinds (with prompts, adapters,
 grammars or drafts) have normal equations of their own, each with the memory of its latest steps: hours of decoding
-do not wash out what is known of prompts. `drift` follows the machine at once: the moving ratio of real to fitted time.
+do not wash out what is known of prompts. The drifts d0 and d1 follow the machine at once: moving ratios of real to
+fitted time. Prompts have their own, as what makes steps of streams slower (other work, rows that do not add up) hardly
+changes what a token of a prompt takes.
 
 A step costs a few microseconds: one row of the normal equations, and now and then a few sweeps of coordinate descent.
 `speculate.step_costs` learns something else: the kinks of the curve between 1 and some 30 tokens, relative to one.
@@ -30,7 +32,8 @@ _MEMORY = 512.0  # steps of a kind that count
 _PRIOR = 24.0  # steps that outweigh what was known before
 _SOLVE = 16  # steps between two solutions
 _SWEEPS = 4
-_DRIFT = 0.05  # of the latest step in the drift
+_DRIFT = (0.05, 0.1)  # of the latest step in the drift
+_PROMPT = frozenset((2, 4))  # features of prompts
 _MOST_DRIFT = 1.5  # natural logarithm
 _VERSION = 1
 
@@ -72,7 +75,7 @@ class StepCostModel:
     def __init__(self, weights: Sequence[float] = _FIRST) -> None:
         self._weights = [weight * scale for weight, scale in zip(weights, _SCALE, strict=True)]
         self._kinds: dict[int, _Kind] = {}
-        self._drift = 0.0  # natural logarithm
+        self._drift = [0.0, 0.0]  # natural logarithms: of all but prompts, and of prompts
         self._middle = 0.1  # running median of relative errors
         self._tail = 0.3  # running 90th percentile
         self.steps = 0
@@ -80,8 +83,15 @@ class StepCostModel:
     @property
     def weights(self) -> tuple[float, ...]:
         """Seconds per unit of each feature, with the drift."""
-        drift = math.exp(self._drift)
-        return tuple(drift * weight / scale for weight, scale in zip(self._weights, _SCALE, strict=True))
+        drifts = self._drifts()
+        return tuple(
+            drift * weight / scale for drift, weight, scale in zip(drifts, self._weights, _SCALE, strict=True)
+        )
+
+    def _drifts(self) -> Sequence[float]:
+        """The factor of each feature."""
+        plain, prompt = math.exp(self._drift[0]), math.exp(self._drift[1])
+        return (plain, plain, prompt, plain, prompt, plain, plain, plain)
 
     @property
     def error(self) -> float:
@@ -95,14 +105,7 @@ class StepCostModel:
 
     def seconds(self, features: Sequence[float]) -> float:
         """The prediction for a step. Without steps so far it is a guess."""
-        fitted = sum(
-            [
-                weight * x / scale
-                for weight, x, scale in zip(self._weights, features, _SCALE, strict=True)
-                if x
-            ]
-        )
-        return math.exp(self._drift) * fitted
+        return sum([weight * x for weight, x in zip(self.weights, features, strict=True) if x])
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Take in a step. A step without positive time is ignored."""
@@ -110,9 +113,12 @@ class StepCostModel:
             return
         places = [i for i in range(_COUNT) if features[i]]
         row = [x / scale for x, scale in zip(features, _SCALE, strict=True)]
-        fitted = sum([self._weights[i] * row[i] for i in places])
+        drifts = self._drifts()
+        parts = [drifts[i] * self._weights[i] * row[i] for i in places]
+        fitted = sum(parts)
+        prompt = sum([part for i, part in zip(places, parts, strict=True) if i in _PROMPT])
         ratio = seconds / fitted if fitted > 0 else 1.0
-        error = abs(ratio * math.exp(-self._drift) - 1)
+        error = abs(ratio - 1)
         self.steps += 1
         if self.steps > 1:  # the first one reads the weights of the model from memory that is not mapped yet
             self._count(error)
@@ -120,9 +126,10 @@ class StepCostModel:
             kind = sum([1 << i for i in (2, 5, 6, 7) if features[i]])
             equations = self._kinds.get(kind) or self._kinds.setdefault(kind, _Kind())
             equations.add([x / seconds for x in row], places, 1.0, trust)
-            change = max(-1.0, min(1.0, math.log(ratio) - self._drift))
-            self._drift += _DRIFT * trust * change
-            self._drift = max(-_MOST_DRIFT, min(_MOST_DRIFT, self._drift))
+            which = int(prompt > fitted / 2)
+            if which or not prompt:  # where both are in a step, the larger part tells
+                change = self._drift[which] + _DRIFT[which] * trust * max(-1.0, min(1.0, math.log(ratio)))
+                self._drift[which] = max(-_MOST_DRIFT, min(_MOST_DRIFT, change))
             if self.steps % _SOLVE == 0 or self.steps < _SOLVE:
                 self._solve()
 
@@ -168,11 +175,14 @@ class StepCostModel:
         """Coordinate descent from the last solution, never below 0: it is near, so a few sweeps are enough."""
         matrix = [[0.0] * _COUNT for _ in range(_COUNT)]
         right, steps = [0.0] * _COUNT, 0.0
-        for kind in self._kinds.values():
+        rights = [0.0] * _COUNT, [0.0] * _COUNT  # of steps without prompts, and with
+        for number, kind in self._kinds.items():
             steps += kind.steps
+            group = rights[bool(number & 1 << 2)]
             for i in range(_COUNT):
                 if kind.matrix[i][i]:
                     right[i] += kind.right[i] / kind.weight
+                    group[i] += kind.right[i] / kind.weight
                     into = matrix[i]
                     for j, value in enumerate(kind.matrix[i]):
                         into[j] += value / kind.weight
@@ -185,11 +195,12 @@ class StepCostModel:
                     continue
                 rest = right[i] - sum([a * w for a, w in zip(row, found, strict=True)]) + row[i] * found[i]
                 found[i] = max(0.0, (rest + keep * row[i] * before[i]) / (row[i] * (1 + keep)))
-        self._settle(before, right)
+        for which, group in enumerate(rights):
+            self._settle(which, before, group)
 
-    def _settle(self, before: Sequence[float], right: Sequence[float]) -> None:
+    def _settle(self, which: int, before: Sequence[float], right: Sequence[float]) -> None:
         """What the fit has taken over is no drift any more."""
         old = sum([r * w for r, w in zip(right, before, strict=True)])
         new = sum([r * w for r, w in zip(right, self._weights, strict=True)])
         if old > 0 and new > 0:
-            self._drift -= max(-0.2, min(0.2, math.log(new / old)))
+            self._drift[which] -= max(-0.2, min(0.2, math.log(new / old)))

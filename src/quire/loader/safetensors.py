@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -158,6 +158,18 @@ class SafetensorsFile:
             return np.empty(shape, NUMPY_TYPES[info.dtype])
         flat = np.frombuffer(self._map, np.uint8, info.nbytes, offset)
         return flat.view(NUMPY_TYPES[info.dtype]).reshape(shape)
+
+    def stretches(self, names: Iterable[str]) -> Iterator[Array]:
+        """The bytes of tensors one after the other; those that are neighbours in the file are one array."""
+        begin = end = 0
+        for entry in (self._entries[name] for name in names):
+            if entry.begin != end:
+                if end > begin:
+                    yield np.frombuffer(self._map, np.uint8, end - begin, self._start + begin)
+                begin = entry.begin
+            end = entry.end
+        if end > begin:
+            yield np.frombuffer(self._map, np.uint8, end - begin, self._start + begin)
 
     def prefetch(self, name: str, start: int, stop: int) -> None:
         """Let the kernel read rows [start, stop) in the background."""

@@ -318,16 +318,18 @@ class PeftFolder:
 
     def digest(self) -> str:
         whole = {info.name for info in self._saved.values()}
+        names = sorted(self._file.names())
         total = hashlib.sha256(b"PEFT %d " % len(self._config_bytes) + self._config_bytes)
-        for name in sorted(self._file.names()):
-            info = self._file.info(name)
-            total.update(f"{name} {info.dtype} {info.shape}\n".encode())
-            rows = info.shape[0] if info.shape else 0
+        for info in map(self._file.info, names):
+            total.update(f"{info.name} {info.dtype} {info.shape}\n".encode())
+        for data in self._file.stretches(name for name in names if name not in whole):
+            total.update(data.data)  # long ones: other threads run meanwhile
+        for name in sorted(whole):
+            rows = (*self._file.info(name).shape, 0)[0]
             for first in range(0, rows, _SAVED_ROWS):
                 data = self._file.read(name, first, min(first + _SAVED_ROWS, rows))
                 total.update(data.reshape(-1).view(np.uint8).data)
-                if name in whole:
-                    self._file.release(name)
+            self._file.release(name)
         return total.hexdigest()
 
     def close(self) -> None:

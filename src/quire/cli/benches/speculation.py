@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,12 +91,17 @@ def _configs(args: argparse.Namespace) -> Iterator[tuple[EngineConfig, dict[str,
     known: dict[str, float | None] = {name: _rate(name) for name in args.methods if name.startswith(KNOWN)}
     if known:
         yield base if base.speculation.chosen() else base.replace(speculate="ngram"), known
+    names = Counter(map(_name, dict.fromkeys(args.methods)))
     for method in dict.fromkeys(args.methods):
         if method == "draft_model" and base.speculation.draft_model:
             yield base, {method: None}
         elif method not in known:
             given = method if method.lstrip().startswith("{") else json.dumps({"method": method})
-            yield _without(base).replace(speculative_config=given), {method: None}
+            name = _name(method)
+            yield (
+                _without(base).replace(speculative_config=given),
+                {method if names[name] > 1 else name: None},
+            )
 
 
 def _base(args: argparse.Namespace) -> EngineConfig:
@@ -106,6 +112,14 @@ def _base(args: argparse.Namespace) -> EngineConfig:
 def _without(config: EngineConfig) -> EngineConfig:
     """The same engine without a method."""
     return config.replace(speculate="off", draft_model=None, speculative_config=None)
+
+
+def _name(method: str) -> str:
+    """The method that a JSON object names; else what was given."""
+    try:
+        return str(json.loads(method)["method"])
+    except (ValueError, KeyError, TypeError):
+        return method
 
 
 def _rate(method: str) -> float:

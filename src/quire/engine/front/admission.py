@@ -182,7 +182,7 @@ class Admission:
         seen, running, waiting = step.seen, step.running, step.waiting
         while self._sent and (first := next(iter(self._sent))) <= seen:
             self._sent_samples -= self._sent.pop(first)
-        self.outlook.stepped(step.start, step.end, now, busy=bool(running or waiting or self._sent))
+        self.outlook.stepped(step, now, busy=bool(running or waiting or self._sent))
         self._engine_waits = waiting > 0
         self._idle = max(0, self._facts.scheduler.max_num_seqs - running)
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from quire.config.live import LiveConfig
 from quire.config.schema import SchedulerOptions
-from quire.core.admission_rules import LATE_DEADLINES, Broken, Caution, Promises, check_wishes
+from quire.core.admission_rules import LATE_DEADLINES, Broken, Burden, Caution, Promises, check_wishes
 from quire.core.cost_model import FEATURES, StepCostModel
 from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
+from quire.core.guarantees import Price, StepRoom, worst_end, worst_price
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.service_estimates import ServiceEstimates
 from quire.engine.api import EngineStats, GenerateAsk, WouldBeLateError
 from quire.engine.front.stream import LiveRequest
+from quire.engine.host.messages import StepReport
 from quire.engine.policies import named_policies
 from quire.objectives import ServiceClass, parse_classes
 from quire.outputs import RequestOutput
@@ -28,8 +30,9 @@ from quire.types import Request, SamplingParams, TokenIds
 
 _LEAST_STEPS = 64  # before the cost model may refuse anything
 _MOST_SECONDS = 600.0
-_MOST_GAP = 0.02  # seconds beside a step that count as usual
+_FOLLOW, _RARELY = 1.05, 1.25  # by which running medians move: of times at every step, and at rare ones
 _WINDOW_SECONDS = 60.0  # of the goodput
+_NOTHING = Burden((), Price(0.0, 0.0, 0.0), Price(0.0, 0.0, 0.0))
 
 
 class Outlook:
@@ -45,10 +48,14 @@ class Outlook:
         self._costs: tuple[float, ...] = ()
         self._pace = 0.0  # seconds of recent steps
         self._since: float | None = None  # when the running step began, if one runs
-        self._gap = 0.0  # seconds between steps, and from the end of a step until it is heard of
-        self._delay = 0.0
+        # Seconds, as running medians: between two steps, and where the second one starts a request; from the end of a
+        # step until it is heard of; until an idle engine begins, and what its first step takes more than others.
+        self._gap = self._joining = self._delay = 2e-4
+        self._waking, self._cold = 5e-4, 1e-3
+        self._woken: float | None = None  # when an idle engine got the request that it has not begun with
         self._cautions = [Caution() for _ in range(max(1, len(self.classes)))]
         self._end_caution, self._promises = Caution(LATE_DEADLINES), Promises()
+        self._weighed = "", _NOTHING, 0.0  # the request checked last: what it takes, and its latest end
         self._tokens = facts.num_blocks * facts.block_size // len(facts.groups)
         self.kept = Counter({one.name: 0 for one in self.classes})  # class -> requests that met its level
         self.missed = Counter(
@@ -112,12 +119,22 @@ class Outlook:
             self._pace = 0.0
         self._stats = stats
 
-    def stepped(self, start: float, end: float, now: float, *, busy: bool) -> None:
+    def stepped(self, step: StepReport, now: float, *, busy: bool) -> None:
         """A step has ended; `busy`: the next one began then."""
-        if self._since is not None and 0 <= start - self._since < _MOST_GAP:
-            self._gap += (start - self._since - self._gap) * PACE_MEMORY
-        self._delay += (min(_MOST_GAP, now - end) - self._delay) * PACE_MEMORY
-        self._since = end if busy else None
+        gap = step.start - self._since if self._since is not None else -1.0
+        if self._woken is not None:
+            self._waking = _followed(self._waking, step.start - self._woken, _RARELY)
+            if self._costs:
+                each = self._costs
+                usual = each[0] + each[1] * step.decode_tokens + each[2] * step.prefill_tokens
+                self._cold = _followed(self._cold, step.end - step.start - usual, _RARELY)
+            self._woken = None
+        elif gap >= 0 and step.started:
+            self._joining = _followed(self._joining, gap, _RARELY)
+        elif gap >= 0:
+            self._gap = _followed(self._gap, gap, _FOLLOW)
+        self._delay = _followed(self._delay, now - step.end, _FOLLOW)
+        self._since = step.end if busy else None
 
     def place(self, request: Request) -> tuple[float, float, float]:
         """Where a request waits; see Policy.place."""
@@ -141,12 +158,13 @@ class Outlook:
         self._take(stats)
         if not self._costs:
             return None
-        others = [self._live(live) for live in lives]
+        found = list(lives)
+        others = [self._live(live) for live in found]
         output = self._lengths.output_tokens(request)
-        if service is not None and service.guaranteed:
-            output = float(request.params.max_tokens or self._facts.max_model_len)
         ends = ask.deadline is not None or bool(service and service.slo.e2el)
         prediction = self._predict(request, output, others, now, to_end=ends)
+        sure = ends and service is not None and service.guaranteed
+        burden, worst = self._burden(request, found, to_end=sure)
         if ask.predicted is not None:
             ask.predicted(now - request.arrival + prediction.ttft)
         broken = check_wishes(
@@ -158,29 +176,37 @@ class Outlook:
             finish=None if ask.deadline is None else ask.deadline - now,
             caution=self._cautions[self._index(request)].factor,
             end_caution=self._end_caution.factor,
+            worst=worst,
         )
-        if broken is None and (over := self._promises.delay(*self._price(request))):
+        if broken is None and (over := self._promises.delay(burden)):
             broken = Broken("deadlines of others", 0.0, over, over)
-        # A request that would be alone is late for no fault of others, and refusing it frees nothing.
-        if broken is not None and self._refuses and others:
+        # A request that would be alone is late for no fault of others, and refusing it frees nothing; but a guarantee
+        # is given only where it can be kept.
+        if broken is not None and self._refuses and (others or sure):
             if service is not None:
                 self.missed[service.name] += 1
             raise WouldBeLateError(self._explain(broken, service), broken.wait, prediction.ttft)
+        self._weighed = request.request_id, burden, worst
         return prediction
 
     def admitted(self, ask: GenerateAsk, prediction: Forecast | None, now: float) -> None:
         """A request was admitted, with this prediction if there is one."""
         request = ask.request
         if self._since is None:
-            self._since = now
-        if not self._costs:
+            self._woken, self._since = now, now + self._waking
+        if prediction is None or self._weighed[0] != request.request_id:
             return
-        if self._promises:
-            self._promises.admitted(*self._price(request))
-        if ask.deadline is not None and prediction is not None:
-            output = self._lengths.output_tokens(request)
-            slack = ask.deadline - now - prediction.finish(output)
-            self._promises.make(request.request_id, slack, output)
+        _, burden, worst = self._weighed
+        self._promises.admitted(burden)
+        if ask.deadline is not None:
+            output, end, place = (
+                self._lengths.output_tokens(request),
+                prediction.finish(burden.expected.output),
+                None,
+            )
+            if worst:
+                output, end, place = burden.worst.output, worst, burden.place
+            self._promises.make(request.request_id, ask.deadline - now - end, output, place)
 
     def left(self, name: str, *, late: bool) -> None:
         """A request has ended or was cancelled, `late` if its deadline has passed."""
@@ -188,10 +214,40 @@ class Outlook:
             self._promises.ended(name)
             self._end_caution.answered(late=late)
 
-    def _price(self, request: Request) -> tuple[float, float, float]:
-        """What a request takes from the steps of others: the time of its prompt, its tokens, and that of one."""
+    def _burden(
+        self, request: Request, lives: Sequence[LiveRequest], *, to_end: bool
+    ) -> tuple[Burden, float]:
+        """What a request takes from others; with `to_end` also when it ends at the latest, in seconds, otherwise 0."""
+        place = self._policies.place(request, self._lengths)
         prompt, each = len(request.prompt_token_ids), self._costs
-        return each[2] * prompt, self._lengths.output_tokens(request), each[1] + each[3] * prompt
+        expected = Price(each[2] * prompt, self._lengths.output_tokens(request), each[1] + each[3] * prompt)
+        if not (to_end or self._promises.guaranteed):
+            return Burden(place, expected, expected), 0.0
+        margin = 1 + self._stats.step_cost_spread
+        costs = [(each[0] + self._gap) * margin, *(weight * margin for weight in each[1:])]
+        others = [work for live in lives for work in self._worst(live)]
+        output = float(request.params.max_tokens or self._facts.max_model_len - prompt)
+        new = Live(place, False, Demand(prompt, 0, output))
+        budget = self._stats.step_budget or self._facts.max_num_batched_tokens
+        slots = self._stats.step_slots or self._facts.max_num_seqs
+        room = StepRoom(budget, slots, self._tokens)
+        burden = Burden(place, expected, worst_price(costs, new, others, room, rows=request.params.n))
+        if not to_end:
+            return burden, 0.0
+        beside = self._waking + self._cold + 2 * self._delay
+        return burden, beside + worst_end(costs, new, others, room, most=_MOST_SECONDS)
+
+    def _worst(self, live: LiveRequest) -> list[Live]:
+        """The samples of a request, each with all the tokens that it may get, and nothing from the cache."""
+        prompt, most = len(live.request.prompt_token_ids), live.request.params.max_tokens
+        started = bool(live.output.timings.scheduled)
+        found = []
+        for index, sample in enumerate(live.output.outputs):
+            made = len(sample.token_ids)
+            left = 0 if made else max(1, prompt - live.prompt_done) if not index else 1
+            output = max(1.0, float(most or self._facts.max_model_len - prompt) - made)
+            found.append(Live(live.place, started, Demand(left, prompt - left + made, output)))
+        return found
 
     def ended(self, request: Request, output: RequestOutput) -> None:
         """A request has ended by itself: count whether its class kept its level, by the rule of `quire bench`."""
@@ -238,6 +294,9 @@ class Outlook:
         left = len(request.prompt_token_ids)
         left = max(1, left - int(left * stats.prefix_hit_tokens / max(1, stats.prefix_queried_tokens)))
         work = Demand(left, len(request.prompt_token_ids) - left, output)
+        # Commands are read between steps: one that is there before the next step begins is still a part of it.
+        elapsed = None if self._since is None else now + self._delay - self._since
+        begins = 0.0 if elapsed is None else max(0.0, -elapsed if self._woken else self._gap - elapsed)
         found = outlook(
             (self._costs[0] + self._gap, *self._costs[1:]),
             others,
@@ -247,10 +306,15 @@ class Outlook:
             tokens=self._tokens,
             most=_MOST_SECONDS,
             pace=self._pace,
-            elapsed=None if self._since is None else now + self._delay - self._since,
+            elapsed=None if begins else elapsed,
             to_end=to_end,
         )
-        return replace(found, ttft=found.ttft + 2 * self._delay)  # there and back
+        beside = begins + 2 * self._delay + self._joining - self._gap  # there and back, and between the steps
+        if elapsed is None:
+            beside = self._waking + self._delay
+        if elapsed is None or self._woken is not None:
+            beside += self._cold
+        return replace(found, ttft=found.ttft + beside)
 
     def _live(self, live: LiveRequest) -> Live:
         output, request = live.output, live.request
@@ -277,3 +341,8 @@ class Outlook:
             return f"{text}, or with {broken.what} {math.ceil(broken.predicted * 1e3)} or more"
         lower = [one.name for one in self.classes[self.classes.index(service) + 1 :]] if service else []
         return f"{text}, or with service_tier {lower[-1]}" if lower else text
+
+
+def _followed(median: float, seen: float, factor: float) -> float:
+    """A running median after one more value."""
+    return max(1e-6, median * (factor if seen > median else 1 / factor))
