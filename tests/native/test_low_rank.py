@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -107,18 +106,15 @@ def test_buffers(spec: str, formats: str, isa: str) -> None:
     assert compared > 30
 
 
-@functools.cache
-def alone(
-    formats: str, isa: str, slot: int, ranks: tuple[tuple[int, int], ...], spec: str = "dense"
-) -> list[F32]:
-    """Logits of every text with the adapter of a slot, alone on one thread, whole."""
-    program, found = adapted(formats, spec), []
-    for text in texts():
-        stepper = Stepper(program, pooled(LIMITS, program))
-        executor = made(program, NativeExecutor(program, threads=1, isa=isa), stepper, dict(ranks))
+def alone(formats: str, isa: str, spec: str, ranks: Mapping[int, int], slots: Iterable[int]) -> Iterator[F32]:
+    """Logits of each text with the adapter of its slot, alone on one thread, whole."""
+    program = adapted(formats, spec)
+    stepper = Stepper(program, pooled(LIMITS, program))
+    executor = made(program, NativeExecutor(program, threads=1, isa=isa), stepper, ranks)
+    for text, slot in zip(texts(), slots, strict=True):
         sequence = stepper.add(text)
-        found.append(run(executor, stepper, {sequence: 40}, {sequence: slot})[sequence])
-    return found
+        yield run(executor, stepper, {sequence: 40}, {sequence: slot})[sequence]
+        stepper.drop(sequence)
 
 
 @pytest.mark.parametrize(("spec", "formats", "isa"), pairwise([*SPECS], [*FORMATS], ISAS))
@@ -139,9 +135,8 @@ def test_the_same_bits_in_any_company(spec: str, formats: str, isa: str) -> None
             found[number].append(rows)
         left = {number: count - counts.get(number, 0) for number, count in left.items()}
         left = {number: count for number, count in left.items() if count}
-    for index, number in enumerate(numbers):
-        expected = alone(formats, isa, slots[number], tuple(ranks.items()), spec)[index]
-        assert np.array_equal(np.concatenate(found[number]), expected), f"sequence {index}"
+    for number, expected in zip(numbers, alone(formats, isa, spec, ranks, slots.values()), strict=True):
+        assert np.array_equal(np.concatenate(found[number]), expected), f"sequence {number}"
 
 
 @pytest.mark.parametrize(("spec", "formats"), pairwise([*SPECS], [*FORMATS]))
@@ -149,7 +144,7 @@ def test_rows_without_an_adapter_have_the_bits_of_a_program_without_adapters(spe
     program, limits = lower(SPECS[spec], FORMATS[formats]), replace(LIMITS, max_loras=0)
     stepper = Stepper(program, limits)
     executor = made(program, NativeExecutor(program, threads=2), stepper, {})
-    for index, expected in enumerate(alone(formats, ISAS[0], -1, ((0, RANK),), spec)):
+    for index, expected in enumerate(alone(formats, ISAS[0], spec, {0: RANK}, [-1] * 6)):
         sequence = stepper.add(texts()[index])
         assert np.array_equal(stepper.step(executor, {sequence: 40})[sequence], expected)
         stepper.drop(sequence)
