@@ -166,6 +166,11 @@ class AsyncEngine(EngineSettings, EngineTexts):
         return self._client.pid if self._client else None
 
     @property
+    def restarts(self) -> int:
+        """Starts of the engine process after its first."""
+        return self._client.restarts if self._client else 0
+
+    @property
     def card(self) -> ModelCard:
         if self._card is None:
             raise EngineUnavailableError("the engine is loading")

@@ -50,7 +50,8 @@ from quire.util.sizes import format_size
 _DEFAULT_SHARE = 0.8  # of the available memory, without a bound
 _ANSWER_TOKENS = 256  # of a request that sets no limit
 _REMEMBERED = 4096  # latest requests, for rows of the log
-_PIECES = 2**16  # of prompts that are remembered for each replica
+_PIECES = 2**14  # of prompts that are remembered for each replica: a million tokens
+_PIECE_BYTES = 160  # that one takes; measured: 125
 _PIECE_TOKENS = 64
 # The state of all replicas is the first of these that one of them has.
 _STATES = (
@@ -82,7 +83,7 @@ class _Replica:
 
     def cached(self, digests: Sequence[bytes]) -> int:
         """Tokens at the beginning of a prompt that it has probably cached."""
-        restarts = self.engine.stats.restarts
+        restarts = self.engine.restarts
         if restarts != self._restarts:
             self._restarts = restarts
             self._prefixes.forget(self.name)
@@ -123,6 +124,7 @@ class ReplicatedEngine(EngineTexts):
         self._text: TextService | None = None
         self._inputs = None
         self._held = server_memory(self.serving)
+        self._held["prefixes"] = config.parallel.data_parallel_size * _PIECES * _PIECE_BYTES
         self._bound = config.limits.memory or sum(self._held.values()) + int(
             _DEFAULT_SHARE * available_memory()
         )
@@ -222,8 +224,9 @@ class ReplicatedEngine(EngineTexts):
         self._text = self._inputs = None
 
     async def sleep(self, level: int, drain_seconds: float) -> None:
-        require_ready(self.state)
-        await asyncio.gather(*(engine.sleep(level, drain_seconds) for engine in self._ready()))
+        for engine in self._engines:
+            require_ready(engine.state)
+        await asyncio.gather(*(engine.sleep(level, drain_seconds) for engine in self._engines))
         self._forget_prefixes()
 
     async def wake(self) -> None:

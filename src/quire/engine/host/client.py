@@ -114,6 +114,11 @@ class EngineClient:
         return self._supervisor.pid
 
     @property
+    def restarts(self) -> int:
+        """Starts of the engine after its first."""
+        return self._supervisor.restarts
+
+    @property
     def request_memory(self) -> int:
         """Bytes of the memory plan for requests; 0 before there is a plan."""
         return self.facts.memory_parts[REQUESTS] if self.facts else 0
@@ -176,7 +181,7 @@ class EngineClient:
             waiting=self._waiting,
             waiting_tokens=waiting_tokens,
             wasted_tokens=wasted_tokens,
-            restarts=self._supervisor.restarts,
+            restarts=self.restarts,
             memory_parts=self.facts.memory_parts if self.facts else {},
             calls=calls,
             words=words,
