@@ -188,7 +188,7 @@ def test_unusable_options(
         ("a.yml", "port: {a: b}", "has the wrong type"),
         ("a.yml", "a: b: c", "not valid YAML"),
         ("a.yaml", "tensor-parallel-size: 0", "tensor_parallel_size"),
-        ("a.yaml", "data-parallel-size: 2", "data-parallel-size"),
+        ("a.yaml", "data-parallel-size: 0", "data_parallel_size"),
         ("a.yaml", "dtype: fp7", "dtype: 'fp7' is not one of"),
         ("a.yaml", "api-key: ' '", "api_key: a key must be printable ASCII, and not empty or blank"),
     ],
