@@ -192,16 +192,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield live
 
 
+def ask_for_three_tokens(server: LiveServer) -> None:
+    for _ in range(12):
+        assert server.complete("a b", max_tokens=3, ignore_eos=True).status == 200
+    server.wait(lambda: server.metric("quire_generation_tokens_total") >= 36)
+
+
 def test_a_running_server_that_never_ends_its_answers(
     server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every name of the rules is one that the server really has; the cause is found on the live page."""
-    for _ in range(12):
-        body = json.dumps({"model": "tiny", "prompt": "a b", "max_tokens": 3, "ignore_eos": True}).encode()
-        request = urllib.request.Request(
-            f"{server.url}/v1/completions", body, {"content-type": "application/json"}
-        )
-        urllib.request.urlopen(request).close()
+    ask_for_three_tokens(server)
     with urllib.request.urlopen(f"{server.url}/metrics") as response:
         now = read_page(response.read().decode())
     found = {finding.name for finding in diagnose(Window({}, now, SECONDS))}
@@ -220,6 +221,7 @@ def test_a_running_server_that_never_ends_its_answers(
 def test_what_a_running_server_costs_and_needs(
     server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    ask_for_three_tokens(server)
     assert (
         main(["cost", "--url", server.url, "--seconds", "0.2", "--watts", "50", "--price", "1", "--json"])
         == 0

@@ -57,7 +57,8 @@ def asked(server: Process, body: dict[str, Any]) -> Reply:
 
 def last_event(sock: socket.socket) -> Any:
     """The last event of a stream that has been ended."""
-    last = read_all(sock).split(b"data: ")[-1]
+    _, mark, last = (whole := read_all(sock)).rpartition(b"data: ")
+    assert mark, whole
     return json.loads(last.partition(b"\n")[0])
 
 
