@@ -123,6 +123,7 @@ def test_response_fields_are_picked(server: LiveServer) -> None:
     assert found == {"content": "Ju", "prompt": "plain", "generation_settings/n_predict": 2}
     *_, last = events(complete(server, n_predict=2, response_fields=["stop_type"], stream=True))
     assert last == {"stop_type": "limit"}
+    assert complete(server, n_predict=2, response_fields=["none"]).json == {}
 
 
 def test_a_prompt_alone(server: LiveServer) -> None:

@@ -35,7 +35,7 @@ def fields(named: Iterable[tuple[str, Pieces]]) -> Iterator[bytes]:
         yield before + b'"' + name.encode() + b'":'
         yield from pieces
         before = b","
-    yield b"}"
+    yield b"}" if before == b"," else b"{}"
 
 
 def items(each: Iterable[Pieces]) -> Iterator[bytes]:
