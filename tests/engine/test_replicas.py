@@ -27,7 +27,8 @@ from quire.engine.api import (
     Stream,
 )
 from quire.engine.front.merged_stats import merged_stats
-from quire.engine.front.replicated_engine import ReplicatedEngine, serving_engine
+from quire.engine.front.replicated_engine import ReplicatedEngine
+from quire.engine.front.serving_engine import serving_engine
 from quire.engine.usage_ledger import UsageTotals
 from quire.server.fleet.fleet import Fleet
 from quire.server.fleet.shares import ServedModel, divided

@@ -24,7 +24,7 @@ from quire.cli.serve import simulated
 from quire.config import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import Engine, ModelCard
-from quire.engine.front.replicated_engine import serving_engine
+from quire.engine.front.serving_engine import serving_engine
 from quire.learn.offered import offer
 from quire.server.request_memory import RequestMemory
 from quire.server.run import HttpServer, bind, bind_admin

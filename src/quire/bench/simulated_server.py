@@ -20,7 +20,7 @@ from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
 from quire.core.degrading import Degrading
 from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
-from quire.core.guarantees import Price, StepRoom, worst_end, worst_price
+from quire.core.guarantees import StepRoom, expected_price, worst_end, worst_price
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
@@ -211,8 +211,7 @@ class SimulatedServer:
         """What a request takes from others; with `to_end` also when it ends at the latest, in seconds, otherwise 0."""
         scheduler, prompt, each = self.scheduler, len(request.prompt_token_ids), self.costs.weights
         place = scheduler.policies.place(request, scheduler.estimates)
-        output = scheduler.estimates.output_tokens(request)
-        expected = Price(each[2] * prompt, output, each[1] + each[3] * prompt)
+        expected = expected_price(each, prompt, scheduler.estimates.output_tokens(request))
         if not (to_end or self._promises.guaranteed):
             return Burden(place, expected, expected), 0.0
         costs = [weight * (1 + self.costs.spread) for weight in each]

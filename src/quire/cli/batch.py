@@ -87,7 +87,7 @@ async def _run(
     args: argparse.Namespace, source: Path, target: Path, done: dict[int, str | None]
 ) -> dict[str, Any]:
     from quire.config.serving import ServingConfig
-    from quire.engine.front.replicated_engine import serving_engine
+    from quire.engine.front.serving_engine import serving_engine
     from quire.server.app import ROUTES, App
     from quire.server.batches.batch_endpoints import batch_endpoints
     from quire.server.batches.batch_lines import MAX_LINE

@@ -221,7 +221,7 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
     import uvloop
 
     from quire.engine.front.adapter_names import shown
-    from quire.engine.front.replicated_engine import serving_engine
+    from quire.engine.front.serving_engine import serving_engine
     from quire.learn.offered import offer
     from quire.objectives import parse_degrade
     from quire.server.admin import check_all_keys

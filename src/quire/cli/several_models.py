@@ -14,6 +14,7 @@ from quire.cli.config_file import option_value
 from quire.config.schema import OPTIONS, EngineConfig
 from quire.config.serving import ServingConfig
 from quire.config.shipped import shipped_adapters
+from quire.steplog.log_files import log_beside
 from quire.types import CheckpointError
 
 if TYPE_CHECKING:
@@ -59,10 +60,8 @@ def _with_log(model: ServedModel, record: str | None) -> ServedModel:
     """A log of its own beside that which all were given: an engine writes its file alone."""
     if record is None or model.config.recording.record != record:
         return model
-    path, name = Path(record), re.sub(r"[^\w.-]", "-", model.name)
-    return replace(
-        model, config=model.config.replace(record=str(path.with_name(f"{path.stem}-{name}{path.suffix}")))
-    )
+    path = log_beside(record, re.sub(r"[^\w.-]", "-", model.name))
+    return replace(model, config=model.config.replace(record=path))
 
 
 def _with_adapters(model: ServedModel, *, shipped: bool) -> ServedModel:

@@ -105,7 +105,8 @@ class StepCostModel:
 
     def seconds(self, features: Sequence[float]) -> float:
         """The prediction for a step. Without steps so far it is a guess."""
-        return sum([weight * x for weight, x in zip(self.weights, features, strict=True) if x])
+        parts = zip(self._drifts(), self._weights, _SCALE, features, strict=True)
+        return sum([drift * weight / scale * x for drift, weight, scale, x in parts if x])
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Take in a step. A step without positive time is ignored."""

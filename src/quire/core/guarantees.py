@@ -35,6 +35,11 @@ class StepRoom:
     tokens: int
 
 
+def expected_price(costs: Sequence[float], prompt: int, output: float) -> Price:
+    """Of a request of one sample that is answered as predicted."""
+    return Price(costs[2] * prompt, output, costs[1] + costs[3] * prompt)
+
+
 def worst_price(
     costs: Sequence[float], new: Live, lives: Sequence[Live], room: StepRoom, *, rows: int = 1
 ) -> Price:

@@ -25,7 +25,7 @@ from quire.engine.api import (
 )
 from quire.engine.front.forming import asked_part, formed, forming
 from quire.engine.front.prompt_embeds import PromptEmbeds, embedded
-from quire.engine.front.replicated_engine import serving_engine
+from quire.engine.front.serving_engine import serving_engine
 from quire.engine.request_forms import guided
 from quire.llm.asked import (
     Message,

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.engine.front.replicated_engine import serving_engine
+from quire.engine.front.serving_engine import serving_engine
 from quire.llm.asked import engine_options
 from quire.loader import DEFAULT_MODEL
 from quire.server.access import ALL, read_keys

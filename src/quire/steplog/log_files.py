@@ -35,6 +35,12 @@ class LogError(QuireError):
     """A file is no log, or one of another version."""
 
 
+def log_beside(path: str, name: str) -> str:
+    """The file of one of several engines that were given the same one: each writes its own alone."""
+    file = Path(path)
+    return str(file.with_name(f"{file.stem}-{name}{file.suffix}"))
+
+
 def framed(body: bytes) -> bytes:
     """A row as it stands in a file."""
     data = _number(len(body)) + body

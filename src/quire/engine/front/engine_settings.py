@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from quire.config.live import LiveConfig
 from quire.engine.api import (
@@ -28,9 +27,6 @@ from quire.engine.host.messages import (
 )
 from quire.engine.usage_ledger import UsageLedger, UsageMeter
 from quire.objectives import parse_classes
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("quire.engine")
 

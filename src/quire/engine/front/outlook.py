@@ -17,7 +17,7 @@ from quire.config.schema import SchedulerOptions
 from quire.core.admission_rules import LATE_DEADLINES, Broken, Burden, Caution, Promises, check_wishes
 from quire.core.cost_model import FEATURES, StepCostModel
 from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
-from quire.core.guarantees import Price, StepRoom, worst_end, worst_price
+from quire.core.guarantees import Price, StepRoom, expected_price, worst_end, worst_price
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.service_estimates import ServiceEstimates
 from quire.engine.api import EngineStats, GenerateAsk, WouldBeLateError
@@ -199,11 +199,7 @@ class Outlook:
         _, burden, worst = self._weighed
         self._promises.admitted(burden)
         if ask.deadline is not None:
-            output, end, place = (
-                self._lengths.output_tokens(request),
-                prediction.finish(burden.expected.output),
-                None,
-            )
+            output, end, place = burden.expected.output, prediction.finish(burden.expected.output), None
             if worst:
                 output, end, place = burden.worst.output, worst, burden.place
             self._promises.make(request.request_id, ask.deadline - now - end, output, place)
@@ -220,7 +216,7 @@ class Outlook:
         """What a request takes from others; with `to_end` also when it ends at the latest, in seconds, otherwise 0."""
         place = self._policies.place(request, self._lengths)
         prompt, each = len(request.prompt_token_ids), self._costs
-        expected = Price(each[2] * prompt, self._lengths.output_tokens(request), each[1] + each[3] * prompt)
+        expected = expected_price(each, prompt, self._lengths.output_tokens(request))
         if not (to_end or self._promises.guaranteed):
             return Burden(place, expected, expected), 0.0
         margin = 1 + self._stats.step_cost_spread

@@ -34,7 +34,7 @@ from quire.engine.front.async_engine import AsyncEngine, Progress
 from quire.engine.front.engine_texts import EngineTexts
 from quire.engine.front.merged_stats import merged_stats
 from quire.engine.front.text_service import TextService
-from quire.engine.host.held import server_memory
+from quire.engine.host.held import bound_of_several, server_memory
 from quire.engine.host.spawn import Spawned
 from quire.engine.usage_ledger import UsageLedger
 from quire.engine.view import EngineView
@@ -43,11 +43,11 @@ from quire.outputs import RequestOutput
 from quire.parameters import Structure
 from quire.routing.prefix_index import PrefixIndex, prompt_digests
 from quire.routing.router_policies import PrefixAware, RoutedPrompt
+from quire.steplog.log_files import log_beside
 from quire.types import MemoryBudgetError, Request, RequestError
-from quire.util.platform import available_memory, usable_cores
+from quire.util.platform import usable_cores
 from quire.util.sizes import format_size
 
-_DEFAULT_SHARE = 0.8  # of the available memory, without a bound
 _ANSWER_TOKENS = 256  # of a request that sets no limit
 _REMEMBERED = 4096  # latest requests, for rows of the log
 _PIECES = 2**14  # of prompts that are remembered for each replica: a million tokens
@@ -125,9 +125,7 @@ class ReplicatedEngine(EngineTexts):
         self._inputs = None
         self._held = server_memory(self.serving)
         self._held["prefixes"] = config.parallel.data_parallel_size * _PIECES * _PIECE_BYTES
-        self._bound = config.limits.memory or sum(self._held.values()) + int(
-            _DEFAULT_SHARE * available_memory()
-        )
+        self._bound = bound_of_several(config.limits.memory, self._held)
         configs = _divided(config, self._bound - sum(self._held.values()))
         make = partial(AsyncEngine, model, serving=self.serving, in_process=in_process, apart=True)
         first = make(configs[0], progress=progress, spawned=spawned)
@@ -398,20 +396,6 @@ class ReplicatedEngine(EngineTexts):
         self._where.get(request_id, self._first).tell(row, request_id)
 
 
-def serving_engine(
-    model: str | Path,
-    config: EngineConfig,
-    serving: ServingConfig | None = None,
-    *,
-    in_process: bool = False,
-    progress: Progress | None = None,
-    spawned: Spawned | None = None,
-) -> AsyncEngine | ReplicatedEngine:
-    """The engine of a server: one, or with a `data_parallel_size` above 1 several."""
-    make = ReplicatedEngine if config.parallel.data_parallel_size > 1 else AsyncEngine
-    return make(model, config, serving, in_process=in_process, progress=progress, spawned=spawned)
-
-
 def _divided(config: EngineConfig, memory: int) -> list[EngineConfig]:
     """What each replica has of the memory and of the cores; a log of its own beside that which was asked for."""
     count = config.parallel.data_parallel_size
@@ -423,9 +407,8 @@ def _divided(config: EngineConfig, memory: int) -> list[EngineConfig]:
     each = config.replace(memory=memory // count, threads=threads, data_parallel_size=1)
     if config.recording.record is None:
         return [each] * count
-    path = Path(config.recording.record)
-    names = (str(path.with_name(f"{path.stem}-{number}{path.suffix}")) for number in range(count))
-    return [each.replace(record=name) for name in names]
+    record = config.recording.record
+    return [each.replace(record=log_beside(record, str(number))) for number in range(count)]
 
 
 def _digests(request: Request) -> list[bytes]:

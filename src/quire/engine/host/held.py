@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.config.resolve import DEFAULT_MEMORY_SHARE
 from quire.config.serving import ServingConfig
 from quire.engine.build.opening import TOKENIZER_FACTOR, tokenizer_memory
-from quire.util.platform import resident_exactly, started_by
+from quire.util.platform import available_memory, resident_exactly, started_by
 from quire.util.resident import Area, resident_parts
 
 if TYPE_CHECKING:
@@ -74,6 +75,15 @@ def server_memory(serving: ServingConfig) -> dict[str, int]:
     if serving.grpc_port is not None:
         found["grpc"] = _GRPC_GROWTH + grpc_connections(serving) * GRPC_CALLS * _GRPC_CALL
     return found
+
+
+def bound_of_several(asked: int | None, held: Mapping[str, int]) -> int:
+    """The memory bound of a server with several engines, of which it holds `held` itself: as asked for, or so that the
+    engines have the usual share of what is available.
+    """
+    if asked is not None:
+        return asked
+    return sum(held.values()) + int(DEFAULT_MEMORY_SHARE * available_memory())
 
 
 def tokenizer_beside(folder: Path, files: GGUFFiles | None) -> dict[str, int]:

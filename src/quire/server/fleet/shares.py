@@ -7,16 +7,14 @@ from dataclasses import replace
 
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
-from quire.engine.host.held import server_memory
+from quire.engine.host.held import bound_of_several, server_memory
 from quire.records import dataclass
 from quire.server.fleet.pulls import PROCESS_BYTES
 from quire.types import MemoryBudgetError
-from quire.util.platform import available_memory
 from quire.util.sizes import format_size
 
 BODIES = "bodies"  # what requests hold here before they are passed to a model
 _BODIES_SHARE, _LEAST_BODIES, _MOST_BODIES = 32, 4 * 2**20, 256 * 2**20
-_DEFAULT_SHARE = 0.8  # of the available memory, without a bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +75,7 @@ def divided(bound: int | None, models: Sequence[ServedModel], serving: ServingCo
     Raises MemoryBudgetError, with the sum by part, when it is over the bound.
     """
     server = dict(server_memory(serving))
-    if bound is None:
-        bound = sum(server.values()) + int(_DEFAULT_SHARE * available_memory())
+    bound = bound_of_several(bound, server)
     if serving.pull_limit is not None:
         server["pulls"] = PROCESS_BYTES
     server[BODIES] = max(_LEAST_BODIES, min(bound // _BODIES_SHARE, _MOST_BODIES))
