@@ -14,7 +14,7 @@ from quire.cache_kinds import StateGroup
 from quire.core.cached_prefix import BlockNode
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
-from quire.core.sequence import Sequence, Status
+from quire.core.sequence import BlockTable, Sequence, Status
 from quire.objectives import ServiceTerms
 from quire.types import (
     NO_BLOCK,
@@ -86,6 +86,7 @@ class Driver:
         self.flights: deque[tuple[SchedulerOutput, StepOutput]] = deque()
         self.wasted: Counter[Sequence] = Counter()
         self.filling: set[int] = set()  # blocks, as far as the scheduler has heard
+        self.reached: dict[BlockTable, int] = {}  # position up to which a running sequence was to compute
 
     def add(
         self,
@@ -149,6 +150,7 @@ class Driver:
         scheduler.audit()
         self.filling.update(move.block for move in out.moves if move.fill)
         self.check_filling()
+        self.check_waste(out)
         if out.scheduled:
             self.check_counts(out)
         else:
@@ -178,6 +180,23 @@ class Driver:
         for block in self.filling:
             assert pool._references[block] == 1
             assert not pool._published[block]
+
+    def check_waste(self, out: SchedulerOutput) -> None:
+        """Paging wastes less than a block a sequence: none is taken before a step computes up to it.
+
+        One of a pair may have a block for its last known token, which it computes in one step with its partner.
+        """
+        scheduler = self.scheduler
+        seqs = scheduler._flights[-1].seqs if out.scheduled else []
+        ends = {seq.table: row.start + len(row.token_ids) for row, seq in zip(out.scheduled, seqs, strict=True)}
+        before = self.reached
+        self.reached = {}
+        for seq in scheduler._running:
+            table = seq.table
+            reached = max(seq.computed, before.get(table, 0), ends.get(table, 0))
+            self.reached[table] = reached
+            needed = reached if seq.partner is None else max(reached, len(seq.tokens))
+            assert table.capacity - needed < self.config.block_size, "a block is taken too early"
 
     def check_counts(self, out: SchedulerOutput) -> None:
         scheduler = self.scheduler

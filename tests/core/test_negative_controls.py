@@ -217,6 +217,13 @@ def lose_a_hit_block(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Hit, "live", lambda self: live_blocks(self)[1:])
 
 
+def take_blocks_too_early(patch: pytest.MonkeyPatch) -> None:
+    grow = SequenceBlocks.grow
+    patch.setattr(
+        SequenceBlocks, "grow", lambda self, seq, end: grow(self, seq, self.reachable_end(seq, self.room(seq)))
+    )
+
+
 def never_sweep(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_sweep", lambda self: None)
 
@@ -519,6 +526,7 @@ def test_broken_moves_are_caught(
         publish_before_computed,
         hit_the_last_token,
         lose_a_hit_block,
+        take_blocks_too_early,
         never_sweep,
     ],
 )
