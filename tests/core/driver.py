@@ -188,7 +188,9 @@ class Driver:
         """
         scheduler = self.scheduler
         seqs = scheduler._flights[-1].seqs if out.scheduled else []
-        ends = {seq.table: row.start + len(row.token_ids) for row, seq in zip(out.scheduled, seqs, strict=True)}
+        ends = {
+            seq.table: row.start + len(row.token_ids) for row, seq in zip(out.scheduled, seqs, strict=True)
+        }
         before = self.reached
         self.reached = {}
         for seq in scheduler._running:

@@ -220,7 +220,9 @@ def lose_a_hit_block(patch: pytest.MonkeyPatch) -> None:
 def take_blocks_too_early(patch: pytest.MonkeyPatch) -> None:
     grow = SequenceBlocks.grow
     patch.setattr(
-        SequenceBlocks, "grow", lambda self, seq, end: grow(self, seq, self.reachable_end(seq, self.room(seq)))
+        SequenceBlocks,
+        "grow",
+        lambda self, seq, end: grow(self, seq, self.reachable_end(seq, self.room(seq))),
     )
 
 

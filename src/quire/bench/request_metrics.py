@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Any
 
+import numpy as np
+
 from quire.bench.goodput import Goodput, goodput
 from quire.bench.results import Better, Metric
 from quire.bench.statistics import PERCENTILES, Estimate, carried, cluster_estimates, estimate, percentile
@@ -224,16 +226,16 @@ def _distribution(
     name: str, samples: Sequence[float], points: dict[float, Estimate], late: dict[float, float]
 ) -> Distribution:
     unit, better, factor = _LATENCIES[name]
-    scaled = [sample * factor for sample in samples]
+    scaled = np.asarray(samples, dtype=np.float64) * factor
     return Distribution(
         name=name,
         unit=unit,
         better=better,
         count=len(samples),
-        mean=statistics.fmean(scaled),
-        std=statistics.stdev(scaled) if len(scaled) > 1 else 0.0,
-        low=scaled[0],
-        high=scaled[-1],
+        mean=float(scaled.mean()),
+        std=float(scaled.std(ddof=1)) if len(scaled) > 1 else 0.0,
+        low=float(scaled[0]),
+        high=float(scaled[-1]),
         points={percent: point.times(factor) for percent, point in points.items()},
         with_failures=late,
     )

@@ -30,6 +30,7 @@ from quire.records import dataclass
 from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
 
 _TOKEN, _EOS = 1, 2
+_NEXT, _LAST, _NONE = [_TOKEN], [_EOS], list[int]()  # what a row samples; nobody changes it
 StepNoise = Callable[[random.Random], Callable[[Sequence[float]], float]]
 StepTime = Callable[[Sequence[float]], float]
 
@@ -367,7 +368,7 @@ class SimulatedServer:
         ends, now = self._last, self.now
         none: list[LogprobTable | None] = [None] * len(out.scheduled)
         tokens = [
-            ([_EOS] if row.start + len(row.token_ids) >= ends[row.seq_id] else [_TOKEN]) if row.sample else []
+            (_LAST if row.start + len(row.token_ids) >= ends[row.seq_id] else _NEXT) if row.sample else _NONE
             for row in out.scheduled
         ]
         ended = []

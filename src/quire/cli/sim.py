@@ -5,6 +5,7 @@ A step takes what the cost model of a log has learned, or what the roofline of a
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if (args.trace is None) + (args.log is None) == 2:
         raise ValueError("trace: --trace FILE or --log FILE is needed")
     scenario, source = _scenario(args)
+    gc.set_threshold(100_000, 20, 100)  # a simulation makes many objects and hardly a cycle
     served, left_out = scenario.run(args.seed)
     classes = parse_classes(tuple(args.slo))
     summary = summarize(served.records, classes[0].slo if classes else None)
