@@ -124,7 +124,7 @@ async def _answer(
             fields |= thinking_fields(context, body.think, "think")
         elif body.think:
             raise bad_request("think", "think: a raw prompt is continued by one text")
-        scores = {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
+        scores: dict[str, Any] = {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
         asked = ChatCompletionRequest(**fields, **_sampling(options), **scores, format=body.format)
         name = f"ollama-{uuid.uuid4().hex}"
         found = await prepare_chat(context, exchange, Body(read.size, asked), name, window=window, raw=raw)
