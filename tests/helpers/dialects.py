@@ -168,6 +168,8 @@ def fold_lines(data: bytes) -> dict[str, Any]:
         for name in ("content", "response", "thinking", "tool_calls"):
             if name in said:
                 whole[name] = whole[name] + said[name] if name in whole else said[name]
+    scores = [score for line in lines for score in line.get("logprobs", ())]
+    last |= {"logprobs": scores} if scores else {}
     if "message" in last:
         return last | {"message": {"role": "assistant"} | whole}
     return last | whole
