@@ -38,6 +38,7 @@ import numpy as np
 from quire import _native
 from quire.core.capacity import peak_blocks
 from quire.core.scheduler import Scheduler
+from quire.core.tier import Name
 from quire.core.scheduler_config import SchedulerConfig
 from quire.executor.base import Executor, Limits, Outputs
 from quire.executor.native import NativeExecutor
@@ -171,29 +172,40 @@ class Memory:
     """A tier and its store in one: what is offered is kept, and every fifth content is lost."""
 
     fingerprint = b"same bits"
-    copy_seconds = 0.0
 
     def __init__(self) -> None:
-        self.contents: dict[tuple[bytes, int], Any] = {}
+        self.contents: dict[Name, Any] = {}
         self.asked = self.got = 0
 
-    def published(self, digest: bytes, group: int) -> None:
+    def published(self, name: Name, block: int) -> None:
         pass
 
-    def withdrawn(self, digest: bytes, group: int, *, offered: bool) -> bool:
+    def saves(self, *, idle: bool) -> tuple[()]:  # noqa: ARG002
+        return ()
+
+    def withdrawn(self, name: Name, *, offered: bool) -> bool:
         if offered:
-            self.contents[digest, group] = None  # until it is copied
+            self.contents[name] = None  # until it is copied
         return offered
 
-    def holds(self, digest: bytes, group: int) -> bool:
-        return (digest, group) in self.contents
+    def holds(self, name: Name) -> bool:
+        return name in self.contents
 
-    def put(self, digest: bytes, group: int, content: Any) -> None:
-        self.contents[digest, group] = content
+    def copy_seconds(self, name: Name) -> float:  # noqa: ARG002
+        return 0.0
 
-    def get(self, digest: bytes, group: int) -> Any:
+    def put(self, name: Name, content: Any) -> None:
+        self.contents[name] = content
+
+    def comes(self, block: int, name: Name) -> bool:  # noqa: ARG002
+        return False
+
+    def arrived(self) -> tuple[()]:
+        return ()
+
+    def get(self, name: Name) -> Any:
         self.asked += 1
-        content = self.contents.get((digest, group)) if self.asked % 5 else None
+        content = self.contents.get(name) if self.asked % 5 else None
         self.got += content is not None
         return content
 

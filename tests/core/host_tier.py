@@ -9,24 +9,25 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 from quire.cache_kinds import Move
+from quire.core.tier import Name
 
 Cell = tuple[int, int]  # cache group, hash of the prefix that was written
-Name = tuple[bytes, int]  # digest, cache group
 BEING_FILLED: Cell = (-1, -1)
 
 
 @dataclass
 class HostTier:
-    """Keeps up to `capacity` blocks, the oldest go first. Moves into a block end up to three steps late, and of those
-    a share of `losing` brings nothing."""
+    """Keeps up to `capacity` blocks, the oldest go first; with `early` also those that need not give way. Moves into a
+    block end up to three steps late, and of those a share of `losing` brings nothing."""
 
     size: int
     capacity: int = 40
     losing: float = 0.1
+    early: bool = False
     fingerprint: bytes = b"driver"
-    copy_seconds: float = 0.0
     kept: OrderedDict[Name, None] = field(default_factory=OrderedDict)
     findable: Counter[Name] = field(default_factory=Counter)
+    unsaved: dict[Name, int] = field(default_factory=dict)
     contents: dict[Name, list[Cell]] = field(default_factory=dict)
     filling: dict[int, tuple[int, Move]] = field(
         default_factory=dict
@@ -38,22 +39,36 @@ class HostTier:
     def __post_init__(self) -> None:
         self.random = random.Random(self.capacity)
 
-    def published(self, digest: bytes, group: int) -> None:
-        assert not self.findable[digest, group], "it can be found already"
-        self.findable[digest, group] = 1
+    def published(self, name: Name, block: int) -> None:
+        assert not self.findable[name], "it can be found already"
+        self.findable[name] = 1
+        self.unsaved[name] = block
 
-    def withdrawn(self, digest: bytes, group: int, *, offered: bool) -> bool:
-        assert self.findable.pop((digest, group)), "it could not be found"
-        if not offered or self.random.random() < 0.1:
-            return False
-        self.kept[digest, group] = None
-        self.kept.move_to_end((digest, group))
+    def saves(self, *, idle: bool) -> list[tuple[Name, int]]:
+        found = []
+        while self.early and self.unsaved and (idle or not found):
+            name, block = self.unsaved.popitem()
+            if self.keep(name):
+                found.append((name, block))
+        return found
+
+    def withdrawn(self, name: Name, *, offered: bool) -> bool:
+        assert self.findable.pop(name), "it could not be found"
+        self.unsaved.pop(name, None)
+        return offered and self.random.random() >= 0.1 and self.keep(name)
+
+    def keep(self, name: Name) -> bool:
+        self.kept[name] = None
+        self.kept.move_to_end(name)
         if len(self.kept) > self.capacity:
             self.kept.popitem(last=False)
         return True
 
-    def holds(self, digest: bytes, group: int) -> bool:
-        return (digest, group) in self.kept
+    def holds(self, name: Name) -> bool:
+        return name in self.kept
+
+    def copy_seconds(self, name: Name) -> float:
+        return 0.0
 
     def move(self, cells: dict[tuple[int, int], Cell], moves: list[Move]) -> dict[int, bool]:
         """One step: returns the moves that have ended, of earlier steps and of `moves`."""

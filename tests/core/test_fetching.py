@@ -9,30 +9,34 @@ import pytest
 from quire.cache_kinds import FullGroup, SlidingGroup
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
-from quire.core.tier import chain, root_digest
+from quire.core.tier import Name, chain, root_digest
 from quire.types import FinishReason, Request, SamplingParams, SchedulerOutput, SeqEvent, StepOutput
-
-Name = tuple[bytes, int]
 
 
 class Kept:
     """A tier that keeps whatever it is offered."""
 
     fingerprint = b"weights"
-    copy_seconds = 0.0
+    seconds = 0.0
 
     def __init__(self) -> None:
         self.names: set[Name] = set()
 
-    def published(self, digest: bytes, group: int) -> None:
+    def published(self, name: Name, block: int) -> None:
         pass
 
-    def withdrawn(self, digest: bytes, group: int, *, offered: bool) -> bool:
-        self.names |= {(digest, group)} if offered else set()
+    def saves(self, *, idle: bool) -> list[tuple[Name, int]]:
+        return []
+
+    def withdrawn(self, name: Name, *, offered: bool) -> bool:
+        self.names |= {name} if offered else set()
         return offered
 
-    def holds(self, digest: bytes, group: int) -> bool:
-        return (digest, group) in self.names
+    def holds(self, name: Name) -> bool:
+        return name in self.names
+
+    def copy_seconds(self, name: Name) -> float:
+        return self.seconds
 
 
 def make(tier: Kept, **changes: Any) -> Scheduler:

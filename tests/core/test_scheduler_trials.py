@@ -241,6 +241,8 @@ def crowded_life(seed: int, **changes: Any) -> Driver:
     tier = HostTier(config.block_size, rng.randint(5, 60)) if config.enable_prefix_caching else None
     burst = rng.choice([1, 1, 2])
     tier = tier if rng.random() < 0.6 else None
+    if tier is not None:
+        tier.early = seed % 3 == 0
     late = 0.2 if seed % 4 == 0 else 0.0
     driver = Driver(config, burst=burst, failing=failing, tier=tier, kind=kind, late=late)
     added = 0

@@ -65,15 +65,15 @@ def test_it_is_in_the_memory_plan_and_has_its_limits(checkpoint: Folder) -> None
 def test_the_block_used_longest_ago_makes_room() -> None:
     space = SwapSpace(2, 4)
     for name in (b"a", b"b"):
-        assert space.withdrawn(name, 0, offered=True)
-        space.put(name, 0, np.full(4, name[0], np.uint8))
-    assert space.get(b"a", 0).tolist() == [97] * 4  # type: ignore[union-attr]
-    assert not space.withdrawn(b"a", 0, offered=True)  # its content is here already
-    assert space.withdrawn(b"c", 0, offered=True)
-    assert not space.holds(b"b", 0)
-    space.put(b"b", 0, np.zeros(4, np.uint8))  # its place was given away before it came
-    assert space.get(b"b", 0) is None
-    assert space.get(b"a", 0).tolist() == [97] * 4  # type: ignore[union-attr]
-    assert not space.withdrawn(b"a", 0, offered=False)  # it may be damaged
-    assert not space.holds(b"a", 0)
+        assert space.withdrawn((name, 0), offered=True)
+        space.put((name, 0), np.full(4, name[0], np.uint8))
+    assert space.get((b"a", 0)).tolist() == [97] * 4  # type: ignore[union-attr]
+    assert not space.withdrawn((b"a", 0), offered=True)  # its content is here already
+    assert space.withdrawn((b"c", 0), offered=True)
+    assert not space.holds((b"b", 0))
+    space.put((b"b", 0), np.zeros(4, np.uint8))  # its place was given away before it came
+    assert space.get((b"b", 0)) is None
+    assert space.get((b"a", 0)).tolist() == [97] * 4  # type: ignore[union-attr]
+    assert not space.withdrawn((b"a", 0), offered=False)  # it may be damaged
+    assert not space.holds((b"a", 0))
     assert len(space) == 1

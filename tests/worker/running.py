@@ -14,6 +14,7 @@ from helpers.backends import NATIVE, Backend
 from helpers.specs import F32, decoder_spec
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
+from quire.core.tier import Name
 from quire.engine.core import Grammars
 from quire.executor.base import U8, Executor, Limits
 from quire.program.lower import lower
@@ -85,33 +86,44 @@ class RamTier:
     """A tier in memory: what the scheduler asks and what the worker copies in one. Every seventh content is lost."""
 
     fingerprint = b"tiny"
-    copy_seconds = 0.0
 
     def __init__(self) -> None:
         self.names: set[tuple[bytes, int]] = set()
         self.contents: dict[tuple[bytes, int], U8] = {}
         self.asked = self.got = 0
 
-    def published(self, digest: bytes, group: int) -> None:
+    def published(self, name: Name, block: int) -> None:
         pass
 
-    def withdrawn(self, digest: bytes, group: int, *, offered: bool) -> bool:
+    def saves(self, *, idle: bool) -> list[tuple[Name, int]]:
+        return []
+
+    def withdrawn(self, name: Name, *, offered: bool) -> bool:
         if offered:
-            self.names.add((digest, group))
+            self.names.add(name)
         return offered
 
-    def holds(self, digest: bytes, group: int) -> bool:
-        return (digest, group) in self.names
+    def holds(self, name: Name) -> bool:
+        return name in self.names
 
-    def put(self, digest: bytes, group: int, content: U8) -> None:
-        self.contents[digest, group] = content
+    def copy_seconds(self, name: Name) -> float:
+        return 0.0
 
-    def get(self, digest: bytes, group: int) -> U8 | None:
+    def put(self, name: Name, content: U8) -> None:
+        self.contents[name] = content
+
+    def comes(self, block: int, name: Name) -> bool:
+        return False
+
+    def arrived(self) -> list[tuple[int, U8 | None]]:
+        return []
+
+    def get(self, name: Name) -> U8 | None:
         self.asked += 1
         if self.asked % 7 == 0:
             return None
         self.got += 1
-        return self.contents[digest, group]
+        return self.contents[name]
 
 
 Key = tuple[str, int]  # request id and sample index

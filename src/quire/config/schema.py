@@ -11,6 +11,7 @@ from dataclasses import Field, field, fields, replace
 from typing import Any
 
 from quire.cache_kinds import KV_DTYPES, KVType
+from quire.config.kv_tiers import KvTiers, parse_tiers
 from quire.config.option import check_options, option
 from quire.config.parallel import ParallelOptions
 from quire.config.speculative import ACCEPTANCES, SpeculativeConfig, parse_speculative_config
@@ -203,9 +204,18 @@ class CacheOptions:
         size=True,
     )
 
+    kv_tiers: str | None = option(
+        None,
+        "where KV blocks go that leave the cache: ram=SIZE, which is swap_space, and disk=SIZE:FOLDER, a file of that "
+        "size for each engine process, whose blocks outlive it (default: nowhere)",
+        metavar="TIERS",
+    )
+
     def __post_init__(self) -> None:
         if self.swap_space == 0:  # none, as vLLM writes it
             object.__setattr__(self, "swap_space", None)
+        if self.kv_tiers is not None:
+            self._take_tiers(parse_tiers(self.kv_tiers))
         check_options(self)
         if self.cache_ttl is not None and not 0 < self.cache_ttl < float("inf"):
             raise ValueError(f"cache_ttl: {self.cache_ttl} is not a positive number of seconds")
@@ -215,6 +225,14 @@ class CacheOptions:
             raise ValueError("swap_space: needs enable_prefix_caching, by which blocks are found again")
         if self.block_size < 16 or self.block_size % 16:
             raise ValueError(f"block_size: {self.block_size} is not a positive multiple of 16")
+
+    def _take_tiers(self, tiers: KvTiers) -> None:
+        if not self.enable_prefix_caching:
+            raise ValueError("kv_tiers: needs enable_prefix_caching, by which blocks are found again")
+        if tiers.ram and self.swap_space not in {None, tiers.ram}:
+            raise ValueError("kv_tiers: ram is swap_space; give one of them")
+        if tiers.ram:
+            object.__setattr__(self, "swap_space", tiers.ram)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,8 @@ class Fetches:
             )
             if fetch.columns[index][group] == NO_BLOCK
         ]
-        if len(missing) * self._tier.copy_seconds > self._saved(hit.length, len(fetch.columns) * self._size):
+        seconds = sum([self._tier.copy_seconds((digests[index], group)) for index, group in missing])
+        if seconds > self._saved(hit.length, len(fetch.columns) * self._size):
             return False
         if not missing or len(missing) + sum(map(self._caches.pool.is_cached, known.live())) > room:
             return False
@@ -147,7 +148,7 @@ class Fetches:
             digests.append(digest)
             for group in range(len(runs)):
                 there = node is not None and node.value[group] != NO_BLOCK
-                runs[group] = runs[group] + 1 if there or self._tier.holds(digest, group) else 0
+                runs[group] = runs[group] + 1 if there or self._tier.holds((digest, group)) else 0
             needed = [
                 index + 1 - first_live_block((index + 1) * size, group.window, size) for group in self._groups
             ]

@@ -384,12 +384,12 @@ class PrefixCache:
         self._home[block] = (node, group)
         self._pool.publish(block)
         if self._caches.tier is not None:
-            self._caches.tier.published(node.digest, group)
+            self._caches.tier.published((node.digest, group), block)
 
     def _unpublish(self, block: int, *, offer: bool = False) -> None:
         node, group = self._home.pop(block)
         tier = self._caches.tier
-        if tier is not None and tier.withdrawn(node.digest, group, offered=offer):
+        if tier is not None and tier.withdrawn((node.digest, group), offered=offer):
             self._caches.moves.append(Move(block, node.digest, group, fill=False))
         node.value[group] = NO_BLOCK
         self._idle.pop(block, None)
@@ -512,6 +512,12 @@ class PrefixCaches:
             cache = self._next_to_give(taker)
             cache.evict_oldest()
             self._forget_empty(cache)
+
+    def save(self, *, idle: bool) -> None:
+        """Have the tier copy out what it wants of the blocks that can be found."""
+        if self.tier is not None:
+            for (digest, group), block in self.tier.saves(idle=idle):
+                self.moves.append(Move(block, digest, group, fill=False))
 
     def pass_time(self) -> None:
         """End pins and forget what is too old; looks at most every LOOK_SECONDS. O(tenants)."""

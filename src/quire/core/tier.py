@@ -7,10 +7,12 @@ namespace and all tokens up to its end are the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Protocol
 
 DIGEST_BYTES = 16
+Name = tuple[bytes, int]  # of a block: its digest and its cache group
 
 
 class Tier(Protocol):
@@ -19,22 +21,26 @@ class Tier(Protocol):
     The scheduler asks it and never touches contents: the executor of `SchedulerOutput.moves` copies those.
     """
 
-    copy_seconds: float  # to copy a block in, as far as known; 0 for nothing
-
     @property
     def fingerprint(self) -> bytes:
         """All that determines the content of a block besides tokens: weights, formats, layout. At most 64 bytes."""
 
-    def published(self, digest: bytes, group: int) -> None:
+    def published(self, name: Name, block: int) -> None:
         """A block can be found in the executor's memory from now on."""
 
-    def withdrawn(self, digest: bytes, group: int, *, offered: bool) -> bool:
+    def saves(self, *, idle: bool) -> Iterable[tuple[Name, int]]:
+        """Blocks that can be found there and are to be copied out before the next step, which has no rows if `idle`."""
+
+    def withdrawn(self, name: Name, *, offered: bool) -> bool:
         """A block cannot be found any more. If it is `offered`, because room is needed, returning True has its content
         copied out. Otherwise it is being forgotten or may be damaged, and the result must be False.
         """
 
-    def holds(self, digest: bytes, group: int) -> bool:
+    def holds(self, name: Name) -> bool:
         """Whether the block could be copied in now. A move requested right away may still fail."""
+
+    def copy_seconds(self, name: Name) -> float:
+        """What it takes to copy a block in that it holds, as far as known; 0 for nothing."""
 
 
 def root_digest(fingerprint: bytes, tenant: str, namespace: str) -> bytes:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # a simulation needs no arrays
     from quire.executor.plans import PlanCounts
     from quire.lora.adapter_service import AdapterService
     from quire.program.step_work import MachinePeaks, StepWork
+    from quire.worker.block_tiers import BlockTiers
     from quire.worker.swap_space import SwapSpace
     from quire.worker.worker import Masks
 
@@ -120,6 +121,7 @@ class EngineCore:
         self.costs = costs or StepCostModel()
         self._controller = controller
         self.swap: SwapSpace | None = None
+        self.tiers: BlockTiers | None = None  # with a disk
         self.work: StepWork | None = None
         self.peaks: MachinePeaks | None = None  # those that were measured on this machine
         self._adapted: dict[
@@ -238,6 +240,8 @@ class EngineCore:
         if self._preparing:
             self._add_prepared()
         if not self.scheduler.has_work():
+            if self.tiers is not None and self.tiers.num_unsaved:
+                return max(0.0, self._resume - time.monotonic())
             return PREPARE_SECONDS if self._preparing else None
         if self._gate is None:
             return max(0.0, self._resume - time.monotonic()) if self._resume else 0.0

@@ -17,6 +17,8 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.tier import Name
+
 _ENTRY_BYTES = 512  # what a block takes besides its content
 _RECENT = 0.1  # of the latest copy in the mean
 
@@ -48,12 +50,12 @@ class SwapSpace:
         if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a place alone is given back, and no more than it is touched
             self._memory.madvise(mmap.MADV_NOHUGEPAGE)
         self._content: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8).reshape(most, self._pitch)
-        self._places: OrderedDict[tuple[bytes, int], int] = OrderedDict()  # least recently used first
+        self._places: OrderedDict[Name, int] = OrderedDict()  # least recently used first
         self._free: list[int] = []  # places without a block whose memory was touched
         self._bare: list[int] = []  # those whose memory was given back
         self._first_new = 0  # places from here on were never used
         self.refused = 0  # blocks for which there was no place without another one's leaving
-        self.copy_seconds = 0.0  # moving mean for a block, both ways the same
+        self._seconds = 0.0  # to copy a block, both ways the same: a moving mean
         self.blocks_out = self.blocks_in = 0
 
     def __len__(self) -> int:
@@ -84,12 +86,15 @@ class SwapSpace:
         self._free += self._places.values()
         self._places.clear()
 
-    def published(self, digest: bytes, group: int) -> None:
+    def published(self, name: Name, block: int) -> None:
         """Nothing changes: a copy stays, as the block may have to give way again."""
 
-    def withdrawn(self, digest: bytes, group: int, *, offered: bool) -> bool:
+    def saves(self, *, idle: bool) -> tuple[()]:  # noqa: ARG002
+        """Blocks are copied when they give way."""
+        return ()
+
+    def withdrawn(self, name: Name, *, offered: bool) -> bool:
         """Whether to copy the block out; one that may be damaged is forgotten here, too."""
-        name = digest, group
         if not offered:
             place = self._places.pop(name, None)
             if place is not None:
@@ -117,27 +122,37 @@ class SwapSpace:
         self._first_new += 1
         return self._first_new - 1
 
-    def holds(self, digest: bytes, group: int) -> bool:
-        return (digest, group) in self._places
+    def holds(self, name: Name) -> bool:
+        return name in self._places
 
-    def put(self, digest: bytes, group: int, content: NDArray[np.uint8]) -> None:
+    def copy_seconds(self, name: Name) -> float:  # noqa: ARG002
+        return self._seconds
+
+    def put(self, name: Name, content: NDArray[np.uint8]) -> None:
         """Store a content, unless its place was given away since it was asked for."""
-        place = self._places.get((digest, group))
+        place = self._places.get(name)
         if place is not None:
             start = time.perf_counter()
             self._content[place, : self._size] = content
             self._timed(2 * (time.perf_counter() - start))  # it was read from the executor just as long
             self.blocks_out += 1
 
-    def get(self, digest: bytes, group: int) -> NDArray[np.uint8] | None:
+    def comes(self, block: int, name: Name) -> bool:  # noqa: ARG002
+        """A content is there or not: nothing comes later."""
+        return False
+
+    def arrived(self) -> tuple[()]:
+        return ()
+
+    def get(self, name: Name) -> NDArray[np.uint8] | None:
         """A content; None if it is not kept any more. Valid until the next `put`."""
-        place = self._places.get((digest, group))
+        place = self._places.get(name)
         if place is None:
             return None
-        self._places.move_to_end((digest, group))
+        self._places.move_to_end(name)
         self.blocks_in += 1
         content: NDArray[np.uint8] = self._content[place, : self._size]
         return content
 
     def _timed(self, seconds: float) -> None:
-        self.copy_seconds += (seconds - self.copy_seconds) * (_RECENT if self.copy_seconds else 1.0)
+        self._seconds += (seconds - self._seconds) * (_RECENT if self._seconds else 1.0)

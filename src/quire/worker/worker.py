@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.cache_kinds import Move
+from quire.core.tier import Name
 from quire.executor.base import (
     F32,
     I32,
@@ -43,12 +44,18 @@ Masks = Mapping[int, I32]
 
 
 class BlockStore(Protocol):
-    """Contents of blocks outside of the executor, by digest and cache group: the worker's side of a tier."""
+    """Contents of blocks outside of the executor, by their names: the worker's side of a tier."""
 
-    def put(self, digest: bytes, group: int, content: U8) -> None:
+    def put(self, name: Name, content: U8) -> None:
         """Store a content; the store owns it from now on."""
 
-    def get(self, digest: bytes, group: int) -> U8 | None:
+    def comes(self, block: int, name: Name) -> bool:
+        """Whether a content for a block comes later, by `arrived`, and not by `get`."""
+
+    def arrived(self) -> Sequence[tuple[int, U8 | None]]:
+        """Blocks whose content has come, or None for those that were lost. Valid until the next call."""
+
+    def get(self, name: Name) -> U8 | None:
         """A content that was put; None if it is not kept any more."""
 
 
@@ -89,6 +96,7 @@ class Worker:
         self._slots = Slots(self.arrays, limits.max_rows)
         self._branches = StepBranches(self.arrays, limits)
         self._store, self._embeddings = store, embeddings
+        self._coming = 0  # contents that the store reads
         self._adapters: Mapping[str, int] = {} if adapters is None else adapters
         self._forwarded: Forwarded | None = None
         self._judging, self._proposals = judging, None
@@ -138,7 +146,7 @@ class Worker:
     def forward(self, out: SchedulerOutput) -> None:
         """Run the program for the step that was begun; `sample` must follow."""
         started = time.perf_counter() - self._begun
-        filled = self._move(out.moves) if out.moves else {}
+        filled = self._move(out.moves) if out.moves or self._coming else {}
         for (
             source,
             target,
@@ -257,16 +265,28 @@ class Worker:
         assert self._store is not None
         filled = {}
         for move in moves:
-            if move.fill:
-                content = self._store.get(move.digest, move.group)
+            name = move.digest, move.group
+            if not move.fill:
+                self._store.put(name, self.content(move.block))
+            elif self._store.comes(move.block, name):
+                self._coming += 1
+            else:
+                content = self._store.get(name)
                 filled[move.block] = content is not None
                 if content is not None:
                     self._executor.write_blocks([move.block], content[None])
-            else:
-                content = np.empty(self._executor.block_bytes, np.uint8)
-                self._executor.read_blocks([move.block], content[None])
-                self._store.put(move.digest, move.group, content)
+        for block, content in self._store.arrived() if self._coming else ():
+            self._coming -= 1
+            filled[block] = content is not None
+            if content is not None:
+                self._executor.write_blocks([block], content[None])
         return filled
+
+    def content(self, block: int) -> U8:
+        """A copy of what is in a KV block."""
+        content = np.empty(self._executor.block_bytes, np.uint8)
+        self._executor.read_blocks([block], content[None])
+        return content
 
     def _sample(self, step: Forwarded, masks: Masks | None, result: StepOutput) -> None:
         sampling, scheduled, slots = step.arrays.sampling, step.out.scheduled, self.arrays.slots

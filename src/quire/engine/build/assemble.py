@@ -39,6 +39,7 @@ from quire.engine.build.drafts import (
 )
 from quire.engine.build.kept_costs import keep_costs, load_costs
 from quire.engine.build.kept_peaks import load_peaks
+from quire.engine.build.kv_tiers import make_tiers
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.log_file import make_recorder
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
@@ -123,7 +124,9 @@ class Built:
     ranks: RankProcesses | None = None
 
     def close(self) -> None:
-        """Free the memory of the executors, and keep what was learned of their speed."""
+        """Free the memory of the executors, and keep what was learned of their speed, and blocks on the disk."""
+        if self.core.tiers is not None:
+            self.core.tiers.close()
         keep_costs(self.core.costs, self.model.folder, self.config)
         if self.core.recorder is not None:
             self.core.recorder.close()
@@ -462,12 +465,15 @@ def _build(
             ranks.ready(weights_fingerprint(model, config), model, plan.limits)
     with startup.span("bind"):
         adapters = _adapters(executor, model, config, plan.limits)
-        swap = make_swap_space(
-            model, planned.kind.block_bytes(program, asked.cache.block_size), config, draft, lent
-        )
-        worker = make_worker(model, executor, plan.limits, config, adapters, swap)
+        block = planned.kind.block_bytes(program, asked.cache.block_size)
+        swap = make_swap_space(model, block, config, draft, lent)
+        files = partial(weights_fingerprint, model, config)
+        tiers = make_tiers(model, config, planned.programs or (program,), files, block, swap, draft)
+        worker = make_worker(model, executor, plan.limits, config, adapters, tiers or swap)
+        if tiers is not None:
+            tiers.content = worker.content
         costs = load_costs(model.folder, config)
-        scheduler = make_scheduler(program, config, plan, model.facts.spec, costs, swap, made)
+        scheduler = make_scheduler(program, config, plan, model.facts.spec, costs, tiers or swap, made)
     grammars = partial(_grammars, later, program, config, plan)
     drafter = draft.drafter(plan.limits, made, program) if draft and made else None
     speculation = make_speculation(config, worker, executor, plan.limits, drafter)
@@ -476,7 +482,7 @@ def _build(
     core = EngineCore(
         scheduler, worker, make_gate(scheduler, config), grammars, speculation, adapters, costs, controller
     )
-    core.swap, core.work = swap, StepWork(program)
+    core.swap, core.tiers, core.work = swap, tiers, StepWork(program)
     if asked.execution.executor == "native":
         core.peaks = load_peaks(executor.isa, config.threads)
     core.record(make_recorder(core.scheduler.config, config.asked, costs, model.folder.name))

@@ -19,6 +19,7 @@ from quire.objectives import class_policies, parse_classes
 from quire.program.program import Program
 from quire.spec import ModelSpec
 from quire.speculate.build import judging, max_draft_tokens
+from quire.worker.block_tiers import BlockTiers
 from quire.worker.swap_space import SwapSpace, place_bytes
 from quire.worker.worker import Worker
 
@@ -32,7 +33,7 @@ def make_scheduler(
     plan: MemoryPlan,
     spec: ModelSpec,
     costs: StepCostModel,
-    swap: SwapSpace | None,
+    swap: BlockTiers | SwapSpace | None,
     draft: Executor | None,
 ) -> Scheduler:
     """The scheduler of an engine."""
@@ -107,7 +108,7 @@ def make_worker(
     limits: Limits,
     config: ResolvedConfig,
     adapters: AdapterService | None,
-    swap: SwapSpace | None,
+    swap: BlockTiers | SwapSpace | None,
 ) -> Worker:
     """The worker of an engine, over an executor that is not bound yet."""
     if model.facts.pooling is None:

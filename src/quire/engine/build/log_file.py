@@ -24,7 +24,7 @@ def make_recorder(
         classes=" ".join(asked.scheduler.slo),
         model=model,
         batching=asked.scheduler.batching,
-        swap=asked.cache.swap_space is not None,
+        swap=asked.cache.swap_space is not None or asked.cache.kv_tiers is not None,
         costs=costs.weights,
     )
 

@@ -165,10 +165,18 @@ class EngineLoop:
             if self._room is not None:
                 self._room.obey(command)
             return
+        tiers, sleeps = self._core.tiers, isinstance(command, GivePages)
+        if tiers is not None and sleeps:
+            tiers.save_all()
+            tiers.sleeping = True
         self._core.scheduler.clear_prefix_cache()
         if self._core.swap is not None:
             self._core.swap.clear()
-        if isinstance(command, GivePages):
+        if tiers is not None:
+            if not sleeps:
+                tiers.clear()
+            tiers.sleeping = False
+        if sleeps:
             if self._room is not None:
                 self._room.give()
             self._give_pages()

@@ -1,0 +1,39 @@
+"""Where KV blocks go that leave the cache: `ram=2GiB,disk=20GiB:/var/cache/quire`."""
+
+from __future__ import annotations
+
+from quire.records import dataclass
+from quire.util.sizes import parse_size
+
+_FORM = "write ram=SIZE, disk=SIZE:FOLDER, or both with a comma"
+
+
+@dataclass(frozen=True, slots=True)
+class KvTiers:
+    """Bytes of host memory, and of a file in a folder; 0 for none."""
+
+    ram: int
+    disk: int
+    folder: str
+
+
+def parse_tiers(text: str) -> KvTiers:
+    """The tiers of an option's text. Raises ValueError naming what is wrong."""
+    found: dict[str, int] = {}
+    folder = ""
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in {"ram", "disk"} or name in found:
+            raise ValueError(f"kv_tiers: {part.strip()!r} is not a tier; {_FORM}")
+        size, colon, path = value.partition(":")
+        if name == "disk":
+            folder = path
+        if bool(colon and path) != (name == "disk"):
+            raise ValueError(f"kv_tiers: {part.strip()!r} is not a tier; {_FORM}")
+        try:
+            found[name] = parse_size(size)
+        except ValueError as error:
+            raise ValueError(f"kv_tiers: {name}: {error}") from None
+        if not found[name]:
+            raise ValueError(f"kv_tiers: {name}: a size of 0 keeps nothing")
+    return KvTiers(found.get("ram", 0), found.get("disk", 0), folder)

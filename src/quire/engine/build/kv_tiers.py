@@ -1,0 +1,68 @@
+"""The tiers of an engine's KV blocks: host memory, a disk, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b, sha256
+from pathlib import Path
+
+from quire import _native
+from quire.config.kv_tiers import parse_tiers
+from quire.config.resolve import ResolvedConfig
+from quire.config.schema import CacheOptions
+from quire.engine.build.drafts import Draft
+from quire.engine.build.opening import Model
+from quire.program.program import Program
+from quire.worker.block_tiers import BlockTiers
+from quire.worker.disk_tier import DiskTier, tier_bytes
+from quire.worker.swap_space import SwapSpace
+
+
+def disk_tier_bytes(asked: CacheOptions, block_bytes: int) -> int:
+    """Memory that the tier on a disk takes; 0 without one."""
+    tiers = parse_tiers(asked.kv_tiers) if asked.kv_tiers else None
+    return tier_bytes(tiers.disk, block_bytes) if tiers and tiers.disk else 0
+
+
+def make_tiers(
+    model: Model,
+    config: ResolvedConfig,
+    programs: Sequence[Program],
+    files: Callable[[], str],
+    block_bytes: int,
+    swap: SwapSpace | None,
+    draft: Draft | None,
+) -> BlockTiers | None:
+    """A tier on a disk over the swap space, if one was asked for and the model keeps blocks between requests.
+
+    `programs` are those of all ranks, `files` gives a fingerprint of the weights. Raises KvFileError, and ValueError
+    where blocks cannot be taken back alone, or none fits.
+    """
+    asked, spec = config.asked.cache.kv_tiers, model.facts.spec
+    tiers = parse_tiers(asked) if asked else None
+    if tiers is None or not tiers.disk or spec.whole or spec.pooling is not None:
+        return None
+    if draft is not None:
+        raise ValueError("kv_tiers: not with a draft model, whose keys and values would be missing")
+    mark = _fingerprint(model, config, programs, files())
+    return BlockTiers(swap, DiskTier(Path(tiers.folder), tiers.disk, block_bytes, mark), mark)
+
+
+def _fingerprint(model: Model, config: ResolvedConfig, programs: Sequence[Program], files: str) -> bytes:
+    """All that determines the content of a block besides tenant, adapter and tokens: weights, formats, layout, and the
+    code that computes, to the instruction set."""
+    from quire import __version__
+
+    asked = config.asked
+    kernels = sha256(Path(_native.__file__).read_bytes()).hexdigest()
+    executor = asked.execution.executor, asked.execution.device, config.isa or _native.supported_isas()[0]
+    random = (
+        (asked.loading.load_format, asked.execution.seed) if asked.loading.load_format == "random" else ()
+    )
+    scales = asked.formats.kv_cache_scales
+    levels = sha256(Path(scales).read_bytes()).hexdigest() if scales else ""
+    parts = (
+        __version__, kernels, executor, model.facts.config_sha256, files, random, levels, asked.cache.block_size,
+        *programs,
+    )  # fmt: skip
+    return blake2b("\0".join(map(repr, parts)).encode(), digest_size=64).digest()

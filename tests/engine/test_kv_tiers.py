@@ -1,0 +1,110 @@
+"""The tiers of an engine: the cache survives its process, with the bits of no cache at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.tokenizers import Folder
+from quire import LLM, SamplingParams
+from quire.config.kv_tiers import KvTiers, parse_tiers
+from quire.config.schema import EngineConfig
+from quire.worker.kv_file import KvFileError
+
+LENGTH = 192
+PROMPTS = [[3 + (7 * i + 3 * j) % 90 for j in range(100)] for i in range(6)]
+ASKED = [
+    SamplingParams(max_tokens=20, temperature=0.8, seed=seed, logprobs=1, ignore_eos=True)
+    for seed in range(6)
+]
+
+
+def answers(folder: Any, *, times: int = 1, **options: Any) -> tuple[list[Any], int, Any]:
+    """Tokens and log-probabilities, prompt tokens that were cached, and the tiers."""
+    llm = LLM(folder, max_model_len=LENGTH, num_kv_blocks=28, threads=1, progress=False, **options)
+    try:
+        made, cached = [], 0
+        for _ in range(times):
+            for output in llm.generate(PROMPTS, ASKED):
+                cached += output.usage.cached_tokens
+                for sample in output.outputs:
+                    scores = [c.logprob for p in sample.logprobs or [] for c in p]
+                    made.append((sample.token_ids, scores))
+        return made, cached, llm._built.core.tiers
+    finally:
+        llm.close()
+
+
+@pytest.mark.parametrize("model", ["qwen3", "gemma2", "deepseek2-lite"])
+def test_a_second_process_goes_on_with_what_the_first_has_computed(
+    checkpoint: Folder, tmp_path: Path, model: str
+) -> None:
+    folder, tier = checkpoint(model), f"disk=4MiB:{tmp_path}"
+    plain, none, _ = answers(folder, enable_prefix_caching=False)
+    first, _, tiers = answers(folder, kv_tiers=tier)
+    assert none == 0
+    assert tiers.disk.blocks_out > 20
+    second, cached, tiers = answers(folder, kv_tiers=tier)
+    assert cached >= 96, "not all: reading a block may cost more than to compute it with so small a model"
+    assert tiers.disk.blocks_in >= 6
+    assert first == second == plain
+
+
+@pytest.mark.parametrize("tier", ["disk=4MiB:{}", "ram=1MiB, disk=4MiB:{}"])
+def test_blocks_that_gave_way_come_back_from_either_tier(
+    checkpoint: Folder, tmp_path: Path, tier: str
+) -> None:
+    """Six prompts of seven blocks in a pool of 28, twice."""
+    folder = checkpoint("qwen3")
+    plain, _, _ = answers(folder, times=2, enable_prefix_caching=False)
+    made, cached, tiers = answers(folder, times=2, kv_tiers=tier.format(tmp_path))
+    assert made == plain
+    assert cached > 300
+    assert tiers.disk.blocks_in + (tiers.ram.blocks_in if tiers.ram else 0) > 10
+    if tiers.ram:
+        assert tiers.ram.blocks_in > 0
+
+
+def test_other_weights_formats_and_block_sizes_find_nothing(checkpoint: Folder, tmp_path: Path) -> None:
+    tier = f"disk=4MiB:{tmp_path}"
+    answers(checkpoint("qwen3"), kv_tiers=tier)
+    for folder, options in (
+        (checkpoint("llama2"), {}),
+        (checkpoint("qwen3"), {"kv_cache_dtype": "int8"}),
+        (checkpoint("qwen3"), {"quantization": "int8"}),
+        (checkpoint("qwen3"), {"block_size": 32}),
+    ):
+        _, cached, tiers = answers(folder, kv_tiers=tier, **options)
+        assert cached == 0
+        assert tiers.disk.blocks_in == 0
+
+
+def test_it_is_in_the_memory_plan_and_has_its_limits(checkpoint: Folder, tmp_path: Path) -> None:
+    folder = checkpoint("qwen3")
+    llm = LLM(folder, max_model_len=LENGTH, kv_tiers=f"ram=1MiB,disk=64MiB:{tmp_path}", progress=False)
+    parts = llm._built.plan.parts
+    llm.close()
+    assert parts["swap"] == 2**20
+    assert parts["tiers"] > 2**20
+    with pytest.raises(ValueError, match="kv_tiers: disk has no room for a block"):
+        LLM(folder, kv_tiers=f"disk=1KiB:{tmp_path}", progress=False)
+    (tmp_path / "file").touch()
+    with pytest.raises(KvFileError):
+        LLM(folder, kv_tiers=f"disk=1MiB:{tmp_path / 'file'}", progress=False)
+    with pytest.raises(ValueError, match="kv_tiers: needs enable_prefix_caching"):
+        EngineConfig(kv_tiers="ram=1MiB", enable_prefix_caching=False)
+    with pytest.raises(ValueError, match="kv_tiers: ram is swap_space; give one of them"):
+        EngineConfig(kv_tiers="ram=1MiB", swap_space=2**21)
+    config = EngineConfig(kv_tiers="ram=1MiB")
+    assert config.cache.swap_space == 2**20
+    assert EngineConfig(**config.values()) == config
+
+
+def test_tiers_are_read() -> None:
+    assert parse_tiers("ram=2GiB,disk=20GiB:/var/kv") == KvTiers(2 * 2**30, 20 * 2**30, "/var/kv")
+    assert parse_tiers(" disk=1MiB:a:b ") == KvTiers(0, 2**20, "a:b")
+    for wrong in ("", "ram", "ram=", "tape=1GiB", "disk=1GiB", "ram=1GiB:/x", "ram=1,ram=2", "disk=x:/y", "ram=0"):
+        with pytest.raises(ValueError, match="^kv_tiers: "):
+            parse_tiers(wrong)

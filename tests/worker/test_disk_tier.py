@@ -1,0 +1,262 @@
+"""KV blocks in a file: they are found by the next process and by others, and nothing wrong is ever read."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.core.tier import Name
+from quire.worker.disk_tier import DiskTier, buffers_of
+from quire.worker.kv_file import PAGE, RECORD_BYTES, U8, KvFile, KvFileError, Layout, places_in
+
+BLOCK = 5000
+MARK = b"m" * 64
+SIZE = 12 * (2 * PAGE + RECORD_BYTES) + 2 * PAGE  # twelve places
+
+Make = Callable[..., DiskTier]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[DiskTier] = []
+
+    def tier(folder: str = "kv", *, size: int = SIZE, block: int = BLOCK, mark: bytes = MARK) -> DiskTier:
+        made.append(DiskTier(tmp_path / folder, size, block, mark))
+        return made[-1]
+
+    yield tier
+    for one in made:
+        if one._threads[0].is_alive():
+            one.close()
+
+
+def name_of(number: int) -> Name:
+    return number.to_bytes(16, "big"), number % 3
+
+
+def content_of(number: int) -> U8:
+    return np.random.default_rng(number).integers(0, 256, BLOCK, dtype=np.uint8)
+
+
+def keep(tier: DiskTier, *numbers: int) -> None:
+    for number in numbers:
+        wait(lambda: tier.room > 0)
+        assert tier.reserve(name_of(number))
+        tier.write(name_of(number), content_of(number))
+    wait(lambda: not tier._writing)
+
+
+def wait(until: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not until():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def fetch(tier: DiskTier, *numbers: int) -> list[int]:
+    """Read blocks; the numbers of those that came, each as it was kept."""
+    for number in numbers:
+        tier.read(number, name_of(number))
+    came: dict[int, bool] = {}
+    while len(came) < len(numbers):
+        for number, content in tier.arrived():
+            came[number] = content is not None
+            assert content is None or (content == content_of(number)).all()
+        time.sleep(0.001)
+    return sorted(number for number, there in came.items() if there)
+
+
+def test_what_is_kept_is_found_by_the_next_process(make: Make) -> None:
+    tier = make()
+    keep(tier, 1, 2, 3)
+    assert not tier.reserve(name_of(2)), "it is there already"
+    assert fetch(tier, 1, 2, 3, 4) == [1, 2, 3]
+    tier.close()
+    again = make()
+    wait(lambda: len(again) == 3)
+    assert again.path == tier.path
+    assert [again.holds(name_of(number)) for number in range(5)] == [False, True, True, True, False]
+    assert fetch(again, 3, 1, 4) == [1, 3]
+    assert again.blocks_in == 2
+
+
+def test_the_block_used_longest_ago_makes_room(make: Make) -> None:
+    tier = make()
+    keep(tier, *range(12))
+    assert fetch(tier, 0) == [0]
+    keep(tier, 12, 13)
+    assert not tier.holds(name_of(1))
+    assert not tier.holds(name_of(2))
+    assert fetch(tier, *range(14)) == [0, *range(3, 14)]
+    assert tier.path.stat().st_size <= SIZE
+    assert tier.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_processes_share_what_they_have(make: Make) -> None:
+    first = make()
+    keep(first, 1, 2)
+    second = make()
+    assert second.path != first.path
+    wait(lambda: second.holds(name_of(2)))
+    assert fetch(second, 1, 2) == [1, 2]
+    assert not second.reserve(name_of(1)), "another process has it"
+    keep(first, *range(3, 14))  # of which the last takes the place of 1 or 2
+    assert fetch(second, 1, 2) in ([1], [2]), "the other file names something else there now"
+    first.close()
+    assert fetch(second, *range(3, 8)) == [], "not looked for yet, or found"
+
+
+def test_another_model_finds_nothing(make: Make) -> None:
+    keep(first := make(), 1)
+    other = make(mark=b"n" * 64)
+    time.sleep(0.05)
+    assert not other.holds(name_of(1))
+    first.close()
+    other.close()
+    third = make(mark=b"o" * 64)
+    assert third.path == first.path, "no file that a process has, and the number of files does not grow"
+    time.sleep(0.05)
+    assert len(third) == 0
+    third.close()
+    back = make(mark=b"n" * 64)
+    assert back.path == other.path, "its own blocks before any other file"
+
+
+@pytest.mark.parametrize("what", ["content", "record", "swapped", "cut"])
+def test_what_was_changed_is_never_read(make: Make, what: str) -> None:
+    tier = make()
+    keep(tier, 1, 2, 3)
+    tier.close()
+    layout = Layout(MARK, BLOCK, places_in(SIZE, BLOCK))
+    with tier.path.open("r+b") as file:
+        places = {digest: place for place, digest, _ in KvFile(tier.path, file.fileno(), layout).table()}
+        one, two = (places[name_of(number)[0]] for number in (1, 2))
+        starts = [PAGE + RECORD_BYTES * one, PAGE + RECORD_BYTES * two]
+        if what == "content":
+            at = layout.contents + one * layout.pitch + 4321
+        elif what == "record":
+            at = starts[0] + 40  # in its check sum
+        if what in {"content", "record"}:
+            byte = os.pread(file.fileno(), 1, at)[0]
+            os.pwrite(file.fileno(), bytes([byte ^ 4]), at)
+        elif what == "swapped":
+            records = [os.pread(file.fileno(), RECORD_BYTES, start) for start in starts]
+            for start, record in zip(starts, reversed(records), strict=True):
+                os.pwrite(file.fileno(), record, start)
+        else:
+            file.truncate(layout.contents + 2 * layout.pitch)
+    again = make()
+    if what == "cut":
+        time.sleep(0.05)
+        assert len(again) == 0, "made anew"
+        return
+    wait(lambda: len(again) == 3)
+    assert fetch(again, 1, 2, 3) == ([3] if what == "swapped" else [2, 3])
+    wait(lambda: not again.holds(name_of(1)))
+    assert again.damaged == (2 if what == "swapped" else 1)
+    keep(again, 1)
+    assert fetch(again, 1) == [1]
+
+
+def test_blocks_that_come_too_fast_are_not_kept(make: Make) -> None:
+    tier, most = make(), buffers_of(BLOCK)
+    reserved = sum(tier.reserve(name_of(number)) for number in range(most + 5))
+    assert (reserved, tier.refused, tier.room) == (most, 5, 0)
+    tier.forget(name_of(0))  # before its content came
+    assert not tier.awaits(name_of(0))
+    assert tier.room == 1
+
+
+def test_what_may_be_damaged_is_forgotten(make: Make) -> None:
+    tier = make()
+    keep(tier, 1, 2)
+    tier.forget(name_of(1))
+    wait(lambda: not tier.holds(name_of(1)))
+    tier.close()
+    again = make()
+    wait(lambda: again.holds(name_of(2)))
+    assert not again.holds(name_of(1))
+    again.clear()
+    wait(lambda: not again.holds(name_of(2)))
+
+
+def test_an_error_of_the_disk_ends_the_tier_alone(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tier = make()
+    keep(tier, 1)
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("quire.worker.kv_file.os.pwrite", full)
+    assert tier.reserve(name_of(2))
+    tier.write(name_of(2), content_of(2))
+    wait(lambda: bool(tier.error))
+    assert not tier.holds(name_of(1))
+    assert not tier.reserve(name_of(3))
+    assert fetch(tier, 1) == []
+    said = capfd.readouterr().err
+    assert said.count("No space left on device; KV blocks are neither kept nor read any more") == 1
+
+
+def test_a_folder_that_cannot_be_had_is_an_error_at_the_start(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(KvFileError, match="Not a directory|File exists"):
+        make("file")
+    (tmp_path / "kv").mkdir()
+    (tmp_path / "kv" / "blocks-0.kv").symlink_to(tmp_path / "file")
+    with pytest.raises(KvFileError, match="symbolic links"):
+        make()
+    assert (tmp_path / "file").read_text() == "x"
+    with pytest.raises(KvFileError, match="No space left|File too large|Cannot allocate|space"):
+        make("huge", size=2**60)
+    with pytest.raises(ValueError, match="kv_tiers: disk has no room for a block of 5000 bytes"):
+        make("small", size=BLOCK)
+
+
+WRITER = """
+import sys; sys.path.insert(0, {tests!r})
+from worker.test_disk_tier import *
+tier = DiskTier(Path({folder!r}), SIZE, BLOCK, MARK)
+number = said = 0
+while True:
+    if tier.room and tier.reserve(name_of({first} + number)):
+        tier.write(name_of({first} + number), content_of({first} + number))
+        number += 1
+    if said < tier.blocks_out:
+        said = tier.blocks_out
+        print(said, flush=True)
+"""
+
+
+@pytest.mark.parametrize("times", [6, pytest.param(100, marks=pytest.mark.chaos)])
+def test_a_process_that_is_killed_while_it_writes_leaves_whole_blocks(
+    make: Make, tmp_path: Path, times: int
+) -> None:
+    rng, first = random.Random(times), 0
+    for _ in range(times):
+        code = WRITER.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path / "kv"), first=first)
+        writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        written = int(writer.stdout.readline())
+        time.sleep(rng.uniform(0, 0.05))
+        writer.kill()
+        written = int(([written, *writer.stdout.read().split()])[-1])
+        writer.wait()
+        tier = make()
+        wait(lambda: len(tier) > 0)
+        held = [number for number in range(first, first + written + 200) if tier.holds(name_of(number))]
+        came = fetch(tier, *held)
+        lost = set(range(first, first + written)[-11:]) - set(came)
+        assert len(lost) <= 1, "only the block in whose place another was being written"
+        tier.close()
+        first += 10_000
