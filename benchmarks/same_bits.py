@@ -38,8 +38,8 @@ import numpy as np
 from quire import _native
 from quire.core.capacity import peak_blocks
 from quire.core.scheduler import Scheduler
-from quire.core.tier import Name
 from quire.core.scheduler_config import SchedulerConfig
+from quire.core.tier import Name
 from quire.executor.base import Executor, Limits, Outputs
 from quire.executor.native import NativeExecutor
 from quire.loader import RandomWeights, load
@@ -180,7 +180,7 @@ class Memory:
     def published(self, name: Name, block: int) -> None:
         pass
 
-    def saves(self, *, idle: bool) -> tuple[()]:  # noqa: ARG002
+    def saves(self, *, idle: bool) -> tuple[()]:
         return ()
 
     def withdrawn(self, name: Name, *, offered: bool) -> bool:
@@ -191,13 +191,13 @@ class Memory:
     def holds(self, name: Name) -> bool:
         return name in self.contents
 
-    def copy_seconds(self, name: Name) -> float:  # noqa: ARG002
+    def copy_seconds(self, name: Name) -> float:
         return 0.0
 
     def put(self, name: Name, content: Any) -> None:
         self.contents[name] = content
 
-    def comes(self, block: int, name: Name) -> bool:  # noqa: ARG002
+    def comes(self, block: int, name: Name) -> bool:
         return False
 
     def arrived(self) -> tuple[()]:

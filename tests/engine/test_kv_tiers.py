@@ -13,7 +13,7 @@ from quire.config.kv_tiers import KvTiers, parse_tiers
 from quire.config.schema import EngineConfig
 from quire.worker.kv_file import KvFileError
 
-LENGTH = 192
+LENGTH = 128
 PROMPTS = [[3 + (7 * i + 3 * j) % 90 for j in range(100)] for i in range(6)]
 ASKED = [
     SamplingParams(max_tokens=20, temperature=0.8, seed=seed, logprobs=1, ignore_eos=True)
@@ -105,6 +105,16 @@ def test_it_is_in_the_memory_plan_and_has_its_limits(checkpoint: Folder, tmp_pat
 def test_tiers_are_read() -> None:
     assert parse_tiers("ram=2GiB,disk=20GiB:/var/kv") == KvTiers(2 * 2**30, 20 * 2**30, "/var/kv")
     assert parse_tiers(" disk=1MiB:a:b ") == KvTiers(0, 2**20, "a:b")
-    for wrong in ("", "ram", "ram=", "tape=1GiB", "disk=1GiB", "ram=1GiB:/x", "ram=1,ram=2", "disk=x:/y", "ram=0"):
-        with pytest.raises(ValueError, match="^kv_tiers: "):
+    for wrong in (
+        "",
+        "ram",
+        "ram=",
+        "tape=1GiB",
+        "disk=1GiB",
+        "ram=1GiB:/x",
+        "ram=1,ram=2",
+        "disk=x:/y",
+        "ram=0",
+    ):
+        with pytest.raises(ValueError, match=r"^kv_tiers: "):
             parse_tiers(wrong)

@@ -210,14 +210,14 @@ def test_an_error_of_the_disk_ends_the_tier_alone(
 
 def test_a_folder_that_cannot_be_had_is_an_error_at_the_start(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(KvFileError, match="Not a directory|File exists"):
+    with pytest.raises(KvFileError, match=r"Not a directory|File exists"):
         make("file")
     (tmp_path / "kv").mkdir()
     (tmp_path / "kv" / "blocks-0.kv").symlink_to(tmp_path / "file")
     with pytest.raises(KvFileError, match="symbolic links"):
         make()
     assert (tmp_path / "file").read_text() == "x"
-    with pytest.raises(KvFileError, match="No space left|File too large|Cannot allocate|space"):
+    with pytest.raises(KvFileError, match=r"No space left|File too large|Cannot allocate|space"):
         make("huge", size=2**60)
     with pytest.raises(ValueError, match="kv_tiers: disk has no room for a block of 5000 bytes"):
         make("small", size=BLOCK)
@@ -232,9 +232,8 @@ while True:
     if tier.room and tier.reserve(name_of({first} + number)):
         tier.write(name_of({first} + number), content_of({first} + number))
         number += 1
-    if said < tier.blocks_out:
-        said = tier.blocks_out
-        print(said, flush=True)
+    if not said and tier.blocks_out > 12:
+        said = print("writing", flush=True) or 1
 """
 
 
@@ -247,16 +246,15 @@ def test_a_process_that_is_killed_while_it_writes_leaves_whole_blocks(
         code = WRITER.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path / "kv"), first=first)
         writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         assert writer.stdout is not None
-        written = int(writer.stdout.readline())
+        assert writer.stdout.readline()
         time.sleep(rng.uniform(0, 0.05))
         writer.kill()
-        written = int(([written, *writer.stdout.read().split()])[-1])
         writer.wait()
+        writer.stdout.close()
         tier = make()
-        wait(lambda: len(tier) > 0)
-        held = [number for number in range(first, first + written + 200) if tier.holds(name_of(number))]
-        came = fetch(tier, *held)
-        lost = set(range(first, first + written)[-11:]) - set(came)
-        assert len(lost) <= 1, "only the block in whose place another was being written"
+        wait(tier.is_loaded)
+        held = [number for number in range(first, first + 10_000) if tier.holds(name_of(number))]
+        assert len(held) >= 11
+        assert len(fetch(tier, *held)) >= len(held) - 1, "only that in whose place another was being written"
         tier.close()
         first += 10_000

@@ -46,6 +46,7 @@ MOVES: dict[str, tuple[str, ...]] = {
     "cache_ttl": ("quire_kv_blocks_cached", _HITS),
     "cache_pin_share": ("quire_kv_blocks_pinned", _HITS),
     "swap_space": ("quire_swapped_in_blocks", _PREEMPTED),
+    "kv_tiers": ("quire_disk_tier_loaded_blocks", _HITS),
     "enable_chunked_prefill": (_ITL, _TTFT),
     "scheduling_policy": (_QUEUE, _TTFT),
     "overtake_ms": (_QUEUE,),

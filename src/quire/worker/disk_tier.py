@@ -55,6 +55,7 @@ class DiskTier:
         self._places: dict[Name, int] = {}  # in the own file; used longest ago first
         self._free: list[int] = []
         self._order = 0
+        self._loaded = threading.Event()
         self._others: dict[Path, tuple[KvFile, int]] = {}  # with the order of the newest record that was seen
         self._shared: dict[Name, tuple[KvFile, int]] = {}  # blocks of other files
         self._writing: set[Name] = set()  # reserved, and not written yet
@@ -86,6 +87,10 @@ class DiskTier:
     def path(self) -> Path:
         """The own file."""
         return self._file.path
+
+    def is_loaded(self) -> bool:
+        """Whether what an earlier process has left was found, or there was nothing."""
+        return self._loaded.is_set()
 
     def holds(self, name: Name) -> bool:
         """Whether a block can be read, as far as the tables say."""
@@ -140,12 +145,19 @@ class DiskTier:
         """Blocks whose content has come, or None for those that were lost. Valid until the next call."""
         for content in self._lent:
             self._buffers.put(content)
-        found = []
+        found: list[tuple[int, U8 | None]] = []
         with contextlib.suppress(queue.Empty):
             while len(found) < self._count:
                 found.append(self._arrived.get_nowait())
         self._lent = [content for _, content in found if content is not None]
         return found
+
+    def counts(self) -> dict[str, int]:
+        """What metrics show."""
+        return {
+            "blocks": len(self._places), "saved": self.blocks_out, "loaded": self.blocks_in, "refused": self.refused,
+            "damaged": self.damaged, "failed": int(bool(self.error)),
+        }  # fmt: skip
 
     def close(self) -> None:
         """Write what was handed over, and end."""
@@ -194,17 +206,14 @@ class DiskTier:
 
     def _load(self) -> None:
         """Find what an earlier process has left in the file."""
-        table, layout = self._file.table(), self._layout
-        with self._lock:
-            free = set(range(layout.places))
-            for place, digest, group in table:
-                old = self._places.pop((digest, group), None)
-                if old is not None:
-                    free.add(old)
-                self._places[digest, group] = place
-                free.discard(place)
-            self._free = sorted(free, reverse=True)
-            self._order = self._file.newest()
+        places: dict[Name, int] = {}
+        for place, digest, group in self._file.table():
+            places.pop((digest, group), None)
+            places[digest, group] = place
+        self._free = sorted({*range(self._layout.places)} - {*places.values()}, reverse=True)
+        self._order = self._file.newest()
+        self._places = places
+        self._loaded.set()
 
     def _look(self) -> None:
         """See what other processes have written since."""

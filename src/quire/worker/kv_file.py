@@ -174,7 +174,7 @@ class KvFile:
             if not got:
                 return False
             done += got
-        return self._sum(digest, group, order, into) == check
+        return bool(self._sum(digest, group, order, into) == check)
 
     def erase(self, place: int) -> None:
         """Have the table name nothing in a place. Raises OSError."""

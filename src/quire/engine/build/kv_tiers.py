@@ -8,8 +8,7 @@ from pathlib import Path
 
 from quire import _native
 from quire.config.kv_tiers import parse_tiers
-from quire.config.resolve import ResolvedConfig
-from quire.config.schema import CacheOptions
+from quire.config.schema import CacheOptions, ResolvedConfig
 from quire.engine.build.drafts import Draft
 from quire.engine.build.opening import Model
 from quire.program.program import Program

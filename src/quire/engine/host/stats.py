@@ -99,6 +99,7 @@ class StepTotals:
             swap_blocks=len(swap) if swap else 0,
             swapped_out=swap.blocks_out if swap else 0,
             swapped_in=swap.blocks_in if swap else 0,
+            disk_tier=self._core.tiers.disk.counts() if self._core.tiers else {},
             step_budget=min(scheduler.limits.tokens, scheduler.config.max_num_batched_tokens),
             step_slots=min(scheduler.limits.sequences, scheduler.config.max_num_seqs),
             length_error=scheduler.estimates.error,
