@@ -103,8 +103,8 @@ class Block:
 
 
 class BlockAnswer(Answer):
-    """An answer that is not streamed, as blocks. With `texts` it keeps the log-probabilities of its tokens, as JSON with
-    commas between them; it must have one block, as it is not known to which block a token belongs.
+    """An answer that is not streamed, as blocks. With `texts` it keeps the log-probabilities of its tokens, as JSON
+    with commas between them; it must have one block, as it is not known to which block a token belongs.
     """
 
     __slots__ = ("_reader", "_scores", "_texts", "blocks")
