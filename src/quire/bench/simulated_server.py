@@ -17,7 +17,7 @@ from functools import partial
 from quire.bench.timeline import RequestRecord
 from quire.core.admission_rules import LATE_DEADLINES, Broken, Burden, Caution, Promises, check_wishes
 from quire.core.controller import StepController
-from quire.core.cost_model import StepCostModel
+from quire.core.cost_model import StepCostModel, worst_margin
 from quire.core.degrading import Degrading
 from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
 from quire.core.guarantees import StepRoom, worst_demand
@@ -205,6 +205,7 @@ class SimulatedServer:
             pace=self._pace,
             elapsed=None if self._since is None else self.now - self._since,
             to_end=to_end,
+            bends=self.costs.bends,
         )
 
     def _burden(self, request: Request, *, to_end: bool) -> tuple[Burden, float]:
@@ -218,7 +219,7 @@ class SimulatedServer:
             self._worst(),
             self.costs.weights,
             StepRoom(budget, min(config.max_num_seqs, limits.sequences), self._tokens),
-            margin=self.costs.spread,
+            margin=worst_margin(self.costs.spread, self.costs.bends),
             to_end=to_end,
         )
 

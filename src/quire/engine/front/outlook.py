@@ -15,7 +15,7 @@ from dataclasses import replace
 from quire.config.live import LiveConfig
 from quire.config.schema import SchedulerOptions
 from quire.core.admission_rules import LATE_DEADLINES, Broken, Burden, Caution, Promises, check_wishes
-from quire.core.cost_model import FEATURES, StepCostModel
+from quire.core.cost_model import FEATURES, StepCostModel, bend_of, worst_margin
 from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
 from quire.core.guarantees import Price, StepRoom, worst_demand
 from quire.core.scheduler_config import SchedulerConfig
@@ -97,7 +97,7 @@ class Outlook:
             each,
             others,
             Live(policy.place(probe, self._lengths), False, Demand(prompt, 0, self._lengths.output_tokens(probe))),
-            budget=budget, slots=slots, tokens=self._tokens, most=_MOST_SECONDS,
+            budget=budget, slots=slots, tokens=self._tokens, most=_MOST_SECONDS, bends=stats.step_bends,
         )  # fmt: skip
         chunk = max(0, budget - rows)
         step = each[0] + each[1] * rows + each[2] * chunk + each[3] * keys + each[4] * chunk * chunk / 2
@@ -127,6 +127,7 @@ class Outlook:
             if self._costs:
                 each = self._costs
                 usual = each[0] + each[1] * step.decode_tokens + each[2] * step.prefill_tokens
+                usual *= bend_of(self._stats.step_bends, step.decode_tokens, step.prefill_tokens)
                 self._cold = _followed(self._cold, step.end - step.start - usual, _RARELY)
             self._woken = None
         elif gap >= 0 and step.started:
@@ -227,7 +228,7 @@ class Outlook:
             (work for live in lives for work in self._worst(live)),
             (self._costs[0] + self._gap, *self._costs[1:]),
             room,
-            margin=stats.step_cost_spread,
+            margin=worst_margin(stats.step_cost_spread, stats.step_bends),
             rows=request.params.n,
             to_end=to_end,
             most=_MOST_SECONDS,
@@ -303,6 +304,7 @@ class Outlook:
             pace=self._pace,
             elapsed=None if begins else elapsed,
             to_end=to_end,
+            bends=stats.step_bends,
         )
         beside = begins + 2 * self._delay + self._joining - self._gap  # there and back, and between the steps
         if elapsed is None:

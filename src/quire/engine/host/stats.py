@@ -94,6 +94,7 @@ class StepTotals:
             adapter_evictions=dict(adapters.evictions) if adapters else {},
             resident_bytes=resident_bytes(),
             step_costs=self._core.costs.weights,
+            step_bends=self._core.costs.bends,
             step_cost_error=self._core.costs.error,
             step_cost_spread=self._core.costs.spread,
             swap_blocks=len(swap) if swap else 0,
