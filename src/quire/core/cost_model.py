@@ -39,7 +39,7 @@ _SWEEPS = 4
 _DRIFT = (0.05, 0.1)  # of the latest step in the drift
 _PROMPT = frozenset((2, 4))  # features of prompts
 _MOST_DRIFT = 1.5  # natural logarithm
-_BEND = 0.1  # of the latest step in a bend
+_BEND, _YOUNG = 0.1, 48  # of the latest step in a bend; steps with prompts before any is learned
 _MOST_BEND = 0.3  # natural logarithm: what one step may say
 BEND_ROWS, BEND_SIZES = 5, 14  # 0, 1, 2 to 3, 4 to 7 and more streams; 1, 2, 4 … 8192 tokens of prompts
 _VERSION = 2
@@ -110,6 +110,7 @@ class StepCostModel:
         self._drift = [0.0, 0.0]  # natural logarithms: of all but prompts, and of prompts
         self._bends = [0.0] * (BEND_ROWS * BEND_SIZES)  # natural logarithms
         self._told = [0.0] * len(self._bends)  # steps by which each was learned
+        self._prompts = 0  # steps with prompts
         self._middle = 0.1  # running median of relative errors
         self._tail = 0.3  # running 90th percentile
         self.steps = 0
@@ -180,6 +181,9 @@ class StepCostModel:
     def _bend(self, rows: float, tokens: float, error: float) -> None:
         """Learn from a step with prompts. Beside how many streams none was seen, others tell."""
         error = max(-_MOST_BEND, min(_MOST_BEND, error))
+        self._prompts += 1
+        if self._prompts <= _YOUNG:  # it may be the sum that is wrong
+            return
         mine, (low, part) = _rows(rows), _size(tokens)
         for size, weight in ((low, 1 - part), (low + 1, part)):
             at = mine * BEND_SIZES + size
