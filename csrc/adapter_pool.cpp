@@ -18,7 +18,7 @@ class Pairs {
         words_(static_cast<size_t>(rows) * width_) {}
   void clear() { std::fill(words_.begin(), words_.end(), 0u); }
   // Rows [begin, begin + count) of a matrix, which become the first ones.
-  void read(const Numbers& from, int begin, int count) {
+  void read(const Matrix& from, int begin, int count) {
     const size_t cols = static_cast<size_t>(cols_), bytes = cols * dtype_bytes(from.dtype);
     const char* data = from.data + static_cast<size_t>(begin) * bytes;
     if (cols == 2 * width_) return kernels_.to_bf16(data, from.dtype, from.scale, row(0), cols * count);
@@ -122,8 +122,8 @@ void AdapterPool::open(int slot, const AdapterShape& shape) {
   }
 }
 
-void AdapterPool::put(int slot, const std::string& name, int part, const Numbers& a, const Numbers& b,
-                      const float* gain, int rank) {
+void AdapterPool::put(int slot, const std::string& name, int part, const Matrix& a, const Matrix& b, const float* gain,
+                      int rank) {
   const LowRank& l = layout_.at(name);
   check_slot(slot);
   if (part < 0 || part >= l.parts()) throw std::invalid_argument(name + ": no such part");

@@ -28,7 +28,7 @@ struct AdapterRows {
 };
 
 // A matrix of `dtype`, float32 or bfloat16, that is multiplied by `scale` before it is rounded.
-struct Numbers {
+struct Matrix {
   const char* data;
   DType dtype;
   float scale;
@@ -50,8 +50,7 @@ class AdapterPool {
   void clear(int slot);
   // a [rank, cols] and b [rows of the part, rank], rounded to bfloat16; gain [rows] or null, float32, of a part of the
   // shape. Throws std::invalid_argument.
-  void put(int slot, const std::string& name, int part, const Numbers& a, const Numbers& b, const float* gain,
-           int rank);
+  void put(int slot, const std::string& name, int part, const Matrix& a, const Matrix& b, const float* gain, int rank);
   // Rows [first, first + count) of a slot's own parameter, float32. Throws std::invalid_argument.
   void put_rows(int slot, const std::string& name, int first, const float* rows, int count, int cols);
   const std::vector<int32_t>& pages_of(int slot) const;

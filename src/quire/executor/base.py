@@ -27,7 +27,7 @@ from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Entry, Program
 from quire.program.tensors import Adapted, AdapterShape, Owned
-from quire.quant.floats import Numbers
+from quire.quant.floats import FloatsOrBits
 from quire.records import dataclass
 from quire.types import FinishReason, NewSeq, UnsupportedModelError
 
@@ -173,7 +173,7 @@ def check_blocks(program: Program, limits: Limits, blocks: Sequence[int], conten
 
 
 def check_adapter(
-    program: Program, name: str, part: int, a: Numbers, b: Numbers, gain: F32 | None = None
+    program: Program, name: str, part: int, a: FloatsOrBits, b: FloatsOrBits, gain: F32 | None = None
 ) -> Adapted:
     """The linear of that name. Raises ValueError unless these are arguments for put_adapter."""
     found = next((each for each in program.adapted if each.name == name), None)
@@ -390,8 +390,8 @@ class Runnable(Protocol):
         slot: int,
         name: str,
         part: int,
-        a: Numbers,
-        b: Numbers,
+        a: FloatsOrBits,
+        b: FloatsOrBits,
         gain: F32 | None = None,
         scale: float = 1.0,
     ) -> None:

@@ -53,7 +53,7 @@ from quire.program.op import AttentionScratch, ExpertScratch, RowScratch
 from quire.program.program import Program
 from quire.program.tensors import AdapterShape, Buffer, Param
 from quire.quant import GroupCodes, check_codes, quantize
-from quire.quant.floats import Numbers
+from quire.quant.floats import FloatsOrBits
 from quire.quant.groups import rotate, weight_share
 from quire.records import dataclass
 from quire.spec.rope import cos_sin
@@ -419,8 +419,8 @@ class NativeExecutor:
         slot: int,
         name: str,
         part: int,
-        a: Numbers,
-        b: Numbers,
+        a: FloatsOrBits,
+        b: FloatsOrBits,
         gain: F32 | None = None,
         scale: float = 1.0,
     ) -> None:

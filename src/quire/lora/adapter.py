@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire.quant.floats import Numbers
+from quire.quant.floats import FloatsOrBits
 from quire.records import dataclass
 
 F32 = npt.NDArray[np.float32]
@@ -33,8 +33,8 @@ class LowRank:
     For an embedding, `out` are its rows (the vocabulary) and `in` the width of the model.
     """
 
-    a: Numbers  # [rank, in]
-    b: Numbers  # [out, rank]
+    a: FloatsOrBits  # [rank, in]
+    b: FloatsOrBits  # [out, rank]
     scale: float  # alpha / rank, or alpha / sqrt(rank) for rsLoRA (2312.03732)
     magnitude: F32 | None = None  # [out], DoRA
     gain: F32 | None = None  # [out], DoRA whose lengths are known

@@ -11,7 +11,7 @@ from quire.lora import BLOCK_BYTES
 from quire.lora.adapter import F32, Adapter, LowRank, MatrixRows
 from quire.program.program import Program
 from quire.program.tensors import Adapted, AdaptedPart, AdapterShape
-from quire.quant.floats import Numbers, floats
+from quire.quant.floats import FloatsOrBits, floats
 from quire.types import CheckpointError
 
 LARGEST = 3.38e38  # a little below bfloat16's largest number
@@ -78,7 +78,7 @@ def _check_part(where: str, part: LowRank, places: list[tuple[Adapted, int]], ma
                 raise CheckpointError(f"{where}: {name} holds a number that is not finite")
 
 
-def _largest(numbers: Numbers) -> np.float32:
+def _largest(numbers: FloatsOrBits) -> np.float32:
     """The largest magnitude; NaN if there is one."""
     if numbers.dtype == np.uint16:  # magnitudes of bfloat16 sort like integers
         numbers = floats((numbers & np.uint16(0x7FFF)).max(keepdims=True))
@@ -131,7 +131,7 @@ def blocks_of(whole: MatrixRows) -> Iterator[tuple[int, F32]]:
         yield first, whole[first : first + step]
 
 
-def _matrices(part: LowRank, to: AdaptedPart) -> tuple[Numbers, Numbers, F32 | None, float]:
+def _matrices(part: LowRank, to: AdaptedPart) -> tuple[FloatsOrBits, FloatsOrBits, F32 | None, float]:
     """A, B, gain and the scale of B of a module as a part of a linear takes them."""
     b, gain = part.b, part.gain
     if to.pieces:

@@ -25,7 +25,7 @@ from quire.lora.base_modules import BaseModules, linears
 from quire.lora.module_pairs import MAX_RANK, AdaptedModule, AdapterFacts, ModulePair, check_rank, unknown
 from quire.lora.peft_config import MAX_CONFIG_BYTES, PeftConfig
 from quire.lora.saved_rows import SavedRows
-from quire.quant.floats import Numbers, floats, to_float32
+from quire.quant.floats import FloatsOrBits, floats, to_float32
 from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.types import CheckpointError, UnsupportedModelError
@@ -81,7 +81,7 @@ class PeftFolder:
         self.config = PeftConfig.of(parse_json_object(self._config_bytes, CONFIG), CONFIG)
         self._file = SafetensorsFile(folder / WEIGHTS)
         self._kept = False
-        self._last: tuple[str, Numbers] | None = None  # B of all experts, which is read for each
+        self._last: tuple[str, FloatsOrBits] | None = None  # B of all experts, which is read for each
         try:
             self._pairs, self._saved = self._sorted()
         except BaseException:
@@ -299,7 +299,7 @@ class PeftFolder:
 
         return read
 
-    def _matrix(self, info: TensorInfo, start: int = 0, stop: int | None = None) -> Numbers:
+    def _matrix(self, info: TensorInfo, start: int = 0, stop: int | None = None) -> FloatsOrBits:
         """Rows of a tensor, in the file where it has them aligned. CheckpointError naming the first NaN or infinity."""
         data = np.require(self._file.read(info.name, start, stop), requirements="A")
         bad = first_nonfinite(data, info.dtype) if data.size else None

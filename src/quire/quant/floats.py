@@ -10,10 +10,10 @@ import numpy.typing as npt
 from quire.quant.linear_codes import F32, as_float32
 
 Array = npt.NDArray[Any]
-Numbers = Array  # float32, or the bits of bfloat16 as uint16
+FloatsOrBits = Array  # float32, or the bits of bfloat16 as uint16
 
 
-def floats(numbers: Numbers) -> F32:
+def floats(numbers: FloatsOrBits) -> F32:
     """The same numbers in float32."""
     return as_float32(numbers) if numbers.dtype == np.uint16 else numbers.view(np.float32)
 

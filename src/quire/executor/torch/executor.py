@@ -32,7 +32,7 @@ from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.program.tensors import AdapterShape, Param
 from quire.quant import GroupCodes
-from quire.quant.floats import Numbers, floats
+from quire.quant.floats import FloatsOrBits, floats
 from quire.types import MemoryBudgetError
 from quire.util.given_pages import give_pages
 
@@ -191,8 +191,8 @@ class TorchExecutor:
         slot: int,
         name: str,
         part: int,
-        a: Numbers,
-        b: Numbers,
+        a: FloatsOrBits,
+        b: FloatsOrBits,
         gain: F32 | None = None,
         scale: float = 1.0,
     ) -> None:
