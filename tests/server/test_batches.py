@@ -297,6 +297,28 @@ def test_an_answer_is_on_disk_whole_or_not_at_all(tmp_path: Path) -> None:
         assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:kept])
 
 
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    """What a crash cut off goes at the next start, and no file of the store with it."""
+    store = FileStore(tmp_path, 10**6, 10**6)
+    part = store.folder("shared") / "upload.part"
+    part.write_bytes(b"line")
+    store.add("shared", "file-1", part, "in.jsonl", "batch")
+    names = {path.name for path in (tmp_path / "shared").iterdir()}
+    assert names == {"file-1.json", "file-1.data"}
+    store.close()
+    for name in (
+        "file-2.part",
+        "file-2.data",
+        ".file-1.json.99999999.unfinished",
+        ".batch_3.json.1.unfinished",
+    ):
+        (tmp_path / "shared" / name).write_bytes(b"{")
+    store = FileStore(tmp_path, 10**6, 10**6)
+    assert {path.name for path in (tmp_path / "shared").iterdir()} == names
+    assert [body.id for body in store.all("shared")] == ["file-1"]
+    store.close()
+
+
 def test_without_a_folder_there_are_no_files(folder: Path) -> None:
     with serving(folder) as server:
         message = server.get("/v1/files").error(404, "files_disabled")

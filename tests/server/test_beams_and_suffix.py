@@ -10,6 +10,7 @@ import pytest
 
 from helpers.byte_tokenizer import CONTROL, byte_tokenizer, write_tokenizer
 from helpers.checkpoints import VOCAB
+from helpers.dialects import fold_lines
 from helpers.server import ENDLESS, LiveServer, request_bytes, served_folder, serving
 from quire import LLM, BeamSearchParams
 
@@ -93,6 +94,23 @@ def test_a_client_that_leaves_frees_all_blocks(folder: Path) -> None:
             connection.sendall(request_bytes("/v1/completions", body))
             live.wait(lambda: live.engine.stats.running == 4)
         live.wait(live.idle)
+
+
+def test_ollamas_suffix_is_the_same_prompt(infilling: LiveServer) -> None:
+    asked = {"prompt": "def f(", "suffix": "):", "options": {"num_predict": 6, "temperature": 0}}
+    whole = infilling.post("/api/generate", {**asked, "stream": False}).json
+    same = infilling.complete("def f(", suffix="):", max_tokens=6, temperature=0).json
+    assert whole["response"] == same["choices"][0]["text"]
+    assert whole["prompt_eval_count"] == same["usage"]["prompt_tokens"]
+    assert fold_lines(infilling.post("/api/generate", asked).body)["response"] == whole["response"]
+    assert infilling.post("/api/generate", {**asked, "prompt": "", "stream": False}).status == 200
+    for fields, name in (
+        ({"system": "x"}, "system: "),
+        ({"think": True}, "think: "),
+        ({"suffix": "x" * 10_000}, "suffix: "),
+    ):
+        refused = infilling.post("/api/generate", asked | fields)
+        assert (refused.status, refused.json["error"][: len(name)]) == (400, name)
 
 
 def test_a_suffix_is_put_around_the_middle(infilling: LiveServer) -> None:

@@ -65,13 +65,13 @@ def anthropic(deltas: list[StreamDelta], run: SaidRun) -> tuple[Any, Any]:
 def ollama(deltas: list[StreamDelta], run: SaidRun, *, chat: bool = True) -> tuple[Any, Any]:
     """An answer from its lines, and whole."""
     head, answer = AnswerHead("tiny", "2026-01-01T00:00:00.000000Z", chat), Answer()
-    stream = OllamaStream(head)
+    stream = OllamaStream(head, cast(Any, None))
     data = b""
     for delta in deltas:
         answer.add(delta)
         data += stream.chunk_of(0, delta)
     run.answers = [answer]
-    whole = json.loads(b"".join(answer_pieces(head, cast(Any, run))))
+    whole = json.loads(b"".join(answer_pieces(head, cast(Any, None), cast(Any, run))))
     return fold_lines(data + stream.last(cast(Any, run))), whole
 
 

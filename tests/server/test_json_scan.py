@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from quire._native import scan_json
-from quire.server.json_input import MAX_DEPTH, MAX_PARTS, MAX_VALUES
+from quire.server.dialects.responses_types import ResponsesRequest
+from quire.server.errors import ApiError
+from quire.server.json_input import MAX_DEPTH, MAX_PARTS, MAX_VALUES, decode
 
 LIMITS = (MAX_DEPTH, MAX_PARTS, MAX_VALUES)
 NAMES = ["", "a", "b", "\\", '"', "é", "\U0001f600", "\n", "a" * 40, "{", "]", ":,"]
@@ -89,3 +91,26 @@ def test_repeated_keys_are_found_and_no_others() -> None:
 def test_what_is_refused_and_where(text: str, why: str, key: str | None) -> None:
     parts = 5 if "5 keys" in why else 50
     assert scan_json(text.encode(), 3, parts, 5)[1:] == (why, key)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("{}", "invalid_type", "input: is missing"),
+        ('{"input": [], "model": 1}', "invalid_value", "input: expected `array` of length >= 1"),
+        ('{"input": "x", "model": 1}', "invalid_type", "model: expected string | null, got integer"),
+        ('{"input": "x", "top_p": "1"}', "invalid_type", "top_p: expected number | null, got string"),
+        ('{"input": "x", "tools": [{"type": "function"}]}', "invalid_type", "tools[0].name: is missing"),
+        (
+            '{"input": "x", "tools": [{"type": "a"}]}',
+            "invalid_value",
+            "tools[0].type: 'a' is not one of its values",
+        ),
+        ("[]", "invalid_type", "expected object, got array"),
+    ],
+)
+def test_what_a_field_should_be_is_said_in_the_words_of_json(text: str, code: str, message: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        decode(text.encode(), ResponsesRequest)
+    assert (caught.value.code, str(caught.value)) == (code, message)
+    assert caught.value.param == (message.split(": ", maxsplit=1)[0] if ": " in message else None)

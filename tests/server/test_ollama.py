@@ -87,6 +87,22 @@ def test_a_raw_prompt_is_continued(server: LiveServer) -> None:
     error(generate(server, raw=True, system="x"), 400, "system: not part of a raw prompt")
 
 
+def test_tokens_have_their_logprobs(server: LiveServer) -> None:
+    """The same as those of OpenAI's chat, whole and streamed, where the answer is read in parts too."""
+    for key, fields in (("plain", {}), ("ponders", {"tools": TOOLS}), ("two calls", {"tools": TOOLS})):
+        asked = {"logprobs": True, "top_logprobs": 2, **fields}
+        whole = chat(server, key, stream=False, **asked).json
+        same = server.chat(key, max_tokens=None, **asked).json["choices"][0]["logprobs"]["content"]
+        assert whole["logprobs"] == same
+        assert len(same) == whole["eval_count"]
+        assert {len(score["top_logprobs"]) for score in same} == {2}
+        assert timeless(fold_lines(chat(server, key, **asked).body)) == timeless(whole)
+    plain = generate(server, logprobs=True, stream=False).json["logprobs"]
+    assert b"".join(bytes(score["bytes"]) for score in plain).startswith(SAYS["plain"].encode())
+    assert not any(score["top_logprobs"] for score in plain)
+    assert fold_lines(generate(server, logprobs=True).body)["logprobs"] == plain
+
+
 def test_a_conversation_with_calls_is_that_of_a_chat(server: LiveServer) -> None:
     function = {"name": "get_weather", "arguments": {"city": "Rome"}}
     turns = [
@@ -170,7 +186,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name: "),
     ({"template": "{{ .Prompt }}"}, "template: "),
-    ({"logprobs": True}, "logprobs: "),
+    ({"logprobs": 1}, "logprobs: "),
+    ({"top_logprobs": 2}, "top_logprobs: needs logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: 21 is not in [0, 20]"),
     ({"format": 3}, "format: "),
 ]
 

@@ -43,7 +43,7 @@ async def nothing(_: ServerContext, exchange: Exchange) -> Echo:
 TOYS = (
     Post(
         path="/toy", summary="Repeat a text", tag="toys", handler=echo, request=Ask, response=Echo,
-        refused={"loud": (False,)},
+        refused={"echo": (False,)},
     ),
     Get(path="/toy/{}", rest="name", summary="Nothing", tag="toys", handler=nothing, response=Echo, open=True),
 )  # fmt: skip
@@ -61,8 +61,8 @@ def test_it_is_served(toys: LiveServer) -> None:
     assert toys.get("/toy/some/name").json == {"text": "/toy/some/name", "bytes": 0}
     toys.post("/toy", {"text": "ab"}).error(401)
     toys.post("/toy", {"text": 1}, key).error(400, "invalid_type", "text")
-    toys.post("/toy", {"text": "ab", "loud": True}, key).error(400, "unsupported_parameter", "loud")
-    assert toys.post("/toy", {"text": "ab", "loud": False}, key).status == 200
+    toys.post("/toy", {"text": "ab", "echo": True}, key).error(400, "unsupported_parameter", "echo")
+    assert toys.post("/toy", {"text": "ab", "echo": False}, key).status == 200
     assert (
         toys.get("/toy", key).error(405, "method_not_allowed")
         == "GET is not allowed on this path; use OPTIONS, POST"

@@ -149,6 +149,4 @@ class RouterApp:
             if exchange.abort is not None:
                 exchange.abort()
             return
-        form = exchange.errors
-        headers = [*found.headers, *([(b"connection", b"close")] if found.close else [])]
-        await exchange.respond(form.status(found), form.body(found), headers=headers)
+        await exchange.refuse(found)

@@ -179,17 +179,17 @@ class App:
 
     async def fail(self, exchange: Exchange, failure: Exception) -> None:
         """Report a failure: as a response or, once a stream has started, as its last event."""
-        error, form = api_error(failure), exchange.errors
+        error = api_error(failure)
         if not isinstance(failure, ApiError | QuireError):
             log.error("unexpected failure", exc_info=failure, extra={"details": {"id": exchange.request_id}})
         exchange.details["error"] = error.code
         try:
             async with asyncio.timeout(self.context.config.reader_timeout):
                 if exchange.status:
+                    form = exchange.errors
                     await exchange.write(form.event(form.body(error)), more=False)
                     return
-                headers = [*error.headers, (b"connection", b"close")] if error.close else error.headers
-                await exchange.respond(form.status(error), form.body(error), headers=headers)
+                await exchange.refuse(error)
         except TimeoutError:
             if exchange.abort is not None:
                 exchange.abort()

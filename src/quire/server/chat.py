@@ -39,6 +39,7 @@ from quire.server.sampling import chat_params, check_logprobs, make_ask, predict
 from quire.server.scaled_adapters import served_with
 from quire.server.structured import find_structure, with_grammar
 from quire.text.chat_renderer import ChatAsk
+from quire.text.infill import InfillAsk
 from quire.text.tools import ToolUse, read_tools
 from quire.types import TokenIds
 
@@ -115,11 +116,11 @@ async def prepare_chat(
     request_id: str,
     *,
     window: int | None = None,
-    raw: str | None = None,
+    raw: str | InfillAsk | None = None,
 ) -> PreparedChat:
     """Check a conversation, render it, and compile the grammar of its answer. It must fit in a context of `window`
-    tokens, by default the model's. A `raw` prompt takes the place of the conversation, and is continued by one text.
-    Raises ApiError or RequestError naming the field.
+    tokens, by default the model's. A `raw` prompt, or the texts around what is to be filled in, take the place of the
+    conversation, and are continued by one text. Raises ApiError or RequestError naming the field.
     """
     card, body = context.card(), read.value
     params = await off_loop(read.size, lambda: chat_params(body, card.default_sampling))
@@ -127,6 +128,10 @@ async def prepare_chat(
     structure = await off_loop(read.size, lambda: find_structure(body))
     if raw is None:
         prompt = TokenIds(await context.engine.encode_chat(chat_ask(body, body.messages, tools)))
+    elif isinstance(raw, InfillAsk):
+        made = await context.engine.encode_infill(raw)
+        prompt, ends = TokenIds(made.token_ids), made.stop_ids
+        params = replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
     elif not (prompt := TokenIds(await context.engine.encode(raw))):
         raise bad_request("prompt", "prompt: has no tokens")
     body.messages = []

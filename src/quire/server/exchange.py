@@ -281,6 +281,11 @@ class Exchange:
         await self.write(body)
         await self.write(b"", more=False)  # waits until the client has read enough: the rest stays in memory
 
+    async def refuse(self, error: ApiError) -> None:
+        """Send a failure as the response, in the form of the API."""
+        headers = [*error.headers, (b"connection", b"close")] if error.close else error.headers
+        await self.respond(self.errors.status(error), self.errors.body(error), headers=headers)
+
     async def respond_pieces(self, size: int, make: Callable[[], Iterator[bytes]]) -> None:
         """Send a complete JSON response of about `size` bytes. A long one is made while it is sent, in chunks; for
         HTTP/1.0 it is measured first, so `make` may be called twice.

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.server.errors import ApiError, shorten
+from quire.server.refusals import REASONS
 from quire.types import PARAMETERS, parameter_names
 
 # Labels, and fields that ask for what happens with any value of them (docs/clients.md says why).
@@ -110,39 +111,7 @@ _CHAT: RefusedFields = {
     "web_search_options": (),
 }
 _COMPLETION: RefusedFields = {"top_logprobs": (0,)}
-_WHY = {
-    "prompt_embeds": "not for a conversation; send them to /v1/completions",
-    "cache_prompt": "must be true; prefixes are always cached, and cache_salt keeps them apart",
-    "id_slot": "must be -1; there are no slots",
-    "n_cache_reuse": "must be 0; only equal prefixes are reused",
-    "store": "not supported here; /v1/responses stores its answers",
-    "timings_per_token": "not supported; timings says where the time went, once",
-    "grammar_lazy": "not supported; a grammar applies from the first token",
-    "grammar_triggers": "not supported; a grammar applies from the first token",
-    "guided_decoding_backend": "must be auto or guidance; llguidance enforces every grammar",
-    "chat_template": "not accepted; the template is part of the model",
-    "options": "not supported; send its fields at the top level: temperature, top_k, seed, …",
-    "system": "not supported; send a message with the role system",
-    "template": "not accepted; the template is part of the model",
-    "watermark": "must be false; a watermark is asked for with watermark_delta",
-    "watermarking": "must be false; a watermark is asked for with watermark_delta",
-    "ebnf": "not supported; use structured_outputs.grammar",
-    "extra_key": "not supported; use cache_salt",
-    "input_ids": "not supported; /v1/completions takes token ids as its prompt",
-    "lora_path": "not supported; an adapter is a model",
-    "no_stop_trim": "not supported; use include_stop_str_in_output",
-    "reasoning": "not supported; use reasoning_effort",
-    "regex": "not supported; use structured_outputs.regex",
-    "return_prompt_text": "not supported; /v1/chat/completions/render shows the prompt",
-    "return_prompt_token_ids": "not supported; use return_token_ids",
-    "rid": "not supported; use request_id",
-    "separate_reasoning": "must be true; include_reasoning says whether the answer shows it",
-    "stream_interval": "must be 1; every token is sent when it is there",
-    "stream_reasoning": "must be true; include_reasoning says whether the answer shows it",
-    "lora_request": "not supported; an adapter is a model",
-    "think": "not supported; set the variable that the template reads in chat_template_kwargs, such as enable_thinking",
-}
-
+_WHY = dict(REASONS)
 # Parameters that have another name in Quire.
 for _name, _here in (parameter_names("llama-server") | parameter_names("TGI")).items():
     if _name == _here:
@@ -166,6 +135,7 @@ class Unsupported:
         self._ignored = ignored
         self._known = frozenset(request.__struct_encode_fields__)
         self._refused = refused
+        self._why = {name: _WHY[name] for name in refused}  # each has a reason
         self._values = msgspec.json.Decoder(
             msgspec.defstruct("Values", [(name, Any, None) for name in refused])
         )
@@ -185,5 +155,4 @@ class Unsupported:
     def _check_value(self, name: str, value: Any) -> None:
         if value is None or any(type(value) is type(same) and value == same for same in self._refused[name]):
             return
-        why = _WHY.get(name, "not supported yet")
-        raise ApiError(400, f"{name}: {why}", code="unsupported_parameter", param=name)
+        raise ApiError(400, f"{name}: {self._why[name]}", code="unsupported_parameter", param=name)

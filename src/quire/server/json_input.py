@@ -22,7 +22,13 @@ INLINE_BYTES = 16 * 1024
 MAX_PARTS = 2**18
 MAX_VALUES = 2**20
 
+# What msgspec says of a value, and its names of types in the words of JSON.
 _PATH = re.compile(r"^(.*) - at `([^`]*)`$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `([^`]+)`$")
+_NO_MEMBER = re.compile(r"Invalid (?:enum )?value (.+)$", re.DOTALL)
+_TYPES = re.compile(r"Expected `([^`]+)`, got `([^`]+)`$")
+_IN_JSON = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_TYPE_NAME = re.compile(rf"\b({'|'.join(_IN_JSON)})\b")
 
 T = TypeVar("T")
 
@@ -31,14 +37,15 @@ def decode(body: bytes, kind: type[T]) -> tuple[T, set[str]]:
     """The body as a `kind`, and the names of its top-level fields.
 
     Raises ApiError 400: invalid_json for text that is not strict JSON; invalid_type, naming the field, for a value
-    of the wrong type, and invalid_value for one that is too long.
+    of the wrong type, and invalid_value for one that is too long, or not one of those that there are.
     """
     fields = top_level_keys(body)
     try:
         return _decoder(kind).decode(body), fields
     except msgspec.ValidationError as error:
         message, param = _located(str(error))
-        code = "invalid_value" if " of length " in message else "invalid_type"
+        wrong_value = " of length " in message or " is not one of its values" in message
+        code = "invalid_value" if wrong_value else "invalid_type"
         raise bad_request(param, message, code) from None
     except (msgspec.DecodeError, ValueError) as error:
         raise _invalid(str(error)) from None
@@ -89,12 +96,16 @@ def _invalid(detail: str) -> ApiError:
 def _located(message: str) -> tuple[str, str | None]:
     """msgspec's message, and the path of the field in common notation: "$.stop[0]" becomes stop[0]."""
     match = _PATH.match(message)
-    if match is None:
-        missing = re.match(r"Object missing required field `([^`]+)`", message)
-        return message, missing[1] if missing else None
-    path = match[2].removeprefix("$").removeprefix(".").replace("[...]", "")
-    missing = re.match(r"Object missing required field `([^`]+)`", match[1])
-    if missing:
+    what, path = (message, "") if match is None else (match[1], match[2])
+    path = path.removeprefix("$").removeprefix(".").replace("[...]", "")
+    if missing := _MISSING.match(what):
         path = f"{path}.{missing[1]}".removeprefix(".")
-    text = match[1].replace("Expected `", "expected `", 1)
-    return f"{path}: {text}" if path else match[1], path or None
+        return f"{path}: is missing", path
+    if enum := _NO_MEMBER.match(what):
+        what = f"{enum[1]} is not one of its values"
+    elif types := _TYPES.match(what):
+        expected, got = (_TYPE_NAME.sub(lambda name: _IN_JSON[name[0]], named) for named in types.groups())
+        what = f"expected {expected}, got {got}"
+    else:
+        what = what.replace("Expected `", "expected `", 1)
+    return (f"{path}: {what}", path) if path else (what, None)

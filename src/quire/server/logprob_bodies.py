@@ -75,11 +75,15 @@ def chat_logprobs(positions: Sequence[PositionLogprobs], texts: TokenTexts) -> C
     return ChatLogprobs(content)
 
 
-def chat_pieces(positions: Sequence[PositionLogprobs], texts: TokenTexts) -> pieces.Pieces:
-    """The JSON of all logprobs of a message."""
+def token_pieces(positions: Sequence[PositionLogprobs], texts: TokenTexts) -> pieces.Pieces:
+    """The JSON of the logprobs of all tokens of a message: an array of TokenLogprobBody."""
     batches = pieces.batches(positions, pieces.width_of(positions))
-    content = pieces.slices(chat_logprobs(batch, texts).content for batch in batches)
-    return pieces.fields([("content", content), ("refusal", pieces.value(None))])
+    return pieces.slices(chat_logprobs(batch, texts).content for batch in batches)
+
+
+def chat_pieces(positions: Sequence[PositionLogprobs], texts: TokenTexts) -> pieces.Pieces:
+    """The JSON of a responses.ChatLogprobs with all of a message."""
+    return pieces.fields([("content", token_pieces(positions, texts)), ("refusal", pieces.value(None))])
 
 
 class CompletionLogprobsWriter:

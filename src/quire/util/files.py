@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 from quire.types import CheckpointError
 
+UNFINISHED = ".unfinished"  # the suffix of what `written_anew` writes to; a writer that was killed leaves it
+
 
 class IrregularFileError(CheckpointError):
     """A FIFO, a device, a socket or a directory in place of a file."""
@@ -45,16 +47,20 @@ def open_to_map(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def written_anew(path: Path) -> Iterator[BinaryIO]:
-    """A file for the block to write, which then takes the place of `path`; after an error `path` is as it was.
+def written_anew(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+    """A file for the block to write, which then takes the place of `path`; after an error `path` is as it was. With
+    `durable` that also holds for a crash of the machine: `path` has all of the new content, or the old.
 
     A file that is written over in place is cut to nothing first: whoever has it mapped is killed by the next page that
     it touches (SIGBUS). Here readers keep the old file until they close it.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         with unfinished.open("wb") as file:
             yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         unfinished.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Meta
 
 from quire.server.batches.batch_lines import LineError
-from quire.server.batches.file_store import FilesDirError, FileStore, write_atomically
+from quire.server.batches.file_store import FilesDirError, FileStore
 from quire.server.errors import ApiError
+from quire.util.files import written_anew
 
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
@@ -134,7 +135,8 @@ class BatchStates:
 
     def save(self, domain: str, name: str) -> None:
         """Write the state of a batch to disk."""
-        write_atomically(self.path(domain, name, "json"), msgspec.json.encode(self._batches[domain][name]))
+        with written_anew(self.path(domain, name, "json"), durable=True) as file:
+            file.write(msgspec.json.encode(self._batches[domain][name]))
 
     def finalize(self, domain: str, name: str, ending: Literal["completed", "expired", "cancelled"]) -> None:
         """Decide how a batch ends, and make files of what it has written. After a crash in between, `finish` does the

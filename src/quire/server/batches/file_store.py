@@ -15,6 +15,7 @@ import msgspec
 
 from quire.server.errors import ApiError
 from quire.types import QuireError
+from quire.util.files import UNFINISHED, written_anew
 from quire.util.sizes import format_size
 
 MAX_FILES = 10_000  # of a domain
@@ -43,16 +44,6 @@ def storage_error(error: OSError) -> ApiError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return ApiError(507, "no space is left for files", code="storage_full")
     return ApiError(500, "the file cannot be written", code="storage_error")
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a small file: afterwards it has all of the new content, also after a crash, or the old."""
-    partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 class FileStore:
@@ -93,10 +84,12 @@ class FileStore:
                 raise FilesDirError(f"files_dir: {path}: {error}") from None
             if path.with_suffix(".data").exists():
                 found[body.id] = body
+        # uploads and writes that a crash cut off
         for path in (
             *folder.glob("file-*.part"),
             *folder.glob("file-*.data"),
-        ):  # uploads that a crash cut off
+            *folder.glob(f".*{UNFINISHED}"),
+        ):
             if path.stem not in found:
                 path.unlink()
         return found
@@ -164,7 +157,8 @@ class FileStore:
         )  # fmt: skip
         with part.open("rb+") as file:
             os.fsync(file.fileno())
-        write_atomically(self.root / domain / f"{name}.json", msgspec.json.encode(body))
+        with written_anew(self.root / domain / f"{name}.json", durable=True) as file:
+            file.write(msgspec.json.encode(body))
         part.replace(self.path(domain, name))
         self._files.setdefault(domain, {})[name] = body
         return body

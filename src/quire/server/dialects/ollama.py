@@ -35,6 +35,7 @@ from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange
 from quire.server.requests import ChatCompletionRequest
 from quire.server.routes import Get, HttpRoute, Post
+from quire.text.infill import InfillAsk
 
 _MAPPED = {**PARAMETER_OPTIONS, "stop": "stop"}
 # Options that ask for what happens anyway with this value alone.
@@ -61,15 +62,16 @@ async def chat(context: ServerContext, exchange: Exchange, read: Body[OllamaChat
 async def generate(
     context: ServerContext, exchange: Exchange, read: Body[OllamaGenerateRequest]
 ) -> bytes | None:
-    """Answer a prompt as a conversation of one turn, or continue a raw one."""
+    """Answer a prompt as a conversation of one turn, continue a raw one, or fill in what stands before a suffix."""
     body = read.value
     head = _head(context, exchange, body, chat=False)
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return loaded(head, leaves=exchange.scope.get(HEEDED) == 0)
-    if body.raw:
+    if body.raw or body.suffix:
         if body.system:
-            raise bad_request("system", "system: not part of a raw prompt")
-        await _answer(context, exchange, read, head, {"messages": []}, raw=body.prompt)
+            raise bad_request("system", "system: not part of a raw prompt, nor of one with a suffix")
+        raw = InfillAsk(prefix=body.prompt, suffix=body.suffix) if body.suffix else body.prompt
+        await _answer(context, exchange, read, head, {"messages": []}, raw=raw)
         return None
     said = (("system", body.system), ("user", body.prompt))
     fields = {"messages": [{"role": role, "content": content} for role, content in said if content]}
@@ -111,7 +113,7 @@ async def _answer(
     read: Body[Any],
     head: AnswerHead,
     fields: dict[str, Any],
-    raw: str | None = None,
+    raw: str | InfillAsk | None = None,
 ) -> None:
     """Answer, whole or as a stream."""
     body: OllamaChatRequest | OllamaGenerateRequest = read.value
@@ -122,7 +124,8 @@ async def _answer(
             fields |= thinking_fields(context, body.think, "think")
         elif body.think:
             raise bad_request("think", "think: a raw prompt is continued by one text")
-        asked = ChatCompletionRequest(**fields, **_sampling(options), format=body.format)
+        scores: dict[str, Any] = {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
+        asked = ChatCompletionRequest(**fields, **_sampling(options), **scores, format=body.format)
         name = f"ollama-{uuid.uuid4().hex}"
         found = await prepare_chat(context, exchange, Body(read.size, asked), name, window=window, raw=raw)
         await _write(context, exchange, found.ask, head, stream=body.stream is not False)
@@ -132,14 +135,15 @@ async def _write(
     context: ServerContext, exchange: Exchange, ask: GenerateAsk, head: AnswerHead, *, stream: bool
 ) -> None:
     if not stream:
-        await answer_whole(context, exchange, [ask], partial(answer_pieces, head))
+        pieces_of = partial(answer_pieces, head, context.texts)
+        await answer_whole(context, exchange, [ask], pieces_of, logprobs="top_logprobs")
         return
-    lines = OllamaStream(head)
+    lines = OllamaStream(head, context.texts)
     form = StreamForm(
         lines.chunk_of, lines.last, around=lines.around if ask.reading is None else None, direct=lines.direct,
         media=LINES, ping=b"",  # its clients read every line as JSON
     )  # fmt: skip
-    await AnswerStream(context, exchange, form).write([ask])
+    await AnswerStream(context, exchange, form, logprobs="top_logprobs").write([ask])
 
 
 def _sampling(options: OllamaOptions) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from quire.engine.api import StreamDelta
 from quire.server import pieces
 from quire.server.dialects.blocks import parts_of
 from quire.server.generation import CallAnswer, HttpGeneration
+from quire.server.logprob_bodies import TokenTexts, chat_logprobs, token_pieces
 from quire.types import FinishReason
 
 LINES = b"application/x-ndjson"
 _encode = msgspec.json.Encoder().encode
+_GOES_ON = b',"done":false}\n'  # the end of every line but the last
 
 
 class AnswerHead(NamedTuple):
@@ -56,7 +58,7 @@ def loaded(head: AnswerHead, *, leaves: bool) -> bytes:
     return head.opening() + content + b',"done":true,"done_reason":"%b"}' % (b"unload" if leaves else b"load")
 
 
-def answer_pieces(head: AnswerHead, run: HttpGeneration) -> Iterator[bytes]:
+def answer_pieces(head: AnswerHead, texts: TokenTexts, run: HttpGeneration) -> Iterator[bytes]:
     """The JSON of an OllamaChatAnswer or OllamaGenerateAnswer."""
     (answer,) = run.answers
     thought = [("thinking", pieces.text(answer.reasoning))] if answer.reasoning else []
@@ -71,9 +73,10 @@ def answer_pieces(head: AnswerHead, run: HttpGeneration) -> Iterator[bytes]:
         content = [("message", message)]
     else:
         content = [("response", pieces.text(answer.text)), *thought]
+    scores = [] if answer.logprobs is None else [("logprobs", token_pieces(answer.logprobs, texts))]
     named = (("model", pieces.value(head.model)), ("created_at", pieces.value(head.created_at)))
     return pieces.fields(
-        [*named, *content, *((name, pieces.value(given)) for name, given in ending(run).items())]
+        [*named, *content, *scores, *((name, pieces.value(given)) for name, given in ending(run).items())]
     )
 
 
@@ -89,17 +92,25 @@ def _call(index: int, call: CallAnswer) -> bytes:
 
 
 class OllamaStream:
-    """The lines of a streamed answer. A call is one line: it is sent when it is complete."""
+    """The lines of a streamed answer. A call is one line: it is sent when it is complete. Logprobs of the tokens of a
+    delta are in its first line, or in one of their own.
+    """
 
-    def __init__(self, head: AnswerHead) -> None:
-        self._head = head
+    def __init__(self, head: AnswerHead, texts: TokenTexts) -> None:
+        self._head, self._texts = head, texts
         self._opening = head.opening()
         self._calls = 0
         self._call: CallAnswer | None = None
 
     def chunk_of(self, _: int, delta: StreamDelta) -> bytes:
         """The lines of a delta."""
-        return b"".join(map(self._line, parts_of(delta)))
+        lines = b"".join(map(self._line, parts_of(delta)))
+        if not delta.logprobs:
+            return lines
+        scores = _encode(chat_logprobs(delta.logprobs, self._texts).content)
+        lines = lines or b'""'.join(self.around(0))
+        # nothing else in a line is like this: quotes in a text are escaped
+        return lines.replace(_GOES_ON, b',"logprobs":%b' % scores + _GOES_ON, 1)
 
     def direct(self, _: int, parts: Sequence[AnswerPart]) -> bytes:
         """The lines of parts and nothing else."""
@@ -108,8 +119,8 @@ class OllamaStream:
     def around(self, _: int) -> tuple[bytes, bytes]:
         """The bytes before and after the JSON text of an answer that is nothing but text."""
         if self._head.chat:
-            return self._opening + b'"message":{"role":"assistant","content":', b'},"done":false}\n'
-        return self._opening + b'"response":', b',"done":false}\n'
+            return self._opening + b'"message":{"role":"assistant","content":', b"}" + _GOES_ON
+        return self._opening + b'"response":', _GOES_ON
 
     def last(self, run: HttpGeneration) -> bytes:
         """The last lines."""

@@ -12,6 +12,7 @@ from quire.server.errors import ApiError, ErrorForm
 from quire.server.fields import RefusedFields
 from quire.server.pooled import TextOrTexts
 from quire.server.requests import MAX_MESSAGES, Tools
+from quire.server.responses import TokenLogprobBody
 from quire.types import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS, parameter_names
 
 _StopText = Annotated[str, Meta(max_length=MAX_STOP_STRING_CHARS)]
@@ -87,6 +88,10 @@ class _OllamaRequest(msgspec.Struct, kw_only=True):
     keep_alive: KeepAlive = None
     truncate: Annotated[bool | None, Meta(description="nothing is truncated; true is refused")] = None
     shift: Annotated[bool | None, Meta(description="the context does not move; true is refused")] = None
+    logprobs: Annotated[bool | None, Meta(description="the log-probability of each token of the answer")] = (
+        None
+    )
+    top_logprobs: Annotated[int | None, Meta(description="so many likely tokens with each of them")] = None
 
 
 class OllamaChatRequest(_OllamaRequest, kw_only=True):
@@ -100,6 +105,7 @@ class OllamaGenerateRequest(_OllamaRequest, kw_only=True):
     """Body of POST /api/generate."""
 
     prompt: str = ""
+    suffix: Annotated[str | None, Meta(description="the text behind the answer, for code models")] = None
     system: str | None = None
     raw: Annotated[bool | None, Meta(description="continue the prompt without the template")] = None
     images: _Images | None = None
@@ -124,6 +130,7 @@ class OllamaChatAnswer(OllamaDurations, kw_only=True):
     created_at: str
     message: OllamaMessage
     done: bool
+    logprobs: list[TokenLogprobBody] | None = None
 
 
 class OllamaGenerateAnswer(OllamaDurations, kw_only=True):
@@ -134,6 +141,7 @@ class OllamaGenerateAnswer(OllamaDurations, kw_only=True):
     response: str
     done: bool
     thinking: str | None = None
+    logprobs: list[TokenLogprobBody] | None = None
 
 
 class OllamaVersion(msgspec.Struct):
@@ -252,6 +260,5 @@ def _line(body: bytes) -> bytes:
 
 OLLAMA_ERRORS = ErrorForm(_error, OllamaErrorBody, _line)
 REFUSED: RefusedFields = {
-    "context": ([],), "logprobs": (False,), "suffix": ("",), "template": ("",), "top_logprobs": (0,),
-    "width": (0,), "height": (0,), "steps": (0,),
+    "context": ([],), "template": ("",), "width": (0,), "height": (0,), "steps": (0,),
 }  # fmt: skip
