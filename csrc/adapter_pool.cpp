@@ -13,16 +13,35 @@ constexpr int kPieceRows = 16;  // of a piece, at the most
 // Rows of bfloat16, of which pairs of columns are copied row after row; zeros where nothing was written.
 class Pairs {
  public:
-  Pairs(size_t rows, size_t width) : width_(width), words_(rows * width) {}
-  uint16_t* row(int i) { return reinterpret_cast<uint16_t*>(words_.data() + static_cast<size_t>(i) * width_); }
+  Pairs(const Kernels& kernels, int rows, int cols)
+      : kernels_(kernels), cols_(cols), width_(align_up(static_cast<size_t>(cols), PartPlace::kFeatures) / 2),
+        words_(static_cast<size_t>(rows) * width_) {}
+  void clear() { std::fill(words_.begin(), words_.end(), 0u); }
+  // Rows [begin, begin + count) of a matrix, which become the first ones.
+  void read(const Matrix& from, int begin, int count) {
+    const size_t cols = static_cast<size_t>(cols_), bytes = cols * dtype_bytes(from.dtype);
+    const char* data = from.data + static_cast<size_t>(begin) * bytes;
+    if (cols == 2 * width_) return kernels_.to_bf16(data, from.dtype, from.scale, row(0), cols * count);
+    for (int r = 0; r < count; ++r, data += bytes) kernels_.to_bf16(data, from.dtype, from.scale, row(r), cols);
+  }
   // Pairs [begin, end) of the first rows, [pair][row].
   void columns(int begin, int end, int rows, char* to) const {
+    if (rows == kRankLanes) return copy<kRankLanes>(begin, end, rows, to);
+    copy<0>(begin, end, rows, to);
+  }
+
+ private:
+  uint16_t* row(int i) { return reinterpret_cast<uint16_t*>(words_.data() + static_cast<size_t>(i) * width_); }
+  template <int kRows>
+  void copy(int begin, int end, int rows, char* to) const {
+    if (kRows) rows = kRows;
     for (int p = begin; p < end; ++p)
       for (int r = 0; r < rows; ++r, to += sizeof(uint32_t))
         std::memcpy(to, &words_[static_cast<size_t>(r) * width_ + static_cast<size_t>(p)], sizeof(uint32_t));
   }
 
- private:
+  const Kernels& kernels_;
+  int cols_;
   size_t width_;
   std::vector<uint32_t> words_;
 };
@@ -103,7 +122,7 @@ void AdapterPool::open(int slot, const AdapterShape& shape) {
   }
 }
 
-void AdapterPool::put(int slot, const std::string& name, int part, const float* a, const float* b, const float* gain,
+void AdapterPool::put(int slot, const std::string& name, int part, const Matrix& a, const Matrix& b, const float* gain,
                       int rank) {
   const LowRank& l = layout_.at(name);
   check_slot(slot);
@@ -111,29 +130,27 @@ void AdapterPool::put(int slot, const std::string& name, int part, const float* 
   const PartPlace& place = this->part(l, slot, part);
   if (rank != place.rank || place.gains != (gain != nullptr))
     throw std::invalid_argument(name + ": not the rank that the slot was opened for, or other gains");
-  const size_t k = static_cast<size_t>(l.cols);
-  Pairs lines(kRankLanes, (k + PartPlace::kFeatures - 1) / PartPlace::kFeatures * (PartPlace::kFeatures / 2));
+  Pairs features(kernels_, kRankLanes, l.cols);
   for (int group = 0; group * kRankLanes < rank; ++group) {
     const int lanes = place.lanes(group);
     const PagedUnits units = this->a(l, slot, part, group);
-    for (int r = 0; r < lanes; ++r) kernels_.to_bf16(a + (group * kRankLanes + r) * k, DType::f32, lines.row(r), k);
+    features.read(a, group * kRankLanes, lanes);
     for (int i = 0; i < l.cols;) {
       const PagedUnits::Run run = units.from(i / PartPlace::kFeatures);
       const int end = std::min(l.cols, i + run.count * PartPlace::kFeatures);
-      lines.columns(i / 2, ceil_div(end, PartPlace::kFeatures) * (PartPlace::kFeatures / 2), lanes, run.data);
+      features.columns(i / 2, ceil_div(end, PartPlace::kFeatures) * (PartPlace::kFeatures / 2), lanes, run.data);
       i = end;
     }
   }
   const PagedUnits units = this->b(slot, place);
   const int rows = l.rows(part), pairs = static_cast<int>(even_ranks(rank) / 2);
-  lines = Pairs(kRankLanes, static_cast<size_t>(pairs));
+  Pairs ranks(kernels_, kRankLanes, rank);
   for (int c = 0; c < rows; c += kRankLanes) {
     char* unit = units.from(c / kRankLanes).data;
     const int count = std::min(kRankLanes, rows - c);
-    if (count < kRankLanes) std::memset(unit, 0, units.unit), lines = Pairs(kRankLanes, static_cast<size_t>(pairs));
-    for (int i = 0; i < count; ++i)
-      kernels_.to_bf16(b + static_cast<size_t>(c + i) * rank, DType::f32, lines.row(i), static_cast<size_t>(rank));
-    lines.columns(0, pairs, kRankLanes, unit);
+    if (count < kRankLanes) std::memset(unit, 0, units.unit), ranks.clear();
+    ranks.read(b, c, count);
+    ranks.columns(0, pairs, kRankLanes, unit);
     if (gain) std::memcpy(unit + pairs * kRankLanes * sizeof(uint32_t), gain + c, count * sizeof(float));
   }
 }

@@ -27,6 +27,13 @@ struct AdapterRows {
   void plan(int slot_count);
 };
 
+// A matrix of `dtype`, float32 or bfloat16, that is multiplied by `scale` before it is rounded.
+struct Matrix {
+  const char* data;
+  DType dtype;
+  float scale;
+};
+
 class AdapterPool {
  public:
   explicit AdapterPool(const Kernels& kernels) : kernels_(kernels) {}
@@ -41,9 +48,9 @@ class AdapterPool {
   // the layout, and std::runtime_error if too few pages are free; then the slot is empty.
   void open(int slot, const AdapterShape& shape);
   void clear(int slot);
-  // a [rank, cols] and b [rows of the part, rank], float32, rounded to bfloat16; gain [rows] or null, float32, of a part
-  // of the shape. Throws std::invalid_argument.
-  void put(int slot, const std::string& name, int part, const float* a, const float* b, const float* gain, int rank);
+  // a [rank, cols] and b [rows of the part, rank], rounded to bfloat16; gain [rows] or null, float32, of a part of the
+  // shape. Throws std::invalid_argument.
+  void put(int slot, const std::string& name, int part, const Matrix& a, const Matrix& b, const float* gain, int rank);
   // Rows [first, first + count) of a slot's own parameter, float32. Throws std::invalid_argument.
   void put_rows(int slot, const std::string& name, int first, const float* rows, int count, int cols);
   const std::vector<int32_t>& pages_of(int slot) const;

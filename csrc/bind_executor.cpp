@@ -155,9 +155,12 @@ void bind_adapters(nb::class_<Executor>& c) {
           nogil(), "slot"_a, "parts"_a, "own"_a)
       .def(
           "put_adapter",
-          [](Executor& e, int slot, const std::string& name, int part, uintptr_t a, uintptr_t b, uintptr_t gain,
-             int rank) { e.adapters().put(slot, name, part, at<float>(a), at<float>(b), at<float>(gain), rank); },
-          nogil(), "slot"_a, "name"_a, "part"_a, "a"_a, "b"_a, "gain"_a, "rank"_a)
+          [](Executor& e, int slot, const std::string& name, int part, uintptr_t a, DType a_dtype, uintptr_t b,
+             DType b_dtype, float scale, uintptr_t gain, int rank) {
+            e.adapters().put(slot, name, part, {at<char>(a), a_dtype, 1}, {at<char>(b), b_dtype, scale},
+                             at<float>(gain), rank);
+          },
+          nogil(), "slot"_a, "name"_a, "part"_a, "a"_a, "a_dtype"_a, "b"_a, "b_dtype"_a, "scale"_a, "gain"_a, "rank"_a)
       .def(
           "put_own_rows",
           [](Executor& e, int slot, const std::string& name, int first, uintptr_t rows, int count, int cols) {

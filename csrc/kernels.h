@@ -387,7 +387,7 @@ struct ScaleTask;
   X(embed_sum, void, const EmbedSumTask&)                                                                         \
   X(pool_rows, void, const PoolTask&)                                                                             \
   X(to_f32, void, const void* src, DType dtype, float* dst, size_t n)                                             \
-  X(to_bf16, void, const void* src, DType dtype, uint16_t* dst, size_t n)                                         \
+  X(to_bf16, void, const void* src, DType dtype, float scale, uint16_t* dst, size_t n)                            \
   X(to_f16, void, const void* src, DType dtype, uint16_t* dst, size_t n)                                          \
   /* Maxima of a row and of its blocks; optionally looks for NaN and +inf. */                                     \
   X(row_max, RowMax, const float* x, int n, bool check, float* block_max)                                         \

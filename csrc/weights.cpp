@@ -63,8 +63,10 @@ void put_float_rows(const Kernels& kernels, const Param& p, int row_offset, cons
     std::memcpy(to, from, n * dtype_bytes(src_dtype));
   } else if (p.dtype == DType::f32) {
     kernels.to_f32(from, src_dtype, reinterpret_cast<float*>(to), n);
+  } else if (p.dtype == DType::f16) {
+    kernels.to_f16(from, src_dtype, reinterpret_cast<uint16_t*>(to), n);
   } else {
-    (p.dtype == DType::f16 ? kernels.to_f16 : kernels.to_bf16)(from, src_dtype, reinterpret_cast<uint16_t*>(to), n);
+    kernels.to_bf16(from, src_dtype, 1.0f, reinterpret_cast<uint16_t*>(to), n);
   }
 }
 

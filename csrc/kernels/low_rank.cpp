@@ -106,6 +106,16 @@ QUIRE_INLINE void expand_vectors(const ExpandTask& t, const float* const* x, flo
     add_rank(k, lows);
     if (++k < t.rank) add_rank(k, highs);
   }
+  if (!t.gains && t.col_begin <= col && col + C * kRankLanes <= t.col_end) {  // sums go from registers to their columns
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        float* to = y[r] + col + c * kRankLanes;
+        store(to, add(load(to), acc[r][c]));
+      }
+    return;
+  }
   const size_t behind = even_ranks(t.rank) * kRankLanes * sizeof(uint16_t);
   for (int c = 0; c < C; ++c) {
     const float* gains = t.gains ? reinterpret_cast<const float*>(b + c * t.unit + behind) : nullptr;

@@ -203,12 +203,16 @@ void to_f16(const void* src, DType type, uint16_t* dst, size_t n) {
   }
 }
 
-void to_bf16(const void* src, DType type, uint16_t* dst, size_t n) {
+void to_bf16(const void* src, DType type, float scale, uint16_t* dst, size_t n) {
+  if (type == DType::bf16 && scale == 1.0f) {
+    std::memcpy(dst, src, n * sizeof(uint16_t));
+    return;
+  }
   float numbers[256];
   for (size_t i = 0; i < n; i += 256) {
     const int count = static_cast<int>(n - i < 256 ? n - i : 256);
     floats(src, type, i, count, numbers);
-    for (int j = 0; j < count; ++j) dst[i + j] = float_to_bf16(numbers[j]);
+    for (int j = 0; j < count; ++j) dst[i + j] = float_to_bf16(numbers[j] * scale);
   }
 }
 

@@ -12,7 +12,8 @@ constexpr int kStreamRows = 8;  // rows up to which a linear reads memory rather
 // Of a task whose rows have several adapters. Tiles of weights in groups have time to fetch a line at a time, and half a tile
 // fetches as many as B of one adapter of rank 16 has for eight panels.
 constexpr int kAdapterPanels = 3, kAdapterGroupPanels = 8;
-constexpr int kSums = 4 * kLinearRows;  // panels of rows between a product and its activation, at the most
+// Panels of rows between a product and its activation, at the most: those of a task of 32 rows with several adapters.
+constexpr int kSums = 2 * 32 * kAdapterGroupPanels;
 static_assert(kPanel % kMaximaCols == 0);
 
 struct Linear final : Op, FetchesAhead {

@@ -303,7 +303,19 @@ class Executor:
     def open_adapter(
         self, slot: int, parts: Mapping[str, Sequence[tuple[int, bool]]], own: Sequence[str]
     ) -> None: ...
-    def put_adapter(self, slot: int, name: str, part: int, a: int, b: int, gain: int, rank: int) -> None: ...
+    def put_adapter(
+        self,
+        slot: int,
+        name: str,
+        part: int,
+        a: int,
+        a_dtype: DType,
+        b: int,
+        b_dtype: DType,
+        scale: float,
+        gain: int,
+        rank: int,
+    ) -> None: ...
     def put_own_rows(self, slot: int, name: str, first: int, rows: int, count: int, cols: int) -> None: ...
     def clear_adapter(self, slot: int) -> None: ...
     def adapter_pages(self, slot: int) -> list[int]:

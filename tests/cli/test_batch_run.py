@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers.memory import memory_for
+from helpers.pooling_folders import pooling_folder
 from quire.cli.main import main
 from quire.server.batches.batch_lines import order_of
 
@@ -23,7 +25,9 @@ def request(custom_id: str, prompt: str, **fields: Any) -> str:
     return json.dumps(line) + "\n"
 
 
-def run(folder: Path, where: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+def run(
+    folder: Path, where: Path, capsys: pytest.CaptureFixture[str], options: Sequence[str] = OPTIONS
+) -> tuple[int, dict[str, Any]]:
     words = [
         "batch",
         "run",
@@ -32,7 +36,7 @@ def run(folder: Path, where: Path, capsys: pytest.CaptureFixture[str]) -> tuple[
         str(where / "in.jsonl"),
         "-o",
         str(where / "out.jsonl"),
-        *OPTIONS,
+        *options,
         "--memory",
         str(memory_for(2**29)),
     ]
@@ -83,6 +87,26 @@ def test_an_interrupted_run_goes_on_after_the_last_whole_line(
         assert line["custom_id"] == whole[name]["custom_id"]
         if isinstance(line["response"], list):
             assert line["response"] == whole[name]["response"]
+
+
+def test_vectors_and_scores_come_in_batches_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = pooling_folder("bert", tmp_path / "bert")
+    asked = {
+        "/v1/embeddings": {"input": "a b"},
+        "/v1/score": {"text_1": "a b", "text_2": ["a b", "c"]},
+        "/v1/rerank": {"query": "a b", "documents": ["c", "a b"]},
+        "/classify": {"input": "a"},
+    }
+    lines = ({"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in asked.items())
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, summary = run(folder, tmp_path, capsys, ["--threads", "1", "--quiet", "--json"])
+    assert (status, summary["completed"], summary["failed"]) == (1, 3, 1)
+    found = {line["custom_id"]: line for line in results(tmp_path).values()}
+    assert found.pop("/classify")["error"]["code"] == "invalid_url"
+    bodies = {url: line["response"]["body"] for url, line in found.items()}
+    assert len(bodies["/v1/embeddings"]["data"][0]["embedding"]) == 48
+    assert bodies["/v1/score"]["data"][0]["score"] == pytest.approx(1)
+    assert [result["index"] for result in bodies["/v1/rerank"]["results"]] == [1, 0]
 
 
 def test_the_output_of_another_input_is_not_continued(

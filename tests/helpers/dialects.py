@@ -181,21 +181,26 @@ def fold_response(found: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]
     names = [name for name, _ in found]
     assert names[:2] == ["response.created", "response.in_progress"]
     items: list[dict[str, Any]] = []
+    scores: list[Any] = []
     text, last = "", found[-1][1]["response"]
     for name, data in found:
         assert data["type"] == name
+        if name == "response.output_text.delta":
+            scores += data["logprobs"]
         if name == "response.output_item.added":
             assert data["output_index"] == len(items)
             assert data["item"]["status"] == "in_progress"
-            text = ""
+            text, scores = "", []
         elif name.endswith(".delta"):
             text += data["delta"]
         elif name == "response.function_call_arguments.done":
             assert data["arguments"] == text
         elif name in {"response.output_text.done", "response.reasoning_text.done"}:
             assert data["text"] == text
+            assert data.get("logprobs", []) == scores
         elif name == "response.content_part.done":
             assert data["part"]["text"] == text
+            assert data["part"].get("logprobs", []) == scores
         elif name == "response.output_item.done":
             items.append(data["item"])
     assert items == last["output"]

@@ -33,7 +33,11 @@ FIXED: dict[str, Any] = {"messages": [{"role": "user", "content": "What is next 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Process]:
     patience = ("--reader-timeout", "600", "--reader-tokens", "1000000", "--hang-timeout", "0")
-    with running(folder, "--stall-timeout", "1", "--engine-restarts", "50", *patience) as process:
+    room = (
+        "--request-memory",
+        "80MiB",
+    )  # 40,000 tokens that nobody reads are 23 MiB, and an answer gets half
+    with running(folder, "--stall-timeout", "1", "--engine-restarts", "50", *patience, *room) as process:
         yield process
 
 

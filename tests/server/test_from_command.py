@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -30,6 +31,19 @@ COMMANDS = [
     (
         "python -m sglang.launch_server --model-path org/m --tp 2 --schedule-policy lpm --chunked-prefill-size -1",
         "quire serve org/m --tensor-parallel-size 2 --scheduling-policy lpm --no-enable-chunked-prefill --port 30000",
+    ),
+    (
+        "python -m sglang.launch_server --model-path org/m --random-seed 3 --attention-backend native "
+        "--enable-mixed-chunk",
+        "quire serve org/m --seed 3 --port 30000",
+    ),
+    (
+        "llama-server -m x.gguf --chat-template '{{ messages }}' --no-prefill-assistant --keep -1 -sps 0.5",
+        "quire serve x.gguf --chat-template '{{ messages }}' --port 8080",
+    ),
+    (
+        "text-generation-launcher --model-id org/m --payload-limit 2000000 --kv-cache-dtype fp8_e4m3fn",
+        "quire serve org/m --max-body-bytes 2000000 --kv-cache-dtype fp8_e4m3 --host 0.0.0.0 --port 3000",
     ),
     (
         "MAX_TOTAL_TOKENS=4096 text-generation-launcher --model-id org/m --num-shard 2 -p 80 --speculate 0",
@@ -64,6 +78,14 @@ def test_a_command_becomes_its_equivalent(
             "--temp 0.2: is not supported: requests set their own parameters",
         ),
         ("llama-server -m x.gguf -ctk f16 -ctv q8_0", "-ctv q8_0: contradicts -ctk f16"),
+        (
+            "llama-server -m x.gguf --chat-template chatml",
+            "--chat-template chatml: 'chatml': no templates have",
+        ),
+        (
+            "python -m sglang.launch_server --model-path m --allow-auto-truncate",
+            "prompts are never truncated",
+        ),
         ("llama-server", "no model"),
     ],
 )
@@ -73,7 +95,7 @@ def test_what_is_essential_and_cannot_be_had_fails(
     assert main(["serve", "--from-command", command]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("quire serve ")
-    assert f"cannot be had: {told}" in err
+    assert re.search(f"cannot be had: .*{re.escape(told)}", err)
 
 
 def test_ollama_is_configured_by_its_environment(

@@ -226,7 +226,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-    ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+    ({"include": ["message.output_text.logprobs"]}, "top_logprobs"),
+    ({"include": ["file_search_call.results"]}, "include[0]"),
     ({"truncation": "auto"}, "truncation"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"top_logprobs": 2}, "top_logprobs"),
@@ -234,6 +235,33 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"background": True, "store": False}, "store"),
     ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
 ]
+
+
+def test_tokens_have_their_logprobs(folder: Path) -> None:
+    """The same as those of a chat: whole, streamed, stored, and with a stop in the middle of a character."""
+    asked: dict[str, Any] = {"input": "Hi", "temperature": 0.9}
+    with serving(folder, served_model_name=("tiny",)) as server:
+        for length, top in ((40, 2), (1, 20), (7, 0)):
+            fields = asked | {"max_output_tokens": length, "top_logprobs": top, "temperature": 0}
+            if not top:
+                fields["include"] = ["message.output_text.logprobs"]
+            whole = server.post("/v1/responses", fields).json
+            (item,) = whole["output"]
+            scores = item["content"][0]["logprobs"]
+            chat = server.chat("Hi", max_tokens=length, logprobs=True, top_logprobs=top, temperature=0).json
+            assert scores == chat["choices"][0]["logprobs"]["content"]
+            assert len(scores) == whole["usage"]["output_tokens"] == length
+            streamed = fold_response(events(server.post("/v1/responses", fields | {"stream": True}).body))
+            assert streamed["output"][0]["content"] == item["content"]
+            assert server.get(f"/v1/responses/{streamed['id']}").json == streamed
+            assert (streamed["top_logprobs"], whole["top_logprobs"]) == (top, top)
+            again = {"input": [{"role": "user", "content": "Hi"}, item, {"role": "user", "content": "So?"}]}
+            assert server.post("/v1/responses", again | {"max_output_tokens": 1}).status == 200
+        for top in (-1, 21):
+            server.post("/v1/responses", asked | {"top_logprobs": top}).error(
+                400, "invalid_value", "top_logprobs"
+            )
+        server.wait(server.idle)
 
 
 @pytest.mark.parametrize(("fields", "param"), BAD)

@@ -27,6 +27,7 @@ from quire.logprobs import LogprobTable
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Entry, Program
 from quire.program.tensors import Adapted, AdapterShape, Owned
+from quire.quant.floats import FloatsOrBits
 from quire.records import dataclass
 from quire.types import FinishReason, NewSeq, UnsupportedModelError
 
@@ -171,7 +172,9 @@ def check_blocks(program: Program, limits: Limits, blocks: Sequence[int], conten
         raise ValueError(f"content: {content.dtype} {list(content.shape)} is not uint8 {list(shape)}")
 
 
-def check_adapter(program: Program, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> Adapted:
+def check_adapter(
+    program: Program, name: str, part: int, a: FloatsOrBits, b: FloatsOrBits, gain: F32 | None = None
+) -> Adapted:
     """The linear of that name. Raises ValueError unless these are arguments for put_adapter."""
     found = next((each for each in program.adapted if each.name == name), None)
     if found is None or not 0 <= part < len(found.parts):
@@ -382,9 +385,18 @@ class Runnable(Protocol):
         RuntimeError if too few pages are free: then the slot is empty.
         """
 
-    def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> None:
+    def put_adapter(
+        self,
+        slot: int,
+        name: str,
+        part: int,
+        a: FloatsOrBits,
+        b: FloatsOrBits,
+        gain: F32 | None = None,
+        scale: float = 1.0,
+    ) -> None:
         """Fill a part of Program.adapted[name] in a slot that was opened for it, with a [rank, cols] and
-        b [rows, rank], which are rounded to bfloat16, and `gain` [rows]: see Linear.
+        scale · b [rows, rank], which are rounded to bfloat16, and `gain` [rows]: see Linear.
 
         Raises ValueError for a slot or part that does not exist, and for matrices of other shapes.
         """

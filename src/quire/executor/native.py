@@ -53,6 +53,7 @@ from quire.program.op import AttentionScratch, ExpertScratch, RowScratch
 from quire.program.program import Program
 from quire.program.tensors import AdapterShape, Buffer, Param
 from quire.quant import GroupCodes, check_codes, quantize
+from quire.quant.floats import FloatsOrBits
 from quire.quant.groups import rotate, weight_share
 from quire.records import dataclass
 from quire.spec.rope import cos_sin
@@ -61,6 +62,7 @@ from quire.util.given_pages import give_pages
 from quire.util.sizes import format_size
 
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
+_NUMBERS = {np.dtype(np.float32): _native.DType.f32, np.dtype(np.uint16): _native.DType.bf16}
 _SOURCE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _Field = str | int | float | bool | None
 
@@ -412,13 +414,25 @@ class NativeExecutor:
         """Give a slot the pages for an adapter; see Runnable.open_adapter."""
         self._core.open_adapter(slot, shape.parts, shape.own)
 
-    def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> None:
+    def put_adapter(
+        self,
+        slot: int,
+        name: str,
+        part: int,
+        a: FloatsOrBits,
+        b: FloatsOrBits,
+        gain: F32 | None = None,
+        scale: float = 1.0,
+    ) -> None:
         """Fill a part of a slot; see Runnable.put_adapter."""
         check_adapter(self.program, name, part, a, b, gain)
-        a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+        a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
         gains = None if gain is None else np.ascontiguousarray(gain, np.float32)
         at = 0 if gains is None else gains.ctypes.data
-        self._core.put_adapter(slot, name, part, a.ctypes.data, b.ctypes.data, at, len(a))
+        types = [_NUMBERS[each.dtype] for each in (a, b)]
+        self._core.put_adapter(
+            slot, name, part, a.ctypes.data, types[0], b.ctypes.data, types[1], scale, at, len(a)
+        )
 
     def put_own_rows(self, slot: int, name: str, first: int, rows: F32) -> None:
         """Fill rows of a parameter in a slot; see Runnable.put_own_rows."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.quant.floats import FloatsOrBits
 from quire.records import dataclass
 
 F32 = npt.NDArray[np.float32]
@@ -31,8 +33,8 @@ class LowRank:
     For an embedding, `out` are its rows (the vocabulary) and `in` the width of the model.
     """
 
-    a: F32  # [rank, in]
-    b: F32  # [out, rank]
+    a: FloatsOrBits  # [rank, in]
+    b: FloatsOrBits  # [out, rank]
     scale: float  # alpha / rank, or alpha / sqrt(rank) for rsLoRA (2312.03732)
     magnitude: F32 | None = None  # [out], DoRA
     gain: F32 | None = None  # [out], DoRA whose lengths are known
@@ -40,6 +42,11 @@ class LowRank:
     @property
     def rank(self) -> int:
         return len(self.a)
+
+    def kept(self) -> LowRank:
+        """The same with a copy of each matrix that lies in a mapped file."""
+        a, b = (each if each.flags.writeable else each.copy() for each in (self.a, self.b))
+        return replace(self, a=a, b=b)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,3 +63,7 @@ class Adapter:
     rank: int  # the greatest of its parts
     parts: Mapping[str, LowRank]
     modules_to_save: Mapping[str, MatrixRows]
+
+    def kept(self) -> Adapter:
+        """The same with copies of the pairs that lie in a mapped file, which others may write to."""
+        return replace(self, parts={module: part.kept() for module, part in self.parts.items()})

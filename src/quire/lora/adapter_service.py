@@ -234,7 +234,9 @@ class AdapterService:
         return adapter
 
     def _keep(self, adapter: Adapter) -> None:
-        self._kept[adapter.digest] = adapter
+        if not self._most_kept:
+            return
+        self._kept[adapter.digest] = adapter.kept()
         self._kept.move_to_end(adapter.digest)
         while len(self._kept) > self._most_kept:
             self._kept.popitem(last=False)

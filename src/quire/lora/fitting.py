@@ -11,6 +11,7 @@ from quire.lora import BLOCK_BYTES
 from quire.lora.adapter import F32, Adapter, LowRank, MatrixRows
 from quire.program.program import Program
 from quire.program.tensors import Adapted, AdaptedPart, AdapterShape
+from quire.quant.floats import FloatsOrBits, floats
 from quire.types import CheckpointError
 
 LARGEST = 3.38e38  # a little below bfloat16's largest number
@@ -73,11 +74,16 @@ def _check_part(where: str, part: LowRank, places: list[tuple[Adapted, int]], ma
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = [(name, vector, 1.0) for name, vector in found]
         for name, matrix, scale in [*scaled, ("lora_A", part.a, 1.0), ("lora_B", part.b, part.scale)]:
-            most = np.maximum(matrix.max(), -matrix.min()) * np.float32(
-                abs(scale)
-            )  # rounding keeps the order
-            if not most <= LARGEST:
+            if not _largest(matrix) * np.float32(abs(scale)) <= LARGEST:  # rounding keeps the order
                 raise CheckpointError(f"{where}: {name} holds a number that is not finite")
+
+
+def _largest(numbers: FloatsOrBits) -> np.float32:
+    """The largest magnitude; NaN if there is one."""
+    if numbers.dtype == np.uint16:  # magnitudes of bfloat16 sort like integers
+        numbers = floats((numbers & np.uint16(0x7FFF)).max(keepdims=True))
+    found: np.float32 = np.maximum(numbers.max(), -numbers.min())
+    return found
 
 
 def _sizes(places: list[tuple[Adapted, int]]) -> tuple[int, int]:
@@ -113,8 +119,8 @@ def fill_slot(executor: Runnable, slot: int, adapter: Adapter) -> None:
                 executor.put_own_rows(slot, own.name, first, rows)
     for key, part in adapter.parts.items():
         for adapted, number in places[key]:
-            a, b, gain = _matrices(part, adapted.parts[number])
-            executor.put_adapter(slot, adapted.name, number, a, b, gain)
+            a, b, gain, scale = _matrices(part, adapted.parts[number])
+            executor.put_adapter(slot, adapted.name, number, a, b, gain, scale)
 
 
 def blocks_of(whole: MatrixRows) -> Iterator[tuple[int, F32]]:
@@ -125,13 +131,15 @@ def blocks_of(whole: MatrixRows) -> Iterator[tuple[int, F32]]:
         yield first, whole[first : first + step]
 
 
-def _matrices(part: LowRank, to: AdaptedPart) -> tuple[F32, F32, F32 | None]:
-    """A, B and gain of a module as a part of a linear takes them."""
-    b, gain = part.b * np.float32(part.scale), part.gain
+def _matrices(part: LowRank, to: AdaptedPart) -> tuple[FloatsOrBits, FloatsOrBits, F32 | None, float]:
+    """A, B, gain and the scale of B of a module as a part of a linear takes them."""
+    b, gain = part.b, part.gain
     if to.pieces:
         b = np.concatenate([b[first:stop] for first, stop in to.pieces])
         gain = None if gain is None else np.concatenate([gain[first:stop] for first, stop in to.pieces])
-    return (b.T, part.a.T, None) if to.turned else (part.a, b, gain)
+    if to.turned:
+        return (floats(b) * np.float32(part.scale)).T, part.a.T, None, 1.0
+    return part.a, b, gain, part.scale
 
 
 def _places(program: Program) -> Places:

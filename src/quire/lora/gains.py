@@ -21,6 +21,7 @@ from quire.lora.adapter import F32, Adapter, LowRank
 from quire.lora.base_modules import BaseModules
 from quire.program.tensors import Param, Part
 from quire.quant import GroupCodes
+from quire.quant.floats import floats
 from quire.records import dataclass
 from quire.types import CheckpointError
 
@@ -54,15 +55,15 @@ class _Lengths:
     """A Sink that takes the lengths of the rows of W + scale · b @ a by module."""
 
     def __init__(self, parts: dict[str, LowRank]) -> None:
-        self._parts = parts
+        self._parts = {name: (floats(part.a), floats(part.b), part.scale) for name, part in parts.items()}
         self.found = {name: np.zeros(len(part.b), np.float32) for name, part in parts.items()}
 
     def put(self, param: Param, row_offset: int, data: Array, dtype: str) -> None:
-        low = self._parts[param.name]
+        a, b, scale = self._parts[param.name]
         for first in range(0, len(data), _ROWS):
             some = data[first : first + _ROWS]
             rows = slice(row_offset + first, row_offset + first + len(some))
-            changed = widened(some, dtype) + (low.b[rows] @ low.a) * np.float32(low.scale)
+            changed = widened(some, dtype) + (b[rows] @ a) * np.float32(scale)
             self.found[param.name][rows] = lengths_of(changed)
 
     def put_codes(self, param: Param, row_offset: int, given: GroupCodes) -> None:

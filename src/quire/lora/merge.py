@@ -10,6 +10,7 @@ from quire.loader.stacked import Stack
 from quire.lora.adapter import F32, Adapter, LowRank, MatrixRows
 from quire.lora.base_modules import BaseModules, linears
 from quire.lora.gains import check_lengths, lengths_of
+from quire.quant.floats import floats
 from quire.records import dataclass
 from quire.spec import ModelSpec
 
@@ -30,7 +31,7 @@ class _Change:
         if self.low is None:
             return base
         low = self.low
-        changed: F32 = base + (low.b[rows] @ low.a) * np.float32(low.scale)
+        changed: F32 = base + (floats(low.b[rows]) @ floats(low.a)) * np.float32(low.scale)
         if low.magnitude is None:
             return changed
         lengths = lengths_of(changed)

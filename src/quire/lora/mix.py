@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.lora.adapter import F32, Adapter, LowRank
+from quire.quant.floats import floats
 from quire.types import CheckpointError
 
 
 def mix(parts: Sequence[tuple[Adapter, float]]) -> Adapter:
-    """What adds Σ weight · (W' - W), W' being W with one adapter alone, without magnitudes. Numbers may be infinite.
+    """What adds Σ weight · (W' - W), W' being W with one adapter alone, without magnitudes. FloatsOrBits may be infinite.
 
     Raises CheckpointError for an adapter with whole matrices: their difference from the base is not low in rank.
     """
@@ -27,7 +28,7 @@ def mix(parts: Sequence[tuple[Adapter, float]]) -> Adapter:
         lows = [(adapter.parts[module], weight) for adapter, weight in parts if module in adapter.parts]
         gains = [low.gain * np.float32(weight) for low, weight in lows if low.gain is not None]
         gain = sum(gains[1:], gains[0]) if gains else None
-        a = np.concatenate([low.a for low, _ in lows])
+        a = np.concatenate([floats(low.a) for low, _ in lows])
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             b = np.concatenate([_scaled(low, weight, gain) for low, weight in lows], axis=1)
         made[module] = LowRank(a, b, 1.0, gain=gain)
@@ -39,7 +40,7 @@ def mix(parts: Sequence[tuple[Adapter, float]]) -> Adapter:
 
 def _scaled(low: LowRank, weight: float, gain: F32 | None) -> F32:
     """B of one of several adapters, such that the gain of all makes of it what its own does."""
-    b: F32 = low.b * np.float32(low.scale * weight)
+    b: F32 = floats(low.b) * np.float32(low.scale * weight)
     if gain is None:
         return b
     own = np.zeros_like(gain) if low.gain is None else low.gain

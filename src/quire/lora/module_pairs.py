@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.lora.adapter import LowRank, MatrixRows
 from quire.lora.base_modules import BaseModules
+from quire.quant.floats import floats
 from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.types import CheckpointError
@@ -139,12 +140,12 @@ def combined(pairs: Sequence[ModulePair], module: str, base: BaseModules) -> Low
     lows = [pair.read() for pair in pairs]
     if pairs[0].module == module:
         return lows[0]
-    a = np.concatenate([low.a for low in lows])
+    a = np.concatenate([floats(low.a) for low in lows])
     b = np.zeros((base.shapes[module][0], len(a)), np.float32)
     same, rank = len({low.scale for low in lows}) == 1, 0
     for pair, low in zip(pairs, lows, strict=True):
         rows = base.fused[pair.module]
-        part = low.b if same else low.b * np.float32(low.scale)
+        part = floats(low.b) if same else floats(low.b) * np.float32(low.scale)
         b[rows.first : rows.first + rows.count, rank : rank + low.rank] = part
         rank += low.rank
     return LowRank(a, b, lows[0].scale if same else 1.0)

@@ -20,12 +20,12 @@ from quire.loader.finite import FLOAT_FORMATS, first_nonfinite
 from quire.loader.safetensors import SafetensorsFile
 from quire.loader.source import TensorInfo
 from quire.loader.stacked import Stack
-from quire.lora.adapter import F32, LowRank, MatrixRows
+from quire.lora.adapter import LowRank, MatrixRows
 from quire.lora.base_modules import BaseModules, linears
 from quire.lora.module_pairs import MAX_RANK, AdaptedModule, AdapterFacts, ModulePair, check_rank, unknown
 from quire.lora.peft_config import MAX_CONFIG_BYTES, PeftConfig
 from quire.lora.saved_rows import SavedRows
-from quire.quant.floats import to_float32
+from quire.quant.floats import FloatsOrBits, floats, to_float32
 from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.types import CheckpointError, UnsupportedModelError
@@ -81,7 +81,7 @@ class PeftFolder:
         self.config = PeftConfig.of(parse_json_object(self._config_bytes, CONFIG), CONFIG)
         self._file = SafetensorsFile(folder / WEIGHTS)
         self._kept = False
-        self._last: tuple[str, F32] | None = None  # B of all experts, which is read for each
+        self._last: tuple[str, FloatsOrBits] | None = None  # B of all experts, which is read for each
         try:
             self._pairs, self._saved = self._sorted()
         except BaseException:
@@ -255,7 +255,7 @@ class PeftFolder:
         a, b = self._matrix(pair.a), self._matrix(pair.b)
         if pair.turned:
             a, b = np.ascontiguousarray(b.T), np.ascontiguousarray(a.T)
-        magnitude = None if pair.magnitude is None else self._matrix(pair.magnitude).reshape(-1)
+        magnitude = None if pair.magnitude is None else floats(self._matrix(pair.magnitude)).reshape(-1)
         return LowRank(a, b, pair.scale, magnitude)
 
     def _of_experts(self, pair: _Pair, stack: Stack) -> Iterator[ModulePair]:
@@ -299,14 +299,14 @@ class PeftFolder:
 
         return read
 
-    def _matrix(self, info: TensorInfo, start: int = 0, stop: int | None = None) -> F32:
-        """Rows of a tensor, as float32 of its own. CheckpointError naming the first NaN or infinity."""
-        data = np.array(self._file.read(info.name, start, stop))  # aligned
+    def _matrix(self, info: TensorInfo, start: int = 0, stop: int | None = None) -> FloatsOrBits:
+        """Rows of a tensor, in the file where it has them aligned. CheckpointError naming the first NaN or infinity."""
+        data = np.require(self._file.read(info.name, start, stop), requirements="A")
         bad = first_nonfinite(data, info.dtype) if data.size else None
         if bad is not None:
             index = [int(i) for i in np.unravel_index(bad, data.shape)]
             raise self._error(info.name, f"element {[index[0] + start, *index[1:]]} is NaN or infinite")
-        return np.ascontiguousarray(to_float32(data, info.dtype))
+        return data if info.dtype == "BF16" else np.ascontiguousarray(to_float32(data, info.dtype))
 
     def prefetch(self) -> None:
         for info in self._of_pairs():

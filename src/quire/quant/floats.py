@@ -10,6 +10,12 @@ import numpy.typing as npt
 from quire.quant.linear_codes import F32, as_float32
 
 Array = npt.NDArray[Any]
+FloatsOrBits = Array  # float32, or the bits of bfloat16 as uint16
+
+
+def floats(numbers: FloatsOrBits) -> F32:
+    """The same numbers in float32."""
+    return as_float32(numbers) if numbers.dtype == np.uint16 else numbers.view(np.float32)
 
 
 def to_float32(values: Array, dtype: str) -> F32:

@@ -405,6 +405,8 @@ def answer_costs(
         late = params.n * sum(min(unread + 1, length) for length in longest)
         text, of_logprobs = late * UNREAD_TOKEN, late * candidates
     text += kept * REPEATED * generated * TOKEN_TEXT
+    if kept and params.logprobs is not None:
+        of_logprobs += REPEATED * generated * (params.logprobs + 1) * CANDIDATE_TEXT // 2
     scored = sum(map(params.scored_tokens, lengths))
     return {
         "max_tokens": generated * (TOKEN + ENGINE_TOKEN) + text,

@@ -147,6 +147,15 @@ def in_chunks(option: str, text: str) -> Settings:
     return [("--no-enable-chunked-prefill", None)] if text == "-1" else [(option, text)]
 
 
+def spelled_out(option: str, text: str) -> Settings:
+    """A template as its text; one that is built into another server has a name."""
+    if "{" not in text:
+        raise ValueError(
+            "no templates have names here; the checkpoint has its own, or give a file or its text"
+        )
+    return [(option, text)]
+
+
 def or_zero(option: str, text: str) -> Settings:
     """A number; 0 turns off what -1 turns off there."""
     return [(option, "0" if text == "-1" else text)]

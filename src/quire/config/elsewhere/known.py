@@ -28,6 +28,7 @@ from quire.config.elsewhere.foreign import (
     only,
     or_zero,
     reranking,
+    spelled_out,
     switched,
 )
 
@@ -59,6 +60,14 @@ _FORMATS = "formats of {} are data of Quire"
 _LOGGED = "requests are logged with --access-log only"
 _CERTIFICATES = "client certificates are not checked; do it in a proxy in front of the server"
 _ROUTES = "the routes of the server are fixed"
+_NO_CODE = "the server loads no external code"
+_READ = "safetensors and GGUF files are read directly"
+_TOKENIZING = "texts are tokenized on threads of their own"
+_KERNELS = "all attention is in Quire's own kernels"
+_METRICS = "/metrics has what there is"
+_INSIDE = "what happens inside of the model is not shown"
+_AHEAD = "the next step is prepared while one runs"
+_WINDOWS = "the checkpoint says which layers have windows"
 _SETTINGS = "--speculative-config sets the method and its settings; answers are the same without"
 _RANK = "the ranks of a model are processes of one machine"
 _MAPPED = "packed weights are memory-mapped from the weight cache (--weight-cache)"
@@ -66,7 +75,7 @@ _SWAP = "a part of --memory"
 _CACHED = "usage always includes the cached tokens"
 _PAGES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "int8", "q4_0": "int4"}
 _INT8 = "int8 has one scale per token and head, int4 one per 32 numbers; the other formats are not there"
-_FP8 = "the other number formats of the KV cache are not there"
+_FP8 = "other formats of that server are not there"
 _SCALES = "quire calibrate finds the scales of an fp8 cache, and --kv-cache-scales takes its file"
 _BACKENDS = tuple(f'{{"backend":{gap}"{name}"}}' for name in ("auto", "guidance") for gap in ("", " "))
 _PENALTIES = "repeat-penalty repeat-last-n presence-penalty frequency-penalty"
@@ -108,7 +117,17 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--check-tensors", _L, "quire verify checks a model's files", arity=""),
     lacks("--mlock --no-mmap --mmap --direct-io -dio --repack -nr --no-repack", _L, _MAPPED, arity=""),
     lacks("--load-mode -lm --lazy-mode -lzm", _L, _MAPPED),
-    lacks("--model-loader-extra-config", _VS, "safetensors and GGUF files are read directly"),
+    lacks("--model-loader-extra-config", _VS, _READ),
+    lacks("--safetensors-load-strategy --pt-load-map-location --ignore-patterns --max-parallel-loading-workers", _V,
+          _READ),
+    lacks("--use-tqdm-on-load --no-use-tqdm-on-load", _V, _READ, arity=""),
+    lacks("--delete-ckpt-after-loading", _S, "files of models are kept", arity=""),
+    needs("--torchao-config", _S, "--quantization int8 or int4 rounds the weights at load"),
+    lacks("--weight-version", _S, "the version of a model is the hash of its configuration"),
+    needs("--worker-cls --worker-extension-cls --scheduler-cls --io-processor-plugin", _V, _NO_CODE),
+    needs("--gpt-oss-20b-default --gpt-oss-120b-default --embd-gemma-default --fim-qwen-1.5b-default "
+          "--fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default",
+          _L, "name the model", arity=""),
     always("--warmup --no-warmup --skip-server-warmup", (LCPP, SGLANG), "the first request is as fast as the next"),
     # ---- context, memory, how much runs at once
     called("--ctx-size", _L, "--max-model-len", done=("0",), why="there -np slots may share it, here it is of each"),
@@ -138,7 +157,9 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--ubatch-size -ub", _L, "the kernels divide a step themselves; --max-num-batched-tokens bounds it"),
     lacks("--max-prefill-tokens --prefill-max-requests", _S, "--max-num-batched-tokens bounds a step"),
     lacks("--waiting-served-ratio --max-waiting-tokens", _T, "a request joins the next step with room for it"),
-    lacks("--validation-workers", _T, "texts are tokenized on threads of their own"),
+    lacks("--validation-workers", _T, _TOKENIZING),
+    lacks("--renderer-num-workers --tokenizer-worker-num --tokenizer-pool-size", _VS, _TOKENIZING),
+    lacks("--api-server-count", _V, "one process answers HTTP"),
     lacks("--max-num-partial-prefills --max-long-partial-prefills --long-prefill-token-threshold", _V,
           "prompts share a step's tokens in the order of arrival"),
     lacks("--schedule-conservativeness", _S, "a sequence that finds no block is preempted and recomputed"),
@@ -146,7 +167,12 @@ ROWS: tuple[ForeignOption, ...] = (
            why="priority has higher numbers first there, lower ones here"),
     needs("--enable-priority-scheduling --schedule-low-priority-values-first", _S,
           "--scheduling-policy priority runs lower numbers first", arity=""),
-    always("--async-scheduling --no-async-scheduling", _V, "the next step is prepared while one runs"),
+    always("--async-scheduling --no-async-scheduling", _V, _AHEAD),
+    lacks("--disable-overlap-schedule", _S, _AHEAD, arity=""),
+    only("--num-continuous-decode-steps", _S, "1", "every step is scheduled"),
+    always("--enable-mixed-chunk", _S, "prompts and answers share steps"),
+    lacks("--keep", _L, "nothing is discarded from a context, so all of a prompt is kept"),
+    needs("--allow-auto-truncate", _S, "prompts are never truncated", arity=""),
     always("--cont-batching -cb", _L, "batching is continuous by default (--batching)"),
     lacks("--no-cont-batching -nocb", _L, "--batching dynamic collects batches, and is never faster", arity=""),
     needs("--context-shift", _L, "a context is never shifted: an answer ends at --max-model-len", arity=""),
@@ -163,7 +189,7 @@ ROWS: tuple[ForeignOption, ...] = (
         for name in (
             "auto", "float32", "bfloat16", "bf16", "float16", "half", "fp16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"
         )
-    }),
+    } | {"fp8_e4m3fn": "fp8_e4m3"}),
     lacks("--calculate-kv-scales", _V, _SCALES, arity=""),
     lacks("--quantization-param-path", _VS, _SCALES),
     switched("--disable-radix-cache", _S, "--no-enable-prefix-caching"),
@@ -181,6 +207,12 @@ ROWS: tuple[ForeignOption, ...] = (
     called("--kv-offloading-size", _V, "--swap-space", convert=in_gibibytes, why=_SWAP),
     called("--hicache-size", _S, "--swap-space", convert=in_gibibytes, done=("0",), why=_SWAP),
     lacks("--kv-offloading-backend --hicache-ratio", _VS, "--swap-space sets the size of the room for swapped blocks"),
+    lacks("--disable-cascade-attn --kv-sharing-fast-prefill --disable-hybrid-kv-cache-manager", _V, _KERNELS, arity=""),
+    lacks("--prefill-only-disable-kv-cache", _S, _CACHE, arity=""),
+    needs("--disable-sliding-window", _V, _WINDOWS, arity=""),
+    only("--mamba-cache-dtype --mamba-ssm-cache-dtype", _V, "auto", "states have a number format of their own"),
+    lacks("--mamba-block-size", _V, "states have a place of their own"),
+    lacks("--slot-prompt-similarity -sps", _L, "there are no slots: equal prefixes are always shared"),
     only("--radix-eviction-policy", _S, "lru", "the least recently used blocks are evicted first"),
     # ---- one process, the CPU
     called("-tp --tp-size --tp", _VS, "--tensor-parallel-size"),
@@ -192,8 +224,13 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--enable-eplb --enable-dp-attention", _VS, _EXPERTS, arity=""),
     only("--expert-parallel-size --ep-size --ep", _VS, "1", _EXPERTS),
     only("--nnodes", _VS, "1", _RANK),
+    lacks("--data-parallel-rank --data-parallel-size-local --data-parallel-address --data-parallel-rpc-port "
+          "--data-parallel-start-rank --load-balance-method", _VS, "replicas are parts of one server, which chooses"),
+    only("--data-parallel-backend", _V, "mp", _RANK),
+    lacks("--data-parallel-hybrid-lb --data-parallel-external-lb --headless --enable-p2p-check", _VS, _RANK, arity=""),
     only("--node-rank", _VS, "0", _RANK),
-    lacks("--dist-init-addr --master-addr --master-port --nccl-port --shard-uds-path", _VST, _RANK),
+    lacks("--dist-init-addr --master-addr --master-port --nccl-port --shard-uds-path "
+          "--master-shard-uds-path", _VST, _RANK),
     only("--distributed-executor-backend", _V, "uni mp", _RANK),
     always("--disable-custom-all-reduce --disable-custom-kernels", (VLLM, SGLANG, TGI), _SHARED),
     only("--n-gpu-layers --gpu-layers -ngl", _L, "0", _CPU),
@@ -207,19 +244,41 @@ ROWS: tuple[ForeignOption, ...] = (
     called("--threads-batch -tb", _L, "--threads", why="prompts and decoding use the same threads"),
     lacks("--threads-http --prio --prio-batch --poll --poll-batch --cpu-mask -C --cpu-range -Cr --cpu-strict --numa",
           _L, "each thread keeps to a processor of its own; taskset and numactl choose which"),
+    only("--attention-backend", _VS, "auto native", _KERNELS),
+    only("--sampling-backend", _S, "auto", "there is one sampler"),
+    lacks("--triton-attention-num-kv-splits --kt-weight-path --kt-method --kt-cpuinfer "
+          "--kt-threadpool-count", _S, _CPU),
+    lacks("--backend-sampling -bs --no-host", _L, _CPU, arity=""),
     only("--flash-attn -fa", _L, "on auto 1", "attention never stores the score matrix", arity="?"),
     always("--enforce-eager --disable-cuda-graph --disable-cuda-graph-padding", _VS, _GRAPHS),
-    lacks("--compilation-config -O --cuda-graphs --cuda-graph-max-bs --cuda-graph-bs --max-seq-len-to-capture", _VST,
-          _GRAPHS),
+    lacks("--compilation-config -O --cuda-graphs --cuda-graph-max-bs --cuda-graph-bs --max-seq-len-to-capture "
+          "--optimization-level --performance-mode", _VST, _GRAPHS),
     lacks("--enable-torch-compile", _S, _GRAPHS, arity=""),
     always("--enable-deterministic-inference", _S, "one request gives the same bits whatever else runs"),
     # ---- answers
     called("--chat-template-file", _L, "--chat-template"),
+    called("--chat-template", _L, "--chat-template", convert=spelled_out, essential=True),
     only("--chat-template-content-format", _V, "auto", "the format is detected from the template"),
     always("--jinja", _L, "templates are always rendered"),
     needs("--no-jinja", _L, "templates are always rendered", arity=""),
     needs("--default-chat-template-kwargs --chat-template-kwargs", (VLLM, LCPP),
           "requests set chat_template_kwargs; or change the default in the template (--chat-template)"),
+    only("--stream-interval", _VS, "1", "every token is sent when it is there"),
+    needs("--stream-output", _S, "events of /generate have the whole text so far", arity=""),
+    needs("--return-tokens-as-token-ids", _V, "requests set return_tokens_as_token_ids", arity=""),
+    only("--logprobs-mode", _V, "raw_logprobs", "logprobs are those of the model's logits", essential=True),
+    needs("--exclude-tools-when-tool-choice-none", _V, "leave the tools out of the request", arity=""),
+    needs("--enable-return-routed-experts --enable-return-hidden-states", _VS, _INSIDE, arity=""),
+    needs("--enable-custom-logit-processor", _S, _NO_CODE, arity=""),
+    needs("--special -sp", _L, "requests set skip_special_tokens", arity=""),
+    needs("--ignore-eos", _L, _REQUEST, arity=""),
+    needs("--prefill-assistant", _L, "requests set continue_final_message", arity=""),
+    always("--no-prefill-assistant", _L, "requests set continue_final_message"),
+    needs("--spm-infill", _L, "the tokens of the model say in which order prefix and suffix are", arity=""),
+    lacks("--escape -e --no-escape --verbose-prompt --simple-io", _L, "prompts come in requests", arity=""),
+    needs("--watermark-gamma --watermark-delta", _T, _REQUEST),
+    lacks("--disable-grammar-support", _T, _STRUCTURED, arity=""),
+    always("--enable-prefill-logprobs", _T, "requests ask for them"),
     only("--response-role", _V, "assistant", "answers always have the role assistant"),
     always("--enable-auto-tool-choice", _V, "the model may call tools whenever a request has some"),
     needs("--tool-parser-plugin", _V, _FORMATS.format("tool calls")),
@@ -249,17 +308,21 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--max-logprobs", _V, "the maximum is 20 in a chat and 64 in a completion"),
     lacks("--max-best-of --max-stop-sequences --max-top-n-tokens --max-client-batch-size", _T,
           "limits of a request are in docs/server.md"),
-    needs("--logits-processors --logits-processor-pattern", _V, "the server loads no external code"),
+    needs("--logits-processors --logits-processor-pattern", _V, _NO_CODE),
+    called("--random-seed", _S, "--seed"),
     called("--seed -s", _L, "--seed", done=("-1",)),
     # ---- adapters, media, other tasks
     called("--lora-paths", _S, "--lora-modules", arity="+"),
     needs("--lora --lora-scaled --lora-adapters", (LCPP, TGI), _ADAPTERS),
+    always("--lora-init-without-apply", _L, _ADAPTERS),
     needs("--control-vector --control-vector-scaled", _L, _NO_VECTORS),
     called("--max-loras-per-batch", _S, "--max-loras"),
     needs("--mmproj -mm --mmproj-url -mmu --media-path --allowed-media-domains --allowed-local-media-path",
           (LCPP, VLLM), _MEDIA),
     lacks("--limit-mm-per-prompt --mm-processor-kwargs --image-max-tokens --image-min-tokens", (VLLM, LCPP), _MEDIA),
     always("--no-mmproj --no-mmproj-auto --language-model-only", (LCPP, VLLM), _MEDIA),
+    lacks("--video-pruning-rate --mm-processor-cache-gb --mm-encoder-tp-mode --mm-processor-cache-type", _V, _MEDIA),
+    lacks("--skip-mm-profiling --interleave-mm-strings", _V, _MEDIA, arity=""),
     needs("--enable-multimodal", _S, _MEDIA, arity=""),
     only("--runner", _V, "auto generate", _TASK, essential=True),
     called("--convert", _V, "--task", done=("auto", "none")),
@@ -268,6 +331,9 @@ ROWS: tuple[ForeignOption, ...] = (
     needs("--pooler-config --override-pooler-config", _V, _POOLED),
     called("--models-dir", _L, "--models-dir"),
     called("--models-max", _L, "--models-max"),
+    always("--models-autoload", _L, "a model is loaded when a request names it"),
+    needs("--no-models-autoload", _L, "a model is loaded when a request names it", arity=""),
+    lacks("--tags", _L, "models have no tags"),
     needs("--models-preset", _L, "a TOML file of --models has the options of each model"),
     # ---- speculation
     called("--model-draft -md --spec-draft-model", _L, "--draft-model"),
@@ -297,7 +363,16 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--allowed-headers --cors-headers", (VLLM, LCPP), "a listed origin may send any header"),
     needs("--root-path --fastapi-root-path --api-prefix", (VLLM, SGLANG, LCPP),
           "remove the prefix in a proxy in front of the server"),
-    needs("--middleware", _V, "the server loads no external code"),
+    called("--payload-limit", _T, "--max-body-bytes"),
+    lacks("--h11-max-header-count --h11-max-incomplete-event-size", _V, "the limits of headers are fixed"),
+    always("--enable-server-load-tracking", _V, "/load is always there"),
+    always("--enable-tokenizer-info-endpoint", _V, "/tokenizer_info is always there"),
+    always("--enable-request-id-headers", _V, "every response has an x-request-id"),
+    needs("--ngrok", _T, "publish the server with a proxy in front of it", arity=""),
+    needs("--ngrok-authtoken --ngrok-edge", _T, "publish the server with a proxy in front of it"),
+    needs("--tokenizer-config-path", _T, _CHECKPOINT),
+    needs("--ui-mcp-proxy --webui-mcp-proxy", _L, "--mcp names tool servers", arity=""),
+    needs("--middleware", _V, _NO_CODE),
     switched("--no-webui", _L, "--no-ui"),
     always("--webui", _L, "--no-ui turns the web page off"),
     lacks("--disable-fastapi-docs", _V, "--no-ui turns all pages off, /docs among them", arity=""),
@@ -308,6 +383,7 @@ ROWS: tuple[ForeignOption, ...] = (
     called("--file-storage-path", _S, "--files-dir"),
     # ---- timeouts, supervision
     called("--watchdog-timeout", _S, "--hang-timeout"),
+    lacks("--soft-watchdog-timeout", _S, "--hang-timeout is the one limit"),
     called("--graceful-termination-timeout", _T, "--shutdown-timeout"),
     called("--timeout -to", _L, "--reader-timeout", why="the time for which a client may leave output unread"),
     called("--sse-ping-interval", _L, "--sse-ping-interval", convert=or_zero),
@@ -317,6 +393,17 @@ ROWS: tuple[ForeignOption, ...] = (
     always("--enable-prompt-tokens-details --enable-cache-report", _VS, _CACHED),
     always("--enable-per-request-metrics", _V, "a request turns them on with `timings`"),
     always("--enable-metrics --metrics", (SGLANG, LCPP), "/metrics is always available"),
+    always("--kv-cache-metrics --cudagraph-metrics --enable-mfu-metrics --enable-logging-iteration-details", _V,
+           _METRICS),
+    lacks("--show-hidden-metrics-for-version --kv-cache-metrics-sample --decode-log-interval "
+          "--gc-warning-threshold-secs", _VS, _METRICS),
+    lacks("--collect-detailed-traces", _V, "the spans of a request always have its stages"),
+    lacks("--enable-trace", _S, "--otlp-traces-endpoint turns spans on", arity=""),
+    lacks("--profiler-config", _V, "--profile-dir is where profiles are written"),
+    lacks("--enable-log-outputs --enable-log-deltas", _V, "no texts are logged", arity=""),
+    needs("--prometheus-port", _T, "/metrics is a route of the server"),
+    only("--usage-stats", _T, "off no-stack", "nothing is sent to anybody"),
+    lacks("--env -e", _T, "quire doctor shows what a report needs", arity=""),
     always("--disable-log-stats", _V, "statistics are at /metrics, not in the log"),
     always("--disable-log-requests --no-enable-log-requests --disable-uvicorn-access-log", _V, _LOGGED),
     switched("--enable-log-requests --log-requests", _VS, "--access-log"),
@@ -330,7 +417,7 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--otlp-service-name", _T, "the collector can name the service"),
     lacks("--crash-dump-folder", _S, "a request that ends the engine twice is refused, and the log says which"),
     lacks("--log-file", _L, "the log is on standard error; redirect it"),
-    lacks("--log-colors --verbosity -lv", _L, "--log-level sets what is logged"),
+    lacks("--log-colors --verbosity -lv --log-verbosity", _L, "--log-level sets what is logged"),
     lacks("--log-disable", _L, "--quiet writes only errors", arity=""),
     called("--verbose -v --log-verbose", _L, "--log-level", arity="", values={"": "debug"}),
     lacks("--log-prefix --log-timestamps --no-log-timestamps --perf --no-perf", _L, "--log-format sets the form",

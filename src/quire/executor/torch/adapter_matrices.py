@@ -13,6 +13,7 @@ from quire.executor.torch.weights import TORCH_DTYPES, rounded
 from quire.program.memory import adapter_layout, param_bytes
 from quire.program.program import Program
 from quire.program.tensors import Adapted, AdapterShape
+from quire.quant.floats import FloatsOrBits, floats
 from quire.records import dataclass
 
 
@@ -49,7 +50,9 @@ class AdapterMatrices:
         self._free -= pages
         self._opened[slot] = shape, pages
 
-    def put(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None) -> None:
+    def put(
+        self, slot: int, name: str, part: int, a: FloatsOrBits, b: FloatsOrBits, gain: F32 | None
+    ) -> None:
         """Fill a part of a slot; see Runnable.put_adapter."""
         check_adapter(self._program, name, part, a, b, gain)
         self._check(slot)
@@ -103,8 +106,8 @@ class AdapterMatrices:
     def _shape(self, slot: int) -> AdapterShape:
         return self._opened[slot][0] if slot in self._opened else AdapterShape({}, [])
 
-    def _rounded(self, matrix: F32) -> Tensor:
-        found = torch.from_numpy(np.ascontiguousarray(matrix, np.float32))
+    def _rounded(self, matrix: FloatsOrBits) -> Tensor:
+        found = torch.from_numpy(np.ascontiguousarray(floats(matrix)))
         return found.to(torch.bfloat16).float().to(self._device)
 
 

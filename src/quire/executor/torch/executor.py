@@ -32,6 +32,7 @@ from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.program.tensors import AdapterShape, Param
 from quire.quant import GroupCodes
+from quire.quant.floats import FloatsOrBits, floats
 from quire.types import MemoryBudgetError
 from quire.util.given_pages import give_pages
 
@@ -185,8 +186,17 @@ class TorchExecutor:
     def open_adapter(self, slot: int, shape: AdapterShape) -> None:
         self._bound()[0].adapters.open(slot, shape)
 
-    def put_adapter(self, slot: int, name: str, part: int, a: F32, b: F32, gain: F32 | None = None) -> None:
-        self._bound()[0].adapters.put(slot, name, part, a, b, gain)
+    def put_adapter(
+        self,
+        slot: int,
+        name: str,
+        part: int,
+        a: FloatsOrBits,
+        b: FloatsOrBits,
+        gain: F32 | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        self._bound()[0].adapters.put(slot, name, part, a, floats(b) * np.float32(scale), gain)
 
     def put_own_rows(self, slot: int, name: str, first: int, rows: F32) -> None:
         self._bound()[0].adapters.put_rows(slot, name, first, rows)

@@ -6,13 +6,19 @@ Whole and streamed answers are made of the same steps, which depend on the texts
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import field
 from enum import Enum
 from typing import NamedTuple
+
+import msgspec
 
 from quire.answers import AnswerPart, PartKind
 from quire.engine.api import StreamDelta
 from quire.records import dataclass
 from quire.server.generation import Answer
+from quire.server.logprob_bodies import TokenTexts, chat_logprobs
+
+_encode = msgspec.json.Encoder().encode
 
 
 class BlockChange(Enum):
@@ -85,22 +91,28 @@ class BlockReader:
 
 @dataclass(slots=True)
 class Block:
-    """A block of an answer that is not streamed; its text in UTF-8. `call_id` and `name` are those of a call."""
+    """A block of an answer that is not streamed; its text in UTF-8. `call_id` and `name` are those of a call, `scores`
+    the log-probabilities of its tokens.
+    """
 
     kind: PartKind
     text: bytearray
     call_id: str = ""
     name: str = ""
+    scores: bytearray = field(default_factory=bytearray)
 
 
 class BlockAnswer(Answer):
-    """An answer that is not streamed, as blocks."""
+    """An answer that is not streamed, as blocks. With `texts` it keeps the log-probabilities of its tokens, as JSON
+    with commas between them; it must have one block, as it is not known to which block a token belongs.
+    """
 
-    __slots__ = ("_reader", "blocks")
+    __slots__ = ("_reader", "_scores", "_texts", "blocks")
 
-    def __init__(self) -> None:
+    def __init__(self, texts: TokenTexts | None = None) -> None:
         super().__init__()
         self.blocks: list[Block] = []
+        self._texts, self._scores = texts, bytearray()
         self._reader = BlockReader()
 
     @property
@@ -115,9 +127,18 @@ class BlockAnswer(Answer):
 
     def add(self, delta: StreamDelta) -> int:
         """Add a delta; returns the bytes of its texts."""
+        self.score(delta)
         for _ in self.steps(parts_of(delta), ended=delta.finish_reason is not None):
             pass
         return sum(len(part.text.encode()) for part in parts_of(delta))
+
+    def score(self, delta: StreamDelta) -> bytes:
+        """Add the log-probabilities of a delta, and return them."""
+        if self._texts is None or not delta.logprobs:
+            return b""
+        added = _encode(chat_logprobs(delta.logprobs, self._texts).content)[1:-1]
+        self._scores += b"," + added if self._scores else added
+        return added
 
     def grow(self, parts: Sequence[AnswerPart]) -> str:
         """Add a part, if it is the only one and continues the open block; returns its text, else "".
@@ -139,7 +160,7 @@ class BlockAnswer(Answer):
 
     def _take(self, step: BlockStep) -> BlockStep:
         if step.change is BlockChange.OPEN:
-            self.blocks.append(Block(step.kind, bytearray(), step.call_id, step.text))
+            self.blocks.append(Block(step.kind, bytearray(), step.call_id, step.text, self._scores))
         elif step.change is BlockChange.GROW:
             self.blocks[-1].text += step.text.encode()
         return step

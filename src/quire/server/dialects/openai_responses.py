@@ -7,6 +7,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,6 +48,7 @@ from quire.types import QuireError
 
 if TYPE_CHECKING:
     from quire.server.dialects.responses_tools import ToolTurns
+    from quire.server.logprob_bodies import TokenTexts
 
 _PATH = "/v1/responses/"
 NAMES: Renames = {
@@ -54,6 +56,7 @@ NAMES: Renames = {
     r"response_format\.json_schema\.schema": "text.format.schema",
     r"max_tokens\b": "max_output_tokens",
     r"messages\b": "input",
+    r"(top_)?logprobs\b": "top_logprobs",
     r"thinking_token_budget|reasoning_effort|chat_template_kwargs": "reasoning.effort",
 }
 _DEFAULT_EFFORT = "medium"
@@ -71,6 +74,7 @@ class _Prepared(NamedTuple):
     input: bytes
     stored: bool
     owner: str
+    texts: TokenTexts | None = None  # spell the tokens of a text with log-probabilities
 
     def state(self) -> StoredResponse:
         """The response as it is now."""
@@ -109,6 +113,7 @@ async def _stream(context: ServerContext, exchange: Exchange, found: _Prepared) 
         context.engine.card.cache_block,
         None if turns is None else turns.maker,
         exchange.text_form,
+        found.texts,
     )
 
     async def turn(run: HttpGeneration | None, send: Send) -> Sequence[GenerateAsk]:
@@ -124,7 +129,8 @@ async def _stream(context: ServerContext, exchange: Exchange, found: _Prepared) 
         events.chunk_of, last, opening=events.begun, direct=events.direct, text_of=events.text_of, kept=True,
         ended=lambda: _keep(context, found), turn=None if turns is None else turn,
     )  # fmt: skip
-    await AnswerStream(context, exchange, form).write([found.ask] if found.ask else ())
+    stream = AnswerStream(context, exchange, form, logprobs="top_logprobs")
+    await stream.write([found.ask] if found.ask else ())
 
 
 async def _prepare(
@@ -142,9 +148,18 @@ async def _prepare(
     asked = chat_request(context, body, chat_messages([*before, *items], body.instructions))
     body.input = ""
     found = await prepare_chat(context, exchange, Body(read.size, asked), response.id)
+    if body.scored and found.ask.reading is not None:
+        raise _unscored()
     params = found.ask.request.params
     response.temperature, response.top_p = params.temperature, params.top_p
-    return _Prepared(found.ask, None, response, own, response.store, exchange.tenant)
+    texts = context.texts if body.scored else None
+    return _Prepared(found.ask, None, response, own, response.store, exchange.tenant, texts)
+
+
+def _unscored() -> ApiError:
+    name = "top_logprobs"
+    why = "an answer with reasoning or calls does not say which item a token belongs to; chats have them"
+    return bad_request(name, f"{name}: {why}", "unsupported_parameter")
 
 
 def _with_turns(
@@ -154,6 +169,8 @@ def _with_turns(
     """The turns of a response with tools of servers. Raises ApiError or RequestError naming the field."""
     from quire.server.dialects.responses_tools import ToolTurns, find_offers
 
+    if body.scored:
+        raise _unscored()
     offers = find_offers(context, body)
     # what is wrong with the items, or with a parameter, is told before a server is asked
     messages = chat_messages(items, body.instructions)
@@ -193,6 +210,7 @@ def _begun(body: ResponsesRequest, model: str) -> ResponseBody:
         text={"format": form, "verbosity": "medium"},
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
         tools=list(body.tools or ()),
+        top_logprobs=body.top_logprobs or 0,
         top_p=None,
         user=body.user,
     )
@@ -234,6 +252,8 @@ def chat_request(
         response_format=_response_format(body),
         service_tier=body.service_tier,
         prompt_cache_retention=body.prompt_cache_retention,
+        logprobs=body.scored or None,
+        top_logprobs=body.top_logprobs,
         **fields,
     )
 
@@ -293,9 +313,10 @@ async def _generate(context: ServerContext, exchange: Exchange, found: _Prepared
             held_back=False,
             recorded=exchange.recorded is not None,
             kept=True,
+            logprobs="top_logprobs",
         )
         async with HttpGeneration(context, exchange, asks, costs) as run:
-            await run.finish(BlockAnswer)
+            await run.finish(partial(BlockAnswer, found.texts))
         (answer,) = run.answers
         assert isinstance(answer, BlockAnswer)
         if turns is None:

@@ -26,6 +26,7 @@ from quire.types import FinishReason
 
 if TYPE_CHECKING:
     from quire.mcp.settings import ServerSettings
+    from quire.server.logprob_bodies import TokenTexts
 
 _encode = msgspec.json.Encoder().encode
 _PREFIX = {PartKind.TEXT: "msg", PartKind.REASONING: "rs", PartKind.CALL: "fc"}
@@ -37,6 +38,10 @@ _DELTA = {
 _MCP_DELTA = "response.mcp_call_arguments.delta"
 # Of a text part, in an event; a part of reasoning has none.
 _NO_LOGPROBS = b',"logprobs":[]'
+
+
+def _logprobs(scores: bytes) -> bytes:
+    return b',"logprobs":[%b]' % scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,8 @@ def part_of(block: Block) -> dict[str, Any]:
     """The one part of a message, or of reasoning."""
     if block.kind is PartKind.REASONING:
         return {"type": "reasoning_text", "text": block.text.decode()}
-    return {"type": "output_text", "text": block.text.decode(), "annotations": [], "logprobs": []}
+    scores: Any = msgspec.Raw(b"[%b]" % bytes(block.scores)) if block.scores else []
+    return {"type": "output_text", "text": block.text.decode(), "annotations": [], "logprobs": scores}
 
 
 def usage_of_response(run: HttpGeneration, block: int) -> ResponsesUsage:
@@ -164,17 +170,21 @@ class ResponseStream:
 
     `body` becomes the response at its end. `block`: tokens of a block of the prefix cache. `begun` are the events
     before all others. A response of several turns has a `maker`; others are complete with `last`. Texts that go past
-    the reader have the `form`, if there is one.
+    the reader have the `form`, if there is one. With `texts`, tokens come with their log-probabilities.
     """
 
-    __slots__ = ("_around", "_block", "_body", "_form", "_maker", "_number", "_said", "answer", "begun")
+    __slots__ = (
+        "_around", "_block", "_body", "_form", "_maker", "_number", "_said", "_unsaid", "answer", "begun",
+    )  # fmt: skip
 
     def __init__(
-        self, body: ResponseBody, block: int, maker: ItemMaker | None = None, form: TextForm | None = None
-    ) -> None:
+        self, body: ResponseBody, block: int, maker: ItemMaker | None = None, form: TextForm | None = None,
+        texts: TokenTexts | None = None,
+    ) -> None:  # fmt: skip
         self._body, self._block, self._form = body, block, form
         self._maker = maker or ItemMaker(body.id)
-        self.answer = BlockAnswer()
+        self.answer = BlockAnswer(texts)
+        self._unsaid: list[bytes] = []  # log-probabilities that no event has had
         self._number = 0
         rest = b',"response":' + _encode(body)
         self.begun = b"".join([self._event(f"response.{name}", rest) for name in ("created", "in_progress")])
@@ -188,6 +198,8 @@ class ResponseStream:
 
     def chunk_of(self, _: int, delta: StreamDelta) -> bytes:
         """The events of a delta."""
+        if scores := self.answer.score(delta):
+            self._unsaid.append(scores)
         return self._steps(parts_of(delta))
 
     def direct(self, _: int, parts: Sequence[AnswerPart]) -> bytes:
@@ -283,6 +295,9 @@ class ResponseStream:
             return b""
         number, self._number = self._number, self._number + 1
         before, behind = self._around
+        if self._unsaid:
+            behind = behind.replace(_NO_LOGPROBS, _logprobs(b",".join(self._unsaid)), 1)
+            self._unsaid.clear()
         return b"%b%d%b%b}\n\n" % (before, number, behind, _encode(text))
 
     def _open(self, index: int) -> bytes:
@@ -321,11 +336,12 @@ class ResponseStream:
             return self._told("mcp_call_arguments.done", at, item, arguments=item["arguments"])
         parted = block.kind is not PartKind.CALL
         place = self._place(item["id"], at, parted=parted)
+        rest = self._grown("") if self._unsaid else b""
         text = _encode(block.text.decode())
         done = _DELTA[block.kind].replace(".delta", ".done")
         if parted:
-            logprobs = _NO_LOGPROBS if block.kind is PartKind.TEXT else b""
-            ended = self._event(done, place + logprobs + b',"text":' + text)
+            logprobs = _logprobs(bytes(block.scores)) if block.kind is PartKind.TEXT else b""
+            ended = rest + self._event(done, place + logprobs + b',"text":' + text)
             ended += self._event("response.content_part.done", place + b',"part":' + _encode(part_of(block)))
         else:
             ended = self._event(done, place + b',"name":%b,"arguments":%b' % (_encode(block.name), text))

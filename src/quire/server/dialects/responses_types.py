@@ -171,9 +171,17 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = None
+    top_logprobs: Annotated[int | None, Meta(description="so many likely tokens with each of the text")] = (
+        None
+    )
     metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] | None = None
     user: str | None = None
+
+    @property
+    def scored(self) -> bool:
+        """Whether the tokens of the text come with log-probabilities."""
+        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
 
 
 class CachedInput(msgspec.Struct):
@@ -281,6 +289,5 @@ REFUSED: RefusedFields = {
     "prompt": (),
     "prompt_cache_options": ({},),
     "stream_options": ({}, {"include_obfuscation": False}),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
