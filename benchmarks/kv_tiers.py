@@ -4,7 +4,7 @@
 
 `SHAPE` is a folder with a config.json; weights are random. For each length and round one prompt: computed; with its
 blocks in the cache; from host memory, after others have taken its place; and from the file by a new engine, whose pages
-of the file were dropped (cold) or not (warm). The rate of the disk is that of reading the same file in one thread, cold.
+of the file were dropped (cold) or not (warm). The disk's rate is that of reading the same file in one thread, cold.
 """
 
 from __future__ import annotations
