@@ -51,7 +51,7 @@ def keep(tier: DiskTier, *numbers: int) -> None:
         wait(lambda: tier.room > 0)
         assert tier.reserve(name_of(number))
         tier.write(name_of(number), content_of(number))
-    wait(lambda: not tier._writing)
+    wait(lambda: not tier.writes)
 
 
 def wait(until: Callable[[], bool]) -> None:

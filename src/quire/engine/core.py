@@ -240,7 +240,7 @@ class EngineCore:
         if self._preparing:
             self._add_prepared()
         if not self.scheduler.has_work():
-            if self.tiers is not None and self.tiers.num_unsaved:
+            if self.tiers is not None and self.tiers.saving:
                 return max(0.0, self._resume - time.monotonic())
             return PREPARE_SECONDS if self._preparing else None
         if self._gate is None:

@@ -28,9 +28,9 @@ class BlockTiers:
         self._unsaved: dict[Name, int] = {}  # and the block of each
 
     @property
-    def num_unsaved(self) -> int:
-        """Blocks that can be found in the cache, and not on the disk."""
-        return 0 if self.disk.error else len(self._unsaved)
+    def saving(self) -> bool:
+        """Whether there are blocks in the cache that the disk has not."""
+        return not self.disk.error and (bool(self._unsaved) or self.disk.writes)
 
     def published(self, name: Name, block: int) -> None:
         if not self.disk.error and not self.disk.holds(name):
@@ -90,7 +90,7 @@ class BlockTiers:
     def save_all(self) -> None:
         """Copy what can be found to the disk, for at most SAVE_SECONDS. No step may be in flight."""
         until = time.monotonic() + SAVE_SECONDS
-        while self.num_unsaved and time.monotonic() < until:
+        while self.saving and time.monotonic() < until:
             found = self.saves(idle=True)
             for name, block in found:
                 self.put(name, self.content(block))

@@ -101,6 +101,11 @@ class DiskTier:
         """Contents that can be handed over now."""
         return 0 if self.error else self._count - len(self._writing)
 
+    @property
+    def writes(self) -> bool:
+        """Whether contents are still to be written."""
+        return bool(self._writing)
+
     def reserve(self, name: Name) -> bool:
         """Whether `write` should follow: not for a block that is there or on its way, or if there is no room."""
         if self.error or self.holds(name) or name in self._writing:

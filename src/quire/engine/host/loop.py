@@ -88,6 +88,7 @@ class EngineLoop:
         self._seen = 0
         self._stats_due = 0.0
         self._dirty = True
+        self._saved = 0  # blocks on the disk at the last report
 
     def run(self) -> None:
         """Serve until a Stop command. Raises ChannelClosedError when the other end goes away."""
@@ -213,7 +214,7 @@ class EngineLoop:
         if self._room is not None:
             self._room.stepped()
         if not self._core.rows:
-            return  # moves go on, and no sequence can run before they end
+            return  # moves go on, and no sequence can run before they end, or blocks are saved
         self._totals.add_step()
         self._channel.send(self._report(start, end, events))
         self._totals.add_send(time.monotonic() - end)
@@ -276,6 +277,8 @@ class EngineLoop:
         del self._ids[self._live.pop(request_id).handle]
 
     def _send_stats(self, *, now: bool) -> None:
+        if self._core.tiers is not None and self._core.tiers.disk.blocks_out != self._saved:
+            self._saved, self._dirty = self._core.tiers.disk.blocks_out, True
         if not self._dirty:
             return
         at = time.monotonic()
