@@ -15,7 +15,7 @@ import pytest
 
 from quire.core.tier import Name
 from quire.worker.disk_tier import DiskTier, buffers_of
-from quire.worker.kv_file import PAGE, RECORD_BYTES, U8, KvFile, KvFileError, Layout, places_in
+from quire.worker.kv_file import PAGE, RECORD_BYTES, U8, KvFile, KvFileError, KvLayout, places_in
 
 BLOCK = 5000
 MARK = b"m" * 64
@@ -135,7 +135,7 @@ def test_what_was_changed_is_never_read(make: Make, what: str) -> None:
     tier = make()
     keep(tier, 1, 2, 3)
     tier.close()
-    layout = Layout(MARK, BLOCK, places_in(SIZE, BLOCK))
+    layout = KvLayout(MARK, BLOCK, places_in(SIZE, BLOCK))
     with tier.path.open("r+b") as file:
         places = {digest: place for place, digest, _ in KvFile(tier.path, file.fileno(), layout).table()}
         one, two = (places[name_of(number)[0]] for number in (1, 2))

@@ -516,8 +516,7 @@ class PrefixCaches:
     def save(self, *, idle: bool) -> None:
         """Have the tier copy out what it wants of the blocks that can be found."""
         if self.tier is not None:
-            for (digest, group), block in self.tier.saves(idle=idle):
-                self.moves.append(Move(block, digest, group, fill=False))
+            self.moves += [Move(block, *name, fill=False) for name, block in self.tier.saves(idle=idle)]
 
     def pass_time(self) -> None:
         """End pins and forget what is too old; looks at most every LOOK_SECONDS. O(tenants)."""

@@ -98,7 +98,7 @@ class BlockTiers:
                 time.sleep(0.001)  # until the disk has taken some
 
     def close(self) -> None:
-        """Have the disk keep what can be found, and end: before the executor does."""
+        """Have the disk keep what can be found, and end."""
         self.save_all()
         self.disk.close()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from quire.core.tier import Name
-from quire.worker.kv_file import U8, KvFile, Layout, places_in
+from quire.worker.kv_file import U8, KvFile, KvLayout, places_in
 
 ENTRY_BYTES = 320  # of the index, for a place
 _BUFFER_BYTES = 8 * 2**20  # that contents take while they are written, and as much while they are read
@@ -46,7 +46,7 @@ class DiskTier:
     """
 
     def __init__(self, folder: Path, size: int, block_bytes: int, fingerprint: bytes) -> None:
-        layout = Layout(fingerprint, block_bytes, places_in(size, block_bytes))
+        layout = KvLayout(fingerprint, block_bytes, places_in(size, block_bytes))
         if layout.places < 1:
             raise ValueError(f"kv_tiers: disk has no room for a block of {block_bytes} bytes")
         self._folder, self._layout = folder, layout

@@ -41,7 +41,7 @@ class KvFileError(QuireError):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class KvLayout:
     """What is in a file: blocks of `block_bytes` that `fingerprint` (64 bytes) determines, in `places`."""
 
     fingerprint: bytes
@@ -71,19 +71,19 @@ class Layout:
 
 def places_in(size: int, block_bytes: int) -> int:
     """Places of a file of at most `size` bytes."""
-    pitch = Layout(b"", block_bytes, 0).pitch
+    pitch = KvLayout(b"", block_bytes, 0).pitch
     return max(0, (size - 2 * PAGE) // (pitch + RECORD_BYTES))
 
 
 class KvFile:
     """An open file of blocks. Calls for different places may come from different threads."""
 
-    def __init__(self, path: Path, fd: int, layout: Layout) -> None:
+    def __init__(self, path: Path, fd: int, layout: KvLayout) -> None:
         self.path, self.layout = path, layout
         self._fd = fd
 
     @classmethod
-    def own(cls, folder: Path, layout: Layout) -> KvFile:
+    def own(cls, folder: Path, layout: KvLayout) -> KvFile:
         """A file of a folder that no process has, for this one to write: if there is one, with blocks of the same
         layout, which are kept. Raises KvFileError."""
         try:
@@ -104,7 +104,7 @@ class KvFile:
         raise KvFileError(f"{folder}: {MOST_FILES} processes write blocks here already")
 
     @classmethod
-    def of_another(cls, path: Path, layout: Layout) -> KvFile | None:
+    def of_another(cls, path: Path, layout: KvLayout) -> KvFile | None:
         """A file that another process writes, or wrote, to read; None if its blocks are of something else."""
         try:
             fd = _opened(path, os.O_RDONLY)
@@ -201,12 +201,12 @@ def _opened(path: Path, flags: int) -> int:
     return fd
 
 
-def _header(fd: int) -> Layout | None:
+def _header(fd: int) -> KvLayout | None:
     raw = os.pread(fd, PAGE, 0)
     if len(raw) < PAGE:
         return None
     magic, version, fingerprint, block_bytes, places = _HEADER.unpack_from(raw)
     if (magic, version) != (_MAGIC, _VERSION):
         return None
-    found = Layout(fingerprint, block_bytes, places)
+    found = KvLayout(fingerprint, block_bytes, places)
     return found if os.fstat(fd).st_size == found.size else None

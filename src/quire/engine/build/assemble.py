@@ -27,6 +27,7 @@ from quire.core.controller import StepController
 from quire.engine.build.budget import MemoryPlan, plan_memory
 from quire.engine.build.cache_codes import kv_codes
 from quire.engine.build.core_parts import make_gate, make_scheduler, make_swap_space, make_worker
+from quire.engine.build.disk_tiers import close_tiers, make_tiers
 from quire.engine.build.drafts import (
     Draft,
     check_vocabulary,
@@ -39,7 +40,6 @@ from quire.engine.build.drafts import (
 )
 from quire.engine.build.kept_costs import keep_costs, load_costs
 from quire.engine.build.kept_peaks import load_peaks
-from quire.engine.build.kv_tiers import make_tiers
 from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
 from quire.engine.build.log_file import make_recorder
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
@@ -125,8 +125,7 @@ class Built:
 
     def close(self) -> None:
         """Free the memory of the executors, and keep what was learned of their speed, and blocks on the disk."""
-        if self.core.tiers is not None:
-            self.core.tiers.close()
+        close_tiers(self.core.tiers)
         keep_costs(self.core.costs, self.model.folder, self.config)
         if self.core.recorder is not None:
             self.core.recorder.close()
@@ -467,11 +466,10 @@ def _build(
         adapters = _adapters(executor, model, config, plan.limits)
         block = planned.kind.block_bytes(program, asked.cache.block_size)
         swap = make_swap_space(model, block, config, draft, lent)
-        files = partial(weights_fingerprint, model, config)
-        tiers = make_tiers(model, config, planned.programs or (program,), files, block, swap, draft)
+        tiers = make_tiers(
+            model, config, (program, *planned.programs), weights_fingerprint, block, swap, draft
+        )
         worker = make_worker(model, executor, plan.limits, config, adapters, tiers or swap)
-        if tiers is not None:
-            tiers.content = worker.content
         costs = load_costs(model.folder, config)
         scheduler = make_scheduler(program, config, plan, model.facts.spec, costs, tiers or swap, made)
     grammars = partial(_grammars, later, program, config, plan)

@@ -21,8 +21,8 @@ from quire.config.schema import AdapterOptions, ResolvedConfig
 from quire.core.capacity import least_blocks
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import REQUESTS
+from quire.engine.build.disk_tiers import tier_parts
 from quire.engine.build.drafts import Draft
-from quire.engine.build.kv_tiers import disk_tier_bytes
 from quire.engine.build.log_file import recorder_bytes
 from quire.executor.base import ExecutorKind, Limits, step_array_bytes
 from quire.loader.load import ROW_QUANTUM
@@ -156,8 +156,7 @@ def _plan(
         "sampler": 0 if program.pools else kind.sampler_bytes(program, limits),
         "drafts": proposer_bytes(config, length, program.vocab)
         + (draft.kept_bytes(limits, program.vocab) if draft else 0),
-        "swap": asked.cache.swap_space or 0,
-        "tiers": disk_tier_bytes(asked.cache, kv_bytes),
+        **tier_parts(asked.cache, kv_bytes),
         "records": recorder_bytes(asked),
         "vocabulary": program.vocab * VOCABULARY_TOKEN,
         **dict.fromkeys(("grammars", "compiler"), 0),

@@ -113,7 +113,10 @@ def make_worker(
     """The worker of an engine, over an executor that is not bound yet."""
     if model.facts.pooling is None:
         slots = None if adapters is None else adapters.slots
-        return Worker(executor, limits, swap, judging=judging(config), adapters=slots)
+        worker = Worker(executor, limits, swap, judging=judging(config), adapters=slots)
+        if isinstance(swap, BlockTiers):
+            swap.content = worker.content
+        return worker
     from quire.worker.pooling_worker import PoolingWorker
 
     return PoolingWorker(executor, limits)

@@ -7,8 +7,9 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 
 from quire import _native
+from quire.config.cache import CacheOptions
 from quire.config.kv_tiers import parse_tiers
-from quire.config.schema import CacheOptions, ResolvedConfig
+from quire.config.schema import ResolvedConfig
 from quire.engine.build.drafts import Draft
 from quire.engine.build.opening import Model
 from quire.program.program import Program
@@ -17,17 +18,18 @@ from quire.worker.disk_tier import DiskTier, tier_bytes
 from quire.worker.swap_space import SwapSpace
 
 
-def disk_tier_bytes(asked: CacheOptions, block_bytes: int) -> int:
-    """Memory that the tier on a disk takes; 0 without one."""
+def tier_parts(asked: CacheOptions, block_bytes: int) -> dict[str, int]:
+    """Memory that the tiers take, by part."""
     tiers = parse_tiers(asked.kv_tiers) if asked.kv_tiers else None
-    return tier_bytes(tiers.disk, block_bytes) if tiers and tiers.disk else 0
+    disk = tier_bytes(tiers.disk, block_bytes) if tiers and tiers.disk else 0
+    return {"swap": asked.swap_space or 0, "tiers": disk}
 
 
 def make_tiers(
     model: Model,
     config: ResolvedConfig,
     programs: Sequence[Program],
-    files: Callable[[], str],
+    files: Callable[[Model, ResolvedConfig], str],
     block_bytes: int,
     swap: SwapSpace | None,
     draft: Draft | None,
@@ -43,8 +45,14 @@ def make_tiers(
         return None
     if draft is not None:
         raise ValueError("kv_tiers: not with a draft model, whose keys and values would be missing")
-    mark = _fingerprint(model, config, programs, files())
+    mark = _fingerprint(model, config, programs, files(model, config))
     return BlockTiers(swap, DiskTier(Path(tiers.folder), tiers.disk, block_bytes, mark), mark)
+
+
+def close_tiers(tiers: BlockTiers | None) -> None:
+    """Have a disk keep what can be found, and end: before the executor does."""
+    if tiers is not None:
+        tiers.close()
 
 
 def _fingerprint(model: Model, config: ResolvedConfig, programs: Sequence[Program], files: str) -> bytes:
