@@ -10,17 +10,17 @@ import math
 import random
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import partial
 
 from quire.bench.timeline import RequestRecord
 from quire.core.admission_rules import LATE_DEADLINES, Broken, Burden, Caution, Promises, check_wishes
 from quire.core.controller import StepController
-from quire.core.cost_model import StepCostModel
+from quire.core.cost_model import StepCostModel, worst_margin
 from quire.core.degrading import Degrading
 from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
-from quire.core.guarantees import StepRoom, expected_price, worst_end, worst_price
+from quire.core.guarantees import StepRoom, worst_demand
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
@@ -205,29 +205,35 @@ class SimulatedServer:
             pace=self._pace,
             elapsed=None if self._since is None else self.now - self._since,
             to_end=to_end,
+            bends=self.costs.bends,
         )
 
     def _burden(self, request: Request, *, to_end: bool) -> tuple[Burden, float]:
-        """What a request takes from others; with `to_end` also when it ends at the latest, in seconds, otherwise 0."""
-        scheduler, prompt, each = self.scheduler, len(request.prompt_token_ids), self.costs.weights
-        place = scheduler.policies.place(request, scheduler.estimates)
-        expected = expected_price(each, prompt, scheduler.estimates.output_tokens(request))
-        if not (to_end or self._promises.guaranteed):
-            return Burden(place, expected, expected), 0.0
-        costs = [weight * (1 + self.costs.spread) for weight in each]
-        running = {seq.state.request.request_id: seq for seq in scheduler.running}
-        others = []
-        for name, one in self._live.items():
-            seq, length = running.get(name), len(one.prompt_token_ids)
-            done, made = (seq.computed, len(seq.tokens) - seq.prompt_len) if seq is not None else (0, 0)
-            work = Demand(max(0, length - done), done, max(1.0, float(one.params.max_tokens or 0) - made))
-            others.append(Live(scheduler.policies.place(one, scheduler.estimates), seq is not None, work))
-        config, limits = scheduler.config, scheduler.limits
+        """See Promises.weigh."""
+        config, limits = self.scheduler.config, self.scheduler.limits
         budget = min(config.max_num_batched_tokens, limits.tokens)
-        room = StepRoom(budget, min(config.max_num_seqs, limits.sequences), self._tokens)
-        new = Live(place, False, Demand(prompt, 0, float(request.params.max_tokens or 0)))
-        burden = Burden(place, expected, worst_price(costs, new, others, room))
-        return burden, worst_end(costs, new, others, room) if to_end else 0.0
+        new = Demand(len(request.prompt_token_ids), 0, float(request.params.max_tokens or 0))
+        return self._promises.weigh(
+            Live(self._place(request), False, new),
+            self.scheduler.estimates.output_tokens(request),
+            self._worst(),
+            self.costs.weights,
+            StepRoom(budget, min(config.max_num_seqs, limits.sequences), self._tokens),
+            margin=worst_margin(self.costs.spread, self.costs.bends),
+            to_end=to_end,
+        )
+
+    def _worst(self) -> Iterator[Live]:
+        """Live requests, each with all the tokens that it may get."""
+        running = {seq.state.request.request_id: seq for seq in self.scheduler.running}
+        for name, one in self._live.items():
+            seq = running.get(name)
+            done, made = (seq.computed, len(seq.tokens) - seq.prompt_len) if seq is not None else (0, 0)
+            work = worst_demand(len(one.prompt_token_ids), done, made, float(one.params.max_tokens or 0))
+            yield Live(self._place(one), seq is not None, work)
+
+    def _place(self, request: Request) -> tuple[float, ...]:
+        return self.scheduler.policies.place(request, self.scheduler.estimates)
 
     def _as_live(self, request: Request, computed: int, made: int) -> Live:
         """A request as the API process knows it: not the hits of those that wait, but how many there are on average."""
@@ -240,7 +246,7 @@ class SimulatedServer:
             max(0, left), computed or prompt - left, max(1.0, lengths.output_tokens(request) - made)
         )
         late = self._since is not None and request.arrival > self._since
-        return Live(self.scheduler.policies.place(request, lengths), computed > 0, work, late)
+        return Live(self._place(request), computed > 0, work, late)
 
     def add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
         """A request comes, now."""

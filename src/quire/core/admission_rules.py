@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from quire.core.forecast import Forecast
-from quire.core.guarantees import Price
+from quire.core.forecast import Forecast, Live
+from quire.core.guarantees import Price, StepRoom, expected_price, worst_end, worst_price
 from quire.objectives import SLO, ServiceClass
 from quire.records import dataclass
 
@@ -87,6 +87,33 @@ class Promises:
     def guaranteed(self) -> bool:
         """Whether some of them hold in the worst case."""
         return any(promise.place is not None for promise in self._made.values())
+
+    def weigh(
+        self,
+        new: Live,
+        expected: float,
+        others: Iterable[Live],
+        costs: Sequence[float],
+        room: StepRoom,
+        *,
+        margin: float,
+        rows: int = 1,
+        to_end: bool = False,
+        most: float = math.inf,
+    ) -> tuple[Burden, float]:
+        """What a request of so many samples takes from others; with `to_end` also when it ends at the latest, in
+        seconds from now, otherwise 0.
+
+        `new` and `others` are in their worst case, `expected` is the length of the answer as predicted; `margin` is by
+        how much steps may take longer than `costs` say, as a share. `others` are read only where a worst case counts.
+        """
+        usual = expected_price(costs, new.work.prompt, expected)
+        if not (to_end or self.guaranteed):
+            return Burden(new.place, usual, usual), 0.0
+        slow = [weight * (1 + margin) for weight in costs]
+        found = list(others)
+        burden = Burden(new.place, usual, worst_price(slow, new, found, room, rows=rows))
+        return burden, worst_end(slow, new, found, room, most=most) if to_end else 0.0
 
     def delay(self, burden: Burden) -> float:
         """By how much the promise that could bear it least would be broken if a request were admitted; 0 for not."""

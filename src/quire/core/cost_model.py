@@ -10,6 +10,10 @@ do not wash out what is known of prompts. The drifts d0 and d1 follow the machin
 fitted time. Prompts have their own, as what makes steps of streams slower (other work, rows that do not add up) hardly
 changes what a token of a prompt takes.
 
+No sum says what short prompts take: reading the weights bounds steps of few tokens, computing those of many, and
+kernels have steps of their own between. So steps with prompts are bent by a factor, learned by the number of their
+tokens and of the streams beside them.
+
 A step costs a few microseconds: one row of the normal equations, and now and then a few sweeps of coordinate descent.
 `speculate.step_costs` learns something else: the kinks of the curve between 1 and some 30 tokens, relative to one.
 """
@@ -35,7 +39,10 @@ _SWEEPS = 4
 _DRIFT = (0.05, 0.1)  # of the latest step in the drift
 _PROMPT = frozenset((2, 4))  # features of prompts
 _MOST_DRIFT = 1.5  # natural logarithm
-_VERSION = 1
+_BEND, _YOUNG = 0.1, 48  # of the latest step in a bend; steps with prompts before any is learned
+_MOST_BEND = 0.3  # natural logarithm: what one step may say
+BEND_ROWS, BEND_SIZES = 5, 14  # 0, 1, 2 to 3, 4 to 7 and more streams; 1, 2, 4 … 8192 tokens of prompts
+_VERSION = 2
 
 StepFeatures = tuple[float, ...]
 
@@ -69,6 +76,31 @@ class _Kind:
         self.weight = 1.0
 
 
+def bend_of(bends: Sequence[float], rows: float, tokens: float) -> float:
+    """The factor of a step with so many streams and tokens of prompts. `bends`: a StepCostModel's, or none."""
+    if tokens < 1 or not bends:
+        return 1.0
+    low, part = _size(tokens)
+    first = _rows(rows) * BEND_SIZES + low
+    return math.exp(bends[first] * (1 - part) + bends[first + 1] * part)
+
+
+def worst_margin(spread: float, bends: Sequence[float]) -> float:
+    """By how much a step may take longer than the sum of its features, as a share."""
+    return (1 + spread) * math.exp(max(bends, default=0.0)) - 1
+
+
+def _rows(rows: float) -> int:
+    return min(BEND_ROWS - 1, int(rows).bit_length())
+
+
+def _size(tokens: float) -> tuple[int, float]:
+    """The power of two below, and how far it is to the next one."""
+    at = math.log2(tokens)
+    low = min(int(at), BEND_SIZES - 2)
+    return low, min(1.0, at - low)
+
+
 class StepCostModel:
     """Seconds of steps, by features in the order of FEATURES."""
 
@@ -76,6 +108,9 @@ class StepCostModel:
         self._weights = [weight * scale for weight, scale in zip(weights, _SCALE, strict=True)]
         self._kinds: dict[int, _Kind] = {}
         self._drift = [0.0, 0.0]  # natural logarithms: of all but prompts, and of prompts
+        self._bends = [0.0] * (BEND_ROWS * BEND_SIZES)  # natural logarithms
+        self._told = [0.0] * len(self._bends)  # steps by which each was learned
+        self._prompts = 0  # steps with prompts
         self._middle = 0.1  # running median of relative errors
         self._tail = 0.3  # running 90th percentile
         self.steps = 0
@@ -87,6 +122,11 @@ class StepCostModel:
         return tuple(
             drift * weight / scale for drift, weight, scale in zip(drifts, self._weights, _SCALE, strict=True)
         )
+
+    @property
+    def bends(self) -> tuple[float, ...]:
+        """What `bend_of` reads; none before steps with prompts have been seen."""
+        return tuple(self._bends) if any(self._told) or any(self._bends) else ()
 
     def _drifts(self) -> Sequence[float]:
         """The factor of each feature."""
@@ -106,7 +146,8 @@ class StepCostModel:
     def seconds(self, features: Sequence[float]) -> float:
         """The prediction for a step. Without steps so far it is a guess."""
         parts = zip(self._drifts(), self._weights, _SCALE, features, strict=True)
-        return sum([drift * weight / scale * x for drift, weight, scale, x in parts if x])
+        bend = bend_of(self._bends, features[1], features[2])
+        return bend * sum([drift * weight / scale * x for drift, weight, scale, x in parts if x])
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Take in a step. A step without positive time is ignored."""
@@ -119,7 +160,8 @@ class StepCostModel:
         fitted = sum(parts)
         prompt = sum([part for i, part in zip(places, parts, strict=True) if i in _PROMPT])
         ratio = seconds / fitted if fitted > 0 else 1.0
-        error = abs(ratio - 1)
+        bend = bend_of(self._bends, features[1], features[2])
+        error = abs(ratio / bend - 1)
         self.steps += 1
         if self.steps > 1:  # the first one reads the weights of the model from memory that is not mapped yet
             self._count(error)
@@ -127,12 +169,29 @@ class StepCostModel:
             kind = sum([1 << i for i in (2, 5, 6, 7) if features[i]])
             equations = self._kinds.get(kind) or self._kinds.setdefault(kind, _Kind())
             equations.add([x / seconds for x in row], places, 1.0, trust)
+            if features[2]:
+                self._bend(features[1], features[2], math.log(ratio / bend))
             which = int(prompt > fitted / 2)
             if which or not prompt:  # where both are in a step, the larger part tells
                 change = self._drift[which] + _DRIFT[which] * trust * max(-1.0, min(1.0, math.log(ratio)))
                 self._drift[which] = max(-_MOST_DRIFT, min(_MOST_DRIFT, change))
             if self.steps % _SOLVE == 0 or self.steps < _SOLVE:
                 self._solve()
+
+    def _bend(self, rows: float, tokens: float, error: float) -> None:
+        """Learn from a step with prompts. Beside how many streams none was seen, others tell."""
+        error = max(-_MOST_BEND, min(_MOST_BEND, error))
+        self._prompts += 1
+        if self._prompts <= _YOUNG:  # it may be the sum that is wrong
+            return
+        mine, (low, part) = _rows(rows), _size(tokens)
+        for size, weight in ((low, 1 - part), (low + 1, part)):
+            at = mine * BEND_SIZES + size
+            told = self._told[at] = min(self._told[at] + weight, 1 / _BEND)
+            self._bends[at] += error * weight / max(1.0, told)
+            for other in range(size, len(self._bends), BEND_SIZES):
+                if not self._told[other]:
+                    self._bends[other] = self._bends[at]
 
     def prompt_seconds(self, tokens: int) -> float:
         """To compute a prompt alone, in steps of 512 tokens."""
@@ -150,6 +209,7 @@ class StepCostModel:
             "version": _VERSION,
             "features": list(FEATURES),
             "seconds": list(self.weights),
+            "bends": list(self._bends),
             "error": self.error,
             "spread": self.spread,
             "steps": self.steps,
@@ -165,7 +225,14 @@ class StepCostModel:
             raise ValueError("a cost model without its weights")
         if not all(type(weight) is float and 0 <= weight < 1e6 for weight in weights) or not sum(weights):
             raise ValueError("a cost model with weights that are no seconds")
-        return cls(weights)
+        bends = stored.get("bends")
+        if not isinstance(bends, list) or len(bends) != BEND_ROWS * BEND_SIZES:
+            raise ValueError("a cost model without its bends")
+        if not all(type(bend) is float and abs(bend) < _MOST_DRIFT for bend in bends):
+            raise ValueError("a cost model with bends that are no factors")
+        model = cls(weights)
+        model._bends = list(bends)
+        return model
 
     def _count(self, error: float) -> None:
         """Follow the quantiles of errors by steps up and down (Robbins and Monro)."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from quire.core.cost_model import FEATURES
+from quire.core.cost_model import FEATURES, bend_of
 from quire.records import dataclass
 
 PACE_MEMORY = 1 / 64  # of the latest step in the mean time of steps with streams
@@ -58,8 +58,11 @@ class Forecast:
 class _Play:
     """The state of a play."""
 
-    def __init__(self, costs: Sequence[float], budget: int, slots: int, tokens: int) -> None:
+    def __init__(
+        self, costs: Sequence[float], bends: Sequence[float], budget: int, slots: int, tokens: int
+    ) -> None:
         self.step_cost, self.row, self.token, self.key, self.work = costs[:5]
+        self.bends = bends
         self.budget, self.slots, self.room = budget, slots, tokens
         self.now, self.steps = 0.0, 0.0
         self.ends: list[tuple[float, int]] = []  # streams: the step in which each ends, tokens that it holds
@@ -120,16 +123,17 @@ class _Play:
             chunk = float(max(1, self.budget - rows))
             whole = self.prompts[0][0] // chunk  # steps that the first one has for itself
             if whole:
-                count = min(count, whole)
+                count, rest = min(count, whole), 0.0
                 cost += self._take(self.prompts[0], chunk * count) / count
             else:
-                count = 1.0
+                count, rest = 1.0, chunk
                 for prompt in self.prompts:
-                    taken = min(prompt[0], chunk)
-                    chunk -= taken
+                    taken = min(prompt[0], rest)
+                    rest -= taken
                     cost += self._take(prompt, taken)
-                    if chunk <= 0:
+                    if rest <= 0:
                         break
+            cost *= bend_of(self.bends, rows, chunk - rest)
             while self.prompts and self.prompts[0][0] <= 0:
                 complete.append(self.prompts.popleft())
         self.now += count * cost
@@ -168,17 +172,19 @@ def outlook(
     pace: float | None = None,
     elapsed: float | None = None,
     to_end: bool = False,
+    bends: Sequence[float] = (),
 ) -> Forecast:
     """The times of a request among those that live: it waits behind those with a lower place, and those with a higher
     one slow its answer down, which is played `to_end`. O(live · log live).
 
-    `costs` are the weights of a cost model, `tokens` the capacity of the KV cache. A play ends after `most` seconds:
-    `ttft` is infinite then. `pace` is the mean time of recent steps with streams: later prompts will slow this request
-    down as they did others. `elapsed` is how long steps have been running since the last report, None if none is.
+    `costs` and `bends` are those of a cost model, `tokens` is the capacity of the KV cache. A play ends after `most`
+    seconds: `ttft` is infinite then. `pace` is the mean time of recent steps with streams: later prompts will slow this
+    request down as they did others. `elapsed` is how long steps have been running since the last report, None if none
+    is.
     """
     if len(costs) != len(FEATURES):
         raise ValueError(f"costs: {len(costs)} numbers, {len(FEATURES)} are expected")
-    play = _Play(costs, budget, slots, tokens)
+    play = _Play(costs, bends, budget, slots, tokens)
     order = sorted(lives, key=_place)
     for live in order:
         if live.started:

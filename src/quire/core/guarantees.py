@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from quire.core.forecast import Live, outlook
+from quire.core.forecast import Demand, Live, outlook
 from quire.records import dataclass
 
 
@@ -33,6 +33,12 @@ class StepRoom:
     budget: int
     slots: int
     tokens: int
+
+
+def worst_demand(prompt: int, computed: int, made: int, most: float) -> Demand:
+    """Of a sample that has `made` tokens of the `most` that it may get, and none of its prompt from the cache."""
+    left = 0 if made else max(1, prompt - computed)
+    return Demand(left, prompt - left + made, max(1.0, most - made))
 
 
 def expected_price(costs: Sequence[float], prompt: int, output: float) -> Price:

@@ -370,6 +370,7 @@ class EngineStats:
     adapter_evictions: Mapping[str, int] = field(default_factory=dict)
     resident_bytes: int = 0
     step_costs: tuple[float, ...] = ()  # seconds, by core.cost_model.FEATURES
+    step_bends: tuple[float, ...] = ()  # factors of steps with prompts, see core.cost_model.bend_of
     step_cost_error: float = 0.0  # median of |real / predicted - 1| of recent steps
     step_cost_spread: float = 0.0  # the same at the 90th percentile
     swap_blocks: int = 0  # kept in the swap space

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from quire.config.live import LiveConfig
 from quire.config.schema import SchedulerOptions
 from quire.core.admission_rules import LATE_DEADLINES, Broken, Burden, Caution, Promises, check_wishes
-from quire.core.cost_model import FEATURES, StepCostModel
+from quire.core.cost_model import FEATURES, StepCostModel, bend_of, worst_margin
 from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
-from quire.core.guarantees import Price, StepRoom, expected_price, worst_end, worst_price
+from quire.core.guarantees import Price, StepRoom, worst_demand
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.service_estimates import ServiceEstimates
 from quire.engine.api import EngineStats, GenerateAsk, WouldBeLateError
@@ -97,7 +97,7 @@ class Outlook:
             each,
             others,
             Live(policy.place(probe, self._lengths), False, Demand(prompt, 0, self._lengths.output_tokens(probe))),
-            budget=budget, slots=slots, tokens=self._tokens, most=_MOST_SECONDS,
+            budget=budget, slots=slots, tokens=self._tokens, most=_MOST_SECONDS, bends=stats.step_bends,
         )  # fmt: skip
         chunk = max(0, budget - rows)
         step = each[0] + each[1] * rows + each[2] * chunk + each[3] * keys + each[4] * chunk * chunk / 2
@@ -127,6 +127,7 @@ class Outlook:
             if self._costs:
                 each = self._costs
                 usual = each[0] + each[1] * step.decode_tokens + each[2] * step.prefill_tokens
+                usual *= bend_of(self._stats.step_bends, step.decode_tokens, step.prefill_tokens)
                 self._cold = _followed(self._cold, step.end - step.start - usual, _RARELY)
             self._woken = None
         elif gap >= 0 and step.started:
@@ -213,37 +214,36 @@ class Outlook:
     def _burden(
         self, request: Request, lives: Sequence[LiveRequest], *, to_end: bool
     ) -> tuple[Burden, float]:
-        """What a request takes from others; with `to_end` also when it ends at the latest, in seconds, otherwise 0."""
-        place = self._policies.place(request, self._lengths)
-        prompt, each = len(request.prompt_token_ids), self._costs
-        expected = expected_price(each, prompt, self._lengths.output_tokens(request))
-        if not (to_end or self._promises.guaranteed):
-            return Burden(place, expected, expected), 0.0
-        margin = 1 + self._stats.step_cost_spread
-        costs = [(each[0] + self._gap) * margin, *(weight * margin for weight in each[1:])]
-        others = [work for live in lives for work in self._worst(live)]
-        output = float(request.params.max_tokens or self._facts.max_model_len - prompt)
-        new = Live(place, False, Demand(prompt, 0, output))
-        budget = self._stats.step_budget or self._facts.max_num_batched_tokens
-        slots = self._stats.step_slots or self._facts.max_num_seqs
-        room = StepRoom(budget, slots, self._tokens)
-        burden = Burden(place, expected, worst_price(costs, new, others, room, rows=request.params.n))
-        if not to_end:
-            return burden, 0.0
-        beside = self._waking + self._cold + 2 * self._delay
-        return burden, beside + worst_end(costs, new, others, room, most=_MOST_SECONDS)
+        """See Promises.weigh."""
+        prompt, stats = len(request.prompt_token_ids), self._stats
+        most = float(request.params.max_tokens or self._facts.max_model_len - prompt)
+        room = StepRoom(
+            stats.step_budget or self._facts.max_num_batched_tokens,
+            stats.step_slots or self._facts.max_num_seqs,
+            self._tokens,
+        )
+        burden, end = self._promises.weigh(
+            Live(self._policies.place(request, self._lengths), False, Demand(prompt, 0, most)),
+            self._lengths.output_tokens(request),
+            (work for live in lives for work in self._worst(live)),
+            (self._costs[0] + self._gap, *self._costs[1:]),
+            room,
+            margin=worst_margin(stats.step_cost_spread, stats.step_bends),
+            rows=request.params.n,
+            to_end=to_end,
+            most=_MOST_SECONDS,
+        )
+        return burden, end + self._waking + self._cold + 2 * self._delay if to_end else 0.0
 
-    def _worst(self, live: LiveRequest) -> list[Live]:
+    def _worst(self, live: LiveRequest) -> Iterator[Live]:
         """The samples of a request, each with all the tokens that it may get, and nothing from the cache."""
         prompt, most = len(live.request.prompt_token_ids), live.request.params.max_tokens
         started = bool(live.output.timings.scheduled)
-        found = []
         for index, sample in enumerate(live.output.outputs):
+            done = prompt if index else live.prompt_done  # the others share the prompt of the first
             made = len(sample.token_ids)
-            left = 0 if made else max(1, prompt - live.prompt_done) if not index else 1
-            output = max(1.0, float(most or self._facts.max_model_len - prompt) - made)
-            found.append(Live(live.place, started, Demand(left, prompt - left + made, output)))
-        return found
+            work = worst_demand(prompt, done, made, float(most or self._facts.max_model_len - prompt))
+            yield Live(live.place, started, work)
 
     def ended(self, request: Request, output: RequestOutput) -> None:
         """A request has ended by itself: count whether its class kept its level, by the rule of `quire bench`."""
@@ -304,6 +304,7 @@ class Outlook:
             pace=self._pace,
             elapsed=None if begins else elapsed,
             to_end=to_end,
+            bends=stats.step_bends,
         )
         beside = begins + 2 * self._delay + self._joining - self._gap  # there and back, and between the steps
         if elapsed is None:

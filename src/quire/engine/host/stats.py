@@ -6,6 +6,7 @@ import time
 from bisect import bisect_left
 from typing import Any
 
+from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.core.usage_line import UsageLine
 from quire.engine.api import STEP_TOKEN_BOUNDS, EngineStats
@@ -93,9 +94,7 @@ class StepTotals:
             adapter_loads=dict(adapters.loads) if adapters else {},
             adapter_evictions=dict(adapters.evictions) if adapters else {},
             resident_bytes=resident_bytes(),
-            step_costs=self._core.costs.weights,
-            step_cost_error=self._core.costs.error,
-            step_cost_spread=self._core.costs.spread,
+            **_learned(self._core.costs),
             swap_blocks=len(swap) if swap else 0,
             swapped_out=swap.blocks_out if swap else 0,
             swapped_in=swap.blocks_in if swap else 0,
@@ -146,6 +145,14 @@ class _Shares:
             "flops": dict(work.flops), "moved_bytes": work.moved,
             "compute_share": self.compute, "bandwidth_share": self.bandwidth,
         }  # fmt: skip
+
+
+def _learned(costs: StepCostModel) -> dict[str, Any]:
+    """The fields of EngineStats about what steps cost."""
+    return {
+        "step_costs": costs.weights, "step_bends": costs.bends,
+        "step_cost_error": costs.error, "step_cost_spread": costs.spread,
+    }  # fmt: skip
 
 
 def _totals(line: UsageLine) -> UsageTotals:
