@@ -30,6 +30,12 @@ def main() -> None:
     assert said.response == whole.message.content
     parts = client.generate(MODEL, PROMPT, options=GREEDY, stream=True)
     assert "".join(part.response for part in parts) == said.response
+    scored = client.generate(MODEL, PROMPT, options=GREEDY, logprobs=True, top_logprobs=2)
+    assert len(scored.logprobs or ()) == scored.eval_count
+    assert all(len(score.top_logprobs or ()) == 2 for score in scored.logprobs or ())
+    parts = client.chat(MODEL, messages, options=GREEDY, logprobs=True, top_logprobs=2, stream=True)
+    found = [score.logprob for part in parts for score in part.logprobs or ()]
+    assert found == [score.logprob for score in scored.logprobs or ()]
     for stream in (False, True):
         agent(client, QUESTION, stream=stream)
         agent(client, BOTH, stream=stream)

@@ -95,6 +95,25 @@ def test_extras_go_through_extra_body(client: openai.OpenAI) -> None:
     assert len(answer.choices[0].token_ids) == 16  # type: ignore[attr-defined]
 
 
+def test_a_response_has_logprobs(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "input": "Hello", "model": "tiny", "temperature": 0, "max_output_tokens": 6, "top_logprobs": 2,
+        "include": ["message.output_text.logprobs"],
+    }  # fmt: skip
+    part: Any = client.responses.create(**asked).output[0]
+    scores = part.content[0].logprobs
+    assert [len(score.top_logprobs) for score in scores] == [2] * 6
+    found: list[Any] = []
+    last: Any = None
+    for event in client.responses.create(**asked, stream=True):
+        if event.type == "response.output_text.delta":
+            found += event.logprobs
+        elif event.type in {"response.completed", "response.incomplete"}:
+            last = event.response.output[0]
+    assert [score.logprob for score in found] == [score.logprob for score in scores]
+    assert last.content[0].logprobs == scores
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "quire"

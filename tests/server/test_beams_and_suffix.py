@@ -104,6 +104,7 @@ def test_ollamas_suffix_is_the_same_prompt(infilling: LiveServer) -> None:
     assert whole["prompt_eval_count"] == same["usage"]["prompt_tokens"]
     assert fold_lines(infilling.post("/api/generate", asked).body)["response"] == whole["response"]
     assert infilling.post("/api/generate", {**asked, "prompt": "", "stream": False}).status == 200
+    assert "insert" in infilling.post("/api/show", {}).json["capabilities"]
     for fields, name in (
         ({"system": "x"}, "system: "),
         ({"think": True}, "think: "),

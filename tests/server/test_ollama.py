@@ -215,7 +215,7 @@ def test_values_that_ask_for_what_happens_anyway(server: LiveServer) -> None:
 def test_show(server: LiveServer) -> None:
     for body in ({"model": "tiny"}, {"name": "tiny:latest", "verbose": True}):
         found = server.post("/api/show", body).json
-        assert found["capabilities"] == ["completion", "tools", "thinking"]
+        assert found["capabilities"] == ["completion", "tools", "insert", "thinking"]
         architecture = found["details"]["family"]
         assert found["model_info"]["general.architecture"] == architecture
         assert found["model_info"][f"{architecture}.context_length"] == 2048

@@ -28,6 +28,8 @@ from quire.server.errors import ApiError, bad_request, shorten
 from quire.server.exchange import Body, Exchange
 from quire.server.pooled import PoolingRequest, check_count, embed_texts
 from quire.server.routes import Act, HttpRoute, Post
+from quire.text.infill import InfillAsk
+from quire.types import RequestError
 
 _MANAGEMENT = (
     ("POST", "/api/pull"), ("POST", "/api/push"), ("POST", "/api/create"), ("POST", "/api/copy"),
@@ -99,10 +101,10 @@ async def show(context: ServerContext, exchange: Exchange, read: Body[OllamaShow
         raise bad_request("name", "name: differs from model; set only one of them")
     context.card()
     served(context, body.model or body.name, exchange)
-    return shown(context)
+    return await shown(context)
 
 
-def shown(context: ServerContext) -> OllamaShown:
+async def shown(context: ServerContext) -> OllamaShown:
     """Facts about the model of a context, which is loaded."""
     card = context.card()
     names = {inside: name for name, inside in PARAMETER_OPTIONS.items()}
@@ -117,12 +119,12 @@ def shown(context: ServerContext) -> OllamaShown:
         template=card.chat_template,
         details=OllamaDetails(card.architecture, [card.architecture]),
         model_info=info,
-        capabilities=_capabilities(context),
+        capabilities=await _capabilities(context),
         modified_at=time_text(datetime.fromtimestamp(card.created, UTC)),
     )
 
 
-def _capabilities(context: ServerContext) -> list[str]:
+async def _capabilities(context: ServerContext) -> list[str]:
     """What the model can do, in Ollama's words."""
     card = context.card()
     if card.pooling is not None:
@@ -130,7 +132,17 @@ def _capabilities(context: ServerContext) -> list[str]:
     reading = context.engine.reading(None)
     thinks = reading is not None and reading.regions.spec.reasoning is not None
     calls = card.answers.get("tool_calls", {}).get("format") is not None
-    return ["completion", *(["tools"] if calls else ()), *(["thinking"] if thinks else ())]
+    found = {"completion": True, "tools": calls, "insert": await _fills_in(context), "thinking": thinks}
+    return [name for name, can in found.items() if can]
+
+
+async def _fills_in(context: ServerContext) -> bool:
+    """Whether the tokenizer has tokens for a suffix."""
+    try:
+        await context.engine.encode_infill(InfillAsk(prefix="", suffix=""))
+    except RequestError:
+        return False
+    return True
 
 
 async def manage(_: ServerContext, exchange: Exchange) -> NoReturn:

@@ -204,7 +204,7 @@ class Managing:
             raise bad_request("name", "name: differs from model; set only one of them")
         member = self._fleet.members[self._fleet.route(name, "").target]
         if member.loaded and member.state == "ready":
-            return shown(member.service.context)
+            return await shown(member.service.context)
         return await asyncio.to_thread(_of_files, member)
 
     async def load(self, _: ServerContext, exchange: Exchange) -> Done:
