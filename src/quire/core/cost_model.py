@@ -38,7 +38,7 @@ _SOLVE = 16  # steps between two solutions
 _SWEEPS = 4
 _DRIFT = (0.05, 0.1)  # of the latest step in the drift
 _PROMPT = frozenset((2, 4))  # features of prompts
-_FEW = 8
+_FEW, _SAYS = 8, 128  # tokens of prompts in a step that say what longer ones take
 _LONG = {2: 512 / _SCALE[2], 4: 512 * 256 / _SCALE[4]}
 _MOST_DRIFT = 1.5  # natural logarithm
 _YOUNG = 48  # steps with prompts before bends are learned
@@ -117,6 +117,7 @@ class StepCostModel:
         self._bends = [0.0] * (BEND_ROWS * BEND_SIZES)  # natural logarithms
         self._told = [0.0] * len(self._bends)  # steps by which each was learned
         self._prompts = 0  # steps with prompts
+        self._longest = 0.0  # tokens of prompts in a step
         self._middle = 0.1  # running median of relative errors
         self._usual = [0.1, 0.1]  # the same of steps without prompts, and with
         self._tail = 0.3  # running 90th percentile
@@ -179,6 +180,7 @@ class StepCostModel:
             equations.add([x / seconds for x in row], places, 1.0, trust)
             if features[2]:
                 self._prompts += 1
+                self._longest = max(self._longest, features[2])
                 if self._prompts > _YOUNG:  # before, it may be the sum that is wrong
                     self._bend(features[1], features[2], math.log(ratio / bend))
             which = int(prompt > fitted / 2)
@@ -261,9 +263,9 @@ class StepCostModel:
                     into = matrix[i]
                     for j, value in enumerate(kind.matrix[i]):
                         into[j] += value / kind.weight
-        # As if a few long prompts had taken what was known before: else what is beside the tokens of prompts of two
-        # would be theirs, and a hundred times as much in longer ones.
-        for i, value in self._long.items():
+        # As if a few long prompts had taken what was known before, until there is one: else what is beside the tokens
+        # of prompts of two would be theirs, and a hundred times as much in longer ones.
+        for i, value in self._long.items() if self._longest < _SAYS else ():
             right[i] += _FEW * value
             for j, other in self._long.items():
                 matrix[i][j] += _FEW * value * other
