@@ -44,6 +44,18 @@ def test_formats_of_numbers(dtype: str, tmp_path: Path, llama: BaseModules) -> N
     np.testing.assert_array_equal(floats(low.b), exact[f"{PREFIX}{Q}.lora_B.weight"])
 
 
+def test_what_is_kept_does_not_depend_on_its_file(tmp_path: Path, llama: BaseModules) -> None:
+    stored = {name: from_float32(array, "BF16") for name, array in pair(Q).items()}
+    folder = peft_folder(tmp_path / "a", stored)
+    adapter = read_adapter(folder, llama)
+    expected, kept = floats(adapter.parts[Q].b).copy(), adapter.kept()
+    weights = folder / "adapter_model.safetensors"
+    with weights.open("r+b") as file:  # written over in place, as others do it
+        file.seek(weights.stat().st_size - 8)
+        file.write(b"\xff" * 8)
+    np.testing.assert_array_equal(floats(kept.parts[Q].b), expected)
+
+
 def test_rank_stabilized(tmp_path: Path, llama: BaseModules) -> None:
     folder = peft_folder(tmp_path / "a", pair(Q), use_rslora=True)
     assert read_adapter(folder, llama).parts[Q].scale == 6 / math.sqrt(RANK)

@@ -22,6 +22,7 @@ from quire.program.lower import lower
 from quire.program.memory import adapter_layout
 from quire.program.program import Program
 from quire.program.tensors import AdapterShape
+from quire.quant.floats import from_float32
 
 ISAS = _native.supported_isas()
 I8, I4 = WeightFormat("i8", Groups(64, "bf16", rotated=True)), WeightFormat("i4", Groups(32))
@@ -164,6 +165,31 @@ def test_a_slot_holds_what_was_put_last() -> None:
         sequence = stepper.add(texts()[0])
         sequences.append(run(executor, stepper, {sequence: 30}, {sequence: 1})[sequence])
     assert np.array_equal(*sequences)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_bits_of_bfloat16_fill_a_slot_as_their_floats_do(isa: str) -> None:
+    """With scales that round and one that does not; the second part has odd ranks and ends inside a vector."""
+    program = adapted("f32")
+    parts = [(4, False), (3, False), (0, False)]
+    for scale in (1.0, 0.3):
+        found = []
+        for bits in (False, True):
+            stepper = Stepper(program, pooled(LIMITS, program))
+            executor = made(program, NativeExecutor(program, threads=1, isa=isa), stepper, {})
+            executor.open_adapter(0, AdapterShape({"layers.0.qkv": parts}, []))
+            random = np.random.default_rng(2)
+            for part, rows in ((0, 40), (1, 20)):
+                rank = parts[part][0]
+                a, b = random_matrix(random, rank, 64), random_matrix(random, rows, rank)
+                if bits:
+                    both = (from_float32(each, "BF16") for each in (a, b))
+                    executor.put_adapter(0, "layers.0.qkv", part, *both, scale=scale)
+                else:
+                    executor.put_adapter(0, "layers.0.qkv", part, a, b * np.float32(scale))
+            sequence = stepper.add(texts()[0])
+            found.append(run(executor, stepper, {sequence: 30}, {sequence: 0})[sequence])
+        assert np.array_equal(*found)
 
 
 def test_slots_take_what_was_planned() -> None:

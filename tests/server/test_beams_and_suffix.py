@@ -66,7 +66,7 @@ def test_chats_are_searched_too(server: LiveServer) -> None:
         ({"beam_width": 33}, "invalid_value", "beam_width"),
         ({"beam_width": 2, "n": 3}, "invalid_value", "n"),
         ({"length_penalty": 11}, "invalid_value", "length_penalty"),
-        ({"early_stopping": "yes"}, "invalid_type", "early_stopping"),
+        ({"early_stopping": "yes"}, "invalid_value", "early_stopping"),
         ({"stop": "a"}, "invalid_value", "stop"),
         ({"top_p": 0.5}, "invalid_value", "top_p"),
         ({"temperature": 0.7}, "invalid_value", "temperature"),

@@ -11,8 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helpers.server import ENDLESS, PATIENT, LiveServer, serving
 from quire import __version__
-from quire.server import exposition
+from quire.server import app, exposition
+from quire.server.exposition import GENERATING
 from quire.server.histogram import Histogram
+from quire.server.routes import Post
 
 VLLM = {
     "vllm:num_requests_running": "gauge", "vllm:num_requests_waiting": "gauge", "vllm:kv_cache_usage_perc": "gauge",
@@ -37,7 +39,8 @@ TGI = {
     "tgi_batch_current_size": "gauge", "tgi_request_duration": "histogram", "tgi_request_queue_duration": "histogram",
     "tgi_request_inference_duration": "histogram", "tgi_request_mean_time_per_token_duration": "histogram",
     "tgi_request_input_length": "histogram", "tgi_request_generated_tokens": "histogram",
-    "tgi_request_max_new_tokens": "histogram",
+    "tgi_request_max_new_tokens": "histogram", "tgi_request_validation_duration": "histogram",
+    "tgi_request_failure": "unknown",
 }  # fmt: skip
 
 
@@ -86,6 +89,24 @@ def test_counts(server: LiveServer) -> None:
     )
     assert 0 <= gaps <= 158  # tokens that are read at once count once
     assert server.metric("quire_request_success_total", finished_reason="length") >= 2
+
+
+def test_failures_by_tgis_kinds(server: LiveServer) -> None:
+    """Of the routes that make text, and of no others."""
+    kinds = ("validation", "overloaded", "generation")
+    before = [server.metric("tgi_request_failure", err=kind) for kind in kinds]
+    checked = server.metric("tgi_request_validation_duration_count")
+    assert server.post("/generate", {"inputs": "a", "parameters": {"temperature": -1}}).status == 422
+    assert server.post("/v1/completions", {"prompt": "a", "deadline_ms": 0}).status >= 400
+    server.chat("x", temperature=-1).error(400)
+    server.post("/tokenize", {"prompt": 3}).error(400)
+    server.chat("x", max_tokens=1)
+    after = [server.metric("tgi_request_failure", err=kind) for kind in kinds]
+    assert sum(after) - sum(before) == 3
+    assert after[0] - before[0] >= 2
+    assert server.metric("tgi_request_validation_duration_count") - checked == 1
+    generating = {route.path for route in app.ROUTES if isinstance(route, Post) and route.chunk is not None}
+    assert generating == GENERATING
 
 
 def test_tokens_of_steps(server: LiveServer) -> None:

@@ -13,7 +13,7 @@ from quire.types import CheckpointError
 
 
 def mix(parts: Sequence[tuple[Adapter, float]]) -> Adapter:
-    """What adds Σ weight · (W' - W), W' being W with one adapter alone, without magnitudes. FloatsOrBits may be infinite.
+    """What adds Σ weight · (W' - W), W' being W with one adapter alone, without magnitudes. Numbers may be infinite.
 
     Raises CheckpointError for an adapter with whole matrices: their difference from the base is not low in rank.
     """

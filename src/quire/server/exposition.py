@@ -125,6 +125,8 @@ class Exposition(Collector):
         found = [(name, named[key].text, named[key].histogram, named[key].quire[1]) for name, key in _TGI]
         text = "first step to last token, by the generated tokens"
         found.append(("tgi_request_mean_time_per_token_duration", text, of_tokens, FINE))
+        text = "body received to the prompt tokenized"
+        found.append(("tgi_request_validation_duration", text, self._metrics.validation, FINE))
         for name, text, histogram, bounds in found:
             family = HistogramMetricFamily(name, text, labels=list(labels))
             family.add_metric(values, histogram.buckets(bounds), histogram.total)
@@ -134,6 +136,17 @@ class Exposition(Collector):
             ("tgi_request_success", "requests with a complete answer", "e2e"),
         ):
             yield _family(UnknownMetricFamily, name, text, labels, sum(named[key].histogram.counts))
+        failed = UnknownMetricFamily(
+            "tgi_request_failure", "requests for text that were refused or failed", labels=[*labels, "err"]
+        )
+        errors = dict.fromkeys(("validation", "overloaded", "generation"), 0)
+        for (handler, method, status), count in self._metrics.http.items():
+            failure = status >= "400" and status != "499"  # 499: the client left
+            if failure and method == "POST" and handler in GENERATING:
+                errors[_tgi_error(status)] += count
+        for kind, count in errors.items():
+            failed.add_metric([*values, kind], count)
+        yield failed
         yield _family(GaugeMetricFamily, "tgi_queue_size", "waiting requests", labels, stats.waiting)
         yield _family(GaugeMetricFamily, "tgi_batch_current_size", "running sequences", labels, stats.running)
 
@@ -238,6 +251,17 @@ class Exposition(Collector):
             yield family
 
 
+def _tgi_error(status: str) -> str:
+    if status == "429":
+        return "overloaded"
+    return "generation" if status == "424" or status >= "500" else "validation"
+
+
+# The routes that make text.
+GENERATING = frozenset((
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate",
+    "/completion", "/completions", "/infill", "/generate", "/generate_stream", "/",
+))  # fmt: skip
 # TGI's histograms -> ours
 _TGI = (
     ("tgi_request_duration", "e2e"), ("tgi_request_queue_duration", "queue"),

@@ -112,6 +112,7 @@ class ServerMetrics:
         self.first_token = named["ttft"].histogram
         self.observe_gap = named["itl"].histogram.observe  # one object for all streams
         self.mean_per_token = Histogram(FINE)  # TGI's: of all tokens, with the prefill in the first
+        self.validation = Histogram(FINE)  # TGI's: from the body to the tokens of the prompt
         self.finished: Counter[str] = Counter()
         self.hooked: Counter[str] = Counter()  # chunks by what the output hook made of them
         self.tokens: Counter[str] = Counter()
@@ -149,6 +150,8 @@ class ServerMetrics:
         }
         if ask.request.params.max_tokens is not None:
             seen["max_tokens"] = ask.request.params.max_tokens
+        if exchange.received:
+            self.validation.observe(max(0.0, exchange.compiled - exchange.received))
         times = output.timings
         if output.finished and times.first_token and times.finished:
             decoded = output.usage.completion_tokens - len(output.outputs)
