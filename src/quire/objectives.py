@@ -60,7 +60,7 @@ class SLO:
 
 
 def parse_slo(words: Sequence[str], share: float = 0.9) -> SLO:
-    """Parse an SLO from words like "ttft:500" "tpot:50" (milliseconds), the syntax of vLLM's bench.
+    """Parse an SLO from words like "ttft:500" "tpot:50" (milliseconds), the syntax of vLLM's bench; also "ttft:0.5s".
 
     Raises ValueError naming the word.
     """
@@ -74,7 +74,9 @@ def parse_slo(words: Sequence[str], share: float = 0.9) -> SLO:
         if name in bounds:
             raise ValueError(f"goodput: {name} is given twice")
         try:
-            bounds[name] = float(value.removesuffix("ms"))
+            number = value.removesuffix("ms")
+            scale = 1e3 if number == value and value.endswith("s") else 1.0
+            bounds[name] = float(number.removesuffix("s") if scale > 1 else number) * scale
         except ValueError:
             raise ValueError(f"goodput: {word!r}: {value!r} is not a number of milliseconds") from None
     if not bounds:

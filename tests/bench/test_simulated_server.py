@@ -247,7 +247,7 @@ def test_an_answer_is_played_to_its_end_with_the_prompts_behind_it() -> None:
 
 
 def test_classes_of_service() -> None:
-    classes = parse_classes(["interactive:ttft=500ms,tpot=50ms", "work:e2el=60000,guaranteed", "batch:"])
+    classes = parse_classes(["interactive:ttft=0.5s,tpot=50ms", "work:e2el=60000,guaranteed", "batch:"])
     assert classes[0].slo == SLO(ttft=500, tpot=50)
     assert classes[1].guaranteed
     assert not classes[2].slo.bounds
@@ -263,6 +263,7 @@ def test_classes_of_service() -> None:
         (["a b:"], "does not have the form"),
         (["a:", "a:"], "a is given twice"),
         (["a:ttft=x"], "slo: a: 'ttft=x': 'x' is not a number of milliseconds"),
+        (["a:ttft=5m"], "'5m' is not a number of milliseconds"),
         (["a:speed=3"], "a: 'speed=3' does not have the form"),
         (["a:ttft=0"], "a: ttft: 0.0 is not a positive number"),
         ([f"c{i}:" for i in range(9)], "9 classes are over the limit of 8"),

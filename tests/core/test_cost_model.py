@@ -128,6 +128,21 @@ def test_short_prompts_take_what_no_sum_says() -> None:
         )
 
 
+def test_short_prompts_say_nothing_of_long_ones() -> None:
+    """What begins with each prompt, as 6 ms of an engine that was idle, is no price of its tokens."""
+    rng, model = random.Random(8), StepCostModel()
+    short: StepFeatures = (1.0, 0, 2, 0, 2.0, 0, 0, 0)
+    for _ in range(300):
+        model.observe(short, rng.gauss(1, 0.05) * 0.014)
+        for context in range(5, 25):
+            model.observe((1.0, 1, 0, context, 0.0, 0, 0, 0), rng.gauss(1, 0.05) * 0.008)
+    assert model.seconds(short) == pytest.approx(0.014, rel=0.1)
+    long: StepFeatures = (1.0, 0, 512, 0, 512 * 256.0, 0, 0, 0)
+    assert model.seconds(long) < 2 * StepCostModel().seconds(
+        long
+    )  # a line through both gives six times as much
+
+
 def test_costs_begin_where_the_last_run_ended() -> None:
     rng = random.Random(4)
     model = StepCostModel()

@@ -38,8 +38,11 @@ _SOLVE = 16  # steps between two solutions
 _SWEEPS = 4
 _DRIFT = (0.05, 0.1)  # of the latest step in the drift
 _PROMPT = frozenset((2, 4))  # features of prompts
+_FEW, _SAYS = 8, 128  # tokens of prompts in a step that say what longer ones take
+_LONG = {2: 512 / _SCALE[2], 4: 512 * 256 / _SCALE[4]}
 _MOST_DRIFT = 1.5  # natural logarithm
-_BEND, _YOUNG = 0.1, 48  # of the latest step in a bend; steps with prompts before any is learned
+_YOUNG = 48  # steps with prompts before bends are learned
+_BEND = 0.1  # of the latest step in a bend
 _MOST_BEND = 0.3  # natural logarithm: what one step may say
 BEND_ROWS, BEND_SIZES = 5, 14  # 0, 1, 2 to 3, 4 to 7 and more streams; 1, 2, 4 … 8192 tokens of prompts
 _VERSION = 2
@@ -106,12 +109,17 @@ class StepCostModel:
 
     def __init__(self, weights: Sequence[float] = _FIRST) -> None:
         self._weights = [weight * scale for weight, scale in zip(weights, _SCALE, strict=True)]
+        # A prompt of 512 tokens, and what it takes before one has been seen.
+        taken = self._weights[2] * _LONG[2] + self._weights[4] * _LONG[4]
+        self._long = {i: x / taken for i, x in _LONG.items()} if taken else {}
         self._kinds: dict[int, _Kind] = {}
         self._drift = [0.0, 0.0]  # natural logarithms: of all but prompts, and of prompts
         self._bends = [0.0] * (BEND_ROWS * BEND_SIZES)  # natural logarithms
         self._told = [0.0] * len(self._bends)  # steps by which each was learned
         self._prompts = 0  # steps with prompts
+        self._longest = 0.0  # tokens of prompts in a step
         self._middle = 0.1  # running median of relative errors
+        self._usual = [0.1, 0.1]  # the same of steps without prompts, and with
         self._tail = 0.3  # running 90th percentile
         self.steps = 0
 
@@ -165,12 +173,16 @@ class StepCostModel:
         self.steps += 1
         if self.steps > 1:  # the first one reads the weights of the model from memory that is not mapped yet
             self._count(error)
-            trust = min(1.0, 3 * self._middle / error) if error else 1.0
+            usual = self._usual[prompt > 0] = _followed(self._usual[prompt > 0], error)
+            trust = min(1.0, 3 * usual / error) if error else 1.0
             kind = sum([1 << i for i in (2, 5, 6, 7) if features[i]])
             equations = self._kinds.get(kind) or self._kinds.setdefault(kind, _Kind())
             equations.add([x / seconds for x in row], places, 1.0, trust)
             if features[2]:
-                self._bend(features[1], features[2], math.log(ratio / bend))
+                self._prompts += 1
+                self._longest = max(self._longest, features[2])
+                if self._prompts > _YOUNG:  # before, it may be the sum that is wrong
+                    self._bend(features[1], features[2], math.log(ratio / bend))
             which = int(prompt > fitted / 2)
             if which or not prompt:  # where both are in a step, the larger part tells
                 change = self._drift[which] + _DRIFT[which] * trust * max(-1.0, min(1.0, math.log(ratio)))
@@ -181,9 +193,6 @@ class StepCostModel:
     def _bend(self, rows: float, tokens: float, error: float) -> None:
         """Learn from a step with prompts. Beside how many streams none was seen, others tell."""
         error = max(-_MOST_BEND, min(_MOST_BEND, error))
-        self._prompts += 1
-        if self._prompts <= _YOUNG:  # it may be the sum that is wrong
-            return
         mine, (low, part) = _rows(rows), _size(tokens)
         for size, weight in ((low, 1 - part), (low + 1, part)):
             at = mine * BEND_SIZES + size
@@ -236,7 +245,7 @@ class StepCostModel:
 
     def _count(self, error: float) -> None:
         """Follow the quantiles of errors by steps up and down (Robbins and Monro)."""
-        self._middle = max(0.005, self._middle * (1.03 if error > self._middle else 1 / 1.03))
+        self._middle = _followed(self._middle, error)
         self._tail = max(self._middle, self._tail * (1.09 if error > self._tail else 1 / 1.0096))
 
     def _solve(self) -> None:
@@ -254,6 +263,12 @@ class StepCostModel:
                     into = matrix[i]
                     for j, value in enumerate(kind.matrix[i]):
                         into[j] += value / kind.weight
+        # As if a few long prompts had taken what was known before, until there is one: else what is beside the tokens
+        # of prompts of two would be theirs, and a hundred times as much in longer ones.
+        for i, value in self._long.items() if self._longest < _SAYS else ():
+            right[i] += _FEW * value
+            for j, other in self._long.items():
+                matrix[i][j] += _FEW * value * other
         keep = max(1e-3, _PRIOR / (steps * steps) if steps else 1.0)
         found, before = self._weights, list(self._weights)
         for _ in range(_SWEEPS):
@@ -270,5 +285,12 @@ class StepCostModel:
         """What the fit has taken over is no drift any more."""
         old = sum([r * w for r, w in zip(right, before, strict=True)])
         new = sum([r * w for r, w in zip(right, self._weights, strict=True)])
-        if old > 0 and new > 0:
-            self._drift[which] -= max(-0.2, min(0.2, math.log(new / old)))
+        drift = self._drift[which]
+        if old > 0 and new > 0 and drift:
+            taken = math.copysign(1, drift) * math.log(new / old)
+            self._drift[which] = math.copysign(max(0.0, abs(drift) - max(0.0, min(0.2, taken))), drift)
+
+
+def _followed(median: float, seen: float) -> float:
+    """A running median after one more value."""
+    return max(0.005, median * (1.03 if seen > median else 1 / 1.03))
