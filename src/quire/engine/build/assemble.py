@@ -40,7 +40,14 @@ from quire.engine.build.drafts import (
 )
 from quire.engine.build.kept_costs import keep_costs, load_costs
 from quire.engine.build.kept_peaks import load_peaks
-from quire.engine.build.load_weights import Origin, WeightsReport, load_weights
+from quire.engine.build.load_weights import (
+    Origin,
+    WeightsReport,
+    load_weights,
+    modules_of,
+    weight_files,
+    weights_fingerprint,
+)
 from quire.engine.build.log_file import make_recorder
 from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
 from quire.engine.build.rank_processes import (
@@ -59,8 +66,6 @@ from quire.loader import (
     Checkpoint,
     LoadRules,
     Source,
-    checkpoint_files,
-    fingerprint,
 )
 from quire.loader.kv_scales import read_scales, read_scales_file
 from quire.loader.source import CodesSource
@@ -78,7 +83,6 @@ from quire.records import dataclass
 from quire.spec import Attention
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
 from quire.speculate.build import make_speculation
-from quire.store.gguf_names import shards
 from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.kept import KeptFiles
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
@@ -191,7 +195,7 @@ def open_weights(model: Model) -> Iterator[Source]:
     if model.gguf is not None:
         yield model.gguf.weights()
         return
-    with Checkpoint(model.folder, modules=_modules(model)) as checkpoint:
+    with Checkpoint(model.folder, modules=modules_of(model)) as checkpoint:
         quantization = model.facts.quantization
         if quantization is None:
             yield checkpoint
@@ -201,18 +205,12 @@ def open_weights(model: Model) -> Iterator[Source]:
         yield QuantizedSource(checkpoint, quantization)
 
 
-def _modules(model: Model) -> tuple[str, ...]:
-    """Folders of a checkpoint with tensors of their own."""
-    pooling = model.facts.spec.pooling
-    return () if pooling is None else pooling.folders
-
-
 def weight_origin(model: Model) -> Origin:
     """Where the weights of a model are read from."""
     return Origin(
         model.folder,
         LoadRules.of(model.facts.spec, quantized=model.facts.quantization is not None),
-        lambda: _weight_files(model),
+        lambda: weight_files(model),
         lambda: open_weights(model),
     )
 
@@ -231,20 +229,6 @@ def load_rank(
         whole = choose(model, config.asked, machine_facts())[1]
         origin = replace(origin, rules=origin.rules.of_rank(whole.params))
     return load_weights(origin, program, config, executor, progress, meanwhile)
-
-
-def weights_fingerprint(model: Model, config: ResolvedConfig) -> str:
-    """A digest of the files that weights are read from; see loader.fingerprint."""
-    asked = config.asked.loading
-    return "" if asked.load_format == "random" else fingerprint(_weight_files(model))
-
-
-def _weight_files(model: Model) -> list[Path]:
-    """All files that determine the weights."""
-    if model.gguf is not None:
-        return shards(model.folder)
-    files = checkpoint_files(model.folder, modules=_modules(model))
-    return files if model.facts.quantization is None else [*files, model.folder / "config.json"]
 
 
 def machine_facts(executor: str = "native") -> MachineFacts:
@@ -466,9 +450,7 @@ def _build(
         adapters = _adapters(executor, model, config, plan.limits)
         block = planned.kind.block_bytes(program, asked.cache.block_size)
         swap = make_swap_space(model, block, config, draft, lent)
-        tiers = make_tiers(
-            model, config, (program, *planned.programs), weights_fingerprint, block, swap, draft
-        )
+        tiers = make_tiers(model, config, (program, *planned.programs), block, swap, draft)
         worker = make_worker(model, executor, plan.limits, config, adapters, tiers or swap)
         costs = load_costs(model.folder, config)
         scheduler = make_scheduler(program, config, plan, model.facts.spec, costs, tiers or swap, made)

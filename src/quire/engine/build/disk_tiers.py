@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b, sha256
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from quire.config.cache import CacheOptions
 from quire.config.kv_tiers import parse_tiers
 from quire.config.schema import ResolvedConfig
 from quire.engine.build.drafts import Draft
+from quire.engine.build.load_weights import weights_fingerprint
 from quire.engine.build.opening import Model
 from quire.program.program import Program
 from quire.worker.block_tiers import BlockTiers
@@ -29,14 +30,13 @@ def make_tiers(
     model: Model,
     config: ResolvedConfig,
     programs: Sequence[Program],
-    files: Callable[[Model, ResolvedConfig], str],
     block_bytes: int,
     swap: SwapSpace | None,
     draft: Draft | None,
 ) -> BlockTiers | None:
     """A tier on a disk over the swap space, if one was asked for and the model keeps blocks between requests.
 
-    `programs` are those of all ranks, `files` gives a fingerprint of the weights. Raises KvFileError, and ValueError
+    `programs` are those of all ranks. Raises KvFileError, and ValueError
     where blocks cannot be taken back alone, or none fits.
     """
     asked, spec = config.asked.cache.kv_tiers, model.facts.spec
@@ -45,7 +45,7 @@ def make_tiers(
         return None
     if draft is not None:
         raise ValueError("kv_tiers: not with a draft model, whose keys and values would be missing")
-    mark = _fingerprint(model, config, programs, files(model, config))
+    mark = _fingerprint(model, config, programs)
     return BlockTiers(swap, DiskTier(Path(tiers.folder), tiers.disk, block_bytes, mark), mark)
 
 
@@ -55,7 +55,7 @@ def close_tiers(tiers: BlockTiers | None) -> None:
         tiers.close()
 
 
-def _fingerprint(model: Model, config: ResolvedConfig, programs: Sequence[Program], files: str) -> bytes:
+def _fingerprint(model: Model, config: ResolvedConfig, programs: Sequence[Program]) -> bytes:
     """All that determines the content of a block besides tenant, adapter and tokens: weights, formats, layout, and the
     code that computes, to the instruction set."""
     from quire import __version__
@@ -69,7 +69,7 @@ def _fingerprint(model: Model, config: ResolvedConfig, programs: Sequence[Progra
     scales = asked.formats.kv_cache_scales
     levels = sha256(Path(scales).read_bytes()).hexdigest() if scales else ""
     parts = (
-        __version__, kernels, executor, model.facts.config_sha256, files, random, levels, asked.cache.block_size,
-        *programs,
+        __version__, kernels, executor, model.facts.config_sha256, weights_fingerprint(model, config), random, levels,
+        asked.cache.block_size, *programs,
     )  # fmt: skip
     return blake2b("\0".join(map(repr, parts)).encode(), digest_size=64).digest()

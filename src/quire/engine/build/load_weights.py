@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from quire.config.schema import ResolvedConfig
-from quire.engine.build.opening import kept_files
+from quire.engine.build.opening import Model, kept_files
 from quire.executor.base import Loadable
 from quire.loader import (
     DamagedError,
@@ -17,6 +17,7 @@ from quire.loader import (
     Packer,
     RandomWeights,
     Source,
+    checkpoint_files,
     fingerprint,
     load,
     packed_key,
@@ -24,6 +25,7 @@ from quire.loader import (
 from quire.program.memory import weight_bytes
 from quire.program.program import Program
 from quire.records import dataclass
+from quire.store.gguf_names import shards
 from quire.util.sizes import format_size
 
 # Below this, packing takes no longer than checking the cache.
@@ -141,3 +143,23 @@ def _keep(
         size, reason = format_size(packer.weight_bytes), error.strerror or error
         return [f"packed weights ({size}) were not cached for the next start: {reason}"]
     return []
+
+
+def modules_of(model: Model) -> tuple[str, ...]:
+    """Folders of a checkpoint with tensors of their own."""
+    pooling = model.facts.spec.pooling
+    return () if pooling is None else pooling.folders
+
+
+def weights_fingerprint(model: Model, config: ResolvedConfig) -> str:
+    """A digest of the files that weights are read from; see loader.fingerprint."""
+    asked = config.asked.loading
+    return "" if asked.load_format == "random" else fingerprint(weight_files(model))
+
+
+def weight_files(model: Model) -> list[Path]:
+    """All files that determine the weights."""
+    if model.gguf is not None:
+        return shards(model.folder)
+    files = checkpoint_files(model.folder, modules=modules_of(model))
+    return files if model.facts.quantization is None else [*files, model.folder / "config.json"]

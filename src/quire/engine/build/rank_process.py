@@ -21,7 +21,8 @@ if __name__ == "__main__":  # the imports below take most of the start-up time
 
 from quire import _native
 from quire.config.schema import EngineConfig
-from quire.engine.build.assemble import choose, choose_ranks, load_rank, machine_facts, weights_fingerprint
+from quire.engine.build.assemble import choose, choose_ranks, load_rank, machine_facts
+from quire.engine.build.load_weights import weights_fingerprint
 from quire.engine.build.opening import open_model
 from quire.engine.build.rank_processes import rank_digest
 from quire.engine.build.tasks import for_task
