@@ -54,6 +54,9 @@ def test_top_shows_requests_by_class_and_tenant(
         assert text.count("cmpl-") == 1
         assert main(["top", server.url, "--once", "--json", "--seconds", "0.1"]) == 0  # another client's
         assert json.loads(capsys.readouterr().out)["requests"] == []
+        monkeypatch.delenv("QUIRE_API_KEY")  # an administrator needs no client's key
+        assert main(["top", server.url, "--once", "--json", "--seconds", "0.1", *admin]) == 0
+        assert len(json.loads(capsys.readouterr().out)["requests"]) == 2
 
 
 def test_top_says_why_it_cannot(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,6 +64,11 @@ def test_top_says_why_it_cannot(server: LiveServer, capsys: pytest.CaptureFixtur
     assert "401: missing API key" in capsys.readouterr().err
     assert main(["top", "ftp://x", "--once"]) == 2
     assert main(["top", "--seconds", "0"]) == 2
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["top", "--api-key", "x"])
+    said = "--api-key is no option of this command, but of quire serve (did you mean --api-key-file?)"
+    assert said in capsys.readouterr().err
 
 
 def test_every_option_is_explained_with_metrics_that_exist(server: LiveServer) -> None:

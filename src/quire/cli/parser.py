@@ -188,7 +188,14 @@ def _unknown(word: str, known: list[str]) -> str:
 
     flag = word.partition("=")[0]
     reason = explain(flag)
-    return f"{flag} {reason}" if reason else f"unrecognized argument: {word}{nearest(flag, known)}"
+    if reason and not reason.startswith(f"is {flag} "):
+        return f"{flag} {reason}"
+    what = (
+        f"{flag} is no option of this command, but of quire serve"
+        if reason
+        else f"unrecognized argument: {word}"
+    )
+    return what + nearest(flag, known)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -55,11 +55,10 @@ def _add_key(parser: argparse.ArgumentParser, name: str, of: str, variable: str)
 
 
 def fetch(args: argparse.Namespace, path: str, *, administrator: bool = False) -> bytes:
-    """What a server answers, with the key there is, for `administrator` rather an administrator's. Raises
+    """What a server answers, with the key there is: of two a client's, for `administrator` an administrator's. Raises
     ServerRefusedError, with what it says."""
-    key = _given(args.api_key_file, _CLIENT_VARIABLE)
-    if administrator:
-        key = _given(args.admin_api_key_file, _VARIABLE) or key
+    keys = [_given(args.api_key_file, _CLIENT_VARIABLE), _given(args.admin_api_key_file, _VARIABLE)]
+    key = next(filter(None, reversed(keys) if administrator else keys), "")
     return _ask(args.url, "GET", path, None, key, _SECONDS)
 
 

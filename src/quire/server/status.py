@@ -182,7 +182,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     Get(path="/version", summary="Version of Quire", tag="status", handler=version, response=VersionBody, api=""),
     Get(
         path="/metrics", summary="Prometheus metrics", tag="status", handler=metrics, response=str, api="",
-        media=b"text/plain; version=0.0.4; charset=utf-8",
+        media=b"text/plain; version=0.0.4; charset=utf-8", either=True,
     ),
     Get(
         path="/debug/memory", summary="Memory by part, planned and used", tag="status", handler=memory,
