@@ -180,9 +180,9 @@ def test_places_of_a_swap_space_are_given_back() -> None:
     contents = {name: np.full(size, name, np.uint8) for name in range(8)}
 
     def swap_out(name: int) -> bool:
-        kept = space.withdrawn(bytes([name]), 0, offered=True)
+        kept = space.withdrawn((bytes([name]), 0), offered=True)
         if kept:
-            space.put(bytes([name]), 0, contents[name])
+            space.put((bytes([name]), 0), contents[name])
         return kept
 
     assert [swap_out(name) for name in (0, 1)] == [True, True]
@@ -191,13 +191,13 @@ def test_places_of_a_swap_space_are_given_back() -> None:
     assert all(swap_out(name) for name in (2, 3, 4))
     assert (len(space), space.backed, space.refused) == (4, 4, 1)
     space.resize(2)  # those used longest ago go
-    assert [space.holds(bytes([name]), 0) for name in (1, 2, 3, 4)] == [False, False, True, True]
+    assert [space.holds((bytes([name]), 0)) for name in (1, 2, 3, 4)] == [False, False, True, True]
     assert space.backed == 2
     space.resize(9)
     assert all(swap_out(name) for name in (5, 6, 7, 1))
     assert (space.backed, len(space)) == (6, 6)
     for name in (3, 4, 5, 6, 7, 1):
-        found = space.get(bytes([name]), 0)
+        found = space.get((bytes([name]), 0))
         assert found is not None
         assert (found == contents[name]).all()
     space.clear()
@@ -250,11 +250,11 @@ def test_an_engine_takes_no_block_before_it_is_granted() -> None:
     assert socket.said[-1] == UsesRoom(2, 46 * MIB, 0, 0)
     pool.audit([taken])
     # a block leaves the pool, and there is no place for it: the engine wishes for some
-    assert not swap.withdrawn(b"a", 0, offered=True)
+    assert not swap.withdrawn((b"a", 0), offered=True)
     room.stepped()
     assert socket.said[-1] == UsesRoom(2, 46 * MIB, 16 * MIB, 0)
     room.obey(GrantRoom(3, 46 * MIB, 16 * MIB))
-    assert swap.withdrawn(b"a", 0, offered=True)
+    assert swap.withdrawn((b"a", 0), offered=True)
     room.obey(GrantRoom(4, 46 * MIB, 0))
     assert (len(swap), swap.backed, socket.said[-1]) == (0, 0, UsesRoom(4, 46 * MIB, 0, 0))
     socket.batches += [[Stop()]]
