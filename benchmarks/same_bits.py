@@ -180,6 +180,9 @@ class Memory:
     def published(self, name: Name, block: int) -> None:
         pass
 
+    def moved(self, name: Name, block: int) -> None:
+        pass
+
     def saves(self, *, idle: bool) -> tuple[()]:
         return ()
 

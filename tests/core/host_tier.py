@@ -44,6 +44,11 @@ class HostTier:
         self.findable[name] = 1
         self.unsaved[name] = block
 
+    def moved(self, name: Name, block: int) -> None:
+        assert self.findable[name], "it cannot be found"
+        if name in self.unsaved:
+            self.unsaved[name] = block
+
     def saves(self, *, idle: bool) -> list[tuple[Name, int]]:
         found = []
         while self.early and self.unsaved and (idle or not found):

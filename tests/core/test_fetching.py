@@ -25,6 +25,9 @@ class Kept:
     def published(self, name: Name, block: int) -> None:
         pass
 
+    def moved(self, name: Name, block: int) -> None:
+        pass
+
     def saves(self, *, idle: bool) -> list[tuple[Name, int]]:
         return []
 

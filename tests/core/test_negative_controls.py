@@ -132,7 +132,7 @@ def lose_count_of_the_cached(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_window(patch: pytest.MonkeyPatch) -> None:
     """Hits count where a sliding group has lost its blocks."""
-    patch.setattr(PrefixCache, "_honoured", lambda self, path: len(path))
+    patch.setattr(prefix_cache, "usable_depth", lambda path, *_: len(path))
 
 
 def free_one_block_too_early(patch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,9 @@ class RamTier:
     def published(self, name: Name, block: int) -> None:
         pass
 
+    def moved(self, name: Name, block: int) -> None:
+        pass
+
     def saves(self, *, idle: bool) -> list[tuple[Name, int]]:
         return []
 

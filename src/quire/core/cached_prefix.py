@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from quire.core.capacity import first_live_block
 from quire.core.radix import Node
 from quire.records import dataclass
 from quire.types import NO_BLOCK
@@ -56,3 +57,21 @@ class CacheWatch(Protocol):
 
     def removed(self, node: BlockNode) -> None:
         """A block, with none below it, is not known any more."""
+
+
+def usable_depth(path: Sequence[BlockNode], sliding: Sequence[tuple[int, int]], size: int) -> int:
+    """How many blocks of a path make a hit that the groups with windows allow: those have blocks up to its end.
+
+    `sliding` has numbers and windows of these groups, `size` is that of a block, both in tokens.
+    """
+    runs = [0] * len(sliding)  # blocks present without a gap up to here
+    best = 0
+    for depth, node in enumerate(path, 1):
+        usable = True
+        for s, (group, window) in enumerate(sliding):
+            runs[s] = runs[s] + 1 if node.value[group] != NO_BLOCK else 0
+            first = first_live_block(depth * size, window, size)
+            usable = usable and runs[s] >= depth - first
+        if usable:
+            best = depth
+    return best

@@ -53,6 +53,7 @@ from quire.core.cached_prefix import (
     Hit,
     Holder,
     PrefixCacheStats,
+    usable_depth,
 )
 from quire.core.capacity import first_live_block
 from quire.core.radix import RadixTree, TreeBranch
@@ -111,7 +112,7 @@ class PrefixCache:
         """The longest usable prefix of `key` of at most `max_tokens` tokens. Changes nothing."""
         size = self._block_size
         path = self._tree.match(key[: max_tokens // size * size * TOKEN_BYTES], namespace, marks)
-        depth = self._honoured(path) if self._sliding else len(path)
+        depth = usable_depth(path, self._sliding, self._block_size) if self._sliding else len(path)
         if not depth:
             return Hit(0, None, tuple([] for _ in self._groups))
         del path[depth:]
@@ -210,8 +211,7 @@ class PrefixCache:
         if known == NO_BLOCK:
             self._place(node, group, block)
         elif self._pool.is_cached(known):
-            self._unpublish(known)
-            self._place(node, group, block)
+            self._replace(known, block)
         elif known != block:
             self._twins.setdefault(known, []).append(block)
             self._twin_of[block] = known
@@ -308,19 +308,6 @@ class PrefixCache:
             said = f"counted as {self.num_blocks}, {self.num_cached} of them cached"
             raise AuditError(f"a tenant has {blocks} blocks, {cached} of them cached, {said}")
 
-    def _honoured(self, path: list[BlockNode]) -> int:
-        runs = [0] * len(self._sliding)  # blocks present without a gap up to here
-        best = 0
-        for depth, node in enumerate(path, 1):
-            usable = True
-            for s, (group, window) in enumerate(self._sliding):
-                runs[s] = runs[s] + 1 if node.value[group] != NO_BLOCK else 0
-                first = first_live_block(depth * self._block_size, window, self._block_size)
-                usable = usable and runs[s] >= depth - first
-            if usable:
-                best = depth
-        return best
-
     def evict_oldest(self, *, offer: bool = True) -> None:
         """Evict the least recently used unheld block, or all blocks of its node.
 
@@ -380,17 +367,32 @@ class PrefixCache:
             self._caches.sizes.pop(self, None)
 
     def _place(self, node: BlockNode, group: int, block: int) -> None:
+        if self._caches.tier is not None:
+            self._caches.tier.published((node.digest, group), block)
+        self._settle(node, group, block)
+
+    def _settle(self, node: BlockNode, group: int, block: int) -> None:
         node.value[group] = block
         self._home[block] = (node, group)
         self._pool.publish(block)
+
+    def _replace(self, block: int, other: int) -> None:
+        """Have a held block of the same content be found in place of one."""
+        node, group = self._home[block]
         if self._caches.tier is not None:
-            self._caches.tier.published((node.digest, group), block)
+            self._caches.tier.moved((node.digest, group), other)
+        self._remove_home(block)
+        self._settle(node, group, other)
 
     def _unpublish(self, block: int, *, offer: bool = False) -> None:
-        node, group = self._home.pop(block)
+        node, group = self._home[block]
         tier = self._caches.tier
         if tier is not None and tier.withdrawn((node.digest, group), offered=offer):
             self._caches.moves.append(Move(block, node.digest, group, fill=False))
+        self._remove_home(block)
+
+    def _remove_home(self, block: int) -> None:
+        node, group = self._home.pop(block)
         node.value[group] = NO_BLOCK
         self._idle.pop(block, None)
         free = self._pool.num_free
@@ -409,9 +411,7 @@ class PrefixCache:
 
     def _promote_twin(self, block: int) -> None:
         first, *rest = self._twins.pop(block)
-        node, group = self._home[block]
-        self._unpublish(block)
-        self._place(node, group, first)
+        self._replace(block, first)
         del self._twin_of[first]
         if rest:
             self._twins[first] = rest

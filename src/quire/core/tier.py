@@ -28,6 +28,9 @@ class Tier(Protocol):
     def published(self, name: Name, block: int) -> None:
         """A block can be found in the executor's memory from now on."""
 
+    def moved(self, name: Name, block: int) -> None:
+        """It is in this block now, with the same content."""
+
     def saves(self, *, idle: bool) -> Iterable[tuple[Name, int]]:
         """Blocks that can be found there and are to be copied out before the next step, which has no rows if `idle`."""
 

@@ -36,6 +36,10 @@ class BlockTiers:
         if not self.disk.error and not self.disk.holds(name):
             self._unsaved[name] = block
 
+    def moved(self, name: Name, block: int) -> None:
+        if name in self._unsaved:
+            self._unsaved[name] = block
+
     def saves(self, *, idle: bool) -> list[tuple[Name, int]]:
         if not self._unsaved or self.disk.error:
             return []

@@ -65,7 +65,8 @@ class DiskTier:
         for _ in range(self._count):
             self._buffers.put(np.empty(block_bytes, np.uint8))
         self._lent: list[U8] = []  # contents of the last `arrived`
-        self._writes: queue.SimpleQueue[tuple[Name, U8 | None] | None] = queue.SimpleQueue()
+        # Contents to write, and places to erase, or None for that of a block that is still to be written.
+        self._writes: queue.SimpleQueue[tuple[Name, U8 | int | None] | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[tuple[int, Name] | None] = queue.SimpleQueue()
         self._arrived: queue.SimpleQueue[tuple[int, U8 | None]] = queue.SimpleQueue()
         self.copy_seconds = 0.0  # moving mean of reading a block
@@ -132,15 +133,17 @@ class DiskTier:
         if name in self._awaited:
             self._awaited.discard(name)
             self._writing.discard(name)
-        self._writes.put((name, None))
+        with self._lock:
+            place = self._places.pop(name, None)
+        self._writes.put((name, place))
 
     def clear(self) -> None:
         """Forget every block of the own file."""
         with self._lock:
             names = [*self._places, *self._writing]
-            self._shared.clear()
+        self._shared = {}
         for name in names:
-            self._writes.put((name, None))
+            self.forget(name)
 
     def read(self, block: int, name: Name) -> None:
         """Begin to read a content for a block of the cache; `arrived` says when it is there."""
@@ -200,13 +203,14 @@ class DiskTier:
                 return
             name, content = asked
             try:
-                if content is None:
-                    self._erase(name)
-                elif not self.error:
-                    self._write(name, content)
+                if isinstance(content, np.ndarray):
+                    if not self.error:
+                        self._write(name, content)
+                    self._writing.discard(name)
+                else:
+                    self._erase(name, content)
             except OSError as error:
                 self._end(error)
-            if content is not None:
                 self._writing.discard(name)
 
     def _load(self) -> None:
@@ -252,9 +256,10 @@ class DiskTier:
             self._places[name] = place
         self.blocks_out += 1
 
-    def _erase(self, name: Name) -> None:
-        with self._lock:
-            place = self._places.pop(name, None)
+    def _erase(self, name: Name, place: int | None) -> None:
+        if place is None:  # it may have been on its way when it was forgotten
+            with self._lock:
+                place = self._places.pop(name, None)
         if place is not None:
             self._file.erase(place)
             with self._lock:
@@ -291,7 +296,7 @@ class DiskTier:
         if file is self._file:
             if self._places.get(name) == at:  # else it was written over meanwhile
                 self.damaged += 1
-                self._writes.put((name, None))
+                self.forget(name)
         else:
             self._shared.pop(name, None)
         return False

@@ -89,6 +89,9 @@ class SwapSpace:
     def published(self, name: Name, block: int) -> None:
         """Nothing changes: a copy stays, as the block may have to give way again."""
 
+    def moved(self, name: Name, block: int) -> None:
+        """Nothing changes."""
+
     def saves(self, *, idle: bool) -> tuple[()]:  # noqa: ARG002
         """Blocks are copied when they give way."""
         return ()
