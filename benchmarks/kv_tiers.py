@@ -1,6 +1,6 @@
 """Time to the first token of a prompt whose blocks are in a tier, beside computing it, by its length.
 
-    python -m benchmarks.kv_tiers SHAPE [--lengths 256 512 1024 2048] [--folder /var/tmp/kv] [--rounds 5]
+    python -m benchmarks.kv_tiers SHAPE [--lengths 256 512 1024 2048] [--folder /var/tmp/kv] [--rounds 3]
 
 `SHAPE` is a folder with a config.json; weights are random. For each length and round one prompt: computed; with its
 blocks in the cache; from host memory, after others have taken its place; and from the file by a new engine, whose pages
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("shape", type=Path)
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 1024, 2048])
     parser.add_argument("--folder", type=Path, default=Path("build/kv_tiers"))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -67,10 +67,10 @@ def main() -> None:
         "load_format": "random", "dtype": args.dtype, "max_model_len": longest, "max_num_seqs": 2, "progress": False,
         "num_kv_blocks": 2 * longest // 16, "memory": 8 * 2**30,
     }  # fmt: skip
-    disk = f"disk=4GiB:{args.folder}"
+    disk = f"disk=10GiB:{args.folder}"
     rng = random.Random(1)
     prompts = {
-        length: [[rng.randrange(5, 50_000) for _ in range(length + 1)] for _ in range(args.rounds)]
+        length: [[rng.randrange(5, 4000) for _ in range(length + 1)] for _ in range(args.rounds)]
         for length in args.lengths
     }
     found: dict[int, dict[str, list[float]]] = {length: {} for length in args.lengths}
@@ -85,8 +85,8 @@ def main() -> None:
         for prompt in several:
             note(length, "computed", *first_token(llm, prompt))
             note(length, "cached", *first_token(llm, prompt))
-            for _ in range(3):  # others take its place
-                first_token(llm, [rng.randrange(5, 50_000) for _ in range(longest - 2)])
+            for _ in range(2):  # others take its place
+                first_token(llm, [rng.randrange(5, 4000) for _ in range(longest - 2)])
             note(length, "ram", *first_token(llm, prompt))
     llm.close()
     block = 0
