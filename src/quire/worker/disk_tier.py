@@ -129,11 +129,11 @@ class DiskTier:
 
     def forget(self, name: Name) -> None:
         """Never serve a block again that is in the own file: it may be damaged."""
-        self._shared.pop(name, None)
         if name in self._awaited:
             self._awaited.discard(name)
             self._writing.discard(name)
         with self._lock:
+            self._shared.pop(name, None)
             place = self._places.pop(name, None)
         self._writes.put((name, place))
 
@@ -141,7 +141,7 @@ class DiskTier:
         """Forget every block of the own file."""
         with self._lock:
             names = [*self._places, *self._writing]
-        self._shared = {}
+            self._shared.clear()
         for name in names:
             self.forget(name)
 
@@ -235,11 +235,14 @@ class DiskTier:
                 if file is None:
                     continue
             newest = file.newest()
-            if newest != seen:
-                most = self._layout.places
-                table = {(digest, group): (file, place) for place, digest, group in file.table()[-most:]}
-                kept = [one for one in self._shared.items() if one[1][0] is not file]
-                self._shared = dict(kept[len(table) - most :] if len(table) < most else ()) | table
+            if newest > seen:  # what was written over meanwhile is noticed when it is read
+                table = file.table(seen)
+                with self._lock:
+                    for place, digest, group in table:
+                        self._shared.pop((digest, group), None)
+                        self._shared[digest, group] = file, place
+                    while len(self._shared) > self._layout.places:
+                        del self._shared[next(iter(self._shared))]
             self._others[path] = file, newest
 
     def _write(self, name: Name, content: U8) -> None:
@@ -298,7 +301,8 @@ class DiskTier:
                 self.damaged += 1
                 self.forget(name)
         else:
-            self._shared.pop(name, None)
+            with self._lock:
+                self._shared.pop(name, None)
         return False
 
     def _end(self, error: OSError) -> None:
@@ -311,4 +315,4 @@ class DiskTier:
             )
         with self._lock:
             self._places.clear()
-            self._shared = {}
+            self._shared.clear()

@@ -135,10 +135,11 @@ class KvFile:
         os.pwrite(fd, header, 0)
         return True
 
-    def table(self) -> list[tuple[int, bytes, int]]:
-        """Place, digest and group of every record, the oldest first. Contents are not read: some may not fit."""
+    def table(self, after: int = 0) -> list[tuple[int, bytes, int]]:
+        """Place, digest and group of every record of a higher order, the oldest first. Contents are not read: some may
+        not fit."""
         records = self._records()
-        used = np.flatnonzero(records["order"])
+        used = np.flatnonzero(records["order"] > after)
         used = used[np.argsort(records["order"][used], kind="stable")]
         digests, groups = records["digest"].tobytes(), records["group"]
         return [(place, digests[16 * place : 16 * place + 16], int(groups[place])) for place in used.tolist()]
