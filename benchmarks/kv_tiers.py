@@ -94,7 +94,7 @@ def main() -> None:
         llm = LLM(args.shape, kv_tiers=disk, **options)
         tier = llm._built.core.tiers
         assert tier is not None
-        block = tier.disk._layout.block_bytes
+        block = tier.disk.block_bytes
         while not tier.disk.is_loaded():
             time.sleep(0.01)
         first_token(llm, prompts[args.lengths[0]][0])  # the first step of an engine

@@ -167,7 +167,7 @@ def test_what_was_changed_is_never_read(make: Make, what: str) -> None:
 
 
 def test_blocks_that_come_too_fast_are_not_kept(make: Make) -> None:
-    tier, most = make(), buffers_of(BLOCK)
+    tier, (most, _) = make(), buffers_of(BLOCK)
     reserved = sum(tier.reserve(name_of(number)) for number in range(most + 5))
     assert (reserved, tier.refused, tier.room) == (most, 5, 0)
     tier.forget(name_of(0))  # before its content came

@@ -1,8 +1,8 @@
 """Host memory and a disk for KV blocks as one tier of the scheduler, and the worker's store.
 
-A block is written to the disk soon after it can be found: one in a step, more while nothing runs. So the disk has it
-when it gives way in the cache, and after the process has ended in whatever way. It is copied to host memory when it
-gives way, and read from there if both have it.
+A block is written to the disk soon after it can be found: as many as take 2 % of a step, more while nothing runs. So
+the disk has it when it gives way in the cache, and after the process has ended in whatever way. It is copied to host
+memory when it gives way, and read from there if both have it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from quire.worker.disk_tier import DiskTier
 from quire.worker.kv_file import U8
 from quire.worker.swap_space import SwapSpace
 
+_SHARE = 0.02  # of a step's time for copies of blocks to save, or one
+_COPY_RATE = 5e9  # bytes a second, about
 SAVE_SECONDS = 3.0  # for blocks that the disk does not have yet, before the engine sleeps or ends
 
 
@@ -26,6 +28,7 @@ class BlockTiers:
         self.content: Callable[[int], U8]  # of a block of the cache: the worker's, once there is one
         self.sleeping = False  # what leaves the cache now is not damaged: the disk keeps it
         self._unsaved: dict[Name, int] = {}  # and the block of each
+        self._looked = time.monotonic()  # when the last step began that might save some
 
     @property
     def saving(self) -> bool:
@@ -43,7 +46,10 @@ class BlockTiers:
     def saves(self, *, idle: bool) -> list[tuple[Name, int]]:
         if not self._unsaved or self.disk.error:
             return []
-        return [*self._next(self.disk.room if idle else 1)]
+        now = time.monotonic()
+        spent, self._looked = now - self._looked, now
+        share = int(_SHARE * spent * _COPY_RATE / self.disk.block_bytes)
+        return [*self._next(self.disk.room if idle else max(1, share))]
 
     def _next(self, most: int) -> Iterator[tuple[Name, int]]:
         """The blocks that were published first, at most so many, which `put` then brings."""

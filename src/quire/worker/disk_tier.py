@@ -22,20 +22,21 @@ from quire.core.tier import Name
 from quire.worker.kv_file import U8, KvFile, KvLayout, places_in
 
 ENTRY_BYTES = 320  # of the index, for a place
-_BUFFER_BYTES = 8 * 2**20  # that contents take while they are written, and as much while they are read
+_WRITE_BYTES, _READ_BYTES = 64 * 2**20, 8 * 2**20  # that contents take while they wait, or two of them
 _LOOK_SECONDS = 2.0  # between two looks at the files of other processes
 _RECENT = 0.1  # of the latest read in the mean
 _READERS = 2
 
 
-def buffers_of(block_bytes: int) -> int:
-    """Contents that may wait to be written, and as many that were read."""
-    return max(2, min(64, _BUFFER_BYTES // block_bytes))
+def buffers_of(block_bytes: int) -> tuple[int, int]:
+    """Contents that may wait to be written, and those that may have been read."""
+    writes, reads = (max(2, min(64, size // block_bytes)) for size in (_WRITE_BYTES, _READ_BYTES))
+    return writes, reads
 
 
 def tier_bytes(size: int, block_bytes: int) -> int:
     """Memory that a tier of a file of `size` bytes takes."""
-    return 2 * buffers_of(block_bytes) * block_bytes + 2 * ENTRY_BYTES * places_in(size, block_bytes)
+    return sum(buffers_of(block_bytes)) * block_bytes + 2 * ENTRY_BYTES * places_in(size, block_bytes)
 
 
 class DiskTier:
@@ -60,9 +61,9 @@ class DiskTier:
         self._shared: dict[Name, tuple[KvFile, int]] = {}  # blocks of other files
         self._writing: set[Name] = set()  # reserved, and not written yet
         self._awaited: set[Name] = set()  # of these: not handed over
-        self._count = buffers_of(block_bytes)
+        self._most_writes, self._most_reads = buffers_of(block_bytes)
         self._buffers: queue.SimpleQueue[U8] = queue.SimpleQueue()
-        for _ in range(self._count):
+        for _ in range(self._most_reads):
             self._buffers.put(np.empty(block_bytes, np.uint8))
         self._lent: list[U8] = []  # contents of the last `arrived`
         # Contents to write, and places to erase, or None for that of a block that is still to be written.
@@ -85,6 +86,11 @@ class DiskTier:
         return len(self._places)
 
     @property
+    def block_bytes(self) -> int:
+        """Of a content."""
+        return self._layout.block_bytes
+
+    @property
     def path(self) -> Path:
         """The own file."""
         return self._file.path
@@ -100,7 +106,7 @@ class DiskTier:
     @property
     def room(self) -> int:
         """Contents that can be handed over now."""
-        return 0 if self.error else self._count - len(self._writing)
+        return 0 if self.error else self._most_writes - len(self._writing)
 
     @property
     def writes(self) -> bool:
@@ -111,7 +117,7 @@ class DiskTier:
         """Whether `write` should follow: not for a block that is there or on its way, or if there is no room."""
         if self.error or self.holds(name) or name in self._writing:
             return False
-        if len(self._writing) >= self._count:
+        if len(self._writing) >= self._most_writes:
             self.refused += 1
             return False
         self._writing.add(name)
@@ -155,7 +161,7 @@ class DiskTier:
             self._buffers.put(content)
         found: list[tuple[int, U8 | None]] = []
         with contextlib.suppress(queue.Empty):
-            while len(found) < self._count:
+            while len(found) < self._most_reads:
                 found.append(self._arrived.get_nowait())
         self._lent = [content for _, content in found if content is not None]
         return found
