@@ -1,6 +1,6 @@
 """Time to the first token of a prompt whose blocks are in a tier, beside computing it, by its length.
 
-    python -m benchmarks.kv_tiers SHAPE [--lengths 256 512 1024 2048] [--folder /var/tmp/kv] [--rounds 3]
+    python -m benchmarks.kv_tiers SHAPE [--lengths 256 512 1024 2048] [--folder build/kv_tiers] [--rounds 3]
 
 `SHAPE` is a folder with a config.json; weights are random. For each length and round one prompt: computed; with its
 blocks in the cache; from host memory, after others have taken its place; and from the file by a new engine, whose pages
