@@ -137,7 +137,7 @@ def test_what_was_changed_is_never_read(make: Make, what: str) -> None:
     tier.close()
     layout = KvLayout(MARK, BLOCK, places_in(SIZE, BLOCK))
     with tier.path.open("r+b") as file:
-        places = {digest: place for place, digest, _ in KvFile(tier.path, file.fileno(), layout).table()}
+        places = {digest: place for place, digest, _ in KvFile(tier.path, file.fileno(), layout).table()[0]}
         one, two = (places[name_of(number)[0]] for number in (1, 2))
         starts = [PAGE + RECORD_BYTES * one, PAGE + RECORD_BYTES * two]
         if what == "content":

@@ -54,8 +54,8 @@ class CacheOptions:
     def __post_init__(self) -> None:
         if self.swap_space == 0:  # none, as vLLM writes it
             object.__setattr__(self, "swap_space", None)
-        if self.kv_tiers is not None:
-            self._take_tiers(parse_tiers(self.kv_tiers))
+        if (tiers := self.tiers) is not None:
+            self._take_tiers(tiers)
         check_options(self)
         if self.cache_ttl is not None and not 0 < self.cache_ttl < float("inf"):
             raise ValueError(f"cache_ttl: {self.cache_ttl} is not a positive number of seconds")
@@ -65,6 +65,11 @@ class CacheOptions:
             raise ValueError("swap_space: needs enable_prefix_caching, by which blocks are found again")
         if self.block_size < 16 or self.block_size % 16:
             raise ValueError(f"block_size: {self.block_size} is not a positive multiple of 16")
+
+    @property
+    def tiers(self) -> KvTiers | None:
+        """`kv_tiers`, read. Raises ValueError if it is wrong."""
+        return None if self.kv_tiers is None else parse_tiers(self.kv_tiers)
 
     def _take_tiers(self, tiers: KvTiers) -> None:
         if not self.enable_prefix_caching:

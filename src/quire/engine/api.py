@@ -376,9 +376,7 @@ class EngineStats:
     swap_blocks: int = 0  # kept in the swap space
     swapped_out: int = 0  # blocks copied there
     swapped_in: int = 0  # and back
-    disk_tier: Mapping[str, int] = field(
-        default_factory=dict
-    )  # blocks there, saved, loaded, refused, damaged; failed
+    disk_tier: Mapping[str, int] = field(default_factory=dict)  # see worker.disk_tier.DiskTier.counts
     borrowed_bytes: int = 0  # of other models' shares of the memory, for swapped blocks
     lent_bytes: int = 0  # of its own share
     step_budget: int = 0  # tokens that a step may have now

@@ -23,12 +23,12 @@ SAVE_SECONDS = 3.0  # for blocks that the disk does not have yet, before the eng
 class BlockTiers:
     """See core.tier.Tier and worker.BlockStore. `ram` is None without host memory."""
 
-    def __init__(self, ram: SwapSpace | None, disk: DiskTier, fingerprint: bytes) -> None:
-        self.ram, self.disk, self.fingerprint = ram, disk, fingerprint
+    def __init__(self, ram: SwapSpace | None, disk: DiskTier) -> None:
+        self.ram, self.disk, self.fingerprint = ram, disk, disk.fingerprint
         self.content: Callable[[int], U8]  # of a block of the cache: the worker's, once there is one
         self.sleeping = False  # what leaves the cache now is not damaged: the disk keeps it
         self._unsaved: dict[Name, int] = {}  # and the block of each
-        self._looked = time.monotonic()  # when the last step began that might save some
+        self._looked = time.monotonic()  # when the last step began
 
     @property
     def saving(self) -> bool:
@@ -44,10 +44,10 @@ class BlockTiers:
             self._unsaved[name] = block
 
     def saves(self, *, idle: bool) -> list[tuple[Name, int]]:
-        if not self._unsaved or self.disk.error:
-            return []
         now = time.monotonic()
         spent, self._looked = now - self._looked, now
+        if not self._unsaved or self.disk.error:
+            return []
         share = int(_SHARE * spent * _COPY_RATE / self.disk.block_bytes)
         return [*self._next(self.disk.room if idle else max(1, share))]
 

@@ -91,6 +91,11 @@ class DiskTier:
         return self._layout.block_bytes
 
     @property
+    def fingerprint(self) -> bytes:
+        """What determines contents together with their names."""
+        return self._layout.fingerprint
+
+    @property
     def path(self) -> Path:
         """The own file."""
         return self._file.path
@@ -222,11 +227,11 @@ class DiskTier:
     def _load(self) -> None:
         """Find what an earlier process has left in the file."""
         places: dict[Name, int] = {}
-        for place, digest, group in self._file.table():
+        table, self._order = self._file.table()
+        for place, digest, group in table:
             places.pop((digest, group), None)
             places[digest, group] = place
         self._free = sorted({*range(self._layout.places)} - {*places.values()}, reverse=True)
-        self._order = self._file.newest()
         self._places = places
         self._loaded.set()
 
@@ -240,15 +245,13 @@ class DiskTier:
                 file = KvFile.of_another(path, self._layout)
                 if file is None:
                     continue
-            newest = file.newest()
-            if newest > seen:  # what was written over meanwhile is noticed when it is read
-                table = file.table(seen)
-                with self._lock:
-                    for place, digest, group in table:
-                        self._shared.pop((digest, group), None)
-                        self._shared[digest, group] = file, place
-                    while len(self._shared) > self._layout.places:
-                        del self._shared[next(iter(self._shared))]
+            table, newest = file.table(seen)
+            with self._lock:  # what was written over meanwhile is noticed when it is read
+                for place, digest, group in table:
+                    self._shared.pop((digest, group), None)
+                    self._shared[digest, group] = file, place
+                while len(self._shared) > self._layout.places:
+                    del self._shared[next(iter(self._shared))]
             self._others[path] = file, newest
 
     def _write(self, name: Name, content: U8) -> None:

@@ -135,22 +135,18 @@ class KvFile:
         os.pwrite(fd, header, 0)
         return True
 
-    def table(self, after: int = 0) -> list[tuple[int, bytes, int]]:
-        """Place, digest and group of every record of a higher order, the oldest first. Contents are not read: some may
-        not fit."""
-        records = self._records()
+    def table(self, after: int = 0) -> tuple[list[tuple[int, bytes, int]], int]:
+        """Place, digest and group of every record of a higher order, the oldest first, and the order of the newest
+        one, or `after`. Contents are not read: some may not fit."""
+        raw = os.pread(self._fd, self.layout.places * RECORD_BYTES, PAGE)
+        records: Any = np.frombuffer(raw[: len(raw) // RECORD_BYTES * RECORD_BYTES], _TABLE)
         used = np.flatnonzero(records["order"] > after)
         used = used[np.argsort(records["order"][used], kind="stable")]
         digests, groups = records["digest"].tobytes(), records["group"]
-        return [(place, digests[16 * place : 16 * place + 16], int(groups[place])) for place in used.tolist()]
-
-    def newest(self) -> int:
-        """The order of the record that was written last; 0 without one."""
-        return int(self._records()["order"].max(initial=0))
-
-    def _records(self) -> Any:
-        raw = os.pread(self._fd, self.layout.places * RECORD_BYTES, PAGE)
-        return np.frombuffer(raw[: len(raw) // RECORD_BYTES * RECORD_BYTES], _TABLE)
+        found = [
+            (place, digests[16 * place : 16 * place + 16], int(groups[place])) for place in used.tolist()
+        ]
+        return found, int(records["order"][used[-1]]) if found else after
 
     def write(self, place: int, digest: bytes, group: int, order: int, content: U8) -> None:
         """Put a block into a place. Raises OSError."""

@@ -27,7 +27,7 @@ from quire.core.controller import StepController
 from quire.engine.build.budget import MemoryPlan, plan_memory
 from quire.engine.build.cache_codes import kv_codes
 from quire.engine.build.core_parts import make_gate, make_scheduler, make_swap_space, make_worker
-from quire.engine.build.disk_tiers import close_tiers, make_tiers
+from quire.engine.build.disk_tiers import make_tiers
 from quire.engine.build.drafts import (
     Draft,
     check_vocabulary,
@@ -129,7 +129,8 @@ class Built:
 
     def close(self) -> None:
         """Free the memory of the executors, and keep what was learned of their speed, and blocks on the disk."""
-        close_tiers(self.core.tiers)
+        if self.core.tiers is not None:
+            self.core.tiers.close()
         keep_costs(self.core.costs, self.model.folder, self.config)
         if self.core.recorder is not None:
             self.core.recorder.close()
@@ -450,7 +451,7 @@ def _build(
         adapters = _adapters(executor, model, config, plan.limits)
         block = planned.kind.block_bytes(program, asked.cache.block_size)
         swap = make_swap_space(model, block, config, draft, lent)
-        tiers = make_tiers(model, config, (program, *planned.programs), block, swap, draft)
+        tiers = make_tiers(model, config, planned.programs or (program,), block, swap, draft)
         worker = make_worker(model, executor, plan.limits, config, adapters, tiers or swap)
         costs = load_costs(model.folder, config)
         scheduler = make_scheduler(program, config, plan, model.facts.spec, costs, tiers or swap, made)

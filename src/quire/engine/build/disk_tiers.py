@@ -8,7 +8,6 @@ from pathlib import Path
 
 from quire import _native
 from quire.config.cache import CacheOptions
-from quire.config.kv_tiers import parse_tiers
 from quire.config.schema import ResolvedConfig
 from quire.engine.build.drafts import Draft
 from quire.engine.build.load_weights import weights_fingerprint
@@ -21,7 +20,7 @@ from quire.worker.swap_space import SwapSpace
 
 def tier_parts(asked: CacheOptions, block_bytes: int) -> dict[str, int]:
     """Memory that the tiers take, by part."""
-    tiers = parse_tiers(asked.kv_tiers) if asked.kv_tiers else None
+    tiers = asked.tiers
     disk = tier_bytes(tiers.disk, block_bytes) if tiers and tiers.disk else 0
     return {"swap": asked.swap_space or 0, "tiers": disk}
 
@@ -36,23 +35,16 @@ def make_tiers(
 ) -> BlockTiers | None:
     """A tier on a disk over the swap space, if one was asked for and the model keeps blocks between requests.
 
-    `programs` are those of all ranks. Raises KvFileError, and ValueError
-    where blocks cannot be taken back alone, or none fits.
+    `programs` are those of all ranks. Raises KvFileError, and ValueError where blocks cannot be taken back alone, or
+    none fits.
     """
-    asked, spec = config.asked.cache.kv_tiers, model.facts.spec
-    tiers = parse_tiers(asked) if asked else None
+    tiers, spec = config.asked.cache.tiers, model.facts.spec
     if tiers is None or not tiers.disk or spec.whole or spec.pooling is not None:
         return None
     if draft is not None:
         raise ValueError("kv_tiers: not with a draft model, whose keys and values would be missing")
     mark = _fingerprint(model, config, programs)
-    return BlockTiers(swap, DiskTier(Path(tiers.folder), tiers.disk, block_bytes, mark), mark)
-
-
-def close_tiers(tiers: BlockTiers | None) -> None:
-    """Have a disk keep what can be found, and end: before the executor does."""
-    if tiers is not None:
-        tiers.close()
+    return BlockTiers(swap, DiskTier(Path(tiers.folder), tiers.disk, block_bytes, mark))
 
 
 def _fingerprint(model: Model, config: ResolvedConfig, programs: Sequence[Program]) -> bytes:

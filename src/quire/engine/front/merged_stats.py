@@ -10,14 +10,8 @@ from typing import Any
 from quire.engine.api import EngineStats
 from quire.engine.usage_ledger import UsageTotals
 
-_SAME = {
-    "block_size",
-    "calls",
-    "max_loras",
-    "step_bends",
-    "step_costs",
-    "words",
-}  # equal in all, or counted once for all
+# Equal in all, or counted once for all.
+_SAME = {"block_size", "calls", "max_loras", "step_bends", "step_costs", "words"}
 _WORST = {"degrade_steps", "length_error", "step_cost_error", "step_cost_spread"}
 
 
