@@ -20,6 +20,7 @@ from quire.learn.offered import offer
 from quire.learn.quiz import questions
 from quire.learn.simulations import simulation, simulations
 from quire.planner import formulas
+from quire.server.pages.on_engine import ON_ENGINE
 from quire.server.pages.see import SIGHTS
 
 offer(simulated)
@@ -76,7 +77,12 @@ def test_what_a_chapter_names_is_there(one: Chapter) -> None:
         elif kind == "see":
             assert node["name"] in SIGHTS
         elif kind == "link":
-            names = {"/", "/dashboard", "/docs", *(f"#{name}" for name in (*chapters(), *simulations(), "quiz"))}
+            names = {
+                "/",
+                "/dashboard",
+                "/docs",
+                *(f"#{name}" for name in (*chapters(), *simulations(), "quiz")),
+            }
             href = node["href"].partition("#")[0]
             assert node["href"] in names or href.startswith("https://") or (href and (DOCS / href).is_file())
         elif kind == "number":
@@ -91,6 +97,7 @@ def test_chapters_follow_the_path() -> None:
         assert kinds.count("exercise") >= 2, one.name
         assert "rubric" in kinds, one.name
         assert one.simulations, one.name
+        assert "see" in kinds or {"lifecycle", *ON_ENGINE} & {*one.simulations}, one.name
         assert chapter(str(one.number)) is one is chapter(one.name)
         assert one.name not in simulations()
     assert {one.chapter for one in questions()} == {*range(11)}
