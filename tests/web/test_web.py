@@ -6,9 +6,13 @@ Needs npm, the npm registry, and Chromium at /usr/bin/chromium.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +113,7 @@ def test_the_chat(
     assert views["told"] == "4"
     cached, whole = map(int, re.findall(r"\d+", views["prompt"]))
     assert 0 < cached < whole  # the conversation before the call
+    assert not views["side overflow"]
     assert not views["dark overflow"]
     assert not views["phone overflow"]
     assert views["loaded"] <= 150_000
@@ -165,3 +170,26 @@ def test_the_api_reference(sources: Path, live: LiveServer, tmp_path: Path) -> N
     for name in ("api", "api phone"):
         assert {"messages", "temperature", "model"} <= set(views[name])
         assert not views[f"{name} overflow"]
+
+
+@browser
+def test_a_newcomer_gets_an_answer(sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`make serve`, the page, its first button: nothing to read, nothing to choose."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    make = ["make", "-s", "serve", f"VENV={sys.prefix}", f"ARGS=--port {port} --quiet"]
+    with subprocess.Popen(make, cwd=ROOT, start_new_session=True) as server:
+        try:
+            ended = subprocess.run(
+                ["node", "test/newcomer.mjs", f"http://127.0.0.1:{port}/"],
+                cwd=sources, capture_output=True, text=True, timeout=300, check=False,
+            )  # fmt: skip
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+    assert ended.returncode == 0, ended.stderr
+    times = json.loads(ended.stdout)
+    with capsys.disabled():
+        print(
+            f"\nfrom make serve to the page {times['there']:.0f} ms, to an answer {times['answered']:.0f} ms"
+        )

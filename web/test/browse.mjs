@@ -137,6 +137,10 @@ async function chat() {
   await page.getByRole("button", { name: "Prompt" }).last().click();
   await page.waitForSelector(".prompt mark");
   seen.views.prompt = await page.locator(".prompt figcaption").innerText();
+  seen.views["side overflow"] = await page.evaluate(() => {
+    const side = document.querySelector("nav");
+    return side.scrollWidth > side.clientWidth;
+  });
   await axe(page, "tools");
   await page.screenshot({ path: `${folder}/tools.png` });
   await page.getByLabel("Offer a clock, dice and a calculator").uncheck();
