@@ -1,6 +1,16 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Figures, Markdown, Tokens } from "./answer";
-import { ApiFailure, ask, type ChatMessage, type Model, models, requestBody, type Settings, toolsOf } from "./api";
+import {
+  ApiFailure,
+  ask,
+  type ChatMessage,
+  failure,
+  type Model,
+  models,
+  requestBody,
+  type Settings,
+  toolsOf,
+} from "./api";
 import { Calls } from "./calls";
 import {
   added,
@@ -19,6 +29,8 @@ import { Explanation } from "./explanation";
 import { Problem } from "./problem";
 import { Prompt } from "./prompt";
 import { SettingsPanel } from "./settings";
+
+const AGAIN_MS = 1000;
 
 /** The chat: conversations at the side, the shown branch, what is asked next. */
 export function Chat() {
@@ -42,10 +54,20 @@ export function Chat() {
         setModel((before) => (found.some((one) => one.id === before) ? before : (found[0]?.id ?? "")));
         setProblem(null);
       },
-      (error) => setProblem(error instanceof ApiFailure ? error : new ApiFailure(0, "The server does not answer.")),
+      (error) => {
+        setProblem(failure(error));
+        return failure(error);
+      },
     );
   useEffect(() => {
-    connect();
+    let again = 0;
+    // A server that is loading is asked until it has a model.
+    const run = () =>
+      connect().then((failed) => {
+        if (failed && failed.status !== 401) again = window.setTimeout(run, AGAIN_MS);
+      });
+    run();
+    return () => clearTimeout(again);
   }, []);
   useEffect(() => {
     if (running === null) save(all);
