@@ -205,13 +205,13 @@ class CacheLog:
             "epoch": self._epoch, "number": self.number, "rank": self.rank, "block_size": self.block_size,
             "space": "" if self._fingerprint is None else block_space(self._fingerprint),
         }  # fmt: skip
-        for start in range(0, max(1, len(flat)), 2 * _PART):
-            part = flat[start : start + 2 * _PART]
+        parts = max(1, -(-len(flat) // (2 * _PART)))
+        for number in range(parts):
+            part = flat[2 * _PART * number : 2 * _PART * (number + 1)]
             pairs = [
                 [f"{name:016x}", f"{before:016x}"] for name, before in zip(part[::2], part[1::2], strict=True)
             ]
-            last = start + 2 * _PART >= len(flat)
-            yield _event(b"snapshot", {**said, "first": not start, "last": last, "blocks": pairs})
+            yield _event(b"snapshot", {**said, "part": number, "parts": parts, "blocks": pairs})
 
     def close(self) -> None:
         """End the publisher, and what followers read."""

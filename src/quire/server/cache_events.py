@@ -36,7 +36,8 @@ async def follow_cache(context: ServerContext, exchange: Exchange) -> bytes | No
     try:
         async with exchange.watch() as watch:
             with context.watched(watch):
-                await exchange.start(200, [(b"content-type", EVENTS), (b"cache-control", b"no-store")])
+                headers = [(b"content-type", EVENTS), (b"cache-control", b"no-store")]
+                await exchange.start(200, [*headers, (b"x-quire-replicas", b"%d" % len(logs))])
                 async for part in follower.events(_PAUSE):
                     await exchange.write(part)
         await exchange.write(b"", more=False)

@@ -229,7 +229,8 @@ class AsyncEngine(EngineSettings, EngineTexts):
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
         first = adapter_paths(self.serving.lora_modules)
         load = Load(str(folder), self._config, beside, self._cores, adapters=tuple(first.values()))
-        self._cache = make_cache_log(parse_kv_events(self.serving.kv_events_config), self.rank)
+        events = parse_kv_events(self.serving.kv_events_config)
+        self._cache = make_cache_log(events, self.rank, self.adapter_name)
         client = self._client = EngineClient(load, self.serving, self._new_host, self, self._memory)
         loading = asyncio.create_task(client.start(self._progress))
         try:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,23 @@ import msgspec
 
 from quire.config.kv_events import KvEventsConfig
 from quire.core.cache_changes import CacheChange
-from quire.engine.cache_log import KEPT_BYTES, CacheLog, block_hash
+from quire.core.tier import space_of
+from quire.engine.cache_log import KEPT_BYTES, MOST_BLOCKS, CacheLog, block_hash
 from quire.types import QuireError
 
 logger = logging.getLogger("quire.engine")
 
 _MEDIUM = "GPU"  # vLLM's name for the cache of the engine itself, wherever that is
+_PLAIN = space_of("", "")
 _END = (-1).to_bytes(8, "big", signed=True)
 
 
-def make_cache_log(config: KvEventsConfig, rank: int) -> CacheLog | None:
-    """The log of the engine `rank`, if its events are wanted. Raises QuireError if they cannot be published."""
+def make_cache_log(config: KvEventsConfig, rank: int, name_of: Callable[[str], str]) -> CacheLog | None:
+    """The log of the engine `rank`, if its events are wanted; `name_of` names adapters. Raises QuireError if events
+    cannot be published."""
     if not config.on:
         return None
-    return CacheLog(rank, ZmqPublisher(config, rank) if config.publishes else None)
+    return CacheLog(rank, ZmqPublisher(config, rank, EventMaker(name_of)) if config.publishes else None)
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, tag=True):
@@ -62,50 +65,64 @@ class AllBlocksCleared(msgspec.Struct, tag=True):
     """No block can be found any more."""
 
 
-def events_of(changes: Sequence[CacheChange], block_size: int) -> list[Any]:
-    """The events of a batch, in order; blocks that follow each other are one."""
-    if not changes:
-        return [AllBlocksCleared()]
-    found: list[Any] = []
-    last = b""
-    for digest, parent, tokens, space in changes:
-        name, event = block_hash(digest), found[-1] if found else None
-        if not tokens:
-            if isinstance(event, BlockRemoved):
-                event.block_hashes.append(name)
+class EventMaker:
+    """Makes events of batches. `name_of` gives the name of an adapter by the digest of its version."""
+
+    def __init__(self, name_of: Callable[[str], str] = str) -> None:
+        self._name_of = name_of
+        self._spaces: dict[bytes, str] = {}  # of blocks with an adapter or a salt, by digest
+
+    def events(self, changes: Sequence[CacheChange], block_size: int) -> list[Any]:
+        """The events of a batch, in order; blocks that follow each other are one."""
+        if not changes:
+            self._spaces.clear()
+            return [AllBlocksCleared()]
+        found: list[Any] = []
+        last = b""
+        for change in changes:
+            digest, event = change.digest, found[-1] if found else None
+            if not change.tokens:
+                self._spaces.pop(digest, None)
+                if isinstance(event, BlockRemoved):
+                    event.block_hashes.append(block_hash(digest))
+                else:
+                    found.append(BlockRemoved([block_hash(digest)], _MEDIUM))
+                last = b""
+                continue
+            space = self._space(change)
+            if isinstance(event, BlockStored) and change.parent == last != b"":
+                event.block_hashes.append(block_hash(digest))
+                event.token_ids += memoryview(change.tokens).cast("i").tolist()
+                if event.extra_keys is not None:
+                    event.extra_keys.append(None)
             else:
-                found.append(BlockRemoved([name], _MEDIUM))
-            last = b""
-            continue
-        ids = memoryview(tokens).cast("i").tolist()
-        if isinstance(event, BlockStored) and parent and parent == last:
-            event.block_hashes.append(name)
-            event.token_ids += ids
-            if event.extra_keys is not None:
-                event.extra_keys.append(None)
-        else:
-            adapter, salt = _of_space(space)
-            before = block_hash(parent) if parent else None
-            keys = [(salt,)] if salt else None
-            found.append(
-                BlockStored([name], before, ids, block_size, None, _MEDIUM, adapter or None, keys)  # type: ignore[arg-type]
-            )
-        last = digest
-    return found
+                found.append(self._stored(change, block_size, space))
+            last = digest
+        return found
 
+    def _space(self, change: CacheChange) -> str:
+        """The namespace of a block, which is that of the one before it."""
+        space = self._spaces.get(change.parent, "") if change.parent else change.namespace
+        if space not in {"", _PLAIN} and len(self._spaces) < MOST_BLOCKS:
+            self._spaces[change.digest] = space
+        return space
 
-def _of_space(space: str) -> tuple[str, str]:
-    """The adapter's version and the salt of a namespace; see core.tier.space_of."""
-    if space.startswith("adapter:"):
-        adapter, _, salt = space.removeprefix("adapter:").partition(":")
-        return adapter, salt
-    return "", space.removeprefix("shared:")
+    def _stored(self, change: CacheChange, block_size: int, space: str) -> BlockStored:
+        adapter, salt = "", space.removeprefix(_PLAIN)
+        if space.startswith("adapter:"):
+            adapter, _, salt = space.removeprefix("adapter:").partition(":")
+        return BlockStored(
+            [block_hash(change.digest)], block_hash(change.parent) if change.parent else None,
+            memoryview(change.tokens).cast("i").tolist(), block_size, None, _MEDIUM,
+            (self._name_of(adapter) or adapter) if adapter else None,
+            [(salt,)] if salt and not change.parent else None,
+        )  # fmt: skip
 
 
 class ZmqPublisher:
     """A Publisher over ZeroMQ for the replica `rank`. Raises QuireError if that cannot be set up."""
 
-    def __init__(self, config: KvEventsConfig, rank: int) -> None:
+    def __init__(self, config: KvEventsConfig, rank: int, maker: EventMaker) -> None:
         try:
             import zmq
         except ImportError:
@@ -113,7 +130,7 @@ class ZmqPublisher:
                 "kv_events_config: the publisher zmq needs the package pyzmq: pip install 'quire-llm[kv-events]'"
             ) from None
         self._zmq: Any = zmq
-        self._config, self._rank = config, rank
+        self._config, self._rank, self._maker = config, rank, maker
         self._topic = config.topic.encode()
         self._kept: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
@@ -158,7 +175,7 @@ class ZmqPublisher:
 
     def publish(self, number: int, changes: Sequence[CacheChange], block_size: int) -> None:
         """See cache_log.Publisher. What a subscriber is too slow for is lost to it."""
-        batch = (time.time(), events_of(changes, block_size), self._rank)
+        batch = (time.time(), self._maker.events(changes, block_size), self._rank)
         payload = self._encode(batch)
         self._publish.send_multipart((self._topic, number.to_bytes(8, "big"), payload), self._zmq.NOBLOCK)
         if self._replay is None:
