@@ -89,7 +89,7 @@ class Follower:
         self._news.set()
 
     async def events(self, pause: float) -> AsyncIterator[bytes]:
-        """Snapshots and batches, as they come; a comment after `pause` seconds without any."""
+        """Snapshots and batches, as they come; the number of the last batch after `pause` seconds without any."""
         while not self._log.closed:
             if self._behind:
                 self._behind = False
@@ -106,7 +106,7 @@ class Follower:
                     async with asyncio.timeout(pause):
                         await self._news.wait()
                 except TimeoutError:
-                    yield b": ping\n\n"
+                    yield self._log.pulse()
 
 
 class CacheLog:
@@ -212,6 +212,10 @@ class CacheLog:
                 [f"{name:016x}", f"{before:016x}"] for name, before in zip(part[::2], part[1::2], strict=True)
             ]
             yield _event(b"snapshot", {**said, "part": number, "parts": parts, "blocks": pairs})
+
+    def pulse(self) -> bytes:
+        """The event by which a follower sees that it has all batches."""
+        return _event(b"number", {"number": self.number})
 
     def close(self) -> None:
         """End the publisher, and what followers read."""

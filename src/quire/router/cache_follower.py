@@ -17,7 +17,7 @@ from quire.util.http_client import Client, ClientError
 logger = logging.getLogger("quire.server")
 
 PATH = "/kv/events"
-_SILENCE = 20.0  # seconds without any event or comment, of which a server sends one every five
+_SILENCE = 20.0  # seconds without any event, of which a server sends one every five
 _PAUSES = (0.1, 30.0)  # seconds before the next try: after a loss, and at most
 _LONGEST = 8 * 2**20  # bytes of an event
 
@@ -35,6 +35,10 @@ class _Snapshot(msgspec.Struct):
 class _Batch(msgspec.Struct):
     number: int
     events: list[tuple[str, list[Any]]]
+
+
+class _Number(msgspec.Struct):
+    number: int
 
 
 class _Prompt(msgspec.Struct):
@@ -76,6 +80,8 @@ def take_event(reports: ReportedPrefixes, server: str, kind: str, data: bytes) -
         elif kind == "batch":
             batch = msgspec.json.decode(data, type=_Batch)
             return cache.batch(batch.number, [_change(name, given) for name, given in batch.events])
+        elif kind == "number":
+            return cache.check(msgspec.json.decode(data, type=_Number).number)
         elif kind == "prompt":
             said = msgspec.json.decode(data, type=_Prompt)
             if cache.current:

@@ -81,6 +81,12 @@ class FollowedCache:
         self.number = number
         return True
 
+    def check(self, number: int) -> bool:
+        """Whether all is known as of the server's last batch; if not, a snapshot is needed."""
+        if self.current and number != self.number:
+            self.lose()
+        return self.current
+
     def lose(self) -> None:
         """Nothing is known any more."""
         self.current = False

@@ -1,7 +1,7 @@
 """What each server has cached of a prompt, by what the servers report; see routing.followed_cache.
 
-A router has no tokens. It knows a prompt by digests of the pieces of its text (routing.prefix_index), servers know it by
-hashes of blocks of its tokens. Once a server has computed a prompt it says which block is the prompt's last; the ones
+A router has no tokens. It knows a prompt by digests of the pieces of its text (routing.prefix_index), servers know it
+by hashes of blocks of its tokens. Once a server has computed a prompt it says which block is the prompt's last; those
 before it follow from the reports. So each piece stands for the block that ends about where it ends:
 
     pieces     [ p1 ][ p2 ][ p3 ][ p4 ]…           of 256 bytes
@@ -74,16 +74,13 @@ class ReportedPrefixes:
         if len(chain) < blocks or block not in cache.blocks:
             return
         known = self._known.setdefault(cache.space, OrderedDict())
-        for index in range(
-            min(len(digests), self._limit) - 1, -1, -1
-        ):  # the beginning is used last, and stays longest
+        # The beginning is used last, and stays longest.
+        for index in range(min(len(digests), self._limit) - 1, -1, -1):
             end = min(int(tokens * PIECE_BYTES * (index + 1) / size) // cache.block_size, blocks)
-            here, before = (
-                (chain[blocks - end] if end else 0, end * cache.block_size),
-                known.get(digests[index]),
-            )
+            here = (chain[blocks - end] if end else 0, end * cache.block_size)
+            there = known.get(digests[index])
             # Where two prompts disagree on the end of a piece, they have the shorter beginning in common.
-            known[digests[index]] = here if before is None or here[1] <= before[1] else before
+            known[digests[index]] = here if there is None or here[1] <= there[1] else there
             known.move_to_end(digests[index])
         while len(known) > self._limit:
             known.popitem(last=False)

@@ -10,7 +10,7 @@ from quire.server.exchange import Exchange
 from quire.server.query import query_of
 from quire.server.routes import NOTHING, Act, HttpRoute
 
-_PAUSE = 5.0  # seconds without an event after which there is a comment
+_PAUSE = 5.0  # seconds without an event after which the number of the last batch is sent
 
 
 async def follow_cache(context: ServerContext, exchange: Exchange) -> bytes | None:
