@@ -141,8 +141,8 @@ class ZmqPublisher:
             self._publish = self._socket(zmq.PUB, config.hwm)
             self._open(self._publish, config.endpoint, binds=False)
             if config.replay_endpoint is not None:
-                # One subscriber at a time may have all that is kept on its way.
-                self._replay = self._socket(zmq.ROUTER, config.buffer_steps + 1)
+                # All that is kept may be on its way to a subscriber; half of the limit may be read and not known to be.
+                self._replay = self._socket(zmq.ROUTER, 2 * config.buffer_steps + 4)
                 self._open(self._replay, config.replay_endpoint, binds=True)
                 asyncio.get_running_loop().add_reader(self._replay.fileno(), self._answer)
         except (zmq.ZMQError, OSError, ValueError) as error:
@@ -152,7 +152,7 @@ class ZmqPublisher:
     def _socket(self, kind: int, most: int) -> Any:
         zmq, made = self._zmq, self._context.socket(kind)
         made.linger = 0
-        made.sndhwm = most
+        made.sndhwm = min(most, 2**31 - 1)
         if (path := self._config.curve_secret_key_file) is not None:
             secret = Path(path).read_bytes().strip()
             made.curve_server = True
