@@ -122,6 +122,9 @@ def test_a_model_sleeps_until_it_is_woken_up(server: Process, folder: Path, leve
     refused = ask(server, "second")
     assert (refused.status, "wake_up" in refused.text) == (503, True)
     assert gone(engine) == (level == 2)
+    assert server.request("POST", "/sleep?level=2&model=second", headers=ADMIN).status == 200
+    assert gone(engine)
+    assert server.request("GET", "/is_sleeping?model=second", headers=ADMIN).json == {"is_sleeping": True}
     assert ask(server, str(folder)).status == 200
     assert server.request("POST", "/wake_up?model=second", headers=ADMIN).status == 200
     assert ask(server, "second", 8).json["choices"] == answer

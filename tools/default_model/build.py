@@ -38,8 +38,9 @@ class Budget:
 
 
 _SHIPPED = Path(__file__).parents[2] / "src/quire/models/quire-mini"
-# The rate of a run that begins with trained weights.
-_LOWER_RATE = 0.004
+# The rate of a run that begins with trained weights, and the share of it in which the rate falls to nothing.
+_LOWER_RATE = 0.003
+_LONGER_COOLDOWN = 0.45
 
 # Takes minutes on one core and checks that every part works; the models are useless.
 TRIAL = Budget(mini=("--steps", "20"), draft=("--steps", "20"), adapter=4, tokenizer=5_000, items=3)
@@ -55,6 +56,8 @@ def full(hours: float, *, finish: bool, start: Path | None, start_draft: Path | 
             str(start),
             "--rate",
             str(_LOWER_RATE),
+            "--cooldown",
+            str(_LONGER_COOLDOWN),
             "--prompts",
             "0",
             "--repeat-tokens",

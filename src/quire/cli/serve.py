@@ -55,11 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def simulated() -> Sequence[object]:
-    """What the lesson has from rooms above it, imported when it is asked for: simulations of servers, listings."""
+    """What the lesson has from rooms above it, imported when it is asked for: simulations, listings, measurements."""
     from quire.bench.lesson.listings import LISTINGS
+    from quire.bench.lesson.measured_levels import LEVELS
     from quire.bench.lesson.simulated_lessons import SIMULATIONS
 
-    return (*SIMULATIONS, *LISTINGS)
+    return (*SIMULATIONS, *LISTINGS, LEVELS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -159,12 +159,15 @@ class Member:
     async def sleep(self, level: int, drain_seconds: float, *, held: bool) -> None:
         """Give memory back; see Engine.sleep. One that is `held` sleeps until it is woken up.
 
-        Raises EngineUnavailableError unless it is ready.
+        One that is not loaded, or sleeps already, has nothing left to give, but for the process of a sleep at level 1.
+        Raises EngineUnavailableError if its engine is restarting or has failed.
         """
         async with self._change:
-            await self.engine.sleep(level, drain_seconds)
+            asleep = self.engine.state is EngineState.SLEEPING
+            if self._loaded and not asleep:
+                await self.engine.sleep(level, drain_seconds)
             self.held = held
-            if level == 2 and self.places is not None:
+            if self._loaded and level == 2 and (asleep or self.places is not None):
                 await self._end(0.0)
 
     async def leave(self) -> None:
