@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from quire.routing.followed_cache import BlockChange, FollowedCache, SnapshotPart
+from quire.routing.followed_cache import FollowedCache, FollowedChange, SnapshotPart
 from quire.routing.reported_prefixes import ReportedPrefixes
 from quire.util.http_client import Client, ClientError
 
@@ -91,13 +91,13 @@ def take_event(reports: ReportedPrefixes, server: str, kind: str, data: bytes) -
     return True
 
 
-def _change(name: str, given: list[Any]) -> BlockChange:
+def _change(name: str, given: list[Any]) -> FollowedChange:
     if name == "stored":
-        return BlockChange(stored=[(int(block, 16), int(before, 16)) for block, before in given])
+        return FollowedChange(stored=[(int(block, 16), int(before, 16)) for block, before in given])
     if name == "removed":
-        return BlockChange(removed=[int(block, 16) for block in given])
+        return FollowedChange(removed=[int(block, 16) for block in given])
     if name == "cleared":
-        return BlockChange()
+        return FollowedChange()
     raise ValueError(f"{name!r} is no change")
 
 

@@ -27,7 +27,7 @@ class SnapshotPart:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockChange:
+class FollowedChange:
     """Blocks that came, each with the one before it, or that are gone; neither of them: all are gone."""
 
     stored: Sequence[tuple[Hash, Hash]] = ()
@@ -61,7 +61,7 @@ class FollowedCache:
             self.current = True
             coming.clear()
 
-    def batch(self, number: int, changes: Iterable[BlockChange]) -> bool:
+    def batch(self, number: int, changes: Iterable[FollowedChange]) -> bool:
         """Take a batch; false if a snapshot is needed."""
         if not self.current:
             return False
