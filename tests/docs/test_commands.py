@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tools import compare_page
+
 import quire
 from quire.cli.main import COMMANDS
 
@@ -35,3 +37,7 @@ def test_the_comparison_has_a_source_in_every_cell() -> None:
     assert len(rows) >= 17
     for name, *cells in rows:
         assert all("](" in cell or cell.strip() == "–" for cell in cells), name
+
+
+def test_the_comparison_is_that_of_the_lesson() -> None:
+    assert compare_page.PAGE.read_text() == compare_page.render(), "run python -m tools.compare_page"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import quire
 from quire.cli.main import main
 from quire.cli.serve import simulated
 from quire.learn.chapter_numbers import number
@@ -18,10 +20,12 @@ from quire.learn.offered import offer
 from quire.learn.quiz import questions
 from quire.learn.simulations import simulation, simulations
 from quire.planner import formulas
+from quire.server.pages.on_engine import ON_ENGINE
 from quire.server.pages.see import SIGHTS
 
 offer(simulated)
 ALL = [*chapters().values()]
+DOCS = Path(quire.__file__).parents[2] / "docs"
 PATH = [one for one in ALL if one.number is not None]
 
 # What is written with digits and is no quantity: names, widths of formats, ids of papers.
@@ -73,8 +77,14 @@ def test_what_a_chapter_names_is_there(one: Chapter) -> None:
         elif kind == "see":
             assert node["name"] in SIGHTS
         elif kind == "link":
-            names = {*chapters(), *simulations(), "quiz"}
-            assert node["href"] in {"/", "/dashboard", "/docs"} or node["href"].removeprefix("#") in names
+            names = {
+                "/",
+                "/dashboard",
+                "/docs",
+                *(f"#{name}" for name in (*chapters(), *simulations(), "quiz")),
+            }
+            href = node["href"].partition("#")[0]
+            assert node["href"] in names or href.startswith("https://") or (href and (DOCS / href).is_file())
         elif kind == "number":
             assert node["text"]
             assert node["source"].startswith(("quire ", "config.json of "))
@@ -87,6 +97,7 @@ def test_chapters_follow_the_path() -> None:
         assert kinds.count("exercise") >= 2, one.name
         assert "rubric" in kinds, one.name
         assert one.simulations, one.name
+        assert "see" in kinds or {"lifecycle", *ON_ENGINE} & {*one.simulations}, one.name
         assert chapter(str(one.number)) is one is chapter(one.name)
         assert one.name not in simulations()
     assert {one.chapter for one in questions()} == {*range(11)}

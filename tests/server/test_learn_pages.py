@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from helpers.server import LiveServer
+from helpers.server import LiveServer, serving
+from quire.bench.lesson import measured_levels
 from quire.cli.serve import simulated
+from quire.engine.api import EngineState
+from quire.executor import sampler
+from quire.executor.base import SampledRows
+from quire.executor.sampler import HostSampler
 from quire.learn.chapters import chapter, chapters
+from quire.learn.next_token import STORY
 from quire.learn.offered import offer
 from quire.learn.quiz import questions
 from quire.learn.simulations import simulations
 from quire.planner import formulas, memory_sums
 from quire.planner.figure import Figure
+from quire.program.step_work import MachinePeaks
 from quire.server.pages.see import SIGHTS
+from quire.speculate.prediction import PredictionProposer
+from quire.types import NewSeq
 
 offer(simulated)
 
@@ -83,17 +96,20 @@ def test_what_a_chapter_shows_runs_on_this_engine(server: LiveServer, name: str)
     before = server.engine.stats.steps
     reply = server.get(f"/learn/api/see/{name}")
     assert reply.status == 200, reply.body
-    server.wait(lambda: server.engine.stats.steps > before)
+    server.wait(lambda: name == "memory" or server.engine.stats.steps > before)
     figures = {one["label"]: one["value"] for one in reply.json["figures"]}
     assert all(value >= 0 for value in figures.values())
-    if name == "token":
-        assert sum(figures.values()) == pytest.approx(1)
-    if name == "prefix":
-        first, again, spaced = figures.values()
-        assert first == spaced == 0
-        assert again > 50
     if name == "batch":
         assert figures["as many times"] > 0
+    if name == "blocks":
+        assert -16 <= figures["held and unused"] < 2 * figures["a block"]
+        assert figures["its blocks"] > 1
+    if name == "memory":
+        parts = server.engine.stats.memory_parts
+        assert figures["planned"] == sum(parts.values()) / 2**20
+        assert figures["weights"] == parts["weights"] / 2**20
+    if name == "arrivals":
+        assert [row[0] for row in reply.json["tables"][0]["rows"]] == ["4", "16", "64"]
     assert server.get(f"/learn/api/see/{name}?tokens=3").status == 400
 
 
@@ -116,3 +132,102 @@ def test_the_life_of_a_request_is_that_of_this_engine(server: LiveServer) -> Non
     spent = sum(float(row[2].split()[0]) for row in life["rows"])
     assert spent <= whole + 0.01 * len(life["rows"])
     server.get("/learn/api/sim/1?tokens=0").error(400, param="tokens")
+
+
+def scene_of(server: LiveServer, path: str) -> dict[str, Any]:
+    reply = server.get(f"/learn/api/sim/{path}")
+    assert reply.status == 200, reply.body
+    found: dict[str, Any] = reply.json
+    found["numbers"] = {figure["label"]: figure["value"] for figure in found["figures"]}
+    return found
+
+
+def test_the_next_token_is_that_of_this_model(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chances are those that the API reports, shaped by the sampler; tokens are drawn from what is left."""
+    body = {"temperature": 0, "max_tokens": 1, "logprobs": 5, "ignore_eos": True}
+    said = server.complete(STORY, **body).json["choices"][0]["logprobs"]["top_logprobs"][0]
+    likely = [math.exp(value) for value in sorted(said.values(), reverse=True)]
+    for path, count in (("2?top_k=3", 3), ("2?temperature=0", 1)):
+        before, now, drawn = (one["y"] for one in scene_of(server, path)["charts"][1]["series"])
+        assert before[:5] == pytest.approx(likely)
+        assert now[:count] == pytest.approx([one / sum(likely[:count]) for one in likely[:count]])
+        assert not any(now[count:])
+        assert sum(drawn) == 1
+        assert not any(drawn[count:])
+    plain = scene_of(server, "2")["charts"][1]["series"]
+    assert plain[1]["y"] == pytest.approx(plain[0]["y"], rel=1e-3)
+    own = sampler._slot_params
+
+    def cooler(new: NewSeq) -> Any:
+        return own(replace(new, params=replace(new.params, top_k=1)))
+
+    monkeypatch.setattr(sampler, "_slot_params", cooler)
+    changed = scene_of(server, "2")
+    assert changed["numbers"]["mat"] == 1
+    assert [one["y"][0] for one in changed["charts"][1]["series"][1:]] == [1, 1]
+
+
+def test_real_drafts_leave_the_text_as_it_is(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(label.startswith("this server") for label in scene_of(server, "11")["numbers"])
+    right, wrong = (scene_of(server, f"11?real=true&alpha={alpha}") for alpha in (1, 0))
+    for found in (right, wrong):
+        assert {row[-1] for row in found["tables"][0]["rows"]} == {"yes"}
+    drafted, accepted, rejected, steps = map(int, right["tables"][0]["rows"][-1][1:5])
+    assert accepted > 30
+    assert accepted + rejected == drafted
+    assert steps == 64 - accepted
+    assert wrong["tables"][0]["rows"][-1][2] == "0"
+    monkeypatch.setattr(PredictionProposer, "look", lambda *_: {})
+    assert scene_of(server, "11?real=true&alpha=1")["tables"][0]["rows"][-1][1] == "0"
+
+
+def test_judged_rounds_are_those_of_the_sampler(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    verify = HostSampler.verify
+
+    def stern(
+        self: HostSampler, outputs: Any, slots: Any, positions: Any, drafts: Any, **more: Any
+    ) -> SampledRows:
+        found = verify(self, outputs, slots, positions, drafts, **more)
+        return replace(found, token_ids=1 + 0 * found.token_ids)
+
+    monkeypatch.setattr(HostSampler, "verify", stern)
+    assert scene_of(server, "11")["numbers"]["tokens of a round, drawn"] == 1
+
+
+def test_a_prefix_is_found_by_the_real_cache(server: LiveServer, folder: Path) -> None:
+    label = "this server: from the cache, {}".format
+    found = scene_of(server, "14?prefix=100&new=20")["numbers"]
+    assert found["time to the first token"] == 40 / 80 * 20  # what lessons print stays beside it
+    assert found[label("a hit")] == 100
+    assert found[label("a miss")] < 16
+    assert found[label("one space before it")] < 16
+    assert found["this server: time to the first token"] > 0
+    with serving(folder, {"enable_prefix_caching": False}) as live:
+        found = scene_of(live, "14?prefix=100&new=20")["numbers"]
+        assert found[label("a hit")] == 0
+
+
+def test_phases_are_measured_here(server: LiveServer) -> None:
+    found = scene_of(server, "3?prompt=64&output=9")["numbers"]
+    first, each = found["this server: TTFT"], found["this server: TPOT"]
+    assert found["this server: whole request"] == pytest.approx(first + 8 * each)
+
+
+def test_this_machine_has_a_column(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_levels._levels.cache_clear()
+    monkeypatch.setattr(measured_levels, "load_peaks", lambda *_: MachinePeaks(40e9, {}))
+    monkeypatch.setattr(measured_levels, "cache_rates", lambda *_: {"L2": 200e9})
+    found = scene_of(server, "5")
+    assert (found["numbers"]["this machine: L2"], found["numbers"]["this machine: memory"]) == (200, 40)
+    assert found["tables"][1]["rows"] == [["L2", "200", "5 ms"], ["memory", "40", "25 ms"]]
+    measured_levels._levels.cache_clear()
+
+
+def test_lessons_are_shown_while_the_engine_takes_no_requests(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(server.engine), "state", property(lambda _: EngineState.SLEEPING))
+    found = scene_of(server, "14")
+    assert found["numbers"]["time to the first token"] == 40
+    assert "sleeps" in found["remark"]
+    assert server.get("/learn/api/sim/1").status == 503

@@ -53,6 +53,18 @@ function Part({ node }: { node: Node }): ComponentChildren {
         <Inline nodes={inline} />
       </a>
     );
+  if (kind === "link" && node.href?.startsWith("https://"))
+    return (
+      <a href={node.href} target="_blank" rel="noreferrer">
+        <Inline nodes={inline} />
+      </a>
+    );
+  if (kind === "link")
+    return (
+      <span title={`docs/${node.href}`}>
+        <Inline nodes={inline} />
+      </span>
+    );
   return inline ? <Inline nodes={inline} /> : text;
 }
 

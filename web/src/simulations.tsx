@@ -32,7 +32,7 @@ export interface Scene {
 
 const SOURCES: Record<string, string> = {
   calculators: "Numbers from the calculators of this server (quire calc)",
-  engine: "Computed now by this server, with parts of its engine",
+  engine: "Computed now by this server, with parts of its engine; “this server” and “this model” is the engine itself",
   simulator: "From the simulator, which runs the scheduler of this server",
 };
 

@@ -14,6 +14,7 @@ from quire.cli.config_file import read_config
 from quire.cli.kv_quality import check_kv_quality
 from quire.cli.options import add_config_options, add_model_argument, named_model
 from quire.cli.parser import Parser, take_foreign_options
+from quire.config.kv_events import parse_kv_events
 from quire.config.schema import OPTIONS, EngineConfig
 from quire.config.serving import ServingConfig
 from quire.config.shipped import shipped_adapters
@@ -54,11 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def simulated() -> Sequence[object]:
-    """What the lesson has from rooms above it, imported when it is asked for: simulations of servers, listings."""
+    """What the lesson has from rooms above it, imported when it is asked for: simulations, listings, measurements."""
     from quire.bench.lesson.listings import LISTINGS
+    from quire.bench.lesson.measured_levels import LEVELS
     from quire.bench.lesson.simulated_lessons import SIMULATIONS
 
-    return (*SIMULATIONS, *LISTINGS)
+    return (*SIMULATIONS, *LISTINGS, LEVELS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,6 +98,8 @@ def _serve_several(names: list[str], config: EngineConfig, serving: ServingConfi
     from quire.server.run import address, bind, serve
 
     check_all_keys(serving)
+    if parse_kv_events(serving.kv_events_config).on:
+        raise ValueError("kv_events_config: events are of one model: serve each with a server of its own")
     if serving.response_store is not None:
         prepare_file(serving.response_store)
     models = served_models(names, config, serving, shipped=plain)

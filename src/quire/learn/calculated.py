@@ -1,4 +1,4 @@
-"""Simulations that are sums: chances of a token, both phases, caches, memory, parallelism, prefixes."""
+"""Simulations that are sums: both phases, caches, memory, parallelism, prefixes."""
 
 from __future__ import annotations
 
@@ -14,39 +14,7 @@ from quire.planner import formulas, memory_sums, time_sums
 from quire.planner.figure import Figure
 from quire.planner.model_size import ModelSize
 
-_TOKENS = ("mat", "floor", "bed", "roof", "couch")
-_LOGITS = (8.2, 7.1, 6.9, 6.5, 6.3)
-_CHANCES = (0.42, 0.15, 0.12, 0.08, 0.06)
 _PHASES = ("prefill", "decode")
-_REST = 128_251  # tokens that share what these leave
-
-
-def decode_loop(temperature: float, top_k: int, top_p: float) -> Scene:
-    listed = ",".join(map(str, _CHANCES))
-    before = dict(_shares(listed, 1.0, 0, 1.0))
-    after = dict(_shares(listed, temperature, top_k, top_p))
-    kept = sum(value > 0 for value in after.values())
-    order = [f"{chance:g}" for chance in _CHANCES]
-    figures = [Figure(token, after[key], "", "") for token, key in zip(_TOKENS, order, strict=True)]
-    figures.append(Figure("other tokens", max(0.0, 1 - sum(after.values())), "", f"{_REST:,} of them"))
-    figures.append(Figure("candidates kept", kept, "of the listed ones"))
-    chart = Chart(
-        'After "The cat sat on the"', "bars", "token", "probability",
-        [ChartSeries("temperature 1, all candidates", _TOKENS, [before[key] for key in order]),
-         ChartSeries("now", _TOKENS, [after[key] for key in order])],
-    )  # fmt: skip
-    return Scene(
-        figures, [chart],
-        remark="At temperature 0.5 chances are squared and made to sum to 1: mat then has 0.79, where lessons print"
-        " 0.72.",
-    )  # fmt: skip
-
-
-def _shares(listed: str, temperature: float, top_k: int, top_p: float) -> Iterable[tuple[str, float]]:
-    figures = time_sums.sampling(
-        probabilities=listed, others=_REST, temperature=temperature, top_k=top_k, top_p=top_p
-    )
-    return [(one.label, float(one.value)) for one in figures if one.label != "kept"]
 
 
 def phases(prompt: int, output: int, model: str, precision: str, device: str) -> Scene:

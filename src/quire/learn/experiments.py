@@ -8,13 +8,15 @@ import time
 import numpy as np
 
 from quire.core.block_pool import BlockPool
+from quire.executor.base import Judging
+from quire.executor.sampler import HostSampler
 from quire.learn.calculated import accepted, sram_kib
 from quire.learn.scene import Cells, Chart, ChartSeries, Scene, Table
 from quire.planner import memory_sums
 from quire.planner.figure import Figure
 from quire.reference.plain_attention import attention, naive_traffic, tiled_attention
-from quire.reference.speculative_step import accept
 from quire.reference.static_serving import Contiguous, paged_waste
+from quire.types import NewSeq, SamplingParams
 
 _HEAD_DIM = 64
 
@@ -167,14 +169,16 @@ def _memory_figures() -> list[Figure]:
     return [one for one in found if one.label in wanted]
 
 
-def speculation(gamma: int, alpha: float, draft_ms: float, target_ms: float, rounds: int, seed: int) -> Scene:
-    """Rounds of rejection sampling, run by its definition: the draft always says token 0, which the target takes with
-    chance α."""
-    rng = np.random.default_rng(seed)
-    draft, target = np.array([1.0, 0.0]), np.array([alpha, 1 - alpha])
-    made = [
-        len(accept([0] * gamma, [draft] * gamma, [target] * (gamma + 1), rng)) for _ in range(rounds)
-    ]  # the token behind the last draft counts, too
+def speculation(
+    gamma: int, alpha: float, draft_ms: float, target_ms: float, rounds: int, seed: int, real: bool
+) -> Scene:
+    """Rounds of rejection sampling, judged by the sampler: the draft always says token 0, which the target takes with
+    chance α. Raises ValueError for real drafts, which a running server alone can show."""
+    if real:
+        raise ValueError(
+            "real: a running server shows it: GET /learn/api/sim/speculation?real=true, or /learn"
+        )
+    made = _rounds(gamma, alpha, rounds, seed)
     figures, curve = accepted(alpha, gamma, draft_ms, target_ms)
     spread = float(np.std(made)) / rounds**0.5
     shown = made[:40]
@@ -184,15 +188,40 @@ def speculation(gamma: int, alpha: float, draft_ms: float, target_ms: float, rou
         [ChartSeries("accepted drafts", numbers, [one - 1 for one in shown]),
          ChartSeries("from the target", numbers, [1.0] * len(shown))],
     )  # fmt: skip
+    right = sum(made) - rounds
     measured = [
-        Figure(
-            "tokens of a round, drawn",
-            sum(made) / rounds,
-            "tokens",
-            f"± {3 * spread:.3f} (3σ), {rounds} rounds",
-        ),
-        Figure(
-            "drafts rejected", rounds * gamma - sum(made) + rounds, "", "the first wrong one ends its round"
-        ),
-    ]
+        Figure("tokens of a round, drawn", sum(made) / rounds, "tokens", f"± {3 * spread:.3f} (3σ), {rounds} rounds"),
+        Figure("drafts accepted", right, "", f"of {rounds * gamma}"),
+        Figure("drafts rejected", rounds * gamma - right, "", "the first wrong one ends its round"),
+        Figure("rounds with a correction", sum(one <= gamma for one in made), "", "the target's own token"),
+    ]  # fmt: skip
     return Scene([*figures, *measured], [chart, curve])
+
+
+def _rounds(gamma: int, alpha: float, rounds: int, seed: int) -> list[int]:
+    """Tokens of each round: drafts up to the first that is not accepted, and the target's token behind them."""
+    sampler = HostSampler(2, 1, max_rows=gamma + 1)
+    sampler.add(
+        0,
+        NewSeq(
+            seq_id=0,
+            token_ids=[0],
+            prompt_len=1,
+            params=SamplingParams(),
+            sample_index=0,
+            seed=seed,
+            blocks=(),
+        ),
+    )
+    with np.errstate(divide="ignore"):
+        row = np.log(np.array([alpha, 1 - alpha], np.float32))
+    logits = {"logits": np.tile(row, (gamma + 1, 1))}
+    slots, drafts = np.zeros(gamma + 1, np.int32), np.array([*[0] * gamma, -1], np.int32)
+    found = []
+    for first in range(1, 1 + rounds * (gamma + 1), gamma + 1):
+        positions = np.arange(first, first + gamma + 1, dtype=np.int32)
+        tokens = sampler.verify(logits, slots, positions, drafts, judging=Judging("rejection")).token_ids
+        right = next((at for at, token in enumerate(tokens[:gamma]) if token), gamma)
+        found.append(right + 1)
+    sampler.close()
+    return found

@@ -103,6 +103,13 @@ class Scene:
     tables: Sequence[Table] = ()
     remark: str = ""
 
+    def beside(self, other: Scene) -> Scene:
+        """This one, and behind it another."""
+        return Scene(
+            [*self.figures, *other.figures], [*self.charts, *other.charts], [*self.cells, *other.cells],
+            [*self.tables, *other.tables], " ".join(filter(None, (self.remark, other.remark))),
+        )  # fmt: skip
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values; figures also as people read them."""
         figures = [one._asdict() | {"shown": one.shown()} for one in self.figures]

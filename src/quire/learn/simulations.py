@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.learn import calculated, experiments
+from quire.learn import calculated, experiments, next_token
 from quire.learn.catalog import device_control, model_control, precision_control
 from quire.learn.offered import offered
 from quire.learn.scene import Control, Scene, Simulation
@@ -27,7 +27,7 @@ _ALL = (
         ),
     ),
     Simulation(
-        number=2, name="decode-loop", title="The decode loop", source="calculators", run=calculated.decode_loop,
+        number=2, name="decode-loop", title="The decode loop", source="engine", run=next_token.decode_loop,
         about="A step of decoding gives chances for every token; temperature, top-k and top-p shape them before one is"
         " drawn.",
         controls=(
@@ -92,6 +92,7 @@ _ALL = (
             Control(name="target_ms", label="A step takes", default=35.0, least=0.1, most=1000.0, step=0.1, unit="ms"),
             Control(name="rounds", label="Rounds", default=2000, least=10, most=10_000),
             Control(name="seed", label="Seed", default=0, most=1_000_000),
+            Control(name="real", label="And real drafts on this server", default=False),
         ),
     ),
     Simulation(
@@ -111,7 +112,7 @@ _ALL = (
         ),
     ),
     Simulation(
-        number=14, name="prefix-cache", title="A cached prefix", source="calculators", run=calculated.prefix_timeline,
+        number=14, name="prefix-cache", title="A cached prefix", source="engine", run=calculated.prefix_timeline,
         about="A prompt whose beginning is in the cache computes only what is new.",
         controls=(
             Control(name="prefix", label="Shared prefix", default=2000, least=1, most=131_072, unit="tokens"),

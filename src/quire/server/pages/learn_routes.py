@@ -175,7 +175,7 @@ async def _see(context: ServerContext, exchange: Exchange) -> Shown:
 
 async def _show(context: ServerContext, exchange: Exchange) -> Shown:
     from quire.learn.simulations import simulation
-    from quire.server.pages.lifecycle import lifecycle
+    from quire.server.pages.on_engine import shown
 
     try:
         one = simulation(exchange.path.removeprefix(_PREFIX))
@@ -184,10 +184,7 @@ async def _show(context: ServerContext, exchange: Exchange) -> Shown:
     given = query_of(exchange.scope["query_string"])
     async with _one_at_a_time:
         try:
-            if one.name == "lifecycle":
-                scene = await lifecycle(context, exchange, one.values(given))
-            else:
-                scene = await asyncio.to_thread(one.scene, given)
+            scene = await shown(context, exchange, one, one.values(given))
         except ValueError as error:
             raise bad_request(str(error).partition(":")[0], str(error)) from None
     return Shown(**scene.to_json())

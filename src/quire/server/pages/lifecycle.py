@@ -11,7 +11,7 @@ from quire.learn.scene import Chart, ChartSeries, Scene, Table, Value
 from quire.planner.figure import Figure
 from quire.server.context import ServerContext
 from quire.server.exchange import Exchange
-from quire.server.pages.timed_answers import answered
+from quire.server.pages.timed_answers import answered, likeliest
 from quire.steplog.explain import PARTS, explain
 from quire.steplog.log_files import read_rows
 from quire.steplog.log_rows import AnyRow
@@ -36,7 +36,7 @@ async def lifecycle(context: ServerContext, exchange: Exchange, values: Mapping[
     began = time.monotonic()
     ids = await engine.encode_chat(ChatAsk(messages=[{"role": "user", "content": prompt}]))
     arrived = time.monotonic()
-    seen = await answered(context, exchange, ids, tokens)
+    seen = await answered(context, exchange, ids, likeliest(tokens))
     times, texts = [1e3 * (arrived - began) + at for at in seen.times], seen.texts
     try:
         rows = await asyncio.to_thread(_rows, await engine.log())

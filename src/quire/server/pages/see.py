@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import random
+import statistics
 import time
-import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
+from quire.learn.next_token import STORY
 from quire.learn.scene import Chart, ChartSeries, Scene, Table
 from quire.planner.figure import Figure
 from quire.planner.time_sums import latency
 from quire.server.context import ServerContext
 from quire.server.exchange import Exchange
-from quire.server.pages.timed_answers import TimedAnswer, answered
+from quire.server.pages.timed_answers import TimedAnswer, answered, likeliest
 
-_STORY = "The cat sat on the"
+_NO_LOG = 2**62  # rows of the log that are not wanted
 
 
 class Sight(NamedTuple):
@@ -27,53 +28,10 @@ class Sight(NamedTuple):
     run: Callable[[ServerContext, Exchange], Awaitable[Scene]]
 
 
-async def _ids(context: ServerContext, text: str, tokens: int) -> list[int]:
-    """So many tokens that begin with a text, which repeats."""
-    ids = await context.engine.encode(text)
-    return (ids * -(-tokens // len(ids)))[:tokens]
-
-
-def _prompt_tokens(context: ServerContext, share: float, most: int) -> int:
-    return max(8, min(most, int(context.engine.card.max_model_len * share)))
-
-
-async def _token(context: ServerContext, exchange: Exchange) -> Scene:
-    seen = await answered(context, exchange, await context.engine.encode(_STORY), 1, logprobs=5)
-    if not seen.chances:
-        raise ValueError("token: the model ended at once")
-    _, *likely = seen.chances[0]  # the chosen one comes first, and again among them
-    names = [repr(piece) for piece in context.engine.pieces([one.token_id for one in likely])]
-    chances = [math.exp(one.logprob) for one in likely]
-    figures = [Figure(name, chance) for name, chance in zip(names, chances, strict=True)]
-    figures.append(
-        Figure("all others", max(0.0, 1 - sum(chances)), "", f"of {context.engine.card.vocab_size:,} tokens")
-    )
-    chart = Chart(f'After "{_STORY}"', "bars", "token", "probability", [ChartSeries("now", names, chances)])
-    return Scene(figures, [chart])
-
-
-async def _phases(context: ServerContext, exchange: Exchange) -> Scene:
-    length = _prompt_tokens(context, 0.5, 1024)
-    ids = await _ids(context, f"{uuid.uuid4()} ", length)  # in no cache
-    seen = await answered(context, exchange, ids, 16, to_the_end=True)
-    first, rest = seen.times[0], seen.times[-1] - seen.times[0]
-    each = rest / max(1, seen.tokens - 1)
-    figures = [
-        Figure("prompt", length, "tokens", f"{seen.cached} from the cache"),
-        Figure("time to the first token", first, "ms"),
-        Figure("a token of the prompt", first / (length - seen.cached), "ms"),
-        Figure("a token of the answer", each, "ms"),
-        Figure(
-            "an answer's token takes as long as",
-            each * (length - seen.cached) / first,
-            "tokens of the prompt",
-        ),
-    ]
-    return Scene(figures)
-
-
 async def _stream(context: ServerContext, exchange: Exchange) -> Scene:
-    seen = await answered(context, exchange, await context.engine.encode(_STORY), 33, to_the_end=True)
+    seen = await answered(
+        context, exchange, await context.engine.encode(STORY), likeliest(33, to_the_end=True)
+    )
     gaps = [after - before for before, after in zip(seen.times, seen.times[1:], strict=False)]
     figures = [Figure("TTFT", seen.times[0], "ms")]
     figures += latency(ttft_ms=seen.times[0], total_ms=seen.times[-1], output=seen.tokens)
@@ -85,12 +43,12 @@ async def _stream(context: ServerContext, exchange: Exchange) -> Scene:
 
 
 async def _batch(context: ServerContext, exchange: Exchange) -> Scene:
-    ids = await context.engine.encode(_STORY)
+    ids = await context.engine.encode(STORY)
     rows, rates = [], []
     for count in (1, 2, 4, 8):
         began = time.monotonic()
         all_seen = await asyncio.gather(
-            *(answered(context, exchange, ids, 32, to_the_end=True) for _ in range(count))
+            *(answered(context, exchange, ids, likeliest(32, to_the_end=True)) for _ in range(count))
         )
         seconds = time.monotonic() - began
         tokens = sum(one.tokens for one in all_seen)
@@ -105,35 +63,94 @@ async def _batch(context: ServerContext, exchange: Exchange) -> Scene:
     return Scene(figures, tables=[Table("Requests together", ("requests", "tokens/s of all", "TPOT"), rows)])
 
 
-async def _prefix(context: ServerContext, exchange: Exchange) -> Scene:
-    length = _prompt_tokens(context, 0.5, 1024)
-    ids = await _ids(context, f"{uuid.uuid4()} ", length)
-    spaced = [*await context.engine.encode(" "), *ids][:length]
-    asked = {"the first time": ids, "again": ids, "with a space before it": spaced}
-    seen: dict[str, TimedAnswer] = {
-        name: await answered(context, exchange, prompt, 2, to_the_end=True) for name, prompt in asked.items()
-    }
-    rows = [(name, f"{length}", f"{one.cached}", f"{one.times[0]:.2f} ms") for name, one in seen.items()]
-    figures = [Figure(f"from the cache, {name}", one.cached, "tokens") for name, one in seen.items()]
-    return Scene(
-        figures, tables=[Table("The same prompt", ("asked", "prompt tokens", "from the cache", "TTFT"), rows)]
+async def _arrivals(context: ServerContext, exchange: Exchange) -> Scene:
+    """Requests that come on their own, half a second of them at each rate."""
+    ids = await context.engine.encode(STORY)
+    rng, rows = random.Random(0), []
+    for rate in (4, 16, 64):
+        gaps = [rng.expovariate(rate) for _ in range(rate // 2)]
+        began = time.monotonic()
+        seen = await asyncio.gather(
+            *(_after(sum(gaps[: n + 1]), context, exchange, ids) for n in range(rate // 2))
+        )
+        seconds = time.monotonic() - began
+        first = sorted(one.times[0] for one in seen)
+        tpot = statistics.fmean((one.times[-1] - one.times[0]) / max(1, one.tokens - 1) for one in seen)
+        rows.append(
+            (f"{rate}", f"{sum(one.tokens for one in seen) / seconds:.0f}", f"{statistics.fmean(first):.2f} ms",
+             f"{first[-1]:.2f} ms", f"{tpot:.2f} ms")
+        )  # fmt: skip
+    columns = ("requests a second", "tokens/s", "TTFT, mean", "TTFT, longest", "TPOT")
+    limit = Figure("requests that run at once, at most", context.engine.card.max_num_seqs)
+    return Scene([limit], tables=[Table("Half a second of arrivals, 24 tokens each", columns, rows)])
+
+
+async def _after(
+    seconds: float, context: ServerContext, exchange: Exchange, ids: Sequence[int]
+) -> TimedAnswer:
+    await asyncio.sleep(seconds)
+    return await answered(context, exchange, ids, likeliest(24, to_the_end=True))
+
+
+async def _blocks(context: ServerContext, exchange: Exchange) -> Scene:
+    """The blocks of one request while it runs."""
+    engine = context.engine
+    ids = await engine.encode(STORY)
+    most = min(400, engine.card.max_model_len - len(ids))
+    task = asyncio.create_task(answered(context, exchange, ids, likeliest(most, to_the_end=True)))
+    seen: dict[int, int] = {}
+    while not task.done():
+        view = await engine.view(_NO_LOG)
+        # Lessons take turns: it is the only one of its kind.
+        seen |= {one.tokens: one.blocks for one in view.sequences if one.request_id.startswith("learn-")}
+        await asyncio.sleep(0.002)
+    await task
+    if not seen:
+        raise ValueError("blocks: the answer was there before anybody looked; ask again")
+    size = engine.stats.block_size
+    tokens, blocks = [*seen.items()][-1]
+    figures = [
+        Figure("a block", size, "tokens"), Figure("tokens, at the last look", tokens), Figure("its blocks", blocks),
+        Figure("held and unused", blocks * size - tokens, "tokens"),
+        Figure("the longest answer set aside", engine.card.max_model_len, "tokens", "as contiguous memory would"),
+    ]  # fmt: skip
+    chart = Chart(
+        "Blocks as the answer grows",
+        "lines",
+        "tokens",
+        "blocks",
+        [ChartSeries("held", [*seen], [*seen.values()])],
     )
+    return Scene(figures, [chart])
+
+
+async def _memory(context: ServerContext, _: Exchange) -> Scene:
+    """The plan of this server's memory."""
+    stats = context.engine.stats
+    parts = {name: size for name, size in stats.memory_parts.items() if size}
+    if not parts:
+        raise ValueError("memory: the engine has not reported its plan yet; ask again")
+    figures = [Figure(name.replace("_", " "), size / 2**20, "MiB") for name, size in parts.items()]
+    cache = parts.get("kv", 0)
+    if cache and stats.blocks:
+        figures.append(
+            Figure(
+                "a token of the cache", cache / stats.blocks / stats.block_size / 1024, "KiB", "all layers"
+            )
+        )
+    chart = Chart(
+        "Memory of this server", "bars", "part", "MiB",
+        [ChartSeries("planned", [*parts], [size / 2**20 for size in parts.values()])],
+    )  # fmt: skip
+    return Scene([Figure("planned", sum(parts.values()) / 2**20, "MiB"), *figures], [chart])
 
 
 SIGHTS: dict[str, Sight] = {
-    "token": Sight(
-        "The next token of this model", f'It reads "{_STORY}" and says what may come next.', _token
-    ),
-    "phases": Sight(
-        "Both phases on this machine", "A prompt that is in no cache, and 16 tokens of an answer.", _phases
-    ),
     "stream": Sight("A stream on this machine", "33 tokens, and the time at which each one came.", _stream),
-    "batch": Sight(
-        "A batch on this machine", "The same request alone, and with others at the same time.", _batch
+    "batch": Sight("A batch on this machine", "The same request alone, and with others at the same time.", _batch),
+    "blocks": Sight("Blocks of a sequence on this server", "An answer grows, and takes blocks as it does.", _blocks),
+    "memory": Sight("The memory of this server", "What weights, caches and all else take, as planned.", _memory),
+    "arrivals": Sight(
+        "Load on this server", "Requests come by chance, half a second long at each of three rates.", _arrivals
     ),
-    "prefix": Sight(
-        "The prefix cache of this server",
-        "A new prompt, the same again, and with a space before it.",
-        _prefix,
-    ),
-}
+}  # fmt: skip
