@@ -96,8 +96,8 @@ def test_rooms_import_downwards(path: Path) -> None:
 
 
 PARTS_OF_ENGINE = (
-    "policies", "request_forms", "usage_ledger", "view", "api", "beam_sequences", "whole_batches", "core", "build",
-    "host", "front", "sync_engine", "shared_engine",
+    "policies", "request_forms", "usage_ledger", "view", "cache_log", "api", "beam_sequences", "whole_batches", "core",
+    "build", "host", "front", "sync_engine", "shared_engine",
 )  # fmt: skip
 
 

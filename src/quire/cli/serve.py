@@ -14,6 +14,7 @@ from quire.cli.config_file import read_config
 from quire.cli.kv_quality import check_kv_quality
 from quire.cli.options import add_config_options, add_model_argument, named_model
 from quire.cli.parser import Parser, take_foreign_options
+from quire.config.kv_events import parse_kv_events
 from quire.config.schema import OPTIONS, EngineConfig
 from quire.config.serving import ServingConfig
 from quire.config.shipped import shipped_adapters
@@ -97,6 +98,8 @@ def _serve_several(names: list[str], config: EngineConfig, serving: ServingConfi
     from quire.server.run import address, bind, serve
 
     check_all_keys(serving)
+    if parse_kv_events(serving.kv_events_config).on:
+        raise ValueError("kv_events_config: events are of one model: serve each with a server of its own")
     if serving.response_store is not None:
         prepare_file(serving.response_store)
     models = served_models(names, config, serving, shipped=plain)
@@ -183,10 +186,8 @@ def settings(
 
 
 def _with_adapters(model: str, options: dict[str, Any]) -> None:
-    """Turn adapters on where they are named, and those of a shipped model, unless the options say otherwise, or the
-    model is spread over ranks."""
-    ranks = {options.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")}
-    if ranks == {1} and not ADAPTER_OPTIONS & options.keys():
+    """Turn adapters on where they are named, and those of a shipped model, unless the options say otherwise."""
+    if not ADAPTER_OPTIONS & options.keys():
         options["lora_modules"] = [name for name in shipped_adapters() if name.startswith(f"{model}:")]
     if options.get("lora_modules") or options.get("lora_dir"):
         options.setdefault("enable_lora", True)

@@ -104,6 +104,7 @@ MOVES: dict[str, tuple[str, ...]] = {
     "lora_dir": ("quire_adapter_loads",),
     "api": (_HTTP,),
     "ui": (_HTTP,),
+    "kv_events_config": (_MEMORY,),
     "chat_template": ("quire_request_prompt_tokens",),
     "tool_call_parser": ("quire_tool_calls",),
     "reasoning_parser": ("quire_reasoning_tokens",),

@@ -9,11 +9,14 @@ from typing import Any
 
 from quire.config.option import check_options, option
 from quire.records import dataclass
+from quire.routing.reported_prefixes import SOURCES
 from quire.routing.router_policies import POLICIES
 
 # Sections of the options: first field -> title.
 SUBJECTS = {"backend": "servers", "health_interval": "checks and failures", "prefix_index_size": "servers"}
-_FIELDS = {"url", "name", "weight", "models", "api_key", "api_key_file", "health"}
+_FIELDS = {
+    "url", "name", "weight", "models", "api_key", "api_key_file", "health", "admin_url", "admin_key_file"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,17 @@ class RouterConfig:
         None,
         "file with the key that the router presents to servers (default: it passes on that of the client)",
         metavar="FILE",
+    )
+    backend_admin_key_file: str | None = option(
+        None,
+        "file with an administrator's key of the servers, by which the router follows what they have cached",
+        metavar="FILE",
+    )
+    prefix_source: str = option(
+        "hybrid",
+        "how the router knows what is cached; predicted: by the prompts that it has sent; reported: by the servers' "
+        "events alone; hybrid: by events, and where there are none by prompts",
+        choices=SOURCES,
     )
     policy: str = option("prefix", "which server answers a request", choices=tuple(POLICIES))
     health_interval: float = option(1.0, "seconds between two checks of a server", metavar="S")
@@ -68,7 +82,8 @@ class RouterConfig:
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
     """A server behind a router. `models` are those it is asked for; None: those that it names itself. `health` is the
-    path that says whether it answers; "" for the first that it has of /health and /v1/models.
+    path that says whether it answers; "" for the first that it has of /health and /v1/models. `admin_url`: where its
+    routes for administrators are, if that is another address.
     """
 
     url: str
@@ -77,6 +92,8 @@ class BackendEntry:
     models: tuple[str, ...] | None = None
     api_key: str = ""
     health: str = ""
+    admin_url: str = ""
+    admin_key: str = ""
 
 
 def backend_entries(config: RouterConfig) -> list[BackendEntry]:
@@ -86,8 +103,14 @@ def backend_entries(config: RouterConfig) -> list[BackendEntry]:
         if config.backend_api_key_file is None
         else read_key("backend_api_key_file", config.backend_api_key_file)
     )
+    admin = (
+        ""
+        if config.backend_admin_key_file is None
+        else read_key("backend_admin_key_file", config.backend_admin_key_file)
+    )
     found = [
-        BackendEntry(url, f"backend-{number}", api_key=key) for number, url in enumerate(config.backend, 1)
+        BackendEntry(url, f"backend-{number}", api_key=key, admin_key=admin)
+        for number, url in enumerate(config.backend, 1)
     ]
     if config.backends_file is not None:
         try:
@@ -97,7 +120,7 @@ def backend_entries(config: RouterConfig) -> list[BackendEntry]:
         entries = document.get("backend")
         if not isinstance(entries, list) or set(document) != {"backend"}:
             raise ValueError("backends_file: it consists of [[backend]] tables")
-        found += [_entry(number, entry, key) for number, entry in enumerate(entries, len(found) + 1)]
+        found += [_entry(number, entry, key, admin) for number, entry in enumerate(entries, len(found) + 1)]
     if not found:
         raise ValueError("backends_file: it names no server")
     names = [each.name for each in found]
@@ -107,13 +130,13 @@ def backend_entries(config: RouterConfig) -> list[BackendEntry]:
     return found
 
 
-def _entry(number: int, entry: Any, key: str) -> BackendEntry:
+def _entry(number: int, entry: Any, key: str, admin: str) -> BackendEntry:
     where = f"backends_file: backend {number}"
     if not isinstance(entry, Mapping):
         raise ValueError(f"{where}: is not a table")
     for name in entry.keys() - _FIELDS:
         raise ValueError(f"{where}: {name!r} is not one of {', '.join(sorted(_FIELDS))}")
-    for name in ("url", "name", "api_key", "api_key_file", "health"):
+    for name in ("url", "name", "api_key", "api_key_file", "health", "admin_url", "admin_key_file"):
         if not isinstance(entry.get(name, ""), str):
             raise ValueError(f"{where}: {name}: is not a text")
     if not entry.get("url"):
@@ -127,9 +150,11 @@ def _entry(number: int, entry: Any, key: str) -> BackendEntry:
         raise ValueError(f"{where}: models: is not a list of names")
     if "api_key_file" in entry:
         key = read_key(f"{where}: api_key_file", entry["api_key_file"])
+    if "admin_key_file" in entry:
+        admin = read_key(f"{where}: admin_key_file", entry["admin_key_file"])
     return BackendEntry(
         entry["url"], entry.get("name", f"backend-{number}"), float(weight), None if models is None else tuple(models),
-        entry.get("api_key", key), entry.get("health", ""),
+        entry.get("api_key", key), entry.get("health", ""), entry.get("admin_url", ""), admin,
     )  # fmt: skip
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
+from quire.config.kv_events import parse_kv_events
 from quire.config.lora_modules import adapter_paths
 from quire.config.option import option
 from quire.records import dataclass
@@ -162,6 +165,12 @@ class ServingConfig:
         "an answer whose output hook fails or is late; stop: ends; pass: goes on without the hook",
         choices=("stop", "pass"),
     )
+    kv_events_config: str | Mapping[str, Any] | None = option(
+        None,
+        "tell routers which KV blocks this server has: vLLM's JSON object, such as "
+        '{"enable_kv_cache_events": true, "publisher": "null"}; see docs/kv_cache.md (default: nobody)',
+        metavar="JSON",
+    )
     sse_ping_interval: float = option(
         15.0, "seconds without text after which a stream has a ping; 0: never", metavar="S"
     )
@@ -304,6 +313,7 @@ class ServingConfig:
         if self.quiet and self.access_log:
             raise ValueError("quiet and access_log: cannot be combined; set only one")
         adapter_paths(self.lora_modules)
+        parse_kv_events(self.kv_events_config)
         self._check_pulls()
         self._check_simulator()
         self._check_admin_address()

@@ -16,6 +16,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import NEVER, RequestState, Sequence, Status
 from quire.core.service_estimates import ServiceEstimates
 from quire.core.soft_tokens import block_marks
+from quire.core.tier import space_of
 from quire.core.waiting_queues import Queue
 from quire.types import Request, RequestError
 
@@ -138,8 +139,8 @@ class Requests:
 
     def _make_state(self, request: Request) -> RequestState:
         if self._config.enable_prefix_caching:
-            kept = f"adapter:{request.adapter}:" if request.adapter else "shared:"
-            return RequestState(request, request.tenant, kept + request.namespace, NEVER)
+            space = space_of(request.adapter, request.namespace)
+            return RequestState(request, request.tenant, space, NEVER)
         if request.params.n == 1:
             return RequestState(request, "", None, 0)
         # Its samples still share the prompt, in a namespace that ends with the request.

@@ -53,6 +53,11 @@ def root_digest(fingerprint: bytes, tenant: str, namespace: str) -> bytes:
     return blake2b(whole, digest_size=DIGEST_BYTES, key=fingerprint).digest()
 
 
+def space_of(adapter: str, salt: str) -> str:
+    """The namespace of a request's prefixes, within its tenant."""
+    return f"adapter:{adapter}:{salt}" if adapter else f"shared:{salt}"
+
+
 def chain(parent: bytes, key: bytes) -> bytes:
     """The digest of a block of tokens after the prefix with the digest `parent`."""
     return blake2b(parent + key, digest_size=DIGEST_BYTES).digest()

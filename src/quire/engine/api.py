@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.answers import AnswerPart, PromptProgress
 from quire.beams import Beams
+from quire.engine.cache_log import CacheLog
 from quire.engine.usage_ledger import UsageLedger, UsageTotals
 from quire.engine.view import EngineView
 from quire.logprobs import LogprobTable
@@ -591,6 +592,9 @@ class Engine(Protocol):
 
     async def view(self, after: int) -> EngineView:
         """What the engine holds now, with the rows of its log after the first `after`."""
+
+    def cache_logs(self) -> Sequence[CacheLog]:
+        """What each replica has cached; none where nobody may follow that."""
 
     def tell(self, row: bytes, request_id: str) -> None:
         """Add a row, what only the server knows of a request, to the log of the engine that has it."""

@@ -14,6 +14,7 @@ from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.core.streams import StepLimits
+from quire.core.tier import space_of
 from quire.engine.api import StepRecord
 from quire.engine.beam_sequences import BeamSequences
 from quire.engine.policies import named_policies
@@ -331,11 +332,12 @@ class EngineCore:
         for new in out.new:
             if misses is None or not recorder.starts(new.request_id, new.sample_index):
                 continue
-            space = f"adapter:{new.adapter}:" if new.adapter else "shared:"
             hit = max(map(len, new.blocks)) * size
             scored = new.params.scored_tokens(new.prompt_len)
             usable = new.prompt_len - 1 - scored
-            miss = misses.look(new.origin[0], space + new.origin[1], new.token_ids, hit, usable)
+            miss = misses.look(
+                new.origin[0], space_of(new.adapter, new.origin[1]), new.token_ids, hit, usable
+            )
             if miss is not None:
                 recorder.missed(new.request_id, miss)
 

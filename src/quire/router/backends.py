@@ -7,13 +7,15 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from quire.config.routing import BackendEntry, RouterConfig, backend_entries
-from quire.routing.prefix_index import PrefixIndex
+from quire.router.cache_follower import CacheFollower
+from quire.routing.prefix_index import PIECE_BYTES, PrefixIndex
+from quire.routing.reported_prefixes import ReportedPrefixes
 from quire.util.http_client import Client, ClientError, target
 
 logger = logging.getLogger("quire.server")
@@ -43,6 +45,7 @@ class BackendServer:
         self.answers: Counter[str] = Counter()  # by outcome
         self._failures, self._paused_until, self._pause = 0, 0.0, _PAUSES[0]
         self._health = entry.health
+        self.follower: CacheFollower | None = None
         self._looked = 0.0
 
     def is_available(self, now: float) -> bool:
@@ -123,6 +126,8 @@ class Backends:
         self.config = config
         self.all = [BackendServer(entry, config) for entry in backend_entries(config)]
         self.prefixes = PrefixIndex(config.prefix_index_size)
+        self.reports = ReportedPrefixes(config.prefix_index_size)
+        self._following: dict[BackendServer, asyncio.Task[None]] = {}
         self.draining = False  # the router itself ends
         self._checks: asyncio.Task[None] | None = None
         self._leaving: set[BackendServer] = set()  # taken out of the file while requests are with them
@@ -134,6 +139,31 @@ class Backends:
         return [
             each for each in self.all if each not in without and each.is_available(now) and each.serves(model)
         ]
+
+    def cached_tokens(
+        self, server: str, digests: Sequence[bytes], tokens_of: Callable[[int], float]
+    ) -> float:
+        """The tokens at the beginning of a prompt that a server has cached, or soon will. `tokens_of` is of bytes."""
+        source, reports = self.config.prefix_source, self.reports
+        if source != "predicted" and reports.is_current(server):
+            coming = tokens_of(reports.coming(server, digests) * PIECE_BYTES) if source == "hybrid" else 0.0
+            return max(float(reports.tokens(server, digests)), coming)
+        if source == "reported":
+            return 0.0
+        return tokens_of(self.prefixes.matched(server, digests) * PIECE_BYTES)
+
+    def sent(self, server: str, request: str, digests: Sequence[bytes], size: int) -> None:
+        """A server gets a prompt of `size` bytes."""
+        self.prefixes.add(server, digests)
+        self.reports.sent(server, request, digests, size)
+
+    @property
+    def reporting(self) -> float:
+        """The share of the servers with events, among those that can be asked, whose events are not lost; 1 if there
+        are none."""
+        followed = [each.follower for each in self.all if each.healthy and each.follower is not None]
+        offered = [each for each in followed if each.offered]
+        return sum(each.current for each in offered) / len(offered) if offered else 1.0
 
     @contextlib.contextmanager
     def busy(self, backend: BackendServer, work: float) -> Iterator[None]:
@@ -155,6 +185,7 @@ class Backends:
     async def start(self) -> None:
         """Check all servers once, and go on checking them."""
         await asyncio.gather(*(each.check() for each in self.all))
+        self._follow()
         self._checks = asyncio.create_task(self._keep_checking())
 
     async def failed(self) -> None:
@@ -171,6 +202,9 @@ class Backends:
                     await self._idle.wait()
         if self._checks is not None:
             self._checks.cancel()
+        for task in self._following.values():
+            task.cancel()
+        await asyncio.gather(*self._following.values(), return_exceptions=True)
         await asyncio.gather(*(each.client.close() for each in self.all))
 
     def reload(self) -> None:
@@ -186,6 +220,22 @@ class Backends:
                 self.prefixes.forget(each.name)
                 self._leaving.add(each)
         self.all = made
+        self._follow()
+
+    def _follow(self) -> None:
+        """Follow the caches of the servers that say what they have, and no others."""
+        for gone in [each for each in self._following if each not in self.all]:
+            self._following.pop(gone).cancel()
+        for each in self.all:
+            entry = each.entry
+            if self.config.prefix_source == "predicted" or not entry.admin_key or each in self._following:
+                continue
+            headers = {"authorization": f"Bearer {entry.admin_key}"}
+            client = Client(
+                target(entry.admin_url or entry.url, headers), connect_timeout=self.config.connect_timeout
+            )
+            each.follower = CacheFollower(each.name, client, self.reports)
+            self._following[each] = asyncio.create_task(each.follower.run())
 
     async def _keep_checking(self) -> None:
         while True:

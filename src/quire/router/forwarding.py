@@ -11,7 +11,7 @@ from quire.router.relay import Relay, StreamPieces
 from quire.router.resuming import CannotResumeError, DeliveredStream, ResumedStream, is_resumable, with_seed
 from quire.router.routed_request import AskedOfServers, response_id, usage_of
 from quire.router.router_context import RouterContext
-from quire.routing.prefix_index import PIECE_BYTES, prompt_digests
+from quire.routing.prefix_index import prompt_digests
 from quire.routing.router_policies import RoutedPrompt
 from quire.server.errors import ApiError, retry_headers
 from quire.server.exchange import Exchange
@@ -84,8 +84,7 @@ class Forwarding:
         )  # fmt: skip
 
     def _cached(self, name: str) -> float:
-        matched = self._context.backends.prefixes.matched(name, self._digests)
-        return self._context.rates.prompt_tokens(matched * PIECE_BYTES)
+        return self._context.backends.cached_tokens(name, self._digests, self._context.rates.prompt_tokens)
 
     def _domain(self) -> bytes:
         """What separates prompts that share no cache: the model, and the client's key where servers see it."""
@@ -112,7 +111,7 @@ class Forwarding:
         relay = Relay(self._exchange, context.keep if self._resumable else None)
         began = time.monotonic()
         with context.backends.busy(backend, prompt.work(backend.name)):
-            context.backends.prefixes.add(backend.name, self._digests)
+            context.backends.sent(backend.name, self._exchange.request_id, self._digests, self._bytes)
             request = asyncio.create_task(
                 backend.client.request(self._head(backend), self._body, relay, taken=relay.take)
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from quire.router.backends import Backends, BackendServer
 from quire.router.forwarding import Forwarding
 from quire.router.routed_request import asked_of
 from quire.router.router_context import RouterContext
@@ -24,6 +25,15 @@ _OPEN = ("/health", "/ping")
 # Files and batches are on one server, which the router cannot find by their ids.
 _LOCAL = ("/v1/files", "/v1/batches", "/v1/uploads")
 _RESPONSE = "/v1/responses/resp_"
+
+
+def _reports(backends: Backends, backend: BackendServer) -> dict[str, Any]:
+    """Whether a server says what it has cached, and how many blocks that are."""
+    follower = backend.follower
+    if follower is None or not follower.offered:
+        return {"reports": "none"}
+    blocks = len(backends.reports.cache(backend.name).blocks)
+    return {"reports": "current" if follower.current else "lost", "reported_blocks": blocks}
 
 
 class RouterApp:
@@ -130,11 +140,13 @@ class RouterApp:
         return list(found.values())
 
     def _backends(self, now: float) -> list[dict[str, Any]]:
-        prefixes = self.context.backends.prefixes
+        backends = self.context.backends
+        prefixes = backends.prefixes
         return [
             {
                 "name": each.name, "state": each.state(now), "weight": each.weight, "requests": each.requests,
-                "work": round(each.work), "pieces": prefixes.size(each.name), "answers": dict(each.answers),
+                "work": round(each.work), "pieces": prefixes.size(each.name), **_reports(backends, each),
+                "answers": dict(each.answers),
                 "models": [model["id"] for model in each.models],
             }
             for each in self.context.backends.all

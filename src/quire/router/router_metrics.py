@@ -86,7 +86,7 @@ class RouterMetrics(Collector):
             work.add_metric([each.name], each.work)
             for outcome in ("answered", "refused", "failed"):
                 answers.add_metric([each.name, outcome], each.answers[outcome])
-        yield from (up, running, work, answers)
+        yield from (up, running, work, answers, *self._reports())
         family = HistogramMetricFamily(
             "quire_router_first_byte_seconds", "time until a server begins its answer"
         )
@@ -103,6 +103,22 @@ class RouterMetrics(Collector):
             yield CounterMetricFamily(f"quire_router_{name}", text, value=value)
         yield GaugeMetricFamily(
             "quire_router_routing_confidence",
-            "share of prompt tokens whose caching was predicted right; 0: nothing is known",
-            value=self.confidence,
+            "share of prompt tokens whose caching was known right, times the share of the servers with events whose "
+            "events are not lost; 0: nothing is known",
+            value=self.confidence * self._backends.reporting,
         )
+
+    def _reports(self) -> Iterator[Metric]:
+        current = GaugeMetricFamily(
+            "quire_router_backend_reports",
+            "1 for a server of which it is known what it has cached, by its events; 0: they are lost",
+            labels=["backend"],
+        )
+        resyncs = CounterMetricFamily(
+            "quire_router_backend_resyncs", "times that events of a server were lost", labels=["backend"]
+        )
+        for each in self._backends.all:
+            if each.follower is not None and each.follower.offered:
+                current.add_metric([each.name], float(each.follower.current))
+                resyncs.add_metric([each.name], each.follower.resyncs)
+        yield from (current, resyncs)

@@ -7,6 +7,7 @@ import asyncio
 from quire.config.serving import ServingConfig
 from quire.server import (
     adapter_routes,
+    cache_events,
     chat,
     completions,
     control,
@@ -59,6 +60,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     *control.ROUTES,
     *explaining.ROUTES,
     *live_control.ROUTES,
+    *cache_events.ROUTES,
     *what_if_route.ROUTES,
     *overview.ROUTES,
     *request_routes.ROUTES,

@@ -17,12 +17,12 @@ class Owners:
     """Whose the latest requests are, by the id of their answers and by that of the exchange."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._found: OrderedDict[str, tuple[str, str, str]] = OrderedDict()
 
     def add(self, exchange: Exchange, request_id: str) -> None:
         """A request to the engine."""
         for name in (request_id, exchange.request_id):
-            self._found[name] = exchange.tenant, request_id
+            self._found[name] = exchange.tenant, request_id, exchange.request_id
             self._found.move_to_end(name)
         while len(self._found) > 2 * _REMEMBERED:
             self._found.popitem(last=False)
@@ -30,10 +30,14 @@ class Owners:
     def find(self, name: str, exchange: Exchange) -> str | None:
         """The engine's name of a request of the tenant that asks, or of any if an administrator does; None for an
         unknown one and for that of another."""
-        owner, request_id = self._found.get(name, (None, ""))
+        owner, request_id, _ = self._found.get(name, (None, "", ""))
         if owner is None:
             return None
         return request_id if exchange.administrator or owner == exchange.tenant else None
+
+    def exchange_of(self, request_id: str) -> str:
+        """The id of the exchange of a request to the engine, or that of the request itself if it is not known."""
+        return self._found[request_id][2] if request_id in self._found else request_id
 
 
 def tell_refused(engine: Engine, asks: Sequence[GenerateAsk], error: Exception) -> None:

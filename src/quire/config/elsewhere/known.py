@@ -202,7 +202,7 @@ ROWS: tuple[ForeignOption, ...] = (
           "cached prefixes share the KV blocks with running sequences (--num-kv-blocks)"),
     lacks("--cache-idle-slots --no-cache-idle-slots --swa-full --defrag-thold -dt", _L, _CACHE, arity="?"),
     needs("--slot-save-path", _L, _CACHE),
-    needs("--kv-transfer-config --kv-events-config --disaggregation-mode", _VS, _CACHE),
+    needs("--kv-transfer-config --disaggregation-mode", _VS, _CACHE),
     lacks("--enable-hierarchical-cache", _S, "--swap-space keeps KV blocks that had to give way", arity=""),
     called("--kv-offloading-size", _V, "--swap-space", convert=in_gibibytes, why=_SWAP),
     called("--hicache-size", _S, "--swap-space", convert=in_gibibytes, done=("0",), why=_SWAP),

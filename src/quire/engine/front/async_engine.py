@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quire.config.kv_events import parse_kv_events
 from quire.config.live import LiveConfig
 from quire.config.lora_modules import adapter_paths
 from quire.config.schema import EngineConfig
@@ -33,11 +34,13 @@ from quire.engine.api import (
 )
 from quire.engine.build.opening import Model, find_model, gguf_files, kept_files, open_model
 from quire.engine.build.tasks import for_task
+from quire.engine.cache_log import CacheLog
 from quire.engine.front.adapter_names import AdapterNames
 from quire.engine.front.admission import Admission
 from quire.engine.front.card import first_live_config, model_card
 from quire.engine.front.engine_settings import EngineSettings
 from quire.engine.front.engine_texts import EngineTexts
+from quire.engine.front.event_publisher import make_cache_log
 from quire.engine.front.grammars import GrammarService
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.pool_inputs import PoolInputs
@@ -67,6 +70,7 @@ from quire.engine.host.messages import (
     StepReport,
     Tell,
     Vocabulary,
+    WatchCache,
     unpack_handles,
 )
 from quire.engine.host.spawn import Spawned
@@ -147,6 +151,8 @@ class AsyncEngine(EngineSettings, EngineTexts):
         self._lane = SuspectLane()
         self._adapters = AdapterNames(self._send)
         self._grammars = GrammarService()
+        self._cache: CacheLog | None = None  # once it has started, if anybody may follow it
+        self.rank = 0  # among replicas
         self._saturation = Saturation(self._config.scheduler, self._send)
         self._readers = SlowReaders(self.serving, self._end)
         self.ledger = UsageLedger() if like is None else like.ledger
@@ -223,6 +229,8 @@ class AsyncEngine(EngineSettings, EngineTexts):
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
         first = adapter_paths(self.serving.lora_modules)
         load = Load(str(folder), self._config, beside, self._cores, adapters=tuple(first.values()))
+        events = parse_kv_events(self.serving.kv_events_config)
+        self._cache = make_cache_log(events, self.rank, self.adapter_name)
         client = self._client = EngineClient(load, self.serving, self._new_host, self, self._memory)
         loading = asyncio.create_task(client.start(self._progress))
         try:
@@ -275,6 +283,8 @@ class AsyncEngine(EngineSettings, EngineTexts):
         await self._drain(drain_seconds)
         self._end_all("the model was put to sleep")
         await self._client.give_back(level)
+        if self._cache is not None and level == 2:
+            self._cache.cleared()
 
     async def wake(self) -> None:
         if self._client is not None and self.state is EngineState.SLEEPING:
@@ -466,6 +476,9 @@ class AsyncEngine(EngineSettings, EngineTexts):
         if step.tokens:
             self._startup.mark("first token")
         notes, scores = {note.row: note for note in step.notes}, step.unpack_scores()
+        if self._cache is not None and self._cache.is_followed:
+            first = [rows[note.row] >> SAMPLE_BITS for note in step.notes if note.cached_tokens is not None]
+            self._cache.computed([lives[handle].request for handle in first if handle in lives])
         for row, drafts in step.unpack_drafts():
             live = lives.get(rows[row] >> SAMPLE_BITS)
             if live is not None:
@@ -525,6 +538,9 @@ class AsyncEngine(EngineSettings, EngineTexts):
         self._adapters.started()
         self._grammars.planned = facts.memory_parts["compiler"]
         self._send_vocabulary()
+        if self._cache is not None:
+            self._cache.block_size = facts.scheduler.block_size
+            self._send(WatchCache())
         if self._text is not None:
             self._text.limit(facts.scheduler.window)
         if self._card is not None:  # started again, perhaps with less memory than the first time
@@ -537,6 +553,8 @@ class AsyncEngine(EngineSettings, EngineTexts):
             self._end(live, error)
         self._end_all(reason)
         self._adapters.lost(reason)
+        if self._cache is not None:
+            self._cache.cleared()
         return deaths
 
     def tick(self, now: float) -> None:
@@ -560,6 +578,9 @@ class AsyncEngine(EngineSettings, EngineTexts):
         return model, TextService(model.tokenizer, template, **names)
 
     def _close_texts(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+        self._cache = None
         if self._text is not None and self._like is None:
             self._text.close()
         self._text = self._inputs = self._opened = None  # its vocabulary is a part of the memory plan

@@ -16,12 +16,15 @@ from quire.engine.api import (
     ModelCard,
     require_ready,
 )
+from quire.engine.cache_log import CacheLog
 from quire.engine.front.adapter_names import AdapterNames
 from quire.engine.front.admission import Admission
 from quire.engine.front.stream import LiveRequest
 from quire.engine.host.client import EngineClient
 from quire.engine.host.messages import (
     AdapterOpened,
+    CacheChanged,
+    CacheWatched,
     Command,
     Configure,
 )
@@ -42,6 +45,7 @@ class EngineSettings:
     _first_live: LiveConfig | None
     _shares: Mapping[str, float]
     _adapters: AdapterNames
+    _cache: CacheLog | None
     ledger: UsageLedger
     _meter: UsageMeter
 
@@ -91,6 +95,17 @@ class EngineSettings:
 
     def counted(self, stats: EngineStats) -> None:
         self._meter.take(stats.usage)
+
+    def cache_logs(self) -> Sequence[CacheLog]:
+        return () if self._cache is None else (self._cache,)
+
+    def cache_reported(self, report: CacheWatched | CacheChanged) -> None:
+        if self._cache is None:
+            return
+        if isinstance(report, CacheWatched):
+            self._cache.began(report.fingerprint)
+        else:
+            self._cache.changed(report.changes)
 
     @property
     def adapters(self) -> Mapping[str, AdapterVersion]:

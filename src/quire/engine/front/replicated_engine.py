@@ -30,6 +30,7 @@ from quire.engine.api import (
     Stream,
     require_ready,
 )
+from quire.engine.cache_log import CacheLog
 from quire.engine.front.async_engine import AsyncEngine, Progress
 from quire.engine.front.engine_texts import EngineTexts
 from quire.engine.front.merged_stats import merged_stats
@@ -124,12 +125,16 @@ class ReplicatedEngine(EngineTexts):
         self._text: TextService | None = None
         self._inputs = None
         self._held = server_memory(self.serving)
+        if "kv_events" in self._held:
+            self._held["kv_events"] *= config.parallel.data_parallel_size
         self._held["prefixes"] = config.parallel.data_parallel_size * _PIECES * _PIECE_BYTES
         self._bound = bound_of_several(config.limits.memory, self._held)
         configs = _divided(config, self._bound - sum(self._held.values()))
         make = partial(AsyncEngine, model, serving=self.serving, in_process=in_process, apart=True)
         first = make(configs[0], progress=progress, spawned=spawned)
         self._engines = [first, *(make(each, like=first) for each in configs[1:])]
+        for number, engine in enumerate(self._engines):
+            engine.rank = number
         self._prefixes = PrefixIndex(_PIECES)
         self._replicas = [
             _Replica(str(number), engine, self._prefixes) for number, engine in enumerate(self._engines)
@@ -391,6 +396,9 @@ class ReplicatedEngine(EngineTexts):
     async def view(self, after: int) -> EngineView:
         """What the first replica holds."""
         return await self._first.view(after)
+
+    def cache_logs(self) -> Sequence[CacheLog]:
+        return [log for engine in self._engines for log in engine.cache_logs()]
 
     def tell(self, row: bytes, request_id: str) -> None:
         self._where.get(request_id, self._first).tell(row, request_id)

@@ -22,6 +22,8 @@ from quire.engine.host.messages import (
     AskLog,
     AskRecords,
     AskView,
+    CacheChanged,
+    CacheWatched,
     Command,
     Configure,
     Configured,
@@ -62,6 +64,9 @@ class EngineListener(Protocol):
     def refused(self, report: Refused) -> None: ...
 
     def adapter_opened(self, report: AdapterOpened) -> None: ...
+
+    def cache_reported(self, report: CacheWatched | CacheChanged) -> None:
+        """What the engine's cache holds has changed, or is reported from now on."""
 
     def counted(self, stats: EngineStats) -> None:
         """The engine's latest report."""
@@ -260,6 +265,8 @@ class EngineClient:
                 self._listener.refused(report)
             case AdapterOpened():
                 self._listener.adapter_opened(report)
+            case CacheWatched() | CacheChanged():
+                self._listener.cache_reported(report)
             case Configured(0, error):
                 if error:
                     logger.error(
@@ -268,6 +275,11 @@ class EngineClient:
             case Configured(number, error):
                 if (waiting := self._configuring.get(number)) is not None and not waiting.done():
                     waiting.set_result(error)
+            case _:
+                self._receive_answer(report)
+
+    def _receive_answer(self, report: Report) -> None:
+        match report:
             case Records(records):
                 _give(self._records, records)
             case LogRows(data):

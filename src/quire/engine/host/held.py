@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.config.kv_events import parse_kv_events
 from quire.config.resolve import DEFAULT_MEMORY_SHARE
 from quire.config.serving import ServingConfig
 from quire.engine.build.opening import TOKENIZER_FACTOR, tokenizer_memory
+from quire.engine.cache_log import event_bytes
 from quire.util.platform import available_memory, resident_exactly, started_by
 from quire.util.resident import Area, resident_parts
 
@@ -72,6 +74,8 @@ def server_memory(serving: ServingConfig) -> dict[str, int]:
         found["tool_servers"] = read_settings(serving.mcp).memory
     if serving.simulator_memory is not None:
         found["simulator"] = serving.simulator_memory
+    if (events := parse_kv_events(serving.kv_events_config)).on:
+        found["kv_events"] = event_bytes(publishes=events.publishes)
     if serving.grpc_port is not None:
         found["grpc"] = _GRPC_GROWTH + grpc_connections(serving) * GRPC_CALLS * _GRPC_CALL
     return found

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from quire.config.live import LiveEngineConfig
+from quire.core.cache_changes import CacheChanges
 from quire.core.streams import partial_prompts
 from quire.engine.core import EngineCore
 from quire.engine.host.borrowing import RoomInUse
@@ -19,6 +20,8 @@ from quire.engine.host.messages import (
     AskLog,
     AskRecords,
     AskView,
+    CacheChanged,
+    CacheWatched,
     ClearCache,
     Command,
     Configure,
@@ -41,6 +44,7 @@ from quire.engine.host.messages import (
     Tell,
     Viewed,
     Vocabulary,
+    WatchCache,
     pack_handles,
     pack_ids,
     pack_logprobs,
@@ -88,6 +92,7 @@ class EngineLoop:
         self._seen = 0
         self._stats_due = 0.0
         self._dirty = True
+        self._changes: CacheChanges | None = None  # once somebody follows the cache
         self._saved = 0  # blocks on the disk at the last report
 
     def run(self) -> None:
@@ -97,6 +102,7 @@ class EngineLoop:
             if self._core.refused:
                 self._refuse()
             idle = due != 0.0
+            self._send_changes()
             self._send_stats(now=idle)
             for command in self._channel.receive(wait=idle, seconds=due):
                 if isinstance(command, Stop):
@@ -119,7 +125,7 @@ class EngineLoop:
                 self._finish(handle, index)
             case Ping(number):
                 self._channel.send(Pong(number))
-            case AskRecords() | AskLog() | AskView() | Tell():
+            case AskRecords() | AskLog() | AskView() | WatchCache() | Tell():
                 self._tell(command)
             case Vocabulary(tokens):
                 self._core.vocabulary = tokens
@@ -134,7 +140,7 @@ class EngineLoop:
             case _:
                 raise TypeError(f"{type(command).__name__} is not valid for a running engine")
 
-    def _tell(self, command: AskRecords | AskLog | AskView | Tell) -> None:
+    def _tell(self, command: AskRecords | AskLog | AskView | WatchCache | Tell) -> None:
         """Show or add to what was recorded."""
         recorder = self._core.recorder
         if isinstance(command, AskRecords):
@@ -143,6 +149,8 @@ class EngineLoop:
             self._channel.send(LogRows(b"" if recorder is None else recorder.ring()))
         elif isinstance(command, AskView):
             self._channel.send(Viewed(engine_view(self._core, command.after)))
+        elif isinstance(command, WatchCache):
+            self._watch_cache()
         elif recorder is not None:
             recorder.told(command.row)
 
@@ -183,6 +191,17 @@ class EngineLoop:
             self._give_pages()
         self._dirty = True
 
+    def _watch_cache(self) -> None:
+        """Report changes of the prefix caches, in which there is nothing yet. Without prefix caching there are none."""
+        caches = self._core.scheduler.caches
+        if self._core.misses is not None and self._changes is None:
+            self._changes = CacheChanges(caches, self._core.scheduler.config.block_size)
+            self._channel.send(CacheWatched(b"" if caches.tier is None else caches.tier.fingerprint))
+
+    def _send_changes(self) -> None:
+        if self._changes is not None and (found := self._changes.take()):
+            self._channel.send(CacheChanged(found))
+
     def _add(self, command: AddRequest) -> None:
         self._seen = max(self._seen, command.handle)
         request = command.request
@@ -216,6 +235,7 @@ class EngineLoop:
         if not self._core.rows:
             return  # moves go on, and no sequence can run before they end, or blocks are saved
         self._totals.add_step()
+        self._send_changes()  # before the step: its prompts can be found by then
         self._channel.send(self._report(start, end, events))
         self._totals.add_send(time.monotonic() - end)
         self._dirty = True

@@ -20,6 +20,7 @@ from quire.answers import RowDrafts
 from quire.cache_kinds import CacheGroup, FullGroup, SlidingGroup, StateGroup
 from quire.config.live import LiveEngineConfig
 from quire.config.schema import EngineConfig
+from quire.core.cache_changes import CacheChange
 from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import EngineStats, StepRecord
 from quire.engine.view import EngineView
@@ -158,6 +159,10 @@ class AskView(_Message, frozen=True, tag=23):
     after: int
 
 
+class WatchCache(_Message, frozen=True, tag=24):
+    """Report from now on which blocks can be found, and which cannot any more: CacheWatched, then CacheChanged."""
+
+
 class LimitDrafts(_Message, frozen=True, tag=22):
     """Run at most so many drafts for a sequence from the next step on."""
 
@@ -185,6 +190,7 @@ Command = (
     | GivePages
     | AskLog
     | AskView
+    | WatchCache
     | Tell
     | LimitDrafts
     | Configure
@@ -367,6 +373,18 @@ class Viewed(_Message, frozen=True, tag=23):
     view: EngineView
 
 
+class CacheWatched(_Message, frozen=True, tag=24):
+    """The answer to a WatchCache: what the digests of blocks begin with (core.tier.root_digest)."""
+
+    fingerprint: bytes
+
+
+class CacheChanged(_Message, frozen=True, tag=25):
+    """What has changed in the prefix caches since the last of these, in order."""
+
+    changes: list[CacheChange]
+
+
 class Configured(_Message, frozen=True, tag=10):
     """The answer to a Configure: nothing, or why all is as before."""
 
@@ -399,6 +417,8 @@ Report = (
     | LogRows
     | Viewed
     | UsesRoom
+    | CacheWatched
+    | CacheChanged
 )
 
 

@@ -53,7 +53,11 @@ class Member:
     ) -> None:
         self.served, self.version, self.places, self.memory = served, version, places, memory
         own = replace(
-            served.serving, served_model_name=(served.name, *served.aliases), files_dir=None, grpc_port=None
+            served.serving,
+            served_model_name=(served.name, *served.aliases),
+            files_dir=None,
+            grpc_port=None,
+            kv_events_config=None,
         )  # what the whole server has
         self.engine = AsyncEngine(served.model, served.config, own, cores=cores, memory=memory)
         self.service = Service(self.engine, own, tenants)
