@@ -133,6 +133,7 @@ def test_the_lesson(sources: Path, live: LiveServer, tmp_path: Path) -> None:
     titles = [one.title for one in simulations().values()]
     written = [one.title for one in chapters().values()]
     assert views["sights"] >= 5  # each ran on this server
+    assert views["replayed"]
     for name in ("lesson", "lesson dark", "lesson phone"):
         assert views[name] == titles
         assert views[f"{name} other"] == []  # the page shows what the server said, in its words

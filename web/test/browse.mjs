@@ -227,6 +227,22 @@ async function lesson() {
     seen.views[`${name} quiz`] = await judged.innerText();
     await axe(other, `${name}: quiz`);
     if (name === "lesson") {
+      await other.locator('nav a[href="#production"]').click();
+      const points = () => other.locator("polyline").first().getAttribute("points");
+      const whole = (await points()).length;
+      await other.getByRole("button", { name: "Start" }).click();
+      await other.waitForFunction(
+        (most) => {
+          const length = document.querySelector("polyline").getAttribute("points").length;
+          return length > most / 20 && length < most / 2;
+        },
+        whole,
+        { polling: 20 },
+      );
+      await other.getByRole("button", { name: "Stop" }).click();
+      await axe(other, `${name}: replay`);
+      await other.getByRole("button", { name: "Reset" }).click();
+      seen.views.replayed = (await points()).length === whole;
       await other.locator('nav a[href="#prefix-cache"]').click();
       await other.getByLabel("In the cache").uncheck();
       await other.waitForFunction(() => document.querySelector("dl dd")?.textContent?.includes("1,040"));
