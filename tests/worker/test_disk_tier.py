@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from quire.core.tier import Name
-from quire.worker.disk_tier import DiskTier, buffers_of
+from quire.worker.disk_tier import DiskTier
+from quire.worker.kept_blocks import buffers_of
 from quire.worker.kv_file import PAGE, RECORD_BYTES, U8, KvFile, KvFileError, KvLayout, places_in
 
 BLOCK = 5000
