@@ -377,7 +377,8 @@ class EngineStats:
     swap_blocks: int = 0  # kept in the swap space
     swapped_out: int = 0  # blocks copied there
     swapped_in: int = 0  # and back
-    disk_tier: Mapping[str, int] = field(default_factory=dict)  # see worker.disk_tier.DiskTier.counts
+    disk_tier: Mapping[str, int] = field(default_factory=dict)  # see worker.kept_blocks.KeptBlocks.counts
+    remote_tier: Mapping[str, int] = field(default_factory=dict)  # likewise
     borrowed_bytes: int = 0  # of other models' shares of the memory, for swapped blocks
     lent_bytes: int = 0  # of its own share
     step_budget: int = 0  # tokens that a step may have now

@@ -122,7 +122,7 @@ class EngineCore:
         self.costs = costs or StepCostModel()
         self._controller = controller
         self.swap: SwapSpace | None = None
-        self.tiers: BlockTiers | None = None  # with a disk
+        self.tiers: BlockTiers | None = None  # beyond the swap space
         self.work: StepWork | None = None
         self.peaks: MachinePeaks | None = None  # those that were measured on this machine
         self._adapted: dict[

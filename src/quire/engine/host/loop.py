@@ -93,7 +93,7 @@ class EngineLoop:
         self._stats_due = 0.0
         self._dirty = True
         self._changes: CacheChanges | None = None  # once somebody follows the cache
-        self._saved = 0  # blocks on the disk at the last report
+        self._saved = 0  # blocks that tiers had kept at the last report
 
     def run(self) -> None:
         """Serve until a Stop command. Raises ChannelClosedError when the other end goes away."""
@@ -297,8 +297,8 @@ class EngineLoop:
         del self._ids[self._live.pop(request_id).handle]
 
     def _send_stats(self, *, now: bool) -> None:
-        if self._core.tiers is not None and self._core.tiers.disk.blocks_out != self._saved:
-            self._saved, self._dirty = self._core.tiers.disk.blocks_out, True
+        if self._core.tiers is not None and self._core.tiers.saved != self._saved:
+            self._saved, self._dirty = self._core.tiers.saved, True
         if not self._dirty:
             return
         at = time.monotonic()
