@@ -37,9 +37,9 @@ class BlockTiers:
         return any(each.works and (bool(self._unsaved) or each.writes) for each in self.kept)
 
     @property
-    def saved(self) -> int:
-        """Blocks that were kept."""
-        return sum([each.blocks_out for each in self.kept])
+    def state(self) -> tuple[int, ...]:
+        """What changes in the background: blocks that were kept, those that can be found, and whether that works."""
+        return tuple([number for each in self.kept for number in (each.blocks_out, len(each), each.works)])
 
     def published(self, name: Name, block: int) -> None:
         if any(each.works and not each.holds(name) for each in self.kept):
