@@ -348,7 +348,7 @@ class EngineCore:
         assert recorder is not None
         if recorder.wants_costs:
             recorder.costs = self.costs.weights
-        fetching = [fetch.seq for fetch in scheduler.fetches or ()]
+        fetching = scheduler.fetches.sequences() if scheduler.fetches else []
         config, limits = scheduler.config, scheduler.limits
         facts = StepFacts(
             int(1e6 * record.predicted_seconds),
