@@ -145,7 +145,10 @@ def test_a_rank_that_cannot_load_says_why(wide: Wide, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"tensor_parallel_size": 4}, "cannot split hidden_size 192: it has 3 panels"),
-        ({"tensor_parallel_size": 2, "enable_lora": True}, "enable_lora: adapters are not supported with"),
+        (
+            {"tensor_parallel_size": 2, "tensor_parallel_reduce": "fast", "enable_lora": True},
+            "enable_lora: adapters are not supported with tensor_parallel_reduce fast",
+        ),
         ({"pipeline_parallel_size": 3}, "pipeline_parallel_size: 3 is more than the model's 2 layers"),
     ],
 )

@@ -186,10 +186,8 @@ def settings(
 
 
 def _with_adapters(model: str, options: dict[str, Any]) -> None:
-    """Turn adapters on where they are named, and those of a shipped model, unless the options say otherwise, or the
-    model is spread over ranks."""
-    ranks = {options.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")}
-    if ranks == {1} and not ADAPTER_OPTIONS & options.keys():
+    """Turn adapters on where they are named, and those of a shipped model, unless the options say otherwise."""
+    if not ADAPTER_OPTIONS & options.keys():
         options["lora_modules"] = [name for name in shipped_adapters() if name.startswith(f"{model}:")]
     if options.get("lora_modules") or options.get("lora_dir"):
         options.setdefault("enable_lora", True)

@@ -342,10 +342,54 @@ class Loadable(Sink, Protocol):
         """The packed weights, which can be kept on disk; None if this kind of executor has no such form."""
 
 
-class Runnable(Protocol):
-    """Runs steps of a program, once all weights are there."""
+class AdapterSlots(Protocol):
+    """Slots for adapters, of what computes `program`.
+
+    No step that runs has a row of a slot that changes; steps of other slots may run meanwhile. After bind; one call at
+    a time. All may raise RuntimeError if a rank has ended.
+    """
 
     program: Program
+
+    def open_adapter(self, slot: int, shape: AdapterShape) -> None:
+        """Give a slot the pages for an adapter, in place of what it has.
+
+        Raises ValueError for a slot that does not exist and for a shape that the program has no room for, and
+        RuntimeError if too few pages are free: then the slot is empty.
+        """
+
+    def put_adapter(
+        self,
+        slot: int,
+        name: str,
+        part: int,
+        a: FloatsOrBits,
+        b: FloatsOrBits,
+        gain: F32 | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Fill a part of Program.adapted[name] in a slot that was opened for it, with a [rank, cols] and
+        scale · b [rows, rank], which are rounded to bfloat16, and `gain` [rows]: see Linear.
+
+        Raises ValueError for a slot or part that does not exist, and for matrices of other shapes.
+        """
+
+    def put_own_rows(self, slot: int, name: str, first: int, rows: F32) -> None:
+        """Fill rows from `first` on of Program.owned[name] in a slot that was opened for it, rounded to the parameter's
+        format. All rows are filled before a step has a row of that slot.
+
+        Raises ValueError for a slot that does not exist, and for rows that do not fit.
+        """
+
+    def clear_adapter(self, slot: int) -> None:
+        """Take all parts out of a slot, and give its pages back."""
+
+    def settle_adapters(self) -> None:
+        """Return when steps find all that was put. Raises what was wrong with it, if that is not known yet."""
+
+
+class Runnable(AdapterSlots, Protocol):
+    """Runs steps of a program, once all weights are there."""
 
     def bind(self, limits: Limits, arrays: StepArrays) -> None:
         """Allocate cache and buffers, and remember the arrays. Called once.
@@ -377,39 +421,9 @@ class Runnable(Protocol):
     def run_head(self, num_logit_rows: int) -> Outputs:
         """The head again for other arrays.logit_rows of the same step (prompt logprobs in slices)."""
 
-    def open_adapter(self, slot: int, shape: AdapterShape) -> None:
-        """Give a slot the pages for an adapter, in place of what it has. No step that runs has a row of that slot;
-        steps of other slots may run meanwhile. After bind; one call at a time of this and those below.
-
-        Raises ValueError for a slot that does not exist and for a shape that the program has no room for, and
-        RuntimeError if too few pages are free: then the slot is empty.
-        """
-
-    def put_adapter(
-        self,
-        slot: int,
-        name: str,
-        part: int,
-        a: FloatsOrBits,
-        b: FloatsOrBits,
-        gain: F32 | None = None,
-        scale: float = 1.0,
-    ) -> None:
-        """Fill a part of Program.adapted[name] in a slot that was opened for it, with a [rank, cols] and
-        scale · b [rows, rank], which are rounded to bfloat16, and `gain` [rows]: see Linear.
-
-        Raises ValueError for a slot or part that does not exist, and for matrices of other shapes.
-        """
-
-    def put_own_rows(self, slot: int, name: str, first: int, rows: F32) -> None:
-        """Fill rows from `first` on of Program.owned[name] in a slot that was opened for it, rounded to the parameter's
-        format. All rows are filled before a step has a row of that slot.
-
-        Raises ValueError for a slot that does not exist, and for rows that do not fit.
-        """
-
-    def clear_adapter(self, slot: int) -> None:
-        """Take all parts out of a slot, and give its pages back."""
+    @property
+    def adapter_slots(self) -> Sequence[AdapterSlots]:
+        """Where adapters are put: this executor, and the ranks that it leads."""
 
     @property
     def block_bytes(self) -> int:
@@ -487,6 +501,9 @@ class ExecutorKind(Protocol):
     @property
     def layout(self) -> str:
         """What packed weights depend on besides the program; "" if there are none (see Loadable.packer)."""
+
+    def held(self, program: Program) -> Sequence[Program]:
+        """The parts of a model that an executor of this part and those that it leads hold."""
 
     def planned_bytes(self, program: Program, limits: Limits) -> dict[str, int]:
         """What an executor of these limits will hold, by the parts of Inspectable.memory."""

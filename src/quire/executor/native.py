@@ -18,6 +18,7 @@ from quire import _native
 from quire.executor.base import (
     F32,
     U8,
+    AdapterSlots,
     Embeddings,
     Executor,
     Limits,
@@ -78,6 +79,10 @@ class NativeKind:
     def layout(self) -> str:
         """The layout of packed weights; see ExecutorKind."""
         return _layout(self.isa or _native.supported_isas()[0])
+
+    def held(self, program: Program) -> Sequence[Program]:
+        """This part; see ExecutorKind."""
+        return (program,)
 
     def planned_bytes(self, program: Program, limits: Limits) -> dict[str, int]:
         """What a NativeExecutor of these limits will hold, by part."""
@@ -409,6 +414,14 @@ class NativeExecutor:
     def _bytes(self, name: str, offset: int, size: int) -> npt.NDArray[np.uint8]:
         address = self._core.buffer(name) + offset
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+    @property
+    def adapter_slots(self) -> Sequence[AdapterSlots]:
+        """Its own; see Runnable.adapter_slots."""
+        return (self,)
+
+    def settle_adapters(self) -> None:
+        """Nothing: what was put is there; see AdapterSlots."""
 
     def open_adapter(self, slot: int, shape: AdapterShape) -> None:
         """Give a slot the pages for an adapter; see Runnable.open_adapter."""

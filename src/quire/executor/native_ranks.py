@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from quire import _native
-from quire.executor.base import U8, Executor, Limits, Outputs, StepArrays
+from quire.executor.base import U8, AdapterSlots, Executor, Limits, Outputs, StepArrays
 from quire.executor.native import NativeExecutor, NativeKind
 from quire.executor.ranked import PAIRS, RankAct, RankLostError, SharedStep, embedding_bytes, leading_rank
 from quire.program.memory import kv_block_bytes
@@ -35,12 +35,13 @@ class RankedKind:
         """The layout of packed weights; see ExecutorKind."""
         return self.own.layout
 
-    def _held(self, program: Program) -> tuple[Program, ...]:
+    def held(self, program: Program) -> Sequence[Program]:
+        """Those of all ranks, if the leading one runs it."""
         return self.programs if program == self.programs[leading_rank(self.programs)] else (program,)
 
     def planned_bytes(self, program: Program, limits: Limits) -> dict[str, int]:
         """What all ranks will hold, by part."""
-        held = self._held(program)
+        held = self.held(program)
         found = [self.own.planned_bytes(each, limits) for each in held]
         planned = {part: sum(each[part] for each in found) for part in found[0]}
         if held is self.programs:
@@ -49,7 +50,7 @@ class RankedKind:
 
     def block_bytes(self, program: Program, block_size: int) -> int:
         """Bytes of a KV block on all ranks."""
-        return sum(kv_block_bytes(each, block_size) for each in self._held(program))
+        return sum(kv_block_bytes(each, block_size) for each in self.held(program))
 
     def sampler_bytes(self, program: Program, limits: Limits) -> int:
         """The most bytes that its sampler will ever hold."""
@@ -70,9 +71,13 @@ class LeadingExecutor(NativeExecutor):
         self._programs = kind.programs
         self._step: SharedStep | None = None
         self._lost: Callable[[], str] = lambda: ""
+        self._others: Sequence[AdapterSlots] = ()
 
-    def lead(self, ranks: _native.SharedRanks, lost: Callable[[], str]) -> None:
-        """Lead those ranks; before bind. `lost` says why a rank has left."""
+    def lead(
+        self, ranks: _native.SharedRanks, lost: Callable[[], str], others: Sequence[AdapterSlots] = ()
+    ) -> None:
+        """Lead those ranks; see LeadingRank."""
+        self._others = others
         self._step, self._lost = SharedStep(ranks, self._programs, leading_rank(self._programs)), lost
 
     @property
@@ -152,6 +157,11 @@ class LeadingExecutor(NativeExecutor):
             found = super().warm_blocks(count)
         ranks = self._shared.ranks
         return max([found or 0, *map(ranks.result, range(ranks.size))])
+
+    @property
+    def adapter_slots(self) -> Sequence[AdapterSlots]:
+        """Those of all ranks; see Runnable.adapter_slots."""
+        return (self, *self._others)
 
     @property
     def block_bytes(self) -> int:

@@ -23,7 +23,16 @@ from typing import Protocol, cast
 import numpy as np
 
 from quire import _native
-from quire.executor.base import I32, U8, Embeddings, Executor, Limits, StepArrays, step_array_bytes
+from quire.executor.base import (
+    I32,
+    U8,
+    AdapterSlots,
+    Embeddings,
+    Executor,
+    Limits,
+    StepArrays,
+    step_array_bytes,
+)
 from quire.program.memory import kv_block_bytes, plan_arena
 from quire.program.program import Program
 from quire.records import dataclass
@@ -70,8 +79,10 @@ class RankExecutor(Executor, Protocol):
 class LeadingRank(Executor, Protocol):
     """An executor that leads other ranks."""
 
-    def lead(self, ranks: _native.SharedRanks, lost: Callable[[], str]) -> None:
-        """Lead those ranks; before bind. `lost` says why a rank has left."""
+    def lead(
+        self, ranks: _native.SharedRanks, lost: Callable[[], str], others: Sequence[AdapterSlots] = ()
+    ) -> None:
+        """Lead those ranks; before bind. `lost` says why a rank has left. `others`: their slots for adapters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,14 @@ from pathlib import Path
 from quire.executor.base import Runnable
 from quire.lora.adapter import Adapter
 from quire.lora.base_modules import BaseModules
-from quire.lora.fitting import check_fits, fill_slot, shape_of
+from quire.lora.fitting import check_fits, clear_slot, fill_slot, shape_of
 from quire.lora.gains import BaseWeights
 from quire.lora.mix import mix
 from quire.lora.pool_turns import PoolTurns
 from quire.lora.read import find_adapter, inside, read_adapter
 from quire.program.memory import adapter_layout, largest_adapter, low_rank_bytes
+from quire.program.program import Program
+from quire.program.tensors import AdapterShape
 from quire.spec import ModelSpec
 from quire.types import CheckpointError, RequestError
 
@@ -49,9 +51,9 @@ class AdapterService:
         self._base = cache(partial(BaseModules.of, spec))  # made with the first adapter
         self.max_loras, self._pool_pages = max_loras, pool[1]
         self._turns = PoolTurns(max_loras, *pool)
-        self._layout = adapter_layout(executor.program)
-        largest = largest_adapter(executor.program)
-        self._most_pages = self._layout.pages(largest.parts, largest.own)
+        self._programs = [slots.program for slots in executor.adapter_slots]
+        self._layouts = [adapter_layout(program) for program in self._programs]
+        self._most_pages = self._pages_on_all(largest_adapter)
         self._pages: dict[str, int] = {}  # of versions that were read
         self._slots: dict[str, int] = {}
         self._versions: dict[str, str] = {}
@@ -72,7 +74,8 @@ class AdapterService:
     @property
     def pool_bytes(self) -> tuple[int, int]:
         """Bytes of the pool's pages: of those that adapters have, and of all."""
-        return self._turns.used_pages * self._layout.page_bytes, self._pool_pages * self._layout.page_bytes
+        page_bytes = sum(layout.page_bytes for layout in self._layouts)
+        return self._turns.used_pages * page_bytes, self._pool_pages * page_bytes
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -81,7 +84,7 @@ class AdapterService:
 
     def opener(self, name: str, path: str, root: str | None = None) -> Open:
         """What reads an adapter of this model: a path, or a shipped one's name; with `root`, a name in that folder."""
-        most = 2 * low_rank_bytes(self._executor.program)  # float32, where a slot is bfloat16
+        most = 2 * sum(map(low_rank_bytes, self._programs))  # float32, where a slot is bfloat16
 
         def read() -> Adapter:
             folder = None if root is None else Path(root)
@@ -131,14 +134,20 @@ class AdapterService:
 
     def _checked(self, opener: Open) -> Adapter:
         adapter = opener()
-        check_fits(self._executor.program, adapter, self._max_rank)
+        check_fits(self._programs, adapter, self._max_rank)
         adapter = self._measured(adapter)
         self._pages[adapter.digest] = self._pages_of(adapter)
         return adapter
 
     def _pages_of(self, adapter: Adapter) -> int:
-        shape = shape_of(self._executor.program, adapter)
-        return self._layout.pages(shape.parts, shape.own)
+        return self._pages_on_all(partial(shape_of, adapter=adapter))
+
+    def _pages_on_all(self, shape_on: Callable[[Program], AdapterShape]) -> int:
+        """Pages of a slot that suffice on every rank."""
+        shapes = map(shape_on, self._programs)
+        return max(
+            layout.pages(shape.parts, shape.own) for layout, shape in zip(self._layouts, shapes, strict=True)
+        )
 
     def _measured(self, adapter: Adapter) -> Adapter:
         """An adapter that fits, without magnitudes."""
@@ -222,14 +231,14 @@ class AdapterService:
         self, slot: int, emptied: list[int], digest: str, kept: Adapter | None, opener: Open
     ) -> Adapter:
         for each in emptied:
-            self._executor.clear_adapter(each)
+            clear_slot(self._executor, each)
         adapter = kept or self._measured(opener())
         if adapter.digest != digest:
             raise CheckpointError(f"adapter {adapter.name}: its files changed since it was loaded")
         try:
             fill_slot(self._executor, slot, adapter)
         except BaseException:
-            self._executor.clear_adapter(slot)
+            clear_slot(self._executor, slot)
             raise
         return adapter
 

@@ -1,12 +1,12 @@
-"""An adapter and the program of its base model: what it may change, and how a slot is filled with it."""
+"""An adapter and the programs of its base model, one a rank: what it may change, and how slots are filled with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from quire.executor.base import Runnable
+from quire.executor.base import AdapterSlots, Runnable
 from quire.lora import BLOCK_BYTES
 from quire.lora.adapter import F32, Adapter, LowRank, MatrixRows
 from quire.program.program import Program
@@ -20,22 +20,23 @@ _PANEL = 64  # rows that are packed together
 Places = dict[str, list[tuple[Adapted, int]]]
 
 
-def check_fits(program: Program, adapter: Adapter, max_rank: int) -> None:
+def check_fits(programs: Sequence[Program], adapter: Adapter, max_rank: int) -> None:
     """Raise CheckpointError naming the key and the limit unless a slot can be filled with an adapter."""
     where = f"adapter {adapter.name}"
     if not adapter.parts and not adapter.modules_to_save:
         raise CheckpointError(f"{where}: changes no module")
-    own = {each.module: each.param for each in program.owned}
+    own = {each.module: each.param.parts[0].shape for program in programs for each in program.owned}
     for key, whole in adapter.modules_to_save.items():
         if key not in own:
             raise CheckpointError(
                 f"{where}: modules_to_save: {key}: there is no room for whole weights: use "
                 "--lora-target-modules modules_to_save"
             )
-        if whole.shape != (own[key].rows, own[key].cols):
-            expected = [own[key].rows, own[key].cols]
-            raise CheckpointError(f"{where}: modules_to_save: {key}: {list(whole.shape)} is not {expected}")
-    places = _places(program)
+        if whole.shape != own[key]:
+            raise CheckpointError(
+                f"{where}: modules_to_save: {key}: {list(whole.shape)} is not {list(own[key])}"
+            )
+    places = _places(programs)
     for key, part in adapter.parts.items():
         if key not in places:
             raise CheckpointError(f"{where}: {key}: {_why_not(key, places)}")
@@ -87,48 +88,61 @@ def _largest(numbers: FloatsOrBits) -> np.float32:
 
 
 def _sizes(places: list[tuple[Adapted, int]]) -> tuple[int, int]:
-    """Columns and rows of a module, of which each place has all columns and some rows."""
+    """Columns and rows of a module, of which each place has all columns and some rows, and all places all of them."""
     cols, rows = 0, 0
     for adapted, number in places:
         part = adapted.parts[number]
         cols, whole = (part.rows, adapted.cols) if part.turned else (adapted.cols, part.rows)
-        rows += sum(stop - first for first, stop in part.pieces) or whole
+        rows = max(rows, *(stop for _, stop in part.pieces or ((0, whole),)))
     return cols, rows
 
 
 def shape_of(program: Program, adapter: Adapter) -> AdapterShape:
-    """What an adapter that fits takes room for; it has gains, no magnitudes."""
-    places, parts = _places(program), dict[str, list[tuple[int, bool]]]()
+    """What an adapter that fits takes room for with this program; it has gains, no magnitudes."""
+    places, parts = _places([program]), dict[str, list[tuple[int, bool]]]()
     for key, part in adapter.parts.items():
-        for adapted, number in places[key]:
+        for adapted, number in places.get(key, ()):
             ranks = parts.setdefault(adapted.name, [(0, False)] * len(adapted.parts))
             ranks[number] = part.rank, part.gain is not None
     return AdapterShape(parts, [own.name for own in program.owned if own.module in adapter.modules_to_save])
 
 
 def fill_slot(executor: Runnable, slot: int, adapter: Adapter) -> None:
-    """Fill an unused slot with an adapter that fits; B is multiplied by the scale before it is rounded.
+    """Fill an unused slot of all ranks with an adapter that fits; B is multiplied by the scale before it is rounded.
 
-    Raises RuntimeError, with the slot empty, if too few pages are free.
+    Raises RuntimeError if too few pages are free or a rank has ended; what the slot has then is not defined.
     """
-    executor.open_adapter(slot, shape_of(executor.program, adapter))
-    places = _places(executor.program)
-    for own in executor.program.owned:
+    for slots in executor.adapter_slots:
+        _fill(slots, slot, adapter)
+    for slots in executor.adapter_slots:
+        slots.settle_adapters()
+
+
+def clear_slot(executor: Runnable, slot: int) -> None:
+    """Empty a slot of all ranks."""
+    for slots in executor.adapter_slots:
+        slots.clear_adapter(slot)
+
+
+def _fill(slots: AdapterSlots, slot: int, adapter: Adapter) -> None:
+    slots.open_adapter(slot, shape_of(slots.program, adapter))
+    places = _places([slots.program])
+    for own in slots.program.owned:
         if (whole := adapter.modules_to_save.get(own.module)) is not None:
-            for first, rows in blocks_of(whole):
-                executor.put_own_rows(slot, own.name, first, rows)
+            start = own.param.parts[0].first
+            for first, rows in _blocks(whole, start, start + own.param.rows):
+                slots.put_own_rows(slot, own.name, first - start, rows)
     for key, part in adapter.parts.items():
-        for adapted, number in places[key]:
+        for adapted, number in places.get(key, ()):
             a, b, gain, scale = _matrices(part, adapted.parts[number])
-            executor.put_adapter(slot, adapted.name, number, a, b, gain, scale)
+            slots.put_adapter(slot, adapted.name, number, a, b, gain, scale)
 
 
-def blocks_of(whole: MatrixRows) -> Iterator[tuple[int, F32]]:
-    """A matrix by blocks of rows, with the first row of each."""
-    count, cols = whole.shape
-    step = max(1, BLOCK_BYTES // (4 * _PANEL * cols)) * _PANEL
-    for first in range(0, count, step):
-        yield first, whole[first : first + step]
+def _blocks(whole: MatrixRows, start: int, stop: int) -> Iterator[tuple[int, F32]]:
+    """Rows `start` … `stop` - 1 of a matrix by blocks, with the first row of each."""
+    step = max(1, BLOCK_BYTES // (4 * _PANEL * whole.shape[1])) * _PANEL
+    for first in range(start, stop, step):
+        yield first, whole[first : min(first + step, stop)]
 
 
 def _matrices(part: LowRank, to: AdaptedPart) -> tuple[FloatsOrBits, FloatsOrBits, F32 | None, float]:
@@ -142,10 +156,11 @@ def _matrices(part: LowRank, to: AdaptedPart) -> tuple[FloatsOrBits, FloatsOrBit
     return part.a, b, gain, part.scale
 
 
-def _places(program: Program) -> Places:
+def _places(programs: Sequence[Program]) -> Places:
     """By module of the checkpoint: the linears that are made of it, and which part of each."""
     found: Places = {}
-    for adapted in program.adapted:
-        for number, part in enumerate(adapted.parts):
-            found.setdefault(part.module, []).append((adapted, number))
+    for program in programs:
+        for adapted in program.adapted:
+            for number, part in enumerate(adapted.parts):
+                found.setdefault(part.module, []).append((adapted, number))
     return found

@@ -44,7 +44,8 @@ class BaseWeights:
             Param(name, "linear", (Part(f"{name}.weight", *base.shapes[name]),), "f32") for name in dora
         ]
         lengths = _Lengths(dora)
-        rules = self.rules.of_rank(base.params)
+        names, rules = base.spec.names, self.rules.of_rank(base.params)
+        rules = replace(rules, twins={names.head: names.embed, **rules.twins})  # a tied head
         with self.open() as source:
             load(params, source, lengths, rules=rules, block_bytes=BLOCK_BYTES)
         gained = {name: _gained(adapter.name, name, part, lengths.found[name]) for name, part in dora.items()}

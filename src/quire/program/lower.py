@@ -11,7 +11,7 @@ from quire.program.formats import NumberFormats
 from quire.program.fuse import fuse
 from quire.program.lower_mlp import lower_mlp
 from quire.program.lower_pooling import lower_pooling
-from quire.program.lowering import LoraRoom, Lowering
+from quire.program.lowering import LoraRoom, Lowering, adapted_rows
 from quire.program.memory import kv_token_bytes
 from quire.program.mixers import Keeps, kind_of
 from quire.program.op import Op
@@ -20,7 +20,7 @@ from quire.program.ops.linear import MAXIMA_COLS, Linear
 from quire.program.ops.rows import Add, Embed, EmbedSum, GatherRows, Norm, Scale
 from quire.program.program import Entry, Input, Output, Program
 from quire.program.ranks import RankPlan, Share
-from quire.program.tensors import AdaptedPart, KVLayer, Part, StateLayer
+from quire.program.tensors import KVLayer, Part, StateLayer
 from quire.spec import MLP, AddedEmbedding, Attention, LatentAttention, Layer, ModelSpec, MoE
 from quire.spec.draft import Features
 from quire.types import UnsupportedModelError
@@ -43,9 +43,9 @@ def lower(
     """
     _check_cache(spec, formats)
     plan = plan or RankPlan()
-    if lora and lora.rank and plan.tensor_parallel_size > 1:
+    if lora and lora.rank and plan.fast:
         raise UnsupportedModelError(
-            "enable_lora: adapters are not supported with tensor_parallel_size above 1"
+            "enable_lora: adapters are not supported with tensor_parallel_reduce fast"
         )
     program = _program(Lowering(spec, formats, plan, lora), features)
     return fuse(program) if fused else program
@@ -167,9 +167,9 @@ def _embed(to: Lowering, residual: str) -> Entry | None:
     out = residual if share.whole else to.buffer("embedded", spec.dim, "f32")
     module = spec.names.embed.removesuffix(".weight")
     to.body.append(Embed(embed, out, share.start, to.own("embed", module, embed)))
-    to.adapt_embedding(out, module)
     if out != residual:
         to.body.append(AllReduce(out, residual, to.plan.tensor_parallel_size, "bits"))
+    to.adapt_embedding(residual, module)  # on every rank, whose rows are whole again
     scale_embedding(to, residual)
     _norm_embedding(to, residual)
     return Entry(residual, len(to.body))
@@ -297,7 +297,7 @@ def lower_head(
     adapted = shrunk = None
     module = spec.names.head.removesuffix(".weight")
     if to.lora.head:
-        adapted, shrunk = to.shrink("head", last_hidden, (AdaptedPart(module, share.count),), ops)
+        adapted, shrunk = to.shrink("head", last_hidden, (adapted_rows(module, share),), ops)
     own = to.own("head", module, weight)
     last_hidden = to.quantized(ops, last_hidden, weight)
     spans = [-(-columns // MAXIMA_COLS) for columns in (share.start, share.stop, share.total)]

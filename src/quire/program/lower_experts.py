@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from quire import _native
 from quire.program.lower_mlp import lower_mlp
-from quire.program.lowering import Lowering, rank_lanes
+from quire.program.lowering import Lowering, adapted_rows, rank_lanes
 from quire.program.ops.collectives import AllToAll
 from quire.program.ops.experts import Combine, Dispatch, Experts, Route, ShrinkExperts
 from quire.program.ops.linear import Linear
@@ -51,8 +51,9 @@ def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
     weight = _down(to, index, moe, mine)
     gated = to.part("expert_gated", columns, to.formats.of(weight).inputs, per=k)
     to.body.append(GatedAct(gate_up, gated, moe.act))
-    adapted, shrunk = _shrink(to, weight, gated, moe, route)
-    x = to.quantized(to.body, to.gathered_input(gated, weight, moe.width, _native.PANEL_ROWS), weight)
+    taken = to.gathered_input(gated, weight, moe.width, _native.PANEL_ROWS)
+    adapted, shrunk = _shrink(to, weight, taken, moe, route)
+    x = to.quantized(to.body, taken, weight)
     hidden_columns = to.axes["hidden"]
     each = to.part("expert_out", hidden_columns, per=k)
     bias = f"{at}.experts.down.bias" if moe.bias else None
@@ -72,8 +73,16 @@ def _shrink(to: Lowering, weight: str, x: str, moe: MoE, route: Route) -> tuple[
     """Append the first half of what adapters add to a weight of all experts, as Lowering.shrink does for others."""
     if not to.lora.experts:
         return None, None
+    if to.plan.expert_parallel and to.plan.tensor_parallel_size > 1:
+        raise UnsupportedModelError(
+            "lora_target_modules: adapters of experts are not supported with enable_expert_parallel: leave it out, and "
+            "ranks split the columns of experts"
+        )
     parts = tuple(
-        AdaptedPart(part.tensor.removesuffix(".weight"), part.rows) for part in to.params[weight].parts
+        adapted_rows(
+            part.tensor.removesuffix(".weight"), Share(part.first, part.first + part.rows, part.shape[0])
+        )
+        for part in to.params[weight].parts
     )
     adapted = Adapted(weight, to.buffers[x].cols, to.lora.rank, parts)
     to.adapted[weight] = adapted

@@ -84,6 +84,7 @@ class Lowering:
             cols = cols * self.axes[col_axis].total // self.axes[col_axis].count
         weights: list[Part] = []
         biases: list[Part] = []
+        mine: list[Share] = []  # rows of each source
         for number, (source, n, axis) in enumerate(zip(sources, rows, axes, strict=True)):
             at = (starts[number] if starts else first) if fused else 0
             weights.append(
@@ -91,10 +92,13 @@ class Lowering:
             )
             biases.append(Part(f"{fused or source}.bias", n, 0, axis, "", at, (total,) if fused else ()))
             first += n
-        parts = [AdaptedPart(source, n) for source, n in zip(sources, rows, strict=True)]
+            held = _range(self.axes.get(axis), n) or (0, n)
+            mine.append(Share(*held, n))
+        parts = [adapted_rows(source, share) for source, share in zip(sources, mine, strict=True)]
         if fused:
             begins = starts or tuple(sum(rows[:at]) for at in range(len(rows)))
-            parts = [AdaptedPart(fused, total, tuple((b, b + n) for b, n in zip(begins, rows, strict=True)))]
+            pieces = tuple((b + part.start, b + part.stop) for b, part in zip(begins, mine, strict=True))
+            parts = [AdaptedPart(fused, sum(part.count for part in mine), pieces)]
         adapted, shrunk = self.shrink(name, x, tuple(parts))
         first = 0
         for at, stop in self.runs(name, len(weights)):
@@ -196,10 +200,10 @@ class Lowering:
         """Whole rows of a buffer that has this rank's columns, for the linear of that weight.
 
         What becomes int8 is rounded before it travels, by the greatest magnitude in all ranks' columns, unless their
-        groups would be cut.
+        groups would be cut, or adapters take it as it is.
         """
         source, name, form = self.buffers[x], x.removesuffix("_part"), self.formats.of(weight).fitted(cols)
-        if source.cols == cols or form.groups is None or unit % form.groups.size:
+        if source.cols == cols or form.groups is None or unit % form.groups.size or self.lora.rank:
             return self.gathered(x, name, cols)
         top = self.declare(replace(source, name="top", cols=1))
         mine = self.bytes(f"{x}_bytes", source, form.groups)
@@ -296,6 +300,11 @@ class Lowering:
         if rope not in self.ropes:
             self.ropes.append(rope)
         return self.ropes.index(rope)
+
+
+def adapted_rows(module: str, share: Share) -> AdaptedPart:
+    """Those rows of a module that a rank has, as a part of a linear."""
+    return AdaptedPart(module, share.count, () if share.whole else ((share.start, share.stop),))
 
 
 def rank_lanes(rank: int) -> int:

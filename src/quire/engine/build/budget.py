@@ -12,7 +12,7 @@ part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -142,7 +142,7 @@ def _plan(
         max_len=length,
         num_blocks=0,
         block_size=asked.cache.block_size,
-        **_adapter_pool(program, asked.adapters),
+        **_adapter_pool(kind.held(program), asked.adapters),
         branches=tree_branches(config),
         # A branch touches no more blocks of a group than it has drafts.
         branch_blocks=tree_branches(config) * len(program.cache_groups),
@@ -209,38 +209,51 @@ def _computing(
         part: sum(each[part] for each in planned) for part in ("weights", "tables", "activations", "adapters")
     }
     parts["step"] = sum(step_array_bytes(its_limits, groups) for _, its_limits, groups in every)
-    parts["adapters"] += _adapters_read(program, asked)
+    parts["adapters"] += _adapters_read(kind.held(program), asked)
     parts["branches"] = sum(
         its_limits.branch_blocks * kind.block_bytes(each, limits.block_size) for each, its_limits, _ in every
     )
     return parts, sum(kind.block_bytes(each, limits.block_size) for each, _, _ in every)
 
 
-def _adapter_pool(program: Program, asked: AdapterOptions) -> dict[str, int]:
-    """The fields of Limits for the pool of adapters. Raises MemoryBudgetError for one that holds no adapter."""
+def _adapter_pool(programs: Sequence[Program], asked: AdapterOptions) -> dict[str, int]:
+    """The fields of Limits for the pool of adapters on all ranks, which have equally many pages. Raises
+    MemoryBudgetError for one that holds no adapter."""
     if not asked.enable_lora:
         return {}
-    layout, largest = adapter_layout(program), largest_adapter(program)
-    each = layout.pages(largest.parts, largest.own)
-    pages = asked.max_loras * each
+    layouts, largest = list(map(adapter_layout, programs)), map(largest_adapter, programs)
+    each = max(layout.pages(shape.parts, shape.own) for layout, shape in zip(layouts, largest, strict=True))
+    pages, page_bytes = asked.max_loras * each, sum(layout.page_bytes for layout in layouts)
     if asked.lora_memory is not None:
-        pages = asked.lora_memory // layout.page_bytes
+        pages = asked.lora_memory // page_bytes
         if pages < each:
             raise MemoryBudgetError(
                 f"lora_memory: {format_size(asked.lora_memory)} holds no adapter of max_lora_rank {asked.rank}, which "
-                f"takes {format_size(each * layout.page_bytes)}"
+                f"takes {format_size(each * page_bytes)}"
             )
     return {"max_loras": min(pages, SMALL_ADAPTERS * -(-pages // each)), "adapter_pages": pages}
 
 
-def _adapters_read(program: Program, asked: AdapterOptions) -> int:
+def _adapters_read(programs: Sequence[Program], asked: AdapterOptions) -> int:
     """What adapters take outside of the pool, in float32: those that are being read, and those that are kept; and
-    blocks of whole matrices, of the base or an adapter, as they are stored and in float32, which are never kept."""
-    if not program.adapted:
+    blocks of whole matrices, of the base or an adapter, as they are stored and in float32, which are never kept. Ranks
+    that do not lead take one module, or block, after the other."""
+    if not programs[0].adapted:
         return 0
-    widest = max(adapted.cols for adapted in program.adapted)
-    blocks = ADAPTERS_READ * 2 * max(BLOCK_BYTES, 4 * ROW_QUANTUM * widest)
-    return 2 * low_rank_bytes(program) * (ADAPTERS_READ + (asked.max_cpu_loras or 0)) + blocks
+    low_rank = sum(map(low_rank_bytes, programs))
+    widest = max(adapted.cols for program in programs for adapted in program.adapted)
+    most = max(BLOCK_BYTES, 4 * ROW_QUANTUM * widest)
+    blocks = (ADAPTERS_READ * 2 + len(programs) - 1) * most
+    modules = sum(map(_largest_module, programs)) if len(programs) > 1 else 0
+    return 2 * low_rank * (ADAPTERS_READ + (asked.max_cpu_loras or 0)) + blocks + modules
+
+
+def _largest_module(program: Program) -> int:
+    """Bytes of A, B and gain of the largest module of an adapter, in float32."""
+    return max(
+        (4 * each.rank * (each.cols + max(each.rows)) + 4 * max(each.rows) for each in program.adapted),
+        default=0,
+    )
 
 
 def _grammar_parts(

@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 import threading
-from typing import Any, cast
+from concurrent.futures import Future
+from typing import Any, BinaryIO, cast
 
 if __name__ == "__main__":  # the imports below take most of the start-up time
     gc.disable()  # imported objects are not garbage
@@ -29,6 +30,7 @@ from quire.engine.build.tasks import for_task
 from quire.executor.base import Limits, StepArrays
 from quire.executor.kinds import executor_kind
 from quire.executor.ranked import RankExecutor, SharedStep, follow
+from quire.executor.ranked_adapters import obey_frames
 from quire.types import QuireError
 from quire.util.platform import end_with_parent
 
@@ -46,15 +48,17 @@ def main() -> None:
 
 def serve(leader: socket.socket) -> None:
     """Load what the leading rank says, and do what it does; ends the process."""
-    load = json.loads(leader.makefile("rb").readline() or b"null")
+    frames = leader.makefile("rb")
+    load = json.loads(frames.readline() or b"null")
     if load is None:
         os._exit(1)
     memory = load["memory"] if isinstance(load["memory"], int) else os.open(load["memory"], os.O_RDWR)
     ranks = _native.SharedRanks(memory, load["bytes"], _size(load), load["rank"], load["crowded"])
     os.close(memory)
-    threading.Thread(target=_end_with, args=(leader,), daemon=True).start()
+    ready: Future[RankExecutor] = Future()
+    threading.Thread(target=_hear, args=(leader, frames, ready), daemon=True).start()
     try:
-        _serve(load, ranks, leader)
+        _serve(load, ranks, leader, ready)
     except (QuireError, ValueError, OSError, MemoryError, RuntimeError) as error:
         if not ranks.left:  # else that is why
             _send(leader, failed=f"{type(error).__name__}: {error}")
@@ -68,7 +72,9 @@ def _size(load: dict[str, Any]) -> int:
     return EngineConfig(**load["config"]).parallel.ranks
 
 
-def _serve(load: dict[str, Any], ranks: _native.SharedRanks, leader: socket.socket) -> None:
+def _serve(
+    load: dict[str, Any], ranks: _native.SharedRanks, leader: socket.socket, ready: Future[RankExecutor]
+) -> None:
     asked, limits, rank = EngineConfig(**load["config"]), Limits(**load["limits"]), load["rank"]
     model = for_task(open_model(load["folder"], tokenizer=False), asked)
     programs = choose_ranks(model, asked, machine_facts())
@@ -80,6 +86,7 @@ def _serve(load: dict[str, Any], ranks: _native.SharedRanks, leader: socket.sock
     step.prepare(executor, limits, arrays, keep=False)
     executor.bind(limits, arrays)
     step.join(executor)
+    ready.set_result(executor)
     _send(leader, digest=rank_digest(program, limits, model, weights_fingerprint(model, config)))
     follow(executor, step)
 
@@ -88,11 +95,12 @@ def _send(leader: socket.socket, **message: str) -> None:
     leader.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _end_with(leader: socket.socket) -> None:
-    """End this process when the leading rank closes its socket, whatever else runs."""
-    while leader.recv(1):
-        pass
-    os._exit(1)
+def _hear(leader: socket.socket, frames: BinaryIO, ready: Future[RankExecutor]) -> None:
+    """Take adapters while steps run; end this process when the leading rank closes its socket, whatever else runs."""
+    try:
+        obey_frames(frames, ready.result, lambda error: _send(leader, settled=error))
+    finally:
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from quire.engine.build.opening import Model
 from quire.engine.build.rendezvous import gather, launched
 from quire.executor.base import Executor, Limits
 from quire.executor.ranked import LeadingRank, leading_rank, rank_memory
+from quire.executor.ranked_adapters import RemoteSlots
 from quire.program.program import Program
 from quire.program.ranks import RankPlan
 from quire.types import QuireError, UnsupportedModelError
@@ -67,7 +68,6 @@ def rank_plans(asked: EngineConfig) -> tuple[RankPlan, ...]:
 def _check(asked: EngineConfig) -> None:
     refused: dict[str, str | bool] = {
         "executor": asked.execution.executor != "native" and f"{asked.execution.executor!r} is",
-        "enable_lora": asked.adapters.enable_lora and "adapters are",
     }
     chosen = asked.speculation.chosen()
     if chosen is not None and chosen.method not in {"ngram", "lookahead", "draft_model"}:
@@ -101,7 +101,7 @@ def started_ranks(
         return
     ranks = RankProcesses(model, asked, programs, limits, lost)
     try:
-        cast("LeadingRank", executor).lead(ranks.ranks, ranks.reason)
+        cast("LeadingRank", executor).lead(ranks.ranks, ranks.reason, list(ranks.slots.values()))
         yield ranks
     except BaseException:
         ranks.expect_end()
@@ -140,11 +140,13 @@ class RankProcesses:
         crowded = len(programs) * (asked.execution.threads or 1) > usable_cores()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._sockets: dict[int, socket.socket] = {}
+        self.slots: dict[int, RemoteSlots] = {}  # for adapters, by rank
         self._memory = _memory(nbytes)
         try:
             self.ranks = _native.SharedRanks(self._memory, nbytes, len(programs), self._leader, crowded)
             for rank, ours in self._connect(len(programs)):
                 self._sockets[rank] = ours
+                self.slots[rank] = RemoteSlots(programs[rank], ours.sendall)
                 load = {
                     "folder": str(model.folder), "config": asked.values(), "limits": asdict(limits), "rank": rank,
                     "memory": self._memory if rank in self._processes else f"/proc/{os.getpid()}/fd/{self._memory}",
@@ -236,7 +238,8 @@ class RankProcesses:
 
     def _watch(self) -> None:
         """Look at all sockets and hearts until one has stopped."""
-        hearts = dict.fromkeys(self._sockets, (0, 0))  # beats, and how often they were the same
+        hearts = dict.fromkeys(self._sockets, (0, 0.0))  # beats, and for how long they were the same
+        looked = time.monotonic()
         received = dict.fromkeys(self._sockets, b"")
         with selectors.DefaultSelector() as selector:
             for rank, ours in self._sockets.items():
@@ -257,13 +260,20 @@ class RankProcesses:
                 for rank in ended:  # after what another one says of why this one ended
                     if not self._closing and not self._reason:
                         self._lose(rank, self._how_ended(rank))
-                for rank, (beats, times) in hearts.items():
-                    now = self.ranks.beats(rank)
-                    hearts[rank] = now, times + 1 if now == beats else 0
-                    if hearts[rank][1] * _LOOK_SECONDS > (SILENT_SECONDS if now else START_SECONDS):
+                now = time.monotonic()
+                passed = min(now - looked, _LOOK_SECONDS)  # more only if this thread did not run
+                looked = now
+                for rank, (before, silent) in hearts.items():
+                    beats = self.ranks.beats(rank)
+                    hearts[rank] = beats, silent + passed if beats == before else 0.0
+                    if hearts[rank][1] > (SILENT_SECONDS if beats else START_SECONDS):
                         self._lose(rank, "does not answer")
 
     def _hear(self, rank: int, message: dict[str, str]) -> None:
+        if "settled" in message:
+            error = message["settled"]
+            self.slots[rank].answer(f"{self._names[rank]}: {error}" if error else "")
+            return
         if "failed" in message:
             self._lose(rank, message["failed"])
         with self._changed:
@@ -289,6 +299,8 @@ class RankProcesses:
             self._changed.notify_all()
         self._known.set()
         self.ranks.leave()
+        for slots in self.slots.values():
+            slots.lose(self._reason)
         for process in self._processes.values():
             process.kill()
         self._lost(self._reason)

@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.executor.base import (
     F32,
     U8,
+    AdapterSlots,
     Limits,
     Outputs,
     StepArrays,
@@ -182,6 +183,14 @@ class TorchExecutor:
     def warm_blocks(self, count: int) -> int | None:  # noqa: ARG002  the protocol names it
         """All pages are there."""
         return None
+
+    @property
+    def adapter_slots(self) -> Sequence[AdapterSlots]:
+        """Its own; see Runnable.adapter_slots."""
+        return (self,)
+
+    def settle_adapters(self) -> None:
+        """Nothing: what was put is there; see AdapterSlots."""
 
     def open_adapter(self, slot: int, shape: AdapterShape) -> None:
         self._bound()[0].adapters.open(slot, shape)

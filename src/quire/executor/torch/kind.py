@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from quire.executor.base import Executor, Limits
@@ -30,6 +31,10 @@ class TorchKind:
     def layout(self) -> str:
         """None: weights are held in their natural layout."""
         return ""
+
+    def held(self, program: Program) -> Sequence[Program]:
+        """This part; see ExecutorKind."""
+        return (program,)
 
     def planned_bytes(self, program: Program, limits: Limits) -> dict[str, int]:
         """What a TorchExecutor of these limits will hold, by part; activations with what steps allocate for a while."""
