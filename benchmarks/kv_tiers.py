@@ -179,9 +179,9 @@ def main() -> None:
             first_token(llm, prompts[args.lengths[0]][0])
             for length, several in prompts.items():
                 for prompt in several:
-                    seconds, cached = first_token(llm, prompt)
+                    took = first_token(llm, prompt)
                     if what == "remote":
-                        note(length, what, seconds, cached)
+                        note(length, what, *took)
             llm.close()
     delay = decode_delay(args, options, disk, prompts[max(args.lengths)])
     rate = read_rate(args.folder, block * max(args.lengths) // 16)
