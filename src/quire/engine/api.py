@@ -495,8 +495,7 @@ class Engine(Protocol):
         """
 
     async def text_tokens(self, params: SamplingParams) -> TextTokens | None:
-        """The tokens of the texts in parameters, for Request.texts; None if they have none. Raises RequestError naming
-        the field."""
+        """The tokens of texts in parameters, for Request.texts; None without any. Raises RequestError naming the field."""
 
     async def encode_inputs(self, asks: Sequence[InputAsk]) -> list[list[int]]:
         """Token ids of texts or pairs of texts for a model with pooling, computed off the event loop. Raises
