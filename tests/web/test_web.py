@@ -100,6 +100,8 @@ def test_the_chat(
     assert "Applying inline style violates" in stopped
     assert "first token" in views["answer"]
     assert "tokens/s" in views["figures"]
+    assert views["copied"].split() == views["answer"].split()
+    assert views["saved"] == ["user", "assistant"]
     assert "2 of 2" in views["places"]
     assert (views["edited"], views["before"]) == ("What is TPOT?", "What is TTFT?")
     assert views["tokens"] >= 5

@@ -1,4 +1,5 @@
 // Drives the pages of a running server in Chromium: node browse.mjs URL FOLDER PART. Prints what was seen as JSON.
+import { readFileSync } from "node:fs";
 import { AxeBuilder } from "@axe-core/playwright";
 import { chromium } from "playwright-core";
 
@@ -52,6 +53,13 @@ async function chat() {
   await done(page);
   seen.views.answer = await page.locator(".turn.assistant .markdown").innerText();
   seen.views.figures = await page.locator(".turn.assistant .figures").innerText();
+  await page.locator(".turn.assistant").getByRole("button", { name: "Copy" }).last().click();
+  seen.views.copied = await page.evaluate(() => navigator.clipboard.readText());
+  const [saved] = await Promise.all([
+    page.waitForEvent("download"),
+    page.getByRole("button", { name: "Save as a file" }).click(),
+  ]);
+  seen.views.saved = Object.values(JSON.parse(readFileSync(await saved.path(), "utf8")).turns).map((one) => one.role);
   await page.getByRole("button", { name: "Again" }).click();
   await page.waitForSelector(".places");
   await done(page);

@@ -108,6 +108,7 @@ _ALL = (
         controls=(
             Control(name="strategy", label="Parallelism", default="tensor", choices=calculated.STRATEGIES),
             Control(name="devices", label="Devices", default=4, least=1, most=16),
+            Control(name="copies", label="Copies of all that", default=1, least=1, most=8),
             model_control("Llama 3 70B"), device_control("h100"),
         ),
     ),
