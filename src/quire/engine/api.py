@@ -495,7 +495,7 @@ class Engine(Protocol):
         """
 
     async def text_tokens(self, params: SamplingParams) -> TextTokens | None:
-        """The tokens of texts in parameters, for Request.texts; None without any. Raises RequestError naming the field."""
+        """Tokens of texts in parameters, for Request.texts; None without any. Raises RequestError naming the field."""
 
     async def encode_inputs(self, asks: Sequence[InputAsk]) -> list[list[int]]:
         """Token ids of texts or pairs of texts for a model with pooling, computed off the event loop. Raises

@@ -41,6 +41,10 @@ class BlockTiers:
         """What changes in the background: blocks that were kept, those that can be found, and whether that works."""
         return tuple([number for each in self.kept for number in (each.blocks_out, len(each), each.works)])
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """What metrics show of each that is not host memory, by its kind."""
+        return {each.kind: each.counts() for each in self.kept}
+
     def published(self, name: Name, block: int) -> None:
         if any(each.works and not each.holds(name) for each in self.kept):
             self._unsaved[name] = block

@@ -57,10 +57,7 @@ class StepTotals:
     def report(self) -> EngineStats:
         """All counters and gauges as of now."""
         scheduler: Scheduler = self._core.scheduler
-        plans = self._core.worker.plans
-        kept = (
-            {} if self._core.tiers is None else {each.kind: each.counts() for each in self._core.tiers.kept}
-        )
+        plans, kept = self._core.worker.plans, self._core.tiers.counts() if self._core.tiers else {}
         drafts, adapters = self._core.speculation, self._core.adapters
         grammars, swap = self._core.grammars, self._core.swap
         stepped = None if callable(grammars) else grammars
