@@ -22,7 +22,7 @@ class Kept:
     def __init__(self) -> None:
         self.names: set[Name] = set()
 
-    def published(self, name: Name, block: int) -> None:
+    def published(self, name: Name, block: int, tenant: str) -> None:
         pass
 
     def moved(self, name: Name, block: int) -> None:

@@ -83,6 +83,23 @@ def test_engines_share_a_server_of_blocks(
     assert found.kept[-1].damaged == 0
 
 
+def test_an_encrypted_disk_gives_the_same_answers(checkpoint: Folder, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="needs cryptography, which is optional")
+    (tmp_path / "key").write_text("the key of this very file\n")
+    folder, tier = checkpoint("qwen3"), f"disk=4MiB:{tmp_path / 'kv'},disk-key={tmp_path / 'key'}"
+    plain, _, _ = answers(folder, enable_prefix_caching=False)
+    first, _, _ = answers(folder, kv_tiers=tier)
+    second, cached, tiers = answers(folder, kv_tiers=tier)
+    assert cached >= 96
+    assert tiers.kept[0].blocks_in >= 6
+    assert first == second == plain
+    (tmp_path / "key").write_text("another key, by which nothing is found\n")
+    third, cached, tiers = answers(folder, kv_tiers=tier)
+    assert (third, cached, tiers.kept[0].damaged) == (plain, 0, 0)
+    with pytest.raises(ValueError, match=r"kv_tiers: disk-key: .*No such file"):
+        answers(folder, kv_tiers=f"disk=4MiB:{tmp_path / 'kv'},disk-key={tmp_path / 'none'}")
+
+
 @pytest.mark.parametrize("tier", ["disk=4MiB:{}", "ram=1MiB, disk=4MiB:{}"])
 def test_blocks_that_gave_way_come_back_from_either_tier(
     checkpoint: Folder, tmp_path: Path, tier: str
@@ -137,6 +154,8 @@ def test_tiers_are_read() -> None:
     assert parse_tiers("ram=2GiB,disk=20GiB:/var/kv") == KvTiers(2 * 2**30, 20 * 2**30, "/var/kv")
     assert parse_tiers(" disk=1MiB:a:b ") == KvTiers(0, 2**20, "a:b")
     assert parse_tiers("remote=kv:7070:/k:1") == KvTiers(0, 0, "", ("kv", 7070), "/k:1")
+    sealed = KvTiers(0, 1, "/v", None, "", "/k")
+    assert parse_tiers("disk=1:/v,disk-key=/k") == parse_tiers("disk-key=/k,disk=1:/v") == sealed
     assert parse_tiers("ram=1,remote=[::1]:7070:k") == KvTiers(1, 0, "", ("::1", 7070), "k")
     for wrong in (
         "",
@@ -148,6 +167,9 @@ def test_tiers_are_read() -> None:
         "ram=1,ram=2",
         "disk=x:/y",
         "ram=0",
+        "disk-key=/k,ram=1",
+        "disk=1:/v,disk-key=",
+        "disk=1:/v,disk-key=/a,disk-key=/b",
         "remote=host:7070",
         "remote=host:0:key",
         "remote=:7070:key",

@@ -27,7 +27,7 @@ class BlockTiers:
         self.ram, self.kept, self.fingerprint = ram, kept, kept[0].fingerprint
         self.content: Callable[[int], U8]  # of a block of the cache: the worker's, once there is one
         self.sleeping = False  # what leaves the cache now is not damaged: it is kept
-        self._unsaved: dict[Name, int] = {}  # and the block of each
+        self._unsaved: dict[Name, tuple[int, str]] = {}  # and the block and the tenant of each
         self._looked = time.monotonic()  # when the last step began
         self._turn = 0  # which of `kept` gives contents first
 
@@ -45,13 +45,13 @@ class BlockTiers:
         """What metrics show of each that is not host memory, by its kind."""
         return {each.kind: each.counts() for each in self.kept}
 
-    def published(self, name: Name, block: int) -> None:
+    def published(self, name: Name, block: int, tenant: str) -> None:
         if any(each.works and not each.holds(name) for each in self.kept):
-            self._unsaved[name] = block
+            self._unsaved[name] = block, tenant
 
     def moved(self, name: Name, block: int) -> None:
         if name in self._unsaved:
-            self._unsaved[name] = block
+            self._unsaved[name] = block, self._unsaved[name][1]
 
     def saves(self, *, idle: bool) -> list[tuple[Name, int]]:
         now = time.monotonic()
@@ -69,16 +69,16 @@ class BlockTiers:
         """The blocks that were published first, at most so many, which `put` then brings."""
         while most > 0 and self._unsaved and self._room:
             name = next(iter(self._unsaved))
-            block = self._unsaved.pop(name)
-            if self._reserve(name):
+            block, tenant = self._unsaved.pop(name)
+            if self._reserve(name, tenant):
                 most -= 1
                 yield name, block
 
-    def _reserve(self, name: Name) -> bool:
-        return sum([each.reserve(name) for each in self.kept]) > 0  # by all of them
+    def _reserve(self, name: Name, tenant: str) -> bool:
+        return sum([each.reserve(name, tenant) for each in self.kept]) > 0  # by all of them
 
     def withdrawn(self, name: Name, *, offered: bool) -> bool:
-        unsaved = self._unsaved.pop(name, None) is not None
+        unsaved = self._unsaved.pop(name, None)
         if not offered:
             if self.ram is not None:
                 self.ram.withdrawn(name, offered=False)
@@ -87,7 +87,7 @@ class BlockTiers:
                     each.forget(name)
             return False
         wanted = self.ram is not None and self.ram.withdrawn(name, offered=True)
-        return (unsaved and self._reserve(name)) or wanted
+        return (unsaved is not None and self._reserve(name, unsaved[1])) or wanted
 
     def holds(self, name: Name) -> bool:
         if self.ram is not None and self.ram.holds(name):

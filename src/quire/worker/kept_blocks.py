@@ -22,7 +22,7 @@ ENTRY_BYTES = 320  # of an index, for a block
 _WRITE_BYTES, _READ_BYTES = 64 * 2**20, 8 * 2**20  # that contents take while they wait, or two of them
 _LOOK_SECONDS = 2.0  # between two looks at what others have kept
 _RECENT = 0.1  # of the latest read in the mean
-_READERS = 2
+READERS = 2
 
 
 def buffers_of(block_bytes: int) -> tuple[int, int]:
@@ -39,7 +39,7 @@ class KeptBlocks(ABC):
     def __init__(self, block_bytes: int, fingerprint: bytes) -> None:
         self.block_bytes, self.fingerprint = block_bytes, fingerprint
         self._lock = threading.Lock()
-        self._writing: set[Name] = set()  # reserved, and not written yet
+        self._writing: dict[Name, str] = {}  # reserved, and not written yet; the tenant of each
         self._awaited: set[Name] = set()  # of these: not handed over
         self._most_writes, self._most_reads = buffers_of(block_bytes)
         self._buffers: queue.SimpleQueue[U8] = queue.SimpleQueue()
@@ -59,7 +59,7 @@ class KeptBlocks(ABC):
     def begin(self) -> None:
         """Start."""
         self._threads = [threading.Thread(target=self._write_all, name=f"kv writer {self.kind}", daemon=True)]
-        for number in range(_READERS):
+        for number in range(READERS):
             self._threads.append(
                 threading.Thread(
                     target=self._read_all, args=(number,), name=f"kv reader {self.kind}", daemon=True
@@ -89,14 +89,15 @@ class KeptBlocks(ABC):
         """Whether contents are still to be written."""
         return bool(self._writing)
 
-    def reserve(self, name: Name) -> bool:
-        """Whether `write` should follow: not for a block that is there or on its way, or if there is no room."""
+    def reserve(self, name: Name, tenant: str = "") -> bool:
+        """Whether `write` should follow for a block of a tenant: not if it is there or on its way, or there is no
+        room."""
         if not self.works or self.holds(name) or name in self._writing:
             return False
         if len(self._writing) >= self._most_writes:
             self.refused += 1
             return False
-        self._writing.add(name)
+        self._writing[name] = tenant
         self._awaited.add(name)
         return True
 
@@ -113,7 +114,7 @@ class KeptBlocks(ABC):
         """Never serve a block again: it may be damaged."""
         if name in self._awaited:
             self._awaited.discard(name)
-            self._writing.discard(name)
+            self._writing.pop(name, None)
         self._writes.put((name, self._lose(name)))
 
     @abstractmethod
@@ -149,7 +150,7 @@ class KeptBlocks(ABC):
     def close(self) -> None:
         """Write what was handed over, and end."""
         self._writes.put(None)
-        for _ in range(_READERS):
+        for _ in range(READERS):
             self._reads.put(None)
         for thread in self._threads:
             while thread.is_alive():
@@ -172,7 +173,7 @@ class KeptBlocks(ABC):
         """Find a block no more; returns where it is, if that is known. Called by the step."""
 
     @abstractmethod
-    def _keep(self, name: Name, content: U8) -> None:
+    def _keep(self, name: Name, content: U8, tenant: str) -> None:
         """Write a content. Raises OSError."""
 
     @abstractmethod
@@ -216,12 +217,12 @@ class KeptBlocks(ABC):
                 if not isinstance(content, np.ndarray):
                     self._erase(name, content)
                 elif self.works:
-                    self._keep(name, content)
+                    self._keep(name, content, self._writing.get(name, ""))
             except OSError as error:
                 self._failed(error)
             finally:
                 if isinstance(content, np.ndarray):
-                    self._writing.discard(name)
+                    self._writing.pop(name, None)
 
     def _read_all(self, reader: int) -> None:
         while (asked := self._reads.get()) is not None:

@@ -98,7 +98,7 @@ class RemoteTier(KeptBlocks):
                 self._say("it answers again")
             self._was_up = True
 
-    def _keep(self, name: Name, content: U8) -> None:
+    def _keep(self, name: Name, content: U8, tenant: str) -> None:  # noqa: ARG002
         data = memoryview(content)  # type: ignore[arg-type]
         check = content_sum(self.fingerprint, *name, data)
         self._call(_WRITER, Frame(Kind.PUT, *name, 0, len(data), check), bytearray(), data)

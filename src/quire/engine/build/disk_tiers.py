@@ -24,7 +24,9 @@ from quire.worker.swap_space import SwapSpace
 def tier_parts(asked: CacheOptions, block_bytes: int) -> dict[str, int]:
     """Memory that the tiers take, by part."""
     tiers = asked.tiers
-    disk = tier_bytes(tiers.disk, block_bytes) if tiers and tiers.disk else 0
+    disk = 0
+    if tiers and tiers.disk:
+        disk = tier_bytes(tiers.disk, block_bytes, sealed=bool(tiers.disk_key))
     remote = remote_bytes(block_bytes) if tiers and tiers.remote else 0
     return {"swap": asked.swap_space or 0, "tiers": disk + remote}
 
@@ -40,7 +42,7 @@ def make_tiers(
     """Tiers on a disk and a server over the swap space, if asked for and the model keeps blocks between requests.
 
     `programs` are those of all ranks. Raises KvFileError, and ValueError where blocks cannot be taken back alone, none
-    fits, or the key of the server cannot be read.
+    fits, or a key cannot be read.
     """
     tiers, spec = config.asked.cache.tiers, model.facts.spec
     if tiers is None or not (tiers.disk or tiers.remote) or spec.whole or spec.pooling is not None:
@@ -48,20 +50,21 @@ def make_tiers(
     if draft is not None:
         raise ValueError("kv_tiers: not with a draft model, whose keys and values would be missing")
     mark = _fingerprint(model, config, programs)
-    key = _key(tiers.key_file) if tiers.remote is not None else b""
+    key, disk_key = _key("remote", tiers.key_file), _key("disk-key", tiers.disk_key)
     kept: list[KeptBlocks] = []
     if tiers.disk:
-        kept.append(DiskTier(Path(tiers.folder), tiers.disk, block_bytes, mark))
+        kept.append(DiskTier(Path(tiers.folder), tiers.disk, block_bytes, mark, disk_key))
     if tiers.remote is not None:
         kept.append(RemoteTier(tiers.remote, key, block_bytes, mark))
     return BlockTiers(swap, kept)
 
 
-def _key(path: str) -> bytes:
+def _key(name: str, path: str) -> bytes:
+    """The key in a file, if one is named."""
     try:
-        return read_key(path)
+        return read_key(path) if path else b""
     except ValueError as error:
-        raise ValueError(f"kv_tiers: remote: {error}") from None
+        raise ValueError(f"kv_tiers: {name}: {error}") from None
 
 
 def _fingerprint(model: Model, config: ResolvedConfig, programs: Sequence[Program]) -> bytes:
