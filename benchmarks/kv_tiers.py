@@ -4,21 +4,30 @@
 
 `SHAPE` is a folder with a config.json; weights are random. For each length and round one prompt: computed; with its
 blocks in the cache; from host memory, after others have taken its place; and from the file by a new engine, whose pages
-of the file were dropped (cold) or not (warm). The disk's rate is that of reading the same file in one thread, cold.
+of the file were dropped (cold) or not (warm); and from a kv-server in a process of its own, over loopback. The disk's
+rate is that of reading the same file in one thread, cold. Then steps of one sequence that decodes, in turns alone and
+while the longest prompts are fetched from the file, each of these once a round.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
+from typing import Any
 
 from quire import LLM, SamplingParams
+from quire.types import Request, TokenIds
+from quire.worker.disk_tier import DiskTier
 
 _PIECE = 2**22
 
@@ -48,6 +57,69 @@ def read_rate(folder: Path, size: int) -> float:
         while done < size and (got := file.readinto(into)):
             done += got
     return done / (time.perf_counter() - start)
+
+
+def ready(llm: LLM) -> int:
+    """Wait until the tiers know what there is; returns the bytes of a block."""
+    tiers = llm._built.core.tiers
+    assert tiers is not None
+    for tier in tiers.kept:
+        while isinstance(tier, DiskTier) and not tier.is_loaded():
+            time.sleep(0.01)
+        while not tier.works:
+            time.sleep(0.01)
+    return tiers.kept[0].block_bytes
+
+
+@contextlib.contextmanager
+def kv_server(folder: Path) -> Iterator[str]:
+    """A server of blocks in a process of its own, as a tier."""
+    key = folder.parent / "kv_tiers.key"
+    key.write_text("a key of a benchmark on this machine alone")
+    command = [sys.executable, "-m", "quire.cli.main", "kv-server", "--size", "4GiB", "--port", "0"]
+    process = subprocess.Popen([*command, "--key-file", str(key)], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        yield f"remote=127.0.0.1:{process.stderr.readline().rpartition(':')[2].strip()}:{key}"
+    finally:
+        process.kill()
+        process.wait()
+        key.unlink()
+
+
+def decode_delay(
+    args: argparse.Namespace, options: dict[str, Any], disk: str, prompts: list[list[int]]
+) -> dict[str, list[float]]:
+    """Seconds of steps with one decoding row: alone, and while a prompt is fetched from the file (cold)."""
+    llm = LLM(args.shape, kv_tiers=disk, **options)
+    ready(llm)
+    core = llm._built.core
+    params = SamplingParams(max_tokens=options["max_model_len"] - 32, ignore_eos=True)
+    core.add(Request(request_id="decodes", prompt_token_ids=TokenIds([7] * 16), params=params))
+    found: dict[str, list[float]] = {"alone": [], "fetching": []}
+
+    def step(what: str) -> None:
+        start = time.perf_counter()
+        core.step()
+        if core.rows == 1:
+            found[what].append(time.perf_counter() - start)
+
+    for _ in range(20):
+        core.step()
+    for number, prompt in enumerate(prompts):
+        drop(args.folder)
+        for _ in range(30):
+            step("alone")
+        asked = SamplingParams(max_tokens=1)
+        core.add(Request(request_id=f"fetched {number}", prompt_token_ids=TokenIds(prompt), params=asked))
+        core.step()
+        assert core.scheduler.fetches, "it is not fetched"
+        while core.scheduler.fetches:
+            step("fetching")
+        for _ in range(3):
+            core.step()
+    llm.close()
+    return found
 
 
 def main() -> None:
@@ -92,11 +164,7 @@ def main() -> None:
     block = 0
     for warm in ("cold", "warm"):
         llm = LLM(args.shape, kv_tiers=disk, **options)
-        tier = llm._built.core.tiers
-        assert tier is not None
-        block = tier.disk.block_bytes
-        while not tier.disk.is_loaded():
-            time.sleep(0.01)
+        block = ready(llm)
         first_token(llm, prompts[args.lengths[0]][0])  # the first step of an engine
         for length, several in prompts.items():
             for prompt in several:
@@ -104,6 +172,18 @@ def main() -> None:
                     drop(args.folder)
                 note(length, warm, *first_token(llm, prompt))
         llm.close()
+    with kv_server(args.folder) as remote:
+        for what in ("sent", "remote"):
+            llm = LLM(args.shape, kv_tiers=remote, **options)
+            ready(llm)
+            first_token(llm, prompts[args.lengths[0]][0])
+            for length, several in prompts.items():
+                for prompt in several:
+                    took = first_token(llm, prompt)
+                    if what == "remote":
+                        note(length, what, *took)
+            llm.close()
+    delay = decode_delay(args, options, disk, prompts[max(args.lengths)])
     rate = read_rate(args.folder, block * max(args.lengths) // 16)
     rows = []
     for length, each in found.items():
@@ -115,6 +195,9 @@ def main() -> None:
              "computed / cold": round(seconds["computed"] / seconds["cold"], 1),
              "share of the disk's rate": round(length // 16 * block / restored / rate, 2)}
         )  # fmt: skip
+    steps = {what: [round(1e3 * median(values), 2), len(values)] for what, values in delay.items()}
+    ratios = [value / median(delay["alone"]) for value in delay["fetching"]]
+    told = f"median {median(ratios):.3f}, quartiles {quantiles(ratios)[0]:.3f} to {quantiles(ratios)[2]:.3f}"
     if args.json:
         print(json.dumps({"disk_bytes_per_second": rate, "block_bytes": block, "rows": rows}))
         return
@@ -122,6 +205,7 @@ def main() -> None:
     print(f"| {' | '.join(rows[0])} |\n|{'--:|' * len(rows[0])}")
     for row in rows:
         print(f"| {' | '.join(map(str, row.values()))} |")
+    print(f"steps of one row, in ms, and their number: {steps}; while fetching / alone: {told}")
 
 
 if __name__ == "__main__":

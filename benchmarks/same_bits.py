@@ -177,7 +177,7 @@ class Memory:
         self.contents: dict[Name, Any] = {}
         self.asked = self.got = 0
 
-    def published(self, name: Name, block: int) -> None:
+    def published(self, name: Name, block: int, tenant: str) -> None:
         pass
 
     def moved(self, name: Name, block: int) -> None:

@@ -39,7 +39,7 @@ class HostTier:
     def __post_init__(self) -> None:
         self.random = random.Random(self.capacity)
 
-    def published(self, name: Name, block: int) -> None:
+    def published(self, name: Name, block: int, tenant: str) -> None:
         assert not self.findable[name], "it can be found already"
         self.findable[name] = 1
         self.unsaved[name] = block

@@ -22,7 +22,7 @@ class Kept:
     def __init__(self) -> None:
         self.names: set[Name] = set()
 
-    def published(self, name: Name, block: int) -> None:
+    def published(self, name: Name, block: int, tenant: str) -> None:
         pass
 
     def moved(self, name: Name, block: int) -> None:
@@ -165,3 +165,75 @@ def test_a_digest_is_of_everything_before_it() -> None:
     assert len(digests | {root}) == 4
     assert chain(chain(root, b"1"), b"2") != chain(chain(root, b"2"), b"2")
     assert root.hex() == "300d7a13868552e95e4820b62b784164"  # in every process
+
+
+def roomy() -> Scheduler:
+    """A scheduler with room for several, whose tier keeps the blocks of PROMPT."""
+    tier: Any = evicted().caches.tier
+    return make(tier, num_blocks=24)
+
+
+def test_a_second_sequence_joins_a_fetch() -> None:
+    """Nothing is read twice; both have what came, and what a fetch lost is fetched again by the second alone."""
+    scheduler = evicted()
+    scheduler.add(ask("aa", PROMPT))
+    scheduler.add(ask("aaa", [*PROMPT, 14]))
+    out = scheduler.schedule()
+    fills = [move.block for move in out.moves if move.fill]
+    assert len(fills) == 3
+    assert (scheduler.num_running, scheduler.num_waiting) == (0, 2)
+    update(scheduler, out, dict.fromkeys(fills[:2], True))
+    assert scheduler.num_waiting == 2
+    assert not step(scheduler, {fills[2]: True}).moves
+    out = step(scheduler)
+    assert [new.blocks[0] for new in out.new] == [fills, fills]
+    assert [row.start for row in out.scheduled] == [12, 12]
+    assert scheduler.prefix_stats.hit_tokens == 24
+
+
+def test_what_a_joined_fetch_lost_is_fetched_again() -> None:
+    scheduler = roomy()
+    for name in ("aa", "aaa"):
+        scheduler.add(ask(name, PROMPT))
+    out = scheduler.schedule()
+    fills = [move.block for move in out.moves if move.fill]
+    update(scheduler, out, {fills[0]: True, fills[1]: False, fills[2]: True})
+    out = scheduler.schedule()
+    [new] = out.new
+    assert new.request_id == "aa"
+    assert out.scheduled[0].start == 4, "it has fetched once"
+    again = [move.block for move in out.moves if move.fill]
+    assert len(again) == 2, "the second has only joined"
+    update(scheduler, out, dict.fromkeys(again, True))
+    out = step(scheduler)
+    assert [new.request_id for new in out.new] == ["aaa"]
+
+
+@pytest.mark.parametrize("gone", ["aa", "aaa"])
+def test_of_two_that_wait_for_a_fetch_either_may_be_aborted(gone: str) -> None:
+    scheduler = evicted()
+    for name in ("aa", "aaa"):
+        scheduler.add(ask(name, PROMPT))
+    out = scheduler.schedule()
+    fills = [move.block for move in out.moves if move.fill]
+    scheduler.abort(gone)
+    scheduler.audit()
+    assert scheduler.num_waiting == 1
+    update(scheduler, out, dict.fromkeys(fills, True))
+    out = step(scheduler)
+    assert [new.request_id for new in out.new] == [{"aa": "aaa", "aaa": "aa"}[gone]]
+    assert out.scheduled[0].start == 12
+
+
+def test_nobody_joins_a_fetch_that_takes_longer_than_to_compute() -> None:
+    scheduler = roomy()
+    tier: Any = scheduler.caches.tier
+    scheduler.add(ask("aa", PROMPT))
+    out = scheduler.schedule()
+    assert sum(move.fill for move in out.moves) == 3
+    tier.seconds = 1e9
+    scheduler.add(ask("aaa", PROMPT))
+    update(scheduler, out)
+    out = scheduler.schedule()
+    assert [new.request_id for new in out.new] == ["aaa"]
+    assert out.scheduled[0].start == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from quire import LLM, SamplingParams
 from quire.config.kv_tiers import KvTiers, parse_tiers
 from quire.config.schema import EngineConfig
 from quire.worker.kv_file import KvFileError
+from quire.worker.kv_server import BlockShelf, KvServer
 
 LENGTH = 128
 PROMPTS = [[3 + (7 * i + 3 * j) % 90 for j in range(100)] for i in range(6)]
@@ -45,11 +49,55 @@ def test_a_second_process_goes_on_with_what_the_first_has_computed(
     plain, none, _ = answers(folder, enable_prefix_caching=False)
     first, _, tiers = answers(folder, kv_tiers=tier)
     assert none == 0
-    assert tiers.disk.blocks_out > 20
+    assert tiers.kept[0].blocks_out > 20
     second, cached, tiers = answers(folder, kv_tiers=tier)
     assert cached >= 96, "not all: reading a block may cost more than to compute it with so small a model"
-    assert tiers.disk.blocks_in >= 6
+    assert tiers.kept[0].blocks_in >= 6
     assert first == second == plain
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[str]:
+    """A server of blocks, as a tier."""
+    key = b"0123456789abcdef"
+    (tmp_path / "key").write_bytes(key)
+    server = KvServer(BlockShelf(2**24), key, socket.create_server(("127.0.0.1", 0)))
+    threading.Thread(target=server.run).start()
+    yield f"remote=127.0.0.1:{server._listener.getsockname()[1]}:{tmp_path / 'key'}"
+    server.close()
+
+
+@pytest.mark.parametrize("tiers", ["{shared}", "disk=4MiB:{folder},{shared}", "ram=1MiB,{shared}"])
+def test_engines_share_a_server_of_blocks(
+    checkpoint: Folder, tmp_path: Path, shared: str, tiers: str
+) -> None:
+    folder = checkpoint("qwen3")
+    plain, _, _ = answers(folder, times=2, enable_prefix_caching=False)
+    for number in range(2):
+        given = tiers.format(shared=shared, folder=tmp_path / str(number))
+        made, cached, found = answers(folder, times=2, kv_tiers=given)
+        assert made == plain
+        assert cached > 96
+    assert found.kept[-1].kind == "remote"
+    assert found.kept[-1].blocks_in > 0
+    assert found.kept[-1].damaged == 0
+
+
+def test_an_encrypted_disk_gives_the_same_answers(checkpoint: Folder, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="needs cryptography, which is optional")
+    (tmp_path / "key").write_text("the key of this very file\n")
+    folder, tier = checkpoint("qwen3"), f"disk=4MiB:{tmp_path / 'kv'},disk-key={tmp_path / 'key'}"
+    plain, _, _ = answers(folder, enable_prefix_caching=False)
+    first, _, _ = answers(folder, kv_tiers=tier)
+    second, cached, tiers = answers(folder, kv_tiers=tier)
+    assert cached >= 96
+    assert tiers.kept[0].blocks_in >= 6
+    assert first == second == plain
+    (tmp_path / "key").write_text("another key, by which nothing is found\n")
+    third, cached, tiers = answers(folder, kv_tiers=tier)
+    assert (third, cached, tiers.kept[0].damaged) == (plain, 0, 0)
+    with pytest.raises(ValueError, match=r"kv_tiers: disk-key: .*No such file"):
+        answers(folder, kv_tiers=f"disk=4MiB:{tmp_path / 'kv'},disk-key={tmp_path / 'none'}")
 
 
 @pytest.mark.parametrize("tier", ["disk=4MiB:{}", "ram=1MiB, disk=4MiB:{}"])
@@ -62,7 +110,7 @@ def test_blocks_that_gave_way_come_back_from_either_tier(
     made, cached, tiers = answers(folder, times=2, kv_tiers=tier.format(tmp_path))
     assert made == plain
     assert cached > 300
-    assert tiers.disk.blocks_in + (tiers.ram.blocks_in if tiers.ram else 0) > 10
+    assert tiers.kept[0].blocks_in + (tiers.ram.blocks_in if tiers.ram else 0) > 10
     if tiers.ram:
         assert tiers.ram.blocks_in > 0
 
@@ -78,7 +126,7 @@ def test_other_weights_formats_and_block_sizes_find_nothing(checkpoint: Folder, 
     ):
         _, cached, tiers = answers(folder, kv_tiers=tier, **options)
         assert cached == 0
-        assert tiers.disk.blocks_in == 0
+        assert tiers.kept[0].blocks_in == 0
 
 
 def test_it_is_in_the_memory_plan_and_has_its_limits(checkpoint: Folder, tmp_path: Path) -> None:
@@ -105,6 +153,10 @@ def test_it_is_in_the_memory_plan_and_has_its_limits(checkpoint: Folder, tmp_pat
 def test_tiers_are_read() -> None:
     assert parse_tiers("ram=2GiB,disk=20GiB:/var/kv") == KvTiers(2 * 2**30, 20 * 2**30, "/var/kv")
     assert parse_tiers(" disk=1MiB:a:b ") == KvTiers(0, 2**20, "a:b")
+    assert parse_tiers("remote=kv:7070:/k:1") == KvTiers(0, 0, "", ("kv", 7070), "/k:1")
+    sealed = KvTiers(0, 1, "/v", None, "", "/k")
+    assert parse_tiers("disk=1:/v,disk-key=/k") == parse_tiers("disk-key=/k,disk=1:/v") == sealed
+    assert parse_tiers("ram=1,remote=[::1]:7070:k") == KvTiers(1, 0, "", ("::1", 7070), "k")
     for wrong in (
         "",
         "ram",
@@ -115,6 +167,13 @@ def test_tiers_are_read() -> None:
         "ram=1,ram=2",
         "disk=x:/y",
         "ram=0",
+        "disk-key=/k,ram=1",
+        "disk=1:/v,disk-key=",
+        "disk=1:/v,disk-key=/a,disk-key=/b",
+        "remote=host:7070",
+        "remote=host:0:key",
+        "remote=:7070:key",
+        "remote=a:1:k,remote=b:1:k",
     ):
         with pytest.raises(ValueError, match=r"^kv_tiers: "):
             parse_tiers(wrong)

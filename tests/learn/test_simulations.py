@@ -13,6 +13,8 @@ from quire.learn.quiz import questions
 from quire.learn.scene import Scene
 from quire.learn.simulations import simulation
 from quire.planner import time_sums
+from quire.planner.devices import devices
+from quire.planner.step_bound import RankLayout, StepBound
 
 
 def shown(name: str, **values: str) -> dict[str, str]:
@@ -111,6 +113,8 @@ def test_what_each_device_holds() -> None:
     tensor = shown("parallelism", model="Llama 3 8B")
     assert tensor["slice of an up projection"] == "29.36 MB"
     assert shown("parallelism", strategy="pipeline")["layers of a stage"] == "20"
+    both = shown("parallelism", devices="4", copies="2")
+    assert both["independent replicas"] == "2"
     experts = simulation("parallelism").scene({"strategy": "expert", "devices": "8", "model": "DeepSeek V3"})
     assert number(experts, "experts of a device") == 32
     whole, known = size("DeepSeek V3")[1] * 2, size("DeepSeek V3")[0]
@@ -123,6 +127,19 @@ def test_what_each_device_holds() -> None:
     ):
         with pytest.raises(ValueError, match=r"strategy: |devices: "):
             simulation("parallelism").scene(words)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layout"), [("tensor", RankLayout(tensor=4)), ("pipeline", RankLayout(pipeline=4))]
+)
+def test_bytes_between_devices_are_those_of_a_plan(strategy: str, layout: RankLayout) -> None:
+    scene = simulation("parallelism").scene({"strategy": strategy})
+    known, _ = size("Llama 3 70B")
+    (planned,) = StepBound(model=known, device=devices()["h100"], layout=layout).exchanged_bytes(1).values()
+    assert number(scene, "sent by a device in a step") == pytest.approx(planned / 1e6)
+    stream = known.hidden * 2 / 1e6
+    by_hand = stream if strategy == "pipeline" else 2 * known.layers * 2 * 3 / 4 * stream
+    assert number(scene, "sent by a device in a step") == pytest.approx(by_hand)
 
 
 def test_a_cached_prefix_is_not_computed() -> None:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
+import socket
+import subprocess
+import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from tools import grafana_dashboard
@@ -107,3 +113,83 @@ def test_rules_find_their_metrics(labels: dict[str, set[str]]) -> None:
 def test_a_wrong_name_and_a_wrong_label_are_seen(labels: dict[str, set[str]]) -> None:
     assert missing("rate(quire_step_total[1m])", labels) == ["quire_step_total"]
     assert missing("sum by (class) (quire_kv_blocks)", labels) == ["quire_kv_blocks: class"]
+
+
+@pytest.fixture(scope="module")
+def prometheus(server: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Prometheus that has the shipped files, and has looked at the server a few times."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    (folder / "quire-rules.yml").write_text((FOLDER / "quire-rules.yml").read_text())
+    text = (FOLDER / "prometheus.yml").read_text().replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
+    text = re.sub(r"(scrape|evaluation)_interval: \w+", r"\1_interval: 1s", text)
+    (folder / "key").write_text(KEY)
+    text = re.sub(
+        r"# authorization:\n *# *credentials_file: .*", "authorization: {credentials_file: key}", text
+    )
+    assert "authorization: {" in text
+    (folder / "prometheus.yml").write_text(text)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [
+        "prometheus",
+        "--config.file=prometheus.yml",
+        f"--web.listen-address={address}",
+        "--log.level=error",
+    ]
+    with subprocess.Popen(command, cwd=folder) as running:
+        try:
+            server.wait(lambda: running.poll() is None and _scrapes(address) >= 4)
+            yield address
+        finally:
+            running.terminate()
+
+
+def ask(address: str, path: str, **query: str) -> Any:
+    url = f"http://{address}/api/v1/{path}?{urlencode(query)}"
+    with urllib.request.urlopen(url, timeout=60) as reply:
+        return json.load(reply)["data"]
+
+
+def _scrapes(address: str) -> int:
+    try:
+        found = ask(address, "query", query="count_over_time(vllm:num_requests_running[1m])")["result"]
+    except OSError:
+        return 0
+    return int(found[0]["value"][1]) if found else 0
+
+
+NEEDS = [
+    pytest.mark.clients,
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus"),
+]
+
+
+def _apply(*queries: str) -> list[Any]:
+    return [pytest.param(query, marks=NEEDS) for query in queries]
+
+
+@pytest.mark.parametrize("query", _apply(*VLLM))
+def test_prometheus_finds_data_for_the_dashboard_of_vllm(
+    query: str, prometheus: str, server: LiveServer
+) -> None:
+    name = server.get("/v1/models").json["data"][0]["id"]
+    asked = query.replace("$model_name", name).replace("$__rate_interval", "1m")
+    assert ask(prometheus, "query", query=asked)["result"]
+
+
+@pytest.mark.parametrize("query", _apply(*grafana_dashboard.queries()))
+def test_prometheus_reads_the_dashboard(query: str, prometheus: str) -> None:
+    asked = query.replace("$model", ".*").replace("$__rate_interval", "1m")
+    assert ask(prometheus, "query", query=asked)["resultType"] == "vector"
+
+
+@pytest.mark.clients
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus")
+def test_prometheus_loads_the_rules(prometheus: str, server: LiveServer) -> None:
+    def evaluated() -> bool:
+        rules = [rule for one in ask(prometheus, "rules")["groups"] for rule in one["rules"]]
+        assert not any(rule["health"] == "err" for rule in rules), rules
+        return len(rules) >= 8 and all(rule["health"] == "ok" for rule in rules)
+
+    server.wait(evaluated)

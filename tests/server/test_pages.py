@@ -66,6 +66,17 @@ def test_pages_are_open_and_data_is_not(locked: LiveServer) -> None:
     assert locked.get("/v1/models", KEY).status == 200
 
 
+def test_what_pages_show_needs_a_key(locked: LiveServer) -> None:
+    """Of all routes that pages have for themselves, those of static files are open and no other."""
+    described = locked.get("/openapi.json", KEY).json["paths"]
+    own = [path for path, verbs in described.items() if "pages" in verbs.get("get", {}).get("tags", ())]
+    assert len(own) >= 12
+    for path in own:
+        asked = path.replace("{file}", "index.js").replace("{name}", "memory").replace("{chapter}", "3")
+        assert "{" not in asked
+        assert locked.get(asked).status == (401 if "/api/" in path else 200), path
+
+
 def test_pages_keep_to_the_allowed_hosts(locked: LiveServer) -> None:
     """A name that an attacker's DNS points here gets no page either."""
     for path in ("/", "/learn", "/dashboard", "/docs", "/ui/index.js"):

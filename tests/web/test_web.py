@@ -6,10 +6,16 @@ Needs npm, the npm registry, and Chromium at /usr/bin/chromium.
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import signal
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +28,7 @@ from quire.learn.simulations import simulations
 ROOT = Path(quire.__file__).parents[2]
 BUILT = Path(quire.__file__).parent / "server/pages/built"
 
-ADMIN = "key-of-an-administrator"
+ADMIN, CLIENT = "key-of-an-administrator", "key-of-a-client"
 
 pytestmark = [
     pytest.mark.web,
@@ -69,23 +75,33 @@ def test_the_committed_files_are_what_the_sources_make(sources: Path) -> None:
         assert path.read_bytes() == (BUILT / path.name).read_bytes(), path.name
 
 
-@pytest.mark.skipif(not Path("/usr/bin/chromium").exists(), reason="Chromium is not installed")
-def test_a_browser_can_use_the_page(sources: Path, live: LiveServer, tmp_path: Path) -> None:
-    """Asks, asks again, edits, goes back, looks at chances, stops; light, dark, and on a phone."""
+browser = pytest.mark.skipif(not Path("/usr/bin/chromium").exists(), reason="Chromium is not installed")
+
+
+def browse(part: str, sources: Path, live: LiveServer, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """What a part of browse.mjs saw, and the errors on the console. Nothing came from elsewhere; axe found nothing."""
     ended = subprocess.run(
-        ["node", "test/browse.mjs", live.url, str(tmp_path)],
-        cwd=sources, capture_output=True, text=True, timeout=300, check=False,
+        ["node", "test/browse.mjs", live.url, str(folder), part],
+        cwd=sources, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     seen = json.loads(ended.stdout)
     assert seen["outside"] == seen["axe"] == []
-    # In the words of the browser: the policy stops the style of a hostile answer, and a value is out of range.
-    stopped, refused = seen["errors"]
+    return seen["views"], seen["errors"]
+
+
+@browser
+def test_the_chat(
+    sources: Path, live: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asks, asks again, edits, goes back, looks at chances, calls a tool, stops; light, dark, and on a phone."""
+    views, errors = browse("chat", sources, live, tmp_path)
+    (stopped,) = errors  # the policy stops the style of a hostile answer
     assert "Applying inline style violates" in stopped
-    assert "400 (Bad Request)" in refused
-    views = seen["views"]
     assert "first token" in views["answer"]
     assert "tokens/s" in views["figures"]
+    assert views["copied"].split() == views["answer"].split()
+    assert views["saved"] == ["user", "assistant"]
     assert "2 of 2" in views["places"]
     assert (views["edited"], views["before"]) == ("What is TPOT?", "What is TTFT?")
     assert views["tokens"] >= 5
@@ -95,30 +111,98 @@ def test_a_browser_can_use_the_page(sources: Path, live: LiveServer, tmp_path: P
     assert len(views["hostile"]) >= 9
     assert all(not one["hacked"] and not one["made"] for one in views["hostile"])
     assert any(one["shown"] for one in views["hostile"])  # the model has said it
+    assert re.match(r"(clock|dice|calculate)\(\{", views["called"])
+    assert views["told"] == "4"
+    cached, whole = map(int, re.findall(r"\d+", views["prompt"]))
+    assert 0 < cached < whole  # the conversation before the call
+    assert not views["side overflow"]
     assert not views["dark overflow"]
     assert not views["phone overflow"]
+    assert views["loaded"] <= 150_000
+    pictures = {path.name for path in tmp_path.iterdir()}
+    assert {"welcome.png", "chances.png", "tools.png", "dark.png", "phone.png"} <= pictures
+    with capsys.disabled():
+        print(f"\nfirst paint {views['painted']:.0f} ms, {views['loaded']:,} bytes")
+
+
+@browser
+def test_the_lesson(sources: Path, live: LiveServer, tmp_path: Path) -> None:
+    views, errors = browse("lesson", sources, live, tmp_path)
+    (refused,) = errors  # a value is out of range
+    assert "400 (Bad Request)" in refused
     titles = [one.title for one in simulations().values()]
     written = [one.title for one in chapters().values()]
     assert views["sights"] >= 5  # each ran on this server
+    assert views["replayed"]
     for name in ("lesson", "lesson dark", "lesson phone"):
         assert views[name] == titles
+        assert views[f"{name} other"] == []  # the page shows what the server said, in its words
         assert views[f"{name} chapters"] == written
         assert views[f"{name} quiz"].startswith("Right.")
         assert not views[f"{name} overflow"]
+    assert "lesson phone block-table.png" in {path.name for path in tmp_path.iterdir()}
+
+
+@browser
+def test_a_simulation_that_fails_leaves_the_others(sources: Path, live: LiveServer, tmp_path: Path) -> None:
+    views, errors = browse("fence", sources, live, tmp_path)
+    assert errors == []
     assert len(views["fenced"]) == 1
     assert views["beside the fence"] >= 2
+
+
+@browser
+def test_the_control_room(sources: Path, live: LiveServer, tmp_path: Path) -> None:
+    views, errors = browse("room", sources, live, tmp_path)
+    assert errors == []
     for name in ("room", "room dark", "room phone"):
         heads = " ".join(views[name])
-        assert all(
-            one in heads for one in ("Batch", "KV cache", "Cached prefixes", "Memory plan", "Settings")
-        )
+        parts = ("Batch", "KV cache", "Cached prefixes", "Memory plan", "Settings")
+        assert all(one in heads for one in parts)
         assert " ms for " in views[f"{name} why"]
         assert views[f"{name} tried"] == "Would change: max_num_seqs = 3"
         assert not views[f"{name} overflow"]
     assert views["room key"] == ""  # it is asked again for the next change
     assert ADMIN not in views["room kept"]
+
+
+@browser
+def test_a_key_stays_in_its_tab(sources: Path, tmp_path: Path) -> None:
+    with serving(Path(shipped_models()["quire-mini"]), api_key=(CLIENT,)) as live:
+        views, errors = browse("locked", sources, live, tmp_path)
+    assert all("401 (Unauthorized)" in one for one in errors)
+    assert views["told"] == []
+    assert CLIENT not in views["kept"]
+    assert views["asked"] == ["/", "/learn", "/dashboard", "/docs"]
+
+
+@browser
+def test_the_api_reference(sources: Path, live: LiveServer, tmp_path: Path) -> None:
+    views, errors = browse("api", sources, live, tmp_path)
+    assert errors == []
     for name in ("api", "api phone"):
         assert {"messages", "temperature", "model"} <= set(views[name])
         assert not views[f"{name} overflow"]
-    pictures = {path.name for path in tmp_path.iterdir()}
-    assert {"welcome.png", "chances.png", "dark.png", "phone.png", "lesson phone block-table.png"} <= pictures
+
+
+@browser
+def test_a_newcomer_gets_an_answer(sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`make serve`, the page, its first button: nothing to read, nothing to choose."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    make = ["make", "-s", "serve", f"VENV={sys.prefix}", f"ARGS=--port {port} --quiet"]
+    with subprocess.Popen(make, cwd=ROOT, start_new_session=True) as server:
+        try:
+            ended = subprocess.run(
+                ["node", "test/newcomer.mjs", f"http://127.0.0.1:{port}/"],
+                cwd=sources, capture_output=True, text=True, timeout=300, check=False,
+            )  # fmt: skip
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+    assert ended.returncode == 0, ended.stderr
+    times = json.loads(ended.stdout)
+    with capsys.disabled():
+        print(
+            f"\nfrom make serve to the page {times['there']:.0f} ms, to an answer {times['answered']:.0f} ms"
+        )

@@ -92,7 +92,7 @@ class RamTier:
         self.contents: dict[tuple[bytes, int], U8] = {}
         self.asked = self.got = 0
 
-    def published(self, name: Name, block: int) -> None:
+    def published(self, name: Name, block: int, tenant: str) -> None:
         pass
 
     def moved(self, name: Name, block: int) -> None:

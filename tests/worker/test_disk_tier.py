@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from quire.core.tier import Name
-from quire.worker.disk_tier import DiskTier, buffers_of
+from quire.worker.disk_tier import DiskTier
+from quire.worker.kept_blocks import buffers_of
 from quire.worker.kv_file import PAGE, RECORD_BYTES, U8, KvFile, KvFileError, KvLayout, places_in
 
 BLOCK = 5000
@@ -137,7 +138,9 @@ def test_what_was_changed_is_never_read(make: Make, what: str) -> None:
     tier.close()
     layout = KvLayout(MARK, BLOCK, places_in(SIZE, BLOCK))
     with tier.path.open("r+b") as file:
-        places = {digest: place for place, digest, _ in KvFile(tier.path, file.fileno(), layout).table()[0]}
+        places = {
+            digest: place for place, digest, _, _ in KvFile(tier.path, file.fileno(), layout).table()[0]
+        }
         one, two = (places[name_of(number)[0]] for number in (1, 2))
         starts = [PAGE + RECORD_BYTES * one, PAGE + RECORD_BYTES * two]
         if what == "content":
@@ -258,3 +261,81 @@ def test_a_process_that_is_killed_while_it_writes_leaves_whole_blocks(
         assert len(fetch(tier, *held)) >= len(held) - 1, "only that in whose place another was being written"
         tier.close()
         first += 10_000
+
+
+def test_a_full_file_takes_from_the_tenant_with_the_most(make: Make) -> None:
+    """Also after a restart, and a tenant alone has it all."""
+    tier = make()
+
+    def kept(tenant: str, *numbers: int) -> None:
+        for number in numbers:
+            wait(lambda: tier.room > 0)
+            assert tier.reserve(name_of(number), tenant)
+            tier.write(name_of(number), content_of(number))
+        wait(lambda: not tier.writes)
+
+    kept("few", 100, 101, 102)
+    kept("many", *range(12))  # three of them give way to their own tenant's
+    there = [number for number in (*range(12), 100, 101, 102) if tier.holds(name_of(number))]
+    assert there == [*range(3, 12), 100, 101, 102]
+    tier.close()
+    tier = make()
+    wait(lambda: len(tier) == 12)
+    kept("many", 12, 13)
+    kept("third", 200, 201)
+    assert fetch(tier, 100, 101, 102, 200, 201) == [100, 101, 102, 200, 201]
+    assert [number for number in range(14) if tier.holds(name_of(number))] == [*range(7, 14)]
+    kept("few", *range(103, 110))
+    count = {who: sum(tier.holds(name_of(n)) for n in range(*span)) for who, span in
+             {"few": (100, 110), "many": (0, 14), "third": (200, 202)}.items()}  # fmt: skip
+    assert count == {"few": 5, "many": 5, "third": 2}
+    assert {len(each) for each in tier._owned.values()} == {5, 2}
+
+
+def test_an_encrypted_file_shows_nothing(make: Make, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="needs cryptography, which is optional")
+    key = b"a key for a file of blocks"
+    tier = DiskTier(tmp_path / "sealed", SIZE, BLOCK, MARK, key)
+    same = np.zeros(BLOCK, np.uint8)
+    for number in (1, 2):
+        assert tier.reserve(name_of(number))
+        tier.write(name_of(number), same)
+    keep(tier, 3, 4)
+    assert fetch(tier, 3, 4, 5) == [3, 4]
+    tier.close()
+    raw = tier.path.read_bytes()
+    layout = KvLayout(MARK, BLOCK, places_in(SIZE, BLOCK))
+    starts = [layout.contents + place * layout.pitch for place in range(4)]
+    sealed = [raw[start : start + BLOCK] for start in starts]
+    assert len({*sealed}) == 4, "equal contents do not look equal"
+    assert all(bytes(16) not in each for each in sealed)
+    for number in (1, 2, 3, 4):
+        assert name_of(number)[0] not in raw, "names are hashed"
+    assert content_of(3).tobytes()[:64] not in raw
+    again = DiskTier(tmp_path / "sealed", SIZE, BLOCK, MARK, key)
+    wait(lambda: len(again) == 4)
+    assert fetch(again, 3, 4) == [3, 4]
+    second = DiskTier(tmp_path / "sealed", SIZE, BLOCK, MARK, key)  # beside it
+    wait(lambda: second.holds(name_of(3)))
+    assert fetch(second, 3, 4) == [3, 4]
+    second.close()
+    again.close()
+    with tier.path.open("r+b") as file:  # each bit of a record and of a content counts
+        for at in (PAGE + 2, PAGE + 30, PAGE + 45, PAGE + 52, PAGE + 60, layout.contents + 17):
+            byte = os.pread(file.fileno(), 1, at)[0]
+            os.pwrite(file.fileno(), bytes([byte ^ 4]), at)
+            broken = DiskTier(tmp_path / "sealed", SIZE, BLOCK, MARK, key)
+            wait(broken.is_loaded)
+            broken.read(1, name_of(1))
+            found: list[tuple[int, U8 | None]] = []
+            while not found:
+                found += broken.arrived()
+            assert found[0][1] is None, at
+            broken.close()
+            os.pwrite(file.fileno(), bytes([byte]), at)
+    other = DiskTier(tmp_path / "sealed", SIZE, BLOCK, MARK, b"another key of sixteen bytes")
+    plain = DiskTier(tmp_path / "sealed", SIZE, BLOCK, MARK)
+    for each in (other, plain):
+        wait(each.is_loaded)
+        assert not any(each.holds(name_of(number)) for number in range(1, 5))
+        each.close()

@@ -46,8 +46,8 @@ function Token({ one }: { one: TokenChance }) {
   return (
     <button
       type="button"
-      class={`token shade${shade}`}
-      aria-label={`${one.token}, ${percent(chance)}`}
+      class={`token shade${shade}${one.joined ? " joined" : ""}`}
+      aria-label={`${one.token}, ${percent(chance)}${one.joined ? ", in one piece with the token before" : ""}`}
       onMouseEnter={() => setOpen(true)}
       onMouseLeave={() => setOpen(false)}
       onFocus={() => setOpen(true)}
@@ -61,6 +61,7 @@ function Token({ one }: { one: TokenChance }) {
               <code>{JSON.stringify(other.token)}</code> {percent(Math.exp(other.logprob))}
             </span>
           ))}
+          {one.joined && <small>in one piece with the token before it, as accepted drafts come</small>}
         </span>
       )}
     </button>

@@ -1,23 +1,33 @@
 import { events } from "./sse";
+import { BUILT_IN, type Call, type Tool } from "./tools";
 
 /** A message as the chat API takes it. */
 export interface ChatMessage {
-  role: "system" | "user" | "assistant";
-  content: string;
+  role: "system" | "user" | "assistant" | "tool";
+  content: string | null;
+  tool_calls?: { id: string; type: "function"; function: { name: string; arguments: string } }[];
+  tool_call_id?: string;
 }
 
 /** Sampling and output of a request; what is undefined comes from the checkpoint. */
 export interface Settings {
   temperature?: number;
   top_p?: number;
+  top_k?: number;
+  min_p?: number;
   max_tokens?: number;
   seed?: number;
   schema?: string;
   logprobs?: boolean;
+  builtIn?: boolean; // offer the tools of the page
+  tools?: string; // further ones, in JSON
+  mustCall?: boolean;
 }
 
+/** A token with its chance and likely others. `joined`: it came in one piece with the token before it. */
 export interface TokenChance {
   token: string;
+  joined: boolean;
   logprob: number;
   top: { token: string; logprob: number }[];
 }
@@ -28,6 +38,7 @@ export interface Answer {
   content: string;
   reasoning: string;
   tokens: TokenChance[];
+  calls: Call[];
   promptTokens: number;
   cachedTokens: number;
   outputTokens: number;
@@ -111,9 +122,17 @@ export async function models(): Promise<Model[]> {
   return (await read<{ data: Model[] }>("/v1/models")).data;
 }
 
-/** The body of a request for the next message. Raises SyntaxError for a schema that is not JSON. */
+/** The tools of a request. Raises SyntaxError for those that are not JSON. */
+export function toolsOf(builtIn: boolean | undefined, tools: string | undefined): Tool[] {
+  return [...(builtIn ? BUILT_IN : []), ...(tools ? JSON.parse(tools) : [])];
+}
+
+/** The body of a request for the next message. Raises SyntaxError for a schema or tools that are not JSON. */
 export function requestBody(model: string, messages: ChatMessage[], settings: Settings): Record<string, unknown> {
-  const { schema, logprobs, ...sampling } = settings;
+  const { schema, logprobs, builtIn, tools, mustCall, ...sampling } = settings;
+  const offered = toolsOf(builtIn, tools);
+  // What was called has a result: the model may answer now.
+  const forced = mustCall && messages.at(-1)?.role !== "tool";
   return {
     model,
     messages,
@@ -121,6 +140,7 @@ export function requestBody(model: string, messages: ChatMessage[], settings: Se
     stream: true,
     stream_options: { include_usage: true },
     ...(logprobs ? { logprobs: true, top_logprobs: 5 } : {}),
+    ...(offered.length > 0 ? { tools: offered, ...(forced ? { tool_choice: "required" } : {}) } : {}),
     ...(schema
       ? { response_format: { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(schema) } } }
       : {}),
@@ -143,7 +163,8 @@ export async function ask(
     if (chunk.error) throw new ApiFailure(500, chunk.error.message);
     take(answer, chunk);
     answer.seconds = (performance.now() - began) / 1000;
-    if (!answer.firstToken && (answer.content || answer.reasoning)) answer.firstToken = answer.seconds;
+    if (!answer.firstToken && (answer.content || answer.reasoning || answer.calls.length > 0))
+      answer.firstToken = answer.seconds;
     changed({ ...answer });
   }
   return answer;
@@ -155,6 +176,7 @@ export function empty(): Answer {
     content: "",
     reasoning: "",
     tokens: [],
+    calls: [],
     promptTokens: 0,
     cachedTokens: 0,
     outputTokens: 0,
@@ -173,8 +195,18 @@ export function take(answer: Answer, chunk: any): void {
     answer.content += choice.delta?.content ?? "";
     answer.reasoning += choice.delta?.reasoning_content ?? "";
     answer.finish = choice.finish_reason ?? answer.finish;
+    let joined = false;
     for (const one of choice.logprobs?.content ?? []) {
-      answer.tokens.push({ token: one.token, logprob: one.logprob, top: one.top_logprobs ?? [] });
+      answer.tokens.push({ token: one.token, joined, logprob: one.logprob, top: one.top_logprobs ?? [] });
+      joined = true;
+    }
+    for (const { index, id, function: part } of choice.delta?.tool_calls ?? []) {
+      const before = answer.calls[index] ?? { id: "", name: "", args: "" };
+      answer.calls[index] = {
+        id: id ?? before.id,
+        name: before.name + (part?.name ?? ""),
+        args: before.args + (part?.arguments ?? ""),
+      };
     }
     if (choice.delta?.content || choice.delta?.reasoning_content) answer.outputTokens += 1;
   }

@@ -1,6 +1,17 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Figures, Markdown, Tokens } from "./answer";
-import { ApiFailure, ask, type Model, models, requestBody, type Settings } from "./api";
+import {
+  ApiFailure,
+  ask,
+  type ChatMessage,
+  failure,
+  type Model,
+  models,
+  requestBody,
+  type Settings,
+  toolsOf,
+} from "./api";
+import { Calls } from "./calls";
 import {
   added,
   begin,
@@ -16,7 +27,10 @@ import {
 } from "./conversation";
 import { Explanation } from "./explanation";
 import { Problem } from "./problem";
+import { Prompt } from "./prompt";
 import { SettingsPanel } from "./settings";
+
+const AGAIN_MS = 1000;
 
 /** The chat: conversations at the side, the shown branch, what is asked next. */
 export function Chat() {
@@ -40,10 +54,20 @@ export function Chat() {
         setModel((before) => (found.some((one) => one.id === before) ? before : (found[0]?.id ?? "")));
         setProblem(null);
       },
-      (error) => setProblem(error instanceof ApiFailure ? error : new ApiFailure(0, "The server does not answer.")),
+      (error) => {
+        setProblem(failure(error));
+        return failure(error);
+      },
     );
   useEffect(() => {
-    connect();
+    let again = 0;
+    // A server that is loading is asked until it has a model.
+    const run = () =>
+      connect().then((failed) => {
+        if (failed && failed.status !== 401) again = window.setTimeout(run, AGAIN_MS);
+      });
+    run();
+    return () => clearTimeout(again);
   }, []);
   useEffect(() => {
     if (running === null) save(all);
@@ -78,6 +102,19 @@ export function Chat() {
     const next = added(conversation, turn);
     update(conversation.id, () => next);
     answer(next, turn.id);
+  }
+
+  /** Give the results of an answer's calls, and ask on. */
+  function tell(from: Turn, results: string[]) {
+    let next = conversation;
+    let parent = from.id;
+    for (const [at, call] of (from.answer?.calls ?? []).entries()) {
+      const turn: Turn = { id: crypto.randomUUID(), parent, role: "tool", content: results[at] ?? "", call: call.id };
+      next = added(next, turn);
+      parent = turn.id;
+    }
+    update(conversation.id, () => next);
+    answer(next, parent);
   }
 
   function fresh() {
@@ -159,6 +196,10 @@ export function Chat() {
               onShow={(id) => update(conversation.id, (one) => ({ ...one, leaf: lastBelow(one, id) }))}
               onAgain={() => turn.parent && answer(conversation, turn.parent)}
               onEdit={(text) => say(text, turn.parent)}
+              onResults={turn.id === conversation.leaf ? (results) => tell(turn, results) : null}
+              read={() => messages(conversation, turn.parent)}
+              model={model}
+              settings={settings}
             />
           ))}
         </ol>
@@ -205,12 +246,18 @@ interface TurnProps {
   onShow: (id: string) => void;
   onAgain: () => void;
   onEdit: (text: string) => void;
+  onResults: ((results: string[]) => void) | null; // of the last turn
+  read: () => ChatMessage[];
+  model: string;
+  settings: Settings;
 }
 
-function TurnView({ turn, places, running, busy, onShow, onAgain, onEdit }: TurnProps) {
+function TurnView(props: TurnProps) {
+  const { turn, places, running, busy, onShow, onAgain, onEdit, onResults, read, model, settings } = props;
   const [draft, setDraft] = useState<string | null>(null);
   const [chances, setChances] = useState(false);
   const [why, setWhy] = useState(false);
+  const [prompt, setPrompt] = useState(false);
   const at = places.findIndex((one) => one.id === turn.id);
   const { answer } = turn;
   if (draft !== null) {
@@ -248,7 +295,7 @@ function TurnView({ turn, places, running, busy, onShow, onAgain, onEdit }: Turn
           <Markdown text={answer.reasoning} />
         </details>
       )}
-      {turn.role === "user" ? (
+      {turn.role !== "assistant" ? (
         <p class="said">{turn.content}</p>
       ) : chances && answer ? (
         <Tokens tokens={answer.tokens} />
@@ -256,6 +303,9 @@ function TurnView({ turn, places, running, busy, onShow, onAgain, onEdit }: Turn
         <Markdown text={turn.content} />
       )}
       {running && !turn.content && <span class="waiting">…</span>}
+      {answer && answer.calls.length > 0 && (
+        <Calls calls={answer.calls} onResults={running || busy ? null : onResults} />
+      )}
       {turn.error && (
         <p class="error" role="alert">
           {turn.error}
@@ -304,15 +354,32 @@ function TurnView({ turn, places, running, busy, onShow, onAgain, onEdit }: Turn
             Chances
           </button>
         )}
+        {answer && answer.promptTokens > 0 && !running && (
+          <button type="button" aria-expanded={prompt} onClick={() => setPrompt(!prompt)}>
+            Prompt
+          </button>
+        )}
         {answer?.id && !running && (
           <button type="button" aria-expanded={why} onClick={() => setWhy(!why)}>
             Why so long?
           </button>
         )}
       </div>
+      {prompt && answer && (
+        <Prompt model={model} messages={read()} tools={safely(settings)} cached={answer.cachedTokens} />
+      )}
       {why && answer && <Explanation id={answer.id} />}
     </li>
   );
+}
+
+/** The tools that are set now; none while they are not JSON. */
+function safely({ builtIn, tools }: Settings) {
+  try {
+    return toolsOf(builtIn, tools);
+  } catch {
+    return [];
+  }
 }
 
 interface ComposerProps {

@@ -4,8 +4,9 @@ import type { Answer, ChatMessage } from "./api";
 export interface Turn {
   id: string;
   parent: string | null;
-  role: "user" | "assistant";
+  role: "user" | "assistant" | "tool";
   content: string;
+  call?: string; // whose result it is, for a tool
   answer?: Answer;
   error?: string;
 }
@@ -61,7 +62,17 @@ export function changed(conversation: Conversation, id: string, fields: Partial<
 
 /** The messages of a request that continues behind `leaf`. */
 export function messages(conversation: Conversation, leaf: string | null): ChatMessage[] {
-  const said = branch(conversation, leaf).map(({ role, content }): ChatMessage => ({ role, content }));
+  const said = branch(conversation, leaf).map(({ role, content, call, answer }): ChatMessage => {
+    const calls = answer?.calls ?? [];
+    if (role === "tool") return { role, content, tool_call_id: call ?? "" };
+    if (calls.length === 0) return { role, content };
+    const made = calls.map(({ id, name, args }) => ({
+      id,
+      type: "function" as const,
+      function: { name, arguments: args },
+    }));
+    return { role, content: content || null, tool_calls: made };
+  });
   return conversation.system ? [{ role: "system", content: conversation.system }, ...said] : said;
 }
 

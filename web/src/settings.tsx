@@ -20,8 +20,16 @@ const NUMBERS = [
     step: 0.01,
     about: "tokens that reach this probability together",
   },
+  { name: "top_k", label: "Top-k", min: 0, max: 1000, step: 1, about: "the likeliest tokens; 0 is all" },
+  { name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.01, about: "this part of the likeliest token's chance" },
   { name: "max_tokens", label: "Most tokens", min: 1, max: 1_000_000, step: 1, about: "the answer is cut there" },
   { name: "seed", label: "Seed", min: 0, max: 2 ** 31, step: 1, about: "the same answer again" },
+] as const;
+
+const SWITCHES = [
+  { name: "builtIn", label: "Offer a clock, dice and a calculator" },
+  { name: "mustCall", label: "It must call a tool" },
+  { name: "logprobs", label: "Show the chance of each token" },
 ] as const;
 
 /** The model, the system prompt, and how tokens are drawn. Empty fields leave it to the model. */
@@ -72,14 +80,26 @@ export function SettingsPanel({ models, model, system, settings, onModel, onSyst
           onInput={(event) => set("schema", event.currentTarget.value || undefined)}
         />
       </label>
-      <label class="switch">
-        <input
-          type="checkbox"
-          checked={settings.logprobs ?? false}
-          onChange={(event) => set("logprobs", event.currentTarget.checked || undefined)}
+      <label>
+        Tools, as in the API
+        <textarea
+          rows={3}
+          spellcheck={false}
+          placeholder='[{"type": "function", …}]: their results are yours to write'
+          value={settings.tools ?? ""}
+          onInput={(event) => set("tools", event.currentTarget.value || undefined)}
         />
-        Show the chance of each token
       </label>
+      {SWITCHES.map(({ name, label }) => (
+        <label class="switch" key={name}>
+          <input
+            type="checkbox"
+            checked={settings[name] ?? false}
+            onChange={(event) => set(name, event.currentTarget.checked || undefined)}
+          />
+          {label}
+        </label>
+      ))}
     </form>
   );
 }

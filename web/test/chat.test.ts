@@ -3,6 +3,7 @@ import { expect, test } from "vitest";
 import { empty, requestBody, take } from "../src/api";
 import { added, begin, branch, changed, lastBelow, messages, siblings, type Turn } from "../src/conversation";
 import { html } from "../src/markdown";
+import { BUILT_IN, result, value } from "../src/tools";
 
 function turn(id: string, parent: string | null, role: Turn["role"], content = id): Turn {
   return { id, parent, role, content };
@@ -47,6 +48,43 @@ test("a request has what was set and nothing else", () => {
     response_format: { type: "json_schema", json_schema: { name: "answer", schema: { type: "object" } } },
   });
   expect(() => requestBody("m", [], { schema: "{" })).toThrow(SyntaxError);
+});
+
+test("calls come in pieces, and go back with their results", () => {
+  const answer = empty();
+  for (const piece of [
+    { index: 0, id: "c1", function: { name: "calculate", arguments: "" } },
+    { index: 0, function: { arguments: '{"sum": ' } },
+    { index: 0, function: { arguments: '"2*(3+4)"}' } },
+  ]) {
+    take(answer, { choices: [{ delta: { tool_calls: [piece] } }] });
+  }
+  expect(answer.calls).toEqual([{ id: "c1", name: "calculate", args: '{"sum": "2*(3+4)"}' }]);
+  expect(answer.calls.map(result)).toEqual(["14"]);
+  let one = added(begin(), turn("q", null, "user"));
+  one = added(one, { ...turn("a", "q", "assistant", ""), answer });
+  one = added(one, { ...turn("r", "a", "tool", "14"), call: "c1" });
+  const [, called, told] = messages(one, "r");
+  expect(called).toMatchObject({ content: null, tool_calls: [{ id: "c1", function: { name: "calculate" } }] });
+  expect(told).toEqual({ role: "tool", content: "14", tool_call_id: "c1" });
+  const asked = requestBody("m", messages(one, "q"), { builtIn: true, mustCall: true });
+  expect(asked).toMatchObject({ tools: BUILT_IN, tool_choice: "required" });
+  expect(requestBody("m", messages(one, "r"), { builtIn: true, mustCall: true }).tool_choice).toBeUndefined();
+});
+
+test("the calculator takes sums and nothing else", () => {
+  expect(value("-2 * (3 + 4) / 7 - 1")).toBe(-3);
+  for (const text of ["", "2 +", "(1", "alert(1)", "2 3"]) expect(() => value(text)).toThrow(Error);
+  expect(result({ id: "", name: "calculate", args: "{" })).toMatch(/^Error/);
+  expect(result({ id: "", name: "weather", args: "{}" })).toBe("");
+  expect(Number(result({ id: "", name: "dice", args: '{"sides": 6}' }))).toBeLessThanOrEqual(6);
+});
+
+test("tokens of one piece are joined", () => {
+  const answer = empty();
+  const content = ["a", "b"].map((token) => ({ token, logprob: -1, top_logprobs: [] }));
+  take(answer, { choices: [{ delta: { content: "ab" }, logprobs: { content } }] });
+  expect(answer.tokens.map(({ joined }) => joined)).toEqual([false, true]);
 });
 
 test("what a model writes cannot run or load anything", () => {

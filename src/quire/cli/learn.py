@@ -64,13 +64,15 @@ def _list(rest: list[str]) -> int:
 
     Parser(prog="quire learn list", description="All parts of the lesson.").parse_args(rest)
     print("Chapters: quire learn chapter N")
+    wide = max(map(len, chapters()))
     for each in chapters().values():
-        print(f"{'' if each.number is None else each.number:>3}  {each.name:<20}{each.title}")
+        print(f"{'' if each.number is None else each.number:>3}  {each.name:<{wide}}  {each.title}")
     print("\nSimulations: quire learn NAME")
     _print_simulations()
     print("\nListings: quire learn run NAME")
+    wide = max(map(len, listings()), default=0)
     for name, one in listings().items():
-        print(f"     {name:<20}{one.about}")
+        print(f"     {name:<{wide}}  {one.about}")
     return 0
 
 
@@ -119,9 +121,11 @@ def _check(rest: list[str]) -> int:
     )
     parser.add_argument("listing", nargs="*", help="their names (default: all)")
     wrong = 0
-    for one in [listing(name) for name in parser.parse_args(rest).listing] or listings().values():
+    chosen = [listing(name) for name in parser.parse_args(rest).listing] or [*listings().values()]
+    wide = max(len(one.name) for one in chosen)
+    for one in chosen:
         problem = one.differs()
-        print(f"{one.name:<20}{problem or 'as it must'}")
+        print(f"{one.name:<{wide}}  {problem or 'as it must'}")
         wrong += bool(problem)
     return 1 if wrong else 0
 

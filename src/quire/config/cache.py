@@ -46,8 +46,9 @@ class CacheOptions:
 
     kv_tiers: str | None = option(
         None,
-        "where KV blocks go that leave the cache: ram=SIZE, which is swap_space, and disk=SIZE:FOLDER, a file of that "
-        "size for each engine process, whose blocks outlive it (default: nowhere)",
+        "where KV blocks go that leave the cache: ram=SIZE, which is swap_space; disk=SIZE:FOLDER, a file of that "
+        "size for each engine process, whose blocks outlive it; disk-key=KEYFILE encrypts it; "
+        "remote=HOST:PORT:KEYFILE, a quire kv-server that engines share (default: nowhere)",
         metavar="TIERS",
     )
 

@@ -7,6 +7,9 @@ blocks being filled, which cannot be found yet. Once all its moves have ended it
 releases everything: the sequence then finds them as a normal prefix hit. Blocks evicted or lost in between are
 computed, since a sequence fetches only once before it runs. When the sequence is aborted the fetch continues, since its
 blocks are still being written.
+
+A sequence whose blocks another fetch is filling joins that: it waits for its end, if that is sooner than to compute
+them, and then begins anew. So nothing is read twice, and what comes is used by all that wait for it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
 from quire.core.service_estimates import TokenCosts
 from quire.core.soft_tokens import block_keys
-from quire.core.tier import Tier, chain, root_digest
+from quire.core.tier import Name, Tier, chain, root_digest
 from quire.records import dataclass
 from quire.types import NO_BLOCK
 
@@ -31,7 +34,7 @@ from quire.types import NO_BLOCK
 class Fetch:
     """The blocks that a sequence waits for: prefix blocks 0 … len(columns) - 1 with one held id per group, NO_BLOCK
     where none is needed. The first len(path) are known to the cache, though blocks of some of their groups may be
-    missing.
+    missing. `joined` wait for it, too.
     """
 
     seq: Sequence
@@ -42,6 +45,8 @@ class Fetch:
     node: BlockNode | None = None  # the last of path, or the root of the namespace: locked
     filling: dict[int, tuple[int, int]] = field(default_factory=dict)  # block -> its index and group
     ended: dict[int, bool] = field(default_factory=dict)
+    names: list[Name] = field(default_factory=list)  # of the blocks being filled
+    joined: list[Sequence] = field(default_factory=list)
 
     def held(self) -> list[int]:
         """Every block that the fetch holds."""
@@ -61,6 +66,7 @@ class Fetches:
         self._costs = costs
         self._caches, self._groups, self._size, self._tier = caches, config.groups, config.block_size, tier
         self._by_block: dict[int, Fetch] = {}
+        self._by_name: dict[Name, Fetch] = {}  # of the blocks being filled
 
     def __iter__(self) -> Iterator[Fetch]:
         return iter(dict.fromkeys(self._by_block.values()))
@@ -72,11 +78,15 @@ class Fetches:
     @property
     def num_sequences(self) -> int:
         """Number of waiting sequences, without those of aborted requests."""
-        return sum(fetch.seq.status is Status.FETCHING for fetch in self)
+        return sum(seq.status is Status.FETCHING for seq in self.sequences())
+
+    def sequences(self) -> list[Sequence]:
+        """Those that wait, or waited when they were aborted."""
+        return [seq for fetch in self for seq in (fetch.seq, *fetch.joined)]
 
     def begin(self, seq: Sequence, hit: Hit, room: int) -> bool:
-        """Start copying in the tier's part of a waiting sequence's prefix; False if that is no longer than `hit`, if
-        there is no room, or if it takes longer than to compute it."""
+        """Start copying in the tier's part of a waiting sequence's prefix, or join who does; False if that is no longer
+        than `hit`, if there is no room, or if it takes longer than to compute it."""
         if seq.fetched or seq.state.namespace is None:
             return False
         seq.fetched = True
@@ -92,8 +102,11 @@ class Fetches:
             )
             if fetch.columns[index][group] == NO_BLOCK
         ]
+        saved = self._saved(hit.length, len(fetch.columns) * self._size)
+        if self._join(seq, [(digests[index], group) for index, group in missing], saved):
+            return True
         seconds = sum([self._tier.copy_seconds((digests[index], group)) for index, group in missing])
-        if seconds > self._saved(hit.length, len(fetch.columns) * self._size):
+        if seconds > saved:
             return False
         if not missing or len(missing) + sum(map(self._caches.pool.is_cached, known.live())) > room:
             return False
@@ -102,9 +115,22 @@ class Fetches:
         for block, (index, group) in zip(fetch.cache.allocate(len(missing)), missing, strict=True):
             fetch.columns[index][group] = block
             fetch.filling[block] = index, group
-            self._by_block[block] = fetch
+            fetch.names.append((digests[index], group))
+            self._by_block[block] = self._by_name[fetch.names[-1]] = fetch
             self._caches.moves.append(Move(block, digests[index], group, fill=True))
         seq.status = Status.FETCHING
+        return True
+
+    def _join(self, seq: Sequence, names: list[Name], saved: float) -> bool:
+        """Wait for a fetch that fills one of these blocks, if it ends before they would be computed."""
+        fetch = next((self._by_name[name] for name in names if name in self._by_name), None)
+        if fetch is None:
+            return False
+        left = len(fetch.filling) - len(fetch.ended)
+        if left * self._tier.copy_seconds(fetch.names[-1]) > saved:
+            return False
+        fetch.joined.append(seq)
+        seq.fetched, seq.status = False, Status.FETCHING
         return True
 
     def _saved(self, start: int, end: int) -> float:
@@ -125,8 +151,9 @@ class Fetches:
             fetch.ended[block] = came
             if len(fetch.ended) == len(fetch.filling):
                 self._publish(fetch)
-                if fetch.seq.status is Status.FETCHING:
-                    ready.append(fetch.seq)
+                for name in fetch.names:
+                    self._by_name.pop(name, None)
+                ready += [each for each in (fetch.seq, *fetch.joined) if each.status is Status.FETCHING]
         return ready
 
     def holders(self) -> Iterable[Holder]:

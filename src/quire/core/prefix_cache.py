@@ -368,7 +368,7 @@ class PrefixCache:
 
     def _place(self, node: BlockNode, group: int, block: int) -> None:
         if self._caches.tier is not None:
-            self._caches.tier.published((node.digest, group), block)
+            self._caches.tier.published((node.digest, group), block, self.tenant)
         self._settle(node, group, block)
 
     def _settle(self, node: BlockNode, group: int, block: int) -> None:

@@ -25,8 +25,8 @@ class Tier(Protocol):
     def fingerprint(self) -> bytes:
         """All that determines the content of a block besides tokens: weights, formats, layout. At most 64 bytes."""
 
-    def published(self, name: Name, block: int) -> None:
-        """A block can be found in the executor's memory from now on."""
+    def published(self, name: Name, block: int, tenant: str) -> None:
+        """A block of a tenant can be found in the executor's memory from now on."""
 
     def moved(self, name: Name, block: int) -> None:
         """It is in this block now, with the same content."""

@@ -377,7 +377,8 @@ class EngineStats:
     swap_blocks: int = 0  # kept in the swap space
     swapped_out: int = 0  # blocks copied there
     swapped_in: int = 0  # and back
-    disk_tier: Mapping[str, int] = field(default_factory=dict)  # see worker.disk_tier.DiskTier.counts
+    disk_tier: Mapping[str, int] = field(default_factory=dict)  # see worker.kept_blocks.KeptBlocks.counts
+    remote_tier: Mapping[str, int] = field(default_factory=dict)  # likewise
     borrowed_bytes: int = 0  # of other models' shares of the memory, for swapped blocks
     lent_bytes: int = 0  # of its own share
     step_budget: int = 0  # tokens that a step may have now
@@ -494,8 +495,7 @@ class Engine(Protocol):
         """
 
     async def text_tokens(self, params: SamplingParams) -> TextTokens | None:
-        """The tokens of the texts in parameters, for Request.texts; None if they have none. Raises RequestError naming
-        the field."""
+        """Tokens of texts in parameters, for Request.texts; None without any. Raises RequestError naming the field."""
 
     async def encode_inputs(self, asks: Sequence[InputAsk]) -> list[list[int]]:
         """Token ids of texts or pairs of texts for a model with pooling, computed off the event loop. Raises

@@ -122,7 +122,7 @@ class EngineCore:
         self.costs = costs or StepCostModel()
         self._controller = controller
         self.swap: SwapSpace | None = None
-        self.tiers: BlockTiers | None = None  # with a disk
+        self.tiers: BlockTiers | None = None  # beyond the swap space
         self.work: StepWork | None = None
         self.peaks: MachinePeaks | None = None  # those that were measured on this machine
         self._adapted: dict[
@@ -348,7 +348,7 @@ class EngineCore:
         assert recorder is not None
         if recorder.wants_costs:
             recorder.costs = self.costs.weights
-        fetching = [fetch.seq for fetch in scheduler.fetches or ()]
+        fetching = scheduler.fetches.sequences() if scheduler.fetches else []
         config, limits = scheduler.config, scheduler.limits
         facts = StepFacts(
             int(1e6 * record.predicted_seconds),

@@ -13,6 +13,7 @@ from quire.learn.scene import Chart, ChartSeries, Scene, Table
 from quire.planner import formulas, memory_sums, time_sums
 from quire.planner.figure import Figure
 from quire.planner.model_size import ModelSize
+from quire.planner.step_bound import RankLayout, StepBound
 
 _PHASES = ("prefill", "decode")
 
@@ -80,9 +81,11 @@ def memory_hierarchy(level: str) -> Scene:
     at = next(i for i, one in enumerate(levels) if one["name"] == level)
     one = levels[at]
     figures = [
-        Figure("capacity", one["capacity"] / 2**20, "MiB"),
+        Figure("capacity", one["capacity"] / 1e9, "GB")
+        if one["capacity"] >= 1e9
+        else Figure("capacity", one["capacity"] / 2**20, "MiB"),
         Figure("bandwidth", one["bandwidth"], "GB/s", one["source"]),
-        Figure("latency", one["latency"], "ns"),
+        Figure("latency", f"{one['latency']} ns"),
         Figure("time to read 1 GB", 1000 / one["bandwidth"], "ms"),
     ]
     if at + 1 < len(levels):
@@ -132,9 +135,58 @@ def memory_calculator(model: str, precision: str, device: str) -> Scene:
 STRATEGIES = ("tensor", "pipeline", "data", "expert")
 
 
-def parallelism(strategy: str, devices: int, model: str, device: str) -> Scene:
+def parallelism(strategy: str, devices: int, copies: int, model: str, device: str) -> Scene:
     known, params = size(model)
     weights, chosen = params * 2, card(device)
+    _check_strategy(strategy, devices, model, known)
+    split = {"data": 0.0, "expert": 2 * known.expert_b}.get(strategy, weights)  # GB
+    each = weights - split + split / devices
+    layout = {
+        "tensor": RankLayout(tensor=devices), "pipeline": RankLayout(pipeline=devices),
+        "expert": RankLayout(expert=devices), "data": RankLayout(),
+    }[strategy]  # fmt: skip
+    # What a plan counts: `quire plan` takes the same.
+    sent = StepBound(model=known, device=chosen, layout=layout).exchanged_bytes(1.0)
+    said = {
+        "tensor": [
+            Figure("query heads of a device", known.heads // devices),
+            Figure("slice of an up projection", known.hidden * (known.width // devices) * 2 / 1e6, "MB",
+                   f"of {known.hidden * known.width * 2 / 1e6:.1f} MB"),
+        ],
+        "pipeline": [
+            Figure("layers of a stage", -(-known.layers // devices), "", "the largest"),
+            Figure("pipeline bubble", 100 * formulas.pipeline_bubble(devices, 4), "%", "with four micro-batches"),
+        ],
+        "data": [],
+        "expert": [
+            Figure("experts of a device", known.experts // devices, "", f"in each layer, of {known.experts}"),
+        ],
+    }[strategy]  # fmt: skip
+    replicas = copies * (devices if strategy == "data" else 1)
+    table = Table(
+        "Devices of a copy" if copies > 1 else "Devices", ("device", "weights", "holds"),
+        [(str(rank), f"{each:.1f} GB", _part(strategy, rank, devices, known)) for rank in range(devices)],
+    )  # fmt: skip
+    figures = [
+        Figure("weights of a device", each, "GB"),
+        Figure("fits", each <= chosen.memory_gb, "", f"{chosen.memory_gb:g} GB, without caches"),
+        Figure("step at the memory bandwidth", 1000 * each / chosen.bandwidth_gb_s, "ms", "one sequence"),
+        *said,
+        Figure("sent by a device in a step", sum(sent.values()) / 1e6, "MB", _EXCHANGES[strategy]),
+        Figure("independent replicas", replicas, "", f"on {devices * copies} devices"),
+    ]
+    return Scene(figures, tables=[table])
+
+
+_EXCHANGES = {
+    "tensor": "two all-reduces a layer",
+    "pipeline": "to the next stage",
+    "data": "copies need nothing of each other",
+    "expert": "two all-to-alls a layer, of the tokens routed away",
+}
+
+
+def _check_strategy(strategy: str, devices: int, model: str, known: ModelSize) -> None:
     if strategy == "expert" and not known.experts:
         raise ValueError(f"strategy: {model} has no experts; choose a mixture, such as Mixtral 8x7B")
     if strategy == "tensor" and known.heads % devices:
@@ -143,42 +195,6 @@ def parallelism(strategy: str, devices: int, model: str, device: str) -> Scene:
         raise ValueError(f"devices: {known.experts} experts of {model} do not divide by {devices}")
     if strategy == "pipeline" and devices > known.layers:
         raise ValueError(f"devices: {model} has {known.layers} layers for {devices} stages")
-    split = {"data": 0.0, "expert": 2 * known.expert_b}.get(strategy, weights)  # GB
-    each = weights - split + split / devices
-    sums = _by_label(
-        time_sums.communication(
-            layers=known.layers, hidden=known.hidden, link_gb_s=chosen.link_gb_s or 64, ranks=devices,
-            stages=devices if strategy == "pipeline" else 1, micro_batches=4,
-        )
-    )  # fmt: skip
-    said = {
-        "tensor": [
-            Figure("query heads of a device", known.heads // devices),
-            Figure("slice of an up projection", known.hidden * (known.width // devices) * 2 / 1e6, "MB",
-                   f"of {known.hidden * known.width * 2 / 1e6:.1f} MB"),
-            sums["tensor parallel, of each rank"],
-        ],
-        "pipeline": [
-            Figure("layers of a stage", -(-known.layers // devices), "", "the largest"),
-            sums["pipeline, of each stage"], sums["pipeline bubble"],
-        ],
-        "data": [Figure("independent replicas", devices), Figure("bytes between devices", 0, "MB")],
-        "expert": [
-            Figure("experts of a device", known.experts // devices, "", f"in each layer, of {known.experts}"),
-            Figure("bytes between devices", 0, "MB", "two all-to-alls a layer, of the tokens routed away"),
-        ],
-    }[strategy]  # fmt: skip
-    table = Table(
-        "Devices", ("device", "weights", "holds"),
-        [(str(rank), f"{each:.1f} GB", _part(strategy, rank, devices, known)) for rank in range(devices)],
-    )  # fmt: skip
-    figures = [
-        Figure("weights of a device", each, "GB"),
-        Figure("fits", each <= chosen.memory_gb, "", f"{chosen.memory_gb:g} GB, without caches"),
-        Figure("step at the memory bandwidth", 1000 * each / chosen.bandwidth_gb_s, "ms", "one sequence"),
-        *said,
-    ]
-    return Scene(figures, tables=[table])
 
 
 def _part(strategy: str, rank: int, devices: int, known: ModelSize) -> str:

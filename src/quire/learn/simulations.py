@@ -17,7 +17,7 @@ def _on_a_server(**_: object) -> Scene:
 
 _ALL = (
     Simulation(
-        number=1, name="lifecycle", title="The life of a request", source="engine", run=_on_a_server,
+        number=1, name="lifecycle", title="The life of a request", source="engine", run=_on_a_server, speed=5,
         about="The server answers a question now, and its log says where the time went: six stages, of which decoding"
         " goes round once a token.",
         controls=(
@@ -108,6 +108,7 @@ _ALL = (
         controls=(
             Control(name="strategy", label="Parallelism", default="tensor", choices=calculated.STRATEGIES),
             Control(name="devices", label="Devices", default=4, least=1, most=16),
+            Control(name="copies", label="Copies of all that", default=1, least=1, most=8),
             model_control("Llama 3 70B"), device_control("h100"),
         ),
     ),

@@ -1,12 +1,14 @@
 """A file of KV blocks: places of one size behind a table that names what is in each.
 
-    header     4096 bytes: magic, version, fingerprint, bytes of a block, number of places
-    table      64 bytes a place: digest, cache group, order of writing, check sum
+    header     4096 bytes: magic, version, fingerprint, bytes of a block, number of places, mark of the key
+    table      64 bytes a place: digest, cache group, order of writing, check sum, owner, nonce
     contents   one place after the other, whole pages
 
 A place is written in two steps, content and then record, and its check sum covers both with the fingerprint as key. So
 a process may be killed at any moment, a disk may flip bits and another process may write over a place while it is read:
 what does not fit its record is not served. Nothing is flushed, as a record that outlives its content is found out.
+
+With a key (worker.sealing) contents are encrypted: a tag is the check sum, and digests are hashed with the key.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import fcntl
 import os
 import stat
 import struct
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -22,16 +25,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.tier import Name
 from quire.records import dataclass
 from quire.types import QuireError
+from quire.worker.sealing import Sealing
 
 U8 = NDArray[np.uint8]
 PAGE = 4096
 _MAGIC = b"quire kv blocks\n"
-_VERSION = 1
-_HEADER = struct.Struct("<16sI64sQQ")
-_RECORD = struct.Struct("<16sQQ16s16x")
-_TABLE = np.dtype([("digest", "V16"), ("group", "<u8"), ("order", "<u8"), ("sum", "V16"), ("unused", "V16")])
+_VERSION = 2
+_HEADER = struct.Struct("<16sI64sQQ16s")
+_RECORD = struct.Struct("<16sIQ16s8s12s")
+_TABLE = np.dtype(
+    [("digest", "V16"), ("group", "<u4"), ("order", "<u8"), ("sum", "V16"), ("owner", "V8"), ("nonce", "V12")]
+)
+OWNER_BYTES = 8
 RECORD_BYTES = _RECORD.size
 MOST_FILES = 64  # of one folder
 
@@ -42,11 +50,13 @@ class KvFileError(QuireError):
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """What is in a file: blocks of `block_bytes` that `fingerprint` (64 bytes) determines, in `places`."""
+    """What is in a file: blocks of `block_bytes` that `fingerprint` (64 bytes) determines, in `places`. `mark` (16
+    bytes) is of the key."""
 
     fingerprint: bytes
     block_bytes: int
     places: int
+    mark: bytes = bytes(16)
 
     @property
     def pitch(self) -> int:
@@ -65,7 +75,7 @@ class KvLayout:
 
     def header(self) -> bytes:
         """The first page."""
-        packed = _HEADER.pack(_MAGIC, _VERSION, self.fingerprint, self.block_bytes, self.places)
+        packed = _HEADER.pack(_MAGIC, _VERSION, self.fingerprint, self.block_bytes, self.places, self.mark)
         return packed.ljust(PAGE, b"\0")
 
 
@@ -78,12 +88,12 @@ def places_in(size: int, block_bytes: int) -> int:
 class KvFile:
     """An open file of blocks. Calls for different places may come from different threads."""
 
-    def __init__(self, path: Path, fd: int, layout: KvLayout) -> None:
+    def __init__(self, path: Path, fd: int, layout: KvLayout, sealing: Sealing | None = None) -> None:
         self.path, self.layout = path, layout
-        self._fd = fd
+        self._fd, self._sealing = fd, sealing
 
     @classmethod
-    def own(cls, folder: Path, layout: KvLayout) -> KvFile:
+    def own(cls, folder: Path, layout: KvLayout, sealing: Sealing | None = None) -> KvFile:
         """A file of a folder that no process has, for this one to write: if there is one, with blocks of the same
         layout, which are kept. Raises KvFileError."""
         try:
@@ -91,7 +101,7 @@ class KvFile:
             paths = [folder / f"blocks-{number}.kv" for number in range(MOST_FILES)]
             there = [path for path in paths if path.exists()]
             for path, of_same in [*((path, True) for path in there), *((path, False) for path in paths)]:
-                file = cls(path, _opened(path, os.O_RDWR | os.O_CREAT), layout)
+                file = cls(path, _opened(path, os.O_RDWR | os.O_CREAT), layout, sealing)
                 try:
                     if file._take(of_same=of_same):
                         return file
@@ -104,20 +114,17 @@ class KvFile:
         raise KvFileError(f"{folder}: {MOST_FILES} processes write blocks here already")
 
     @classmethod
-    def of_another(cls, path: Path, layout: KvLayout) -> KvFile | None:
+    def of_another(cls, path: Path, layout: KvLayout, sealing: Sealing | None = None) -> KvFile | None:
         """A file that another process writes, or wrote, to read; None if its blocks are of something else."""
         try:
             fd = _opened(path, os.O_RDONLY)
         except OSError:
             return None
         found = _header(fd)
-        if found is None or (found.fingerprint, found.block_bytes) != (
-            layout.fingerprint,
-            layout.block_bytes,
-        ):
+        if found is None or replace(found, places=layout.places) != layout:
             os.close(fd)
             return None
-        return cls(path, fd, found)
+        return cls(path, fd, found, sealing)
 
     def _take(self, *, of_same: bool) -> bool:
         """Lock the file and have it be of the layout, with all of its room; False if another process has it, or if it
@@ -135,43 +142,65 @@ class KvFile:
         os.pwrite(fd, header, 0)
         return True
 
-    def table(self, after: int = 0) -> tuple[list[tuple[int, bytes, int]], int]:
-        """Place, digest and group of every record of a higher order, the oldest first, and the order of the newest
-        one, or `after`. Contents are not read: some may not fit."""
+    def named(self, digest: bytes) -> bytes:
+        """What stands for a digest in the table."""
+        return digest if self._sealing is None else self._sealing.name(digest)
+
+    def table(self, after: int = 0) -> tuple[list[tuple[int, bytes, int, bytes]], int]:
+        """Place, digest as it is named there, group and owner of every record of a higher order, the oldest first, and
+        the order of the newest one, or `after`. Contents are not read: some may not fit."""
         raw = os.pread(self._fd, self.layout.places * RECORD_BYTES, PAGE)
         records: Any = np.frombuffer(raw[: len(raw) // RECORD_BYTES * RECORD_BYTES], _TABLE)
         used = np.flatnonzero(records["order"] > after)
         used = used[np.argsort(records["order"][used], kind="stable")]
-        digests, groups = records["digest"].tobytes(), records["group"]
+        digests, groups, owners = records["digest"].tobytes(), records["group"], records["owner"].tobytes()
         found = [
-            (place, digests[16 * place : 16 * place + 16], int(groups[place])) for place in used.tolist()
+            (
+                place,
+                digests[16 * place : 16 * place + 16],
+                int(groups[place]),
+                owners[8 * place : 8 * place + 8],
+            )
+            for place in used.tolist()
         ]
         return found, int(records["order"][used[-1]]) if found else after
 
-    def write(self, place: int, digest: bytes, group: int, order: int, content: U8) -> None:
-        """Put a block into a place. Raises OSError."""
+    def write(
+        self, place: int, name: Name, order: int, content: U8, owner: bytes = bytes(OWNER_BYTES)
+    ) -> None:
+        """Put a block, which is named as in the table, into a place. Raises OSError."""
         data = memoryview(content)  # type: ignore[arg-type]
+        further, nonce = _further(name, order, owner), bytes(12)
+        if self._sealing is None:
+            check = self._sum(further, data)
+        else:
+            nonce, data, check = self._sealing.seal(data, further)
         offset = self.layout.contents + place * self.layout.pitch
         while data:
             done = os.pwrite(self._fd, data, offset)
             data, offset = data[done:], offset + done
-        check = self._sum(digest, group, order, content)
-        os.pwrite(self._fd, _RECORD.pack(digest, group, order, check), PAGE + place * RECORD_BYTES)
+        record = _RECORD.pack(*name, order, check, owner, nonce)
+        os.pwrite(self._fd, record, PAGE + place * RECORD_BYTES)
 
-    def read(self, place: int, digest: bytes, group: int, into: U8) -> bool:
-        """Read a block; whether it is the one that is named, whole and as it was written. Raises OSError."""
+    def read(self, place: int, name: Name, into: U8) -> bool:
+        """Read a block; whether it is the one that is named, as in the table, whole and as it was written. Raises
+        OSError."""
         raw = os.pread(self._fd, RECORD_BYTES, PAGE + place * RECORD_BYTES)
-        found, its_group, order, check = _RECORD.unpack(raw.ljust(RECORD_BYTES, b"\0"))
-        if (found, its_group) != (digest, group):
+        found, group, order, check, owner, nonce = _RECORD.unpack(raw.ljust(RECORD_BYTES, b"\0"))
+        if (found, group) != name:
             return False
         offset, done = self.layout.contents + place * self.layout.pitch, 0
-        view = memoryview(into)  # type: ignore[arg-type]
+        whole = memoryview(into)  # type: ignore[arg-type]
+        view = whole if self._sealing is None else self._sealing.room()
         while done < len(view):
             got = os.preadv(self._fd, [view[done:]], offset + done)
             if not got:
                 return False
             done += got
-        return bool(self._sum(digest, group, order, into) == check)
+        further = _further(name, order, owner)
+        if self._sealing is not None:
+            return self._sealing.open(nonce, check, further, whole)
+        return bool(self._sum(further, whole) == check)
 
     def erase(self, place: int) -> None:
         """Have the table name nothing in a place. Raises OSError."""
@@ -183,11 +212,15 @@ class KvFile:
             os.close(self._fd)
             self._fd = -1
 
-    def _sum(self, digest: bytes, group: int, order: int, content: U8) -> bytes:
-        found = blake2b(digest, digest_size=16, key=self.layout.fingerprint)
-        found.update(group.to_bytes(8, "little") + order.to_bytes(8, "little"))
-        found.update(memoryview(content))  # type: ignore[arg-type]
+    def _sum(self, further: bytes, content: memoryview) -> bytes:
+        found = blake2b(further, digest_size=16, key=self.layout.fingerprint)
+        found.update(content)
         return found.digest()
+
+
+def _further(name: Name, order: int, owner: bytes) -> bytes:
+    """What a check sum covers besides the content."""
+    return name[0] + name[1].to_bytes(8, "little") + order.to_bytes(8, "little") + owner
 
 
 def _opened(path: Path, flags: int) -> int:
@@ -202,8 +235,8 @@ def _header(fd: int) -> KvLayout | None:
     raw = os.pread(fd, PAGE, 0)
     if len(raw) < PAGE:
         return None
-    magic, version, fingerprint, block_bytes, places = _HEADER.unpack_from(raw)
+    magic, version, fingerprint, block_bytes, places, mark = _HEADER.unpack_from(raw)
     if (magic, version) != (_MAGIC, _VERSION):
         return None
-    found = KvLayout(fingerprint, block_bytes, places)
+    found = KvLayout(fingerprint, block_bytes, places, mark)
     return found if os.fstat(fd).st_size == found.size else None

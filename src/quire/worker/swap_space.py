@@ -86,7 +86,7 @@ class SwapSpace:
         self._free += self._places.values()
         self._places.clear()
 
-    def published(self, name: Name, block: int) -> None:
+    def published(self, name: Name, block: int, tenant: str) -> None:
         """Nothing changes: a copy stays, as the block may have to give way again."""
 
     def moved(self, name: Name, block: int) -> None:

@@ -1,4 +1,4 @@
-"""The tiers of an engine's KV blocks: host memory, a disk, or both."""
+"""The tiers of an engine's KV blocks: host memory, a disk, a server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from quire.engine.build.opening import Model
 from quire.program.program import Program
 from quire.worker.block_tiers import BlockTiers
 from quire.worker.disk_tier import DiskTier, tier_bytes
+from quire.worker.kept_blocks import KeptBlocks
+from quire.worker.kv_wire import read_key
+from quire.worker.remote_tier import RemoteTier, remote_bytes
 from quire.worker.swap_space import SwapSpace
 
 
 def tier_parts(asked: CacheOptions, block_bytes: int) -> dict[str, int]:
     """Memory that the tiers take, by part."""
     tiers = asked.tiers
-    disk = tier_bytes(tiers.disk, block_bytes) if tiers and tiers.disk else 0
-    return {"swap": asked.swap_space or 0, "tiers": disk}
+    disk = 0
+    if tiers and tiers.disk:
+        disk = tier_bytes(tiers.disk, block_bytes, sealed=bool(tiers.disk_key))
+    remote = remote_bytes(block_bytes) if tiers and tiers.remote else 0
+    return {"swap": asked.swap_space or 0, "tiers": disk + remote}
 
 
 def make_tiers(
@@ -33,18 +39,32 @@ def make_tiers(
     swap: SwapSpace | None,
     draft: Draft | None,
 ) -> BlockTiers | None:
-    """A tier on a disk over the swap space, if one was asked for and the model keeps blocks between requests.
+    """Tiers on a disk and a server over the swap space, if asked for and the model keeps blocks between requests.
 
-    `programs` are those of all ranks. Raises KvFileError, and ValueError where blocks cannot be taken back alone, or
-    none fits.
+    `programs` are those of all ranks. Raises KvFileError, and ValueError where blocks cannot be taken back alone, none
+    fits, or a key cannot be read.
     """
     tiers, spec = config.asked.cache.tiers, model.facts.spec
-    if tiers is None or not tiers.disk or spec.whole or spec.pooling is not None:
+    if tiers is None or not (tiers.disk or tiers.remote) or spec.whole or spec.pooling is not None:
         return None
     if draft is not None:
         raise ValueError("kv_tiers: not with a draft model, whose keys and values would be missing")
     mark = _fingerprint(model, config, programs)
-    return BlockTiers(swap, DiskTier(Path(tiers.folder), tiers.disk, block_bytes, mark))
+    key, disk_key = _key("remote", tiers.key_file), _key("disk-key", tiers.disk_key)
+    kept: list[KeptBlocks] = []
+    if tiers.disk:
+        kept.append(DiskTier(Path(tiers.folder), tiers.disk, block_bytes, mark, disk_key))
+    if tiers.remote is not None:
+        kept.append(RemoteTier(tiers.remote, key, block_bytes, mark))
+    return BlockTiers(swap, kept)
+
+
+def _key(name: str, path: str) -> bytes:
+    """The key in a file, if one is named."""
+    try:
+        return read_key(path) if path else b""
+    except ValueError as error:
+        raise ValueError(f"kv_tiers: {name}: {error}") from None
 
 
 def _fingerprint(model: Model, config: ResolvedConfig, programs: Sequence[Program]) -> bytes:

@@ -55,6 +55,7 @@ from quire.engine.host.stats import StepTotals
 from quire.types import RequestError, SeqEvent
 
 STATS_SECONDS = 0.25
+TIERS_SECONDS = 1.0  # between two looks at tiers while nothing runs: they come, go and change by themselves
 
 
 class _Live:
@@ -93,7 +94,7 @@ class EngineLoop:
         self._stats_due = 0.0
         self._dirty = True
         self._changes: CacheChanges | None = None  # once somebody follows the cache
-        self._saved = 0  # blocks on the disk at the last report
+        self._tiers: tuple[int, ...] = ()  # their state at the last report
 
     def run(self) -> None:
         """Serve until a Stop command. Raises ChannelClosedError when the other end goes away."""
@@ -101,6 +102,8 @@ class EngineLoop:
             due = self._adapters.settle(self._core.ready_in())
             if self._core.refused:
                 self._refuse()
+            if due is None and self._core.tiers is not None:
+                due = TIERS_SECONDS
             idle = due != 0.0
             self._send_changes()
             self._send_stats(now=idle)
@@ -297,8 +300,8 @@ class EngineLoop:
         del self._ids[self._live.pop(request_id).handle]
 
     def _send_stats(self, *, now: bool) -> None:
-        if self._core.tiers is not None and self._core.tiers.disk.blocks_out != self._saved:
-            self._saved, self._dirty = self._core.tiers.disk.blocks_out, True
+        if self._core.tiers is not None and self._core.tiers.state != self._tiers:
+            self._tiers, self._dirty = self._core.tiers.state, True
         if not self._dirty:
             return
         at = time.monotonic()

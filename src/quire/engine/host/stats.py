@@ -57,7 +57,7 @@ class StepTotals:
     def report(self) -> EngineStats:
         """All counters and gauges as of now."""
         scheduler: Scheduler = self._core.scheduler
-        plans = self._core.worker.plans
+        plans, kept = self._core.worker.plans, self._core.tiers.counts() if self._core.tiers else {}
         drafts, adapters = self._core.speculation, self._core.adapters
         grammars, swap = self._core.grammars, self._core.swap
         stepped = None if callable(grammars) else grammars
@@ -98,7 +98,8 @@ class StepTotals:
             swap_blocks=len(swap) if swap else 0,
             swapped_out=swap.blocks_out if swap else 0,
             swapped_in=swap.blocks_in if swap else 0,
-            disk_tier=self._core.tiers.disk.counts() if self._core.tiers else {},
+            disk_tier=kept.get("disk", {}),
+            remote_tier=kept.get("remote", {}),
             step_budget=min(scheduler.limits.tokens, scheduler.config.max_num_batched_tokens),
             step_slots=min(scheduler.limits.sequences, scheduler.config.max_num_seqs),
             length_error=scheduler.estimates.error,

@@ -1,0 +1,239 @@
+"""A server of KV blocks for many engines, in memory: what `quire kv-server` runs.
+
+A connection is of one layout, the fingerprint and size of blocks that its engine has proved to know the key with, and
+sees blocks of no other. All contents together, and those that are coming, have one bound; the block used longest ago
+makes room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from operator import itemgetter
+
+from quire.core.tier import Name
+from quire.worker.kv_wire import LISTED, NAME, Frame, Kind, Peer, WireError, content_sum, offer
+
+MOST_CONNECTIONS = 64
+MOST_LAYOUTS = 64
+ENTRY_BYTES = 1024  # of a block, besides its content
+_IDLE_SECONDS = 60.0  # an engine asks every two
+_FRAME_SECONDS = 20.0
+
+_Key = tuple[bytes, bytes, int]  # fingerprint, digest, group
+
+
+class _Layout:
+    """The blocks of a fingerprint: their size, and the order in which they came."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.blocks = 0
+        self.log: list[tuple[int, Name]] = []
+
+
+class BlockShelf:
+    """Contents by fingerprint and name, in at most `size` bytes. Calls may come from different threads."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.used = size, 0  # bytes, with those of contents that are coming
+        self.stored = self.served = self.evicted = 0
+        self._lock = threading.Lock()
+        self._order = 0
+        self._found: OrderedDict[_Key, tuple[int, bytes, bytearray]] = OrderedDict()  # order, sum, content
+        self._layouts: OrderedDict[bytes, _Layout] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest content that may come."""
+        return self.size // 4
+
+    def admit(self, fingerprint: bytes, size: int) -> bool:
+        """Whether blocks of a layout may be kept: one fingerprint has one size."""
+        with self._lock:
+            found = self._layouts.get(fingerprint)
+            if found is not None:
+                return found.size == size
+            if not 0 < size <= self.largest:
+                return False
+            if len(self._layouts) >= MOST_LAYOUTS:
+                empty = next((key for key, layout in self._layouts.items() if not layout.blocks), None)
+                if empty is None:
+                    return False
+                del self._layouts[empty]
+            self._layouts[fingerprint] = _Layout(size)
+            return True
+
+    def reserve(self, length: int) -> None:
+        """Make room for a content that comes."""
+        with self._lock:
+            while self.used + length + ENTRY_BYTES > self.size and self._found:
+                self._remove(next(iter(self._found)))
+                self.evicted += 1
+            if self.used + length + ENTRY_BYTES > self.size:
+                raise WireError("too many contents come at once")
+            self.used += length + ENTRY_BYTES
+
+    def release(self, length: int) -> None:
+        """A content for which there was room does not come, or is not kept."""
+        with self._lock:
+            self.used -= length + ENTRY_BYTES
+
+    def put(self, fingerprint: bytes, name: Name, check: bytes, content: bytearray) -> None:
+        """Keep a content for which room was made."""
+        with self._lock:
+            layout, key = self._layouts.get(fingerprint), (fingerprint, *name)
+            if layout is None or key in self._found:
+                self.used -= len(content) + ENTRY_BYTES
+                return
+            self._order += 1
+            self._found[key] = self._order, check, content
+            layout.blocks += 1
+            layout.log.append((self._order, name))
+            self.stored += 1
+            if len(layout.log) > 2 * layout.blocks + 64:
+                layout.log = [each for each in layout.log if self._is_there(fingerprint, each)]
+
+    def get(self, fingerprint: bytes, name: Name) -> tuple[bytes, bytearray] | None:
+        """The sum and the content of a block, which is used last now."""
+        with self._lock:
+            found = self._found.get((fingerprint, *name))
+            if found is None:
+                return None
+            self._found.move_to_end((fingerprint, *name))
+            self.served += 1
+            return found[1:]
+
+    def drop(self, fingerprint: bytes, name: Name) -> None:
+        """Forget a block."""
+        with self._lock:
+            if (fingerprint, *name) in self._found:
+                self._remove((fingerprint, *name))
+
+    def after(self, fingerprint: bytes, order: int) -> tuple[list[Name], int]:
+        """The names that came after the one of an order, at most LISTED, and the order of the last one of these."""
+        with self._lock:
+            layout = self._layouts.get(fingerprint)
+            if layout is None:
+                return [], order
+            start = bisect_right(layout.log, order, key=itemgetter(0))
+            part = layout.log[start : start + LISTED]
+            names = [name for number, name in part if self._is_there(fingerprint, (number, name))]
+            return names, part[-1][0] if part else order
+
+    def _is_there(self, fingerprint: bytes, entry: tuple[int, Name]) -> bool:
+        found = self._found.get((fingerprint, *entry[1]))
+        return found is not None and found[0] == entry[0]
+
+    def _remove(self, key: _Key) -> None:
+        _, _, content = self._found.pop(key)
+        self.used -= len(content) + ENTRY_BYTES
+        self._layouts[key[0]].blocks -= 1
+
+
+class KvServer:
+    """Serves a shelf to those who have the key, each in a thread, at most MOST_CONNECTIONS."""
+
+    def __init__(self, shelf: BlockShelf, key: bytes, listener: socket.socket) -> None:
+        self.shelf, self._key, self._listener = shelf, key, listener
+        self.refused = 0  # connections without the key, of another layout, or that said something wrong
+        self._epoch = os.urandom(8)
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def connections(self) -> int:
+        """Engines' connections, and those that have not proved anything yet."""
+        return len(self._open)
+
+    def run(self) -> None:
+        """Serve until `close`."""
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                full = len(self._open) >= MOST_CONNECTIONS
+                if not full:
+                    self._open.add(sock)
+            if full:
+                sock.close()
+                continue
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def close(self) -> None:
+        """End all connections."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for sock in self._open:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            shelf = self.shelf
+            peer, fingerprint, size = offer(sock, self._key, self._epoch, shelf.admit)
+            while True:
+                self._answer(peer, fingerprint, size)
+        except WireError:
+            self.refused += 1
+        except OSError:
+            pass  # the engine has left
+        finally:
+            with self._lock:
+                self._open.discard(sock)
+            sock.close()
+
+    def _answer(self, peer: Peer, fingerprint: bytes, size: int) -> None:
+        """Answer a request. Raises OSError, WireError for one that is wrong."""
+        shelf, coming = self.shelf, bytearray()
+        reserved = 0
+
+        def room(frame: Frame) -> memoryview | None:
+            nonlocal coming, reserved
+            if frame.kind is not Kind.PUT or frame.length != size:
+                return None
+            shelf.reserve(size)
+            reserved, coming = size, bytearray(size)
+            return memoryview(coming)
+
+        try:
+            frame = peer.receive(room, seconds=_FRAME_SECONDS, idle=_IDLE_SECONDS)
+            name = frame.digest, frame.group
+            if frame.kind is Kind.PUT:
+                if not reserved or content_sum(fingerprint, *name, memoryview(coming)) != frame.sum:
+                    raise WireError("a content does not fit its sum")
+                reserved = 0
+                shelf.put(fingerprint, name, frame.sum, coming)
+        finally:
+            if reserved:
+                shelf.release(reserved)
+        content: bytes | bytearray = b""
+        answer = Frame(Kind.DONE)
+        if frame.kind is Kind.GET:
+            found = shelf.get(fingerprint, name)
+            answer = Frame(Kind.MISSING, *name)
+            if found is not None:
+                content = found[1]
+                answer = Frame(Kind.CONTENT, *name, 0, len(content), found[0])
+        elif frame.kind is Kind.DROP:
+            shelf.drop(fingerprint, name)
+        elif frame.kind is Kind.LIST:
+            names, number = shelf.after(fingerprint, frame.number)
+            content = b"".join([NAME.pack(*each) for each in names])
+            check = content_sum(fingerprint, bytes(16), 0, content)
+            answer = Frame(Kind.DONE, number=number, length=len(content), sum=check)
+        elif frame.kind is not Kind.PUT:
+            raise WireError(f"{frame.kind.name} is no request")
+        peer.send(answer, memoryview(content), seconds=_FRAME_SECONDS)
