@@ -28,7 +28,7 @@ from quire.learn.simulations import simulations
 ROOT = Path(quire.__file__).parents[2]
 BUILT = Path(quire.__file__).parent / "server/pages/built"
 
-ADMIN = "key-of-an-administrator"
+ADMIN, CLIENT = "key-of-an-administrator", "key-of-a-client"
 
 pytestmark = [
     pytest.mark.web,
@@ -133,6 +133,7 @@ def test_the_lesson(sources: Path, live: LiveServer, tmp_path: Path) -> None:
     titles = [one.title for one in simulations().values()]
     written = [one.title for one in chapters().values()]
     assert views["sights"] >= 5  # each ran on this server
+    assert views["replayed"]
     for name in ("lesson", "lesson dark", "lesson phone"):
         assert views[name] == titles
         assert views[f"{name} other"] == []  # the page shows what the server said, in its words
@@ -163,6 +164,16 @@ def test_the_control_room(sources: Path, live: LiveServer, tmp_path: Path) -> No
         assert not views[f"{name} overflow"]
     assert views["room key"] == ""  # it is asked again for the next change
     assert ADMIN not in views["room kept"]
+
+
+@browser
+def test_a_key_stays_in_its_tab(sources: Path, tmp_path: Path) -> None:
+    with serving(Path(shipped_models()["quire-mini"]), api_key=(CLIENT,)) as live:
+        views, errors = browse("locked", sources, live, tmp_path)
+    assert all("401 (Unauthorized)" in one for one in errors)
+    assert views["told"] == []
+    assert CLIENT not in views["kept"]
+    assert views["asked"] == ["/", "/learn", "/dashboard", "/docs"]
 
 
 @browser

@@ -44,7 +44,14 @@ export function brief(value: number): string {
   return String(Number(value.toPrecision(3)));
 }
 
-export function Chart({ data }: { data: ChartData }) {
+/** How many points of a series, whose x rise, are there in a part of the time from `first` to `last`. */
+export function pointsBy(x: number[], first: number, last: number, part: number): number {
+  const end = first + part * (last - first);
+  return part === 1 ? x.length : x.filter((one) => one <= end).length;
+}
+
+/** A chart; of lines only what there is after a `part` of the time. */
+export function Chart({ data, part = 1 }: { data: ChartData; part?: number }) {
   const marks = ticks(Math.max(...data.series.flatMap((one) => one.y), ...data.levels.map(([, value]) => value), 0));
   const top = marks.at(-1) ?? 1;
   const high = (value: number) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - BOTTOM - TOP);
@@ -60,7 +67,7 @@ export function Chart({ data }: { data: ChartData }) {
             </text>
           </g>
         ))}
-        {data.kind === "lines" ? <Lines data={data} high={high} /> : <Bars data={data} high={high} />}
+        {data.kind === "lines" ? <Lines data={data} high={high} part={part} /> : <Bars data={data} high={high} />}
         {data.levels.map(([name, value]) => (
           <g key={name}>
             <line class="level" x1={LEFT} x2={WIDTH - 8} y1={high(value)} y2={high(value)} />
@@ -94,7 +101,7 @@ interface Plot {
   high: (value: number) => number;
 }
 
-function Lines({ data, high }: Plot) {
+function Lines({ data, high, part }: Plot & { part: number }) {
   const xs = data.series.flatMap((one) => one.x.map(Number));
   const [first, last] = [Math.min(...xs), Math.max(...xs)];
   const at = (x: number) => LEFT + ((x - first) / (last - first || 1)) * (WIDTH - LEFT - 12);
@@ -104,7 +111,10 @@ function Lines({ data, high }: Plot) {
         <polyline
           key={one.name}
           class={`line series${i}`}
-          points={one.x.map((x, k) => `${at(Number(x))},${high(one.y[k] ?? 0)}`).join(" ")}
+          points={one.x
+            .slice(0, pointsBy(one.x.map(Number), first, last, part))
+            .map((x, k) => `${at(Number(x))},${high(one.y[k] ?? 0)}`)
+            .join(" ")}
         />
       ))}
       <text x={LEFT} y={HEIGHT - 26}>

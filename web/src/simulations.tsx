@@ -1,6 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { failure, read } from "./api";
 import { Cells, type CellsData, Chart, type ChartData } from "./pictures";
+import { Player } from "./player";
 
 interface Control {
   name: string;
@@ -19,6 +20,7 @@ export interface Simulation {
   title: string;
   about: string;
   source: string;
+  speed: number; // of a replay, 0 where nothing happens over time
   controls: Control[];
 }
 
@@ -53,12 +55,14 @@ export function Stage({
   }));
   const [scene, setScene] = useState<Scene | null>(null);
   const [problem, setProblem] = useState("");
+  const [part, setPart] = useState(1); // of the time that is shown
   useEffect(() => {
     const stop = new AbortController();
     const ask = setTimeout(() => {
       read<Scene>(`/learn/api/sim/${simulation.name}?${new URLSearchParams(values)}`, stop.signal).then(
         (found) => {
           setScene(found);
+          setPart(1);
           setProblem("");
         },
         (error) => stop.signal.aborted || setProblem(failure(error).message),
@@ -87,7 +91,8 @@ export function Stage({
       <p class="error" role="alert">
         {problem}
       </p>
-      {scene && !problem && <Shown scene={scene} />}
+      {scene && !problem && simulation.speed > 0 && <Player first={simulation.speed} part={part} onPart={setPart} />}
+      {scene && !problem && <Shown scene={scene} part={part} />}
       <p class="source">{SOURCES[simulation.source]}</p>
     </>
   );
@@ -136,7 +141,7 @@ function Field({ control, value, onValue }: { control: Control; value: string; o
   );
 }
 
-export function Shown({ scene }: { scene: Scene }) {
+export function Shown({ scene, part = 1 }: { scene: Scene; part?: number }) {
   return (
     <section aria-live="polite">
       <dl>
@@ -154,7 +159,7 @@ export function Shown({ scene }: { scene: Scene }) {
         <Cells key={one.title} data={one} />
       ))}
       {scene.charts.map((one) => (
-        <Chart key={one.title} data={one} />
+        <Chart key={one.title} data={one} part={part} />
       ))}
       {scene.tables.map((one) => (
         // biome-ignore lint/a11y/noNoninteractiveTabindex: a table that scrolls is reached with the keyboard

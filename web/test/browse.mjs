@@ -227,6 +227,22 @@ async function lesson() {
     seen.views[`${name} quiz`] = await judged.innerText();
     await axe(other, `${name}: quiz`);
     if (name === "lesson") {
+      await other.locator('nav a[href="#production"]').click();
+      const points = () => other.locator("polyline").first().getAttribute("points");
+      const whole = (await points()).length;
+      await other.getByRole("button", { name: "Start" }).click();
+      await other.waitForFunction(
+        (most) => {
+          const length = document.querySelector("polyline").getAttribute("points").length;
+          return length > most / 20 && length < most / 2;
+        },
+        whole,
+        { polling: 20 },
+      );
+      await other.getByRole("button", { name: "Stop" }).click();
+      await axe(other, `${name}: replay`);
+      await other.getByRole("button", { name: "Reset" }).click();
+      seen.views.replayed = (await points()).length === whole;
       await other.locator('nav a[href="#prefix-cache"]').click();
       await other.getByLabel("In the cache").uncheck();
       await other.waitForFunction(() => document.querySelector("dl dd")?.textContent?.includes("1,040"));
@@ -302,6 +318,29 @@ async function api() {
   }
 }
 
-await { chat, lesson, fence, room, api }[part]();
+// A server with API keys: the page asks for one, keeps it for its tab alone, and puts it into no address.
+async function locked() {
+  const key = "key-of-a-client";
+  const page = await open({ viewport: { width: 1280, height: 800 } });
+  const addresses = [];
+  page.on("request", (request) => addresses.push(request.url(), request.headers().referer ?? ""));
+  await page.getByLabel("API key").fill(key);
+  await axe(page, "locked");
+  await page.getByRole("button", { name: "Try again" }).click();
+  await page.locator(".welcome button:enabled").first().click();
+  await page.waitForFunction(() => document.querySelector(".turn.assistant .markdown")?.textContent);
+  await done(page);
+  seen.views.told = addresses.filter((one) => one.includes(key));
+  seen.views.kept = await page.evaluate(() => JSON.stringify({ ...localStorage }) + document.cookie + location.href);
+  seen.views.asked = [];
+  for (const path of ["/", "/learn", "/dashboard", "/docs"]) {
+    const other = await page.context().newPage();
+    await other.goto(base + path);
+    await other.getByLabel("API key").waitFor();
+    seen.views.asked.push(path);
+  }
+}
+
+await { chat, lesson, fence, room, api, locked }[part]();
 await browser.close();
 console.log(JSON.stringify(seen));

@@ -81,9 +81,11 @@ def memory_hierarchy(level: str) -> Scene:
     at = next(i for i, one in enumerate(levels) if one["name"] == level)
     one = levels[at]
     figures = [
-        Figure("capacity", one["capacity"] / 2**20, "MiB"),
+        Figure("capacity", one["capacity"] / 1e9, "GB")
+        if one["capacity"] >= 1e9
+        else Figure("capacity", one["capacity"] / 2**20, "MiB"),
         Figure("bandwidth", one["bandwidth"], "GB/s", one["source"]),
-        Figure("latency", one["latency"], "ns"),
+        Figure("latency", f"{one['latency']} ns"),
         Figure("time to read 1 GB", 1000 / one["bandwidth"], "ms"),
     ]
     if at + 1 < len(levels):

@@ -122,7 +122,8 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """One simulation. `run` takes a value for each control by its name."""
+    """One simulation. `run` takes a value for each control by its name. `speed`: of a replay of its lines, 0 where
+    nothing happens over time."""
 
     number: int
     name: str
@@ -131,6 +132,7 @@ class Simulation:
     source: NumbersFrom
     controls: tuple[Control, ...]
     run: Callable[..., Scene]
+    speed: int = 0
 
     def scene(self, given: Mapping[str, str]) -> Scene:
         """What it shows; controls that are not given have their defaults.

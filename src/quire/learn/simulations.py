@@ -17,7 +17,7 @@ def _on_a_server(**_: object) -> Scene:
 
 _ALL = (
     Simulation(
-        number=1, name="lifecycle", title="The life of a request", source="engine", run=_on_a_server,
+        number=1, name="lifecycle", title="The life of a request", source="engine", run=_on_a_server, speed=5,
         about="The server answers a question now, and its log says where the time went: six stages, of which decoding"
         " goes round once a token.",
         controls=(

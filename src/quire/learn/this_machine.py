@@ -33,5 +33,5 @@ def this_machine() -> Scene:
     missing = "memory" not in rates
     return Scene(
         figures, [chart], tables=[Table("This machine, measured", ("level", "GB/s", "1 GB takes"), rows)],
-        remark="`quire bench limits` measures the memory of this machine, too." if missing else "",
+        remark="quire bench limits measures the memory of this machine, too." if missing else "",
     )  # fmt: skip

@@ -13,7 +13,7 @@ _SEED = Control(name="seed", label="Seed", default=0, most=1_000_000)
 SIMULATIONS: tuple[Simulation, ...] = (
     Simulation(
         number=6, name="latency-metrics", title="What a client measures", source="simulator",
-        run=single.latency_metrics,
+        run=single.latency_metrics, speed=5,
         about="Time to the first token, between tokens, per token, and to the end: of one request among others that"
         " come with it.",
         controls=(
@@ -35,7 +35,7 @@ SIMULATIONS: tuple[Simulation, ...] = (
         ),
     ),
     Simulation(
-        number=8, name="batching", title="Batching", source="engine", run=batches.batching,
+        number=8, name="batching", title="Batching", source="engine", run=batches.batching, speed=2,
         about="The same arrivals under static, dynamic and continuous batching, by the scheduler of this server.",
         controls=(
             Control(name="rate", label="Arrivals", default=5.0, least=0.5, most=50.0, step=0.5, unit="a second"),
@@ -44,7 +44,7 @@ SIMULATIONS: tuple[Simulation, ...] = (
         ),
     ),
     Simulation(
-        number=15, name="pools", title="Prefill and decode apart", source="simulator", run=pools.pools,
+        number=15, name="pools", title="Prefill and decode apart", source="simulator", run=pools.pools, speed=2,
         about="Two cards for everything, or one for prompts and one for answers.",
         controls=(
             Control(name="mode", label="Cards", default=pools.MODES[0], choices=pools.MODES),
@@ -54,7 +54,8 @@ SIMULATIONS: tuple[Simulation, ...] = (
         ),
     ),
     Simulation(
-        number=16, name="production", title="A production server", source="simulator", run=production.production,
+        number=16, name="production", title="A production server", source="simulator", speed=2,
+        run=production.production,
         about="Requests with a common prefix of 2,000 tokens come at a rate. What does each technique change?",
         controls=(
             Control(name="rate", label="Arrivals", default=10.0, least=0.5, most=50.0, step=0.5, unit="a second"),

@@ -20,13 +20,15 @@ _one_at_a_time = asyncio.Lock()  # they compute in a thread, beside the engine
 
 
 class SimulationInfo(msgspec.Struct):
-    """A simulation and its controls. `source` says where its numbers come from."""
+    """A simulation and its controls. `source` says where its numbers come from, `speed` how fast a replay of its lines
+    goes at first, 0 for one whose lines are not over time."""
 
     number: int
     name: str
     title: str
     about: str
     source: str
+    speed: int
     controls: list[Control]
 
 
@@ -51,7 +53,7 @@ async def _list(_: ServerContext, __: Exchange) -> SimulationList:
 
     return SimulationList(
         [
-            SimulationInfo(one.number, one.name, one.title, one.about, one.source, [*one.controls])
+            SimulationInfo(one.number, one.name, one.title, one.about, one.source, one.speed, [*one.controls])
             for one in simulations().values()
         ]
     )

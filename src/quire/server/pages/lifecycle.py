@@ -64,8 +64,15 @@ async def lifecycle(context: ServerContext, exchange: Exchange, values: Mapping[
     spans = [
         (span.part, PARTS[span.part][0], f"{(span.end - span.start) / 1e6:.3f} ms") for span in found.spans[:200]
     ]  # fmt: skip
+    line = Chart(
+        "Tokens as they come",
+        "lines",
+        "ms",
+        "tokens",
+        [ChartSeries("tokens", times, [*range(1, len(times) + 1)])],
+    )
     return Scene(
-        figures, [bars],
+        figures, [bars, line],
         tables=[
             Table("From the fourth stage it goes round, once a token", ("token", "text", "after"), answer),
             Table("Its life", ("part", "what happened", "time"), spans),

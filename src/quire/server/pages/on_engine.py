@@ -7,6 +7,7 @@ import random
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from quire.learn.next_token import STORY, Likely, of_this_model
 from quire.learn.scene import Chart, ChartSeries, Scene, Simulation, Table, Value
@@ -47,13 +48,8 @@ async def _next_token(context: ServerContext, exchange: Exchange, values: Values
     seen = await answered(context, exchange, ids, likeliest(1, logprobs=MAX_LOGPROBS, to_the_end=True))
     _, *likely = seen.chances[0]  # the chosen one comes first, and again among them
     numbers = [one.token_id for one in likely]
-    params = SamplingParams(
-        temperature=float(values["temperature"]), top_k=int(values["top_k"]), top_p=float(values["top_p"])
-    )
-    drawing = SamplingParams(
-        temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, max_tokens=1, n=_DRAWS, seed=0,
-        ignore_eos=True,
-    )  # fmt: skip
+    chosen: dict[str, Any] = dict(values)  # its controls are parameters, by their names
+    drawing = SamplingParams(**chosen, max_tokens=1, n=_DRAWS, seed=0, ignore_eos=True)
     drawn = Counter(one[0] for one in (await answered(context, exchange, ids, drawing)).samples.values())
     listed = Likely(
         [repr(piece) for piece in engine.pieces(numbers)],
@@ -61,7 +57,7 @@ async def _next_token(context: ServerContext, exchange: Exchange, values: Values
         engine.card.vocab_size,
     )
     counts = [drawn.pop(number, 0) for number in numbers]
-    return await asyncio.to_thread(of_this_model, listed, params, [*counts, drawn.total()])
+    return await asyncio.to_thread(of_this_model, listed, SamplingParams(**chosen), [*counts, drawn.total()])
 
 
 async def _drafts(context: ServerContext, exchange: Exchange, values: Values) -> Scene:
