@@ -261,6 +261,24 @@ def test_wrong_frames_end_the_connection(shelf: Shelf, wrong: str) -> None:
     assert shelf.shelf.used == len(shelf.shelf) * (BLOCK + ENTRY_BYTES), "no room is lost"
 
 
+@pytest.mark.parametrize("sent", [30, 88, 2000])
+def test_a_frame_that_is_cut_off_leaves_nothing(shelf: Shelf, sent: int) -> None:
+    """In its head, behind it, or in the content."""
+    sock, peer = shelf.connect()
+    content = bytes(content_of(1))
+    frames: list[bytes] = []
+    peer._sock = type("Sink", (), {"sendall": frames.append, "settimeout": lambda *_: None})()  # type: ignore[assignment]
+    peer.send(
+        Frame(Kind.PUT, *name_of(1), 0, BLOCK, content_sum(MARK, *name_of(1), content)), content, seconds=5
+    )
+    sock.sendall(b"".join(map(bytes, frames))[:sent])
+    if sent > 1000:
+        wait(lambda: shelf.shelf.used > 0)
+    sock.close()
+    wait(lambda: shelf.server.connections == 0)
+    assert (len(shelf.shelf), shelf.shelf.used) == (0, 0)
+
+
 def test_flipped_bits_are_never_read(make: Make, shelf: Shelf) -> None:
     """In the server's memory, by itself or by an error."""
     tier = make()
