@@ -55,6 +55,12 @@ class Shelf:
         return sock, ask(sock, key, mark, size)[0]
 
 
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines look for new names more often than they do."""
+    monkeypatch.setattr("quire.worker.kept_blocks._LOOK_SECONDS", 0.05)
+
+
 @pytest.fixture
 def shelf() -> Iterator[Shelf]:
     made = Shelf()
@@ -325,13 +331,13 @@ def test_bytes_changed_on_the_way_are_never_read(make: Make, shelf: Shelf) -> No
         patch.setattr(remote_tier, "_PAUSES", (0.001, 0.001))
         patch.setattr("quire.worker.kept_blocks._LOOK_SECONDS", 0.001)
         tier = RemoteTier(listener.getsockname(), KEY, BLOCK, MARK)
-        for number in range(100, 160):
+        for number in range(100, 140):
             wait(lambda: tier.works)
             if tier.reserve(name_of(number)):
                 tier.write(name_of(number), content_of(number))
             found = len(fetch(tier, *rng.sample(range(40), 3)))
             came, lost = came + found, lost + 3 - found
-    assert came > 50
+    assert came > 30
     assert lost > 5
     assert shelf.server.refused > 0
     for name in list(shelf.shelf._found):
