@@ -26,12 +26,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,10 @@ class Runs:
 
 @contextmanager
 def stored_engine(
-    form: str, args: argparse.Namespace, streams: int
+    form: str, args: argparse.Namespace, streams: int, *, plain_first: bool
 ) -> Iterator[tuple[BenchEngine, BenchEngine]]:
     """A model on disk with its draft, and without speculation. Both map the same packed weights: where in memory
-    weights happen to lie changes the time of a step by a few percent.
+    weights happen to lie changes the time of a step by a few percent. So does the order in which engines are loaded.
     """
     asked = EngineConfig(
         quantization=FORMATS[form], max_num_seqs=max(2, streams), max_model_len=2048,
@@ -102,16 +103,24 @@ def stored_engine(
     )
     with BenchEngine(args.model, asked, tokenizer=False):
         pass  # now they are in the cache
-    with (
-        BenchEngine(args.model, speculating, tokenizer=False) as engine,
-        BenchEngine(args.model, asked, tokenizer=False) as plain,
-    ):
-        yield engine, plain
+    with loaded(args.model, speculating, asked, plain_first=plain_first) as engines:
+        yield engines
+
+
+@contextmanager
+def loaded(
+    model: str, speculating: EngineConfig, asked: EngineConfig, *, plain_first: bool
+) -> Iterator[tuple[BenchEngine, BenchEngine]]:
+    """Both engines, loaded in one order or the other."""
+    order = [asked, speculating] if plain_first else [speculating, asked]
+    with ExitStack() as stack:
+        engines = [stack.enter_context(BenchEngine(model, each, tokenizer=False)) for each in order]
+        yield engines[plain_first], engines[not plain_first]
 
 
 @contextmanager
 def shape_engine(
-    shape: str, form: str, draft: str, streams: int
+    shape: str, form: str, draft: str, streams: int, *, plain_first: bool
 ) -> Iterator[tuple[BenchEngine, BenchEngine]]:
     """The shape with random weights and a draft with two layers; and without speculation."""
     with tempfile.TemporaryDirectory() as folder:
@@ -130,11 +139,8 @@ def shape_engine(
         speculating = (
             asked.replace(speculate="ngram") if draft == "none" else asked.replace(draft_model=str(small))
         )
-        with (
-            BenchEngine(str(target), speculating, tokenizer=False) as engine,
-            BenchEngine(str(target), asked, tokenizer=False) as plain,
-        ):
-            yield engine, plain
+        with loaded(str(target), speculating, asked, plain_first=plain_first) as engines:
+            yield engines
 
 
 class Lab:
@@ -183,11 +189,16 @@ class Lab:
 
 
 def labs(args: argparse.Namespace, streams: int) -> Iterator[tuple[dict[str, Any], Lab]]:
-    """An engine for each format and draft, and what names its units."""
+    """An engine for each format, draft and order of loading, and what names its units."""
     model = args.model and Path(args.model).name
     drafts = ["stored" if args.draft_model else "none"] if model else args.draft
-    for form, draft in itertools.product(args.formats, drafts):
-        made = stored_engine(form, args, streams) if model else shape_engine(args.shape, form, draft, streams)
+    orders = [False, True] if args.both_orders else [False]
+    for form, draft, first in itertools.product(args.formats, drafts, orders):
+        made = (
+            stored_engine(form, args, streams, plain_first=first)
+            if model
+            else shape_engine(args.shape, form, draft, streams, plain_first=first)
+        )
         with made as engines:
             key = {
                 "what": args.what,
@@ -195,6 +206,7 @@ def labs(args: argparse.Namespace, streams: int) -> Iterator[tuple[dict[str, Any
                 "format": form,
                 "draft": draft,
                 "pairs": args.pairs,
+                "plain_first": first,
             }
             yield key, Lab(*engines, streams, args)
 
@@ -236,7 +248,7 @@ def repeat(runs: Runs, args: argparse.Namespace) -> None:
 def prediction(runs: Runs, args: argparse.Namespace) -> None:
     """An answer of 2,000 tokens, 5 % of them edited. It is sampled: random weights repeat a few tokens greedily."""
     for form in args.formats:
-        with shape_engine(args.shape, form, "none", 1) as (engine, plain):
+        with shape_engine(args.shape, form, "none", 1, plain_first=False) as (engine, plain):
             prompts = Prompts(engine.program.vocab, 0).make(1, args.prompt)
             off = bench.Side(plain, None, temperature=1.0)
             (output,) = off.run(prompts, args.tokens, warm=True)
@@ -381,6 +393,9 @@ def report(runs: Runs, _: argparse.Namespace) -> None:
                 f"| {row['format']} | {row['draft']} | {row['streams']} | {row['method']} | {row['off']:.1f} | "
                 f"{row['drafts']:.2f} | {row['speedup']:.3f} | {interval(row)} |"
             )
+        for row in rows:
+            if row.get("plain_first"):
+                print(both_orders(row, rows))
     for what in ("repeat", "prediction"):
         for row in runs.of(what):
             print(
@@ -398,6 +413,18 @@ def report(runs: Runs, _: argparse.Namespace) -> None:
             )
     if busy := max((row["others"] for row in runs.rows), default=0.0):
         print(f"\nOther processes used up to {busy:.2f} processors.")
+
+
+def both_orders(last: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """A line for the geometric mean of both orders, in which what the order does cancels out."""
+    names = ("format", "draft", "streams", "method")
+    [first] = (row for row in rows if not row.get("plain_first") and all(row[n] == last[n] for n in names))
+    mean = math.sqrt(first["speedup"] * last["speedup"])
+    text = f"| {' | '.join(str(last[name]) for name in names)} | both orders | | {mean:.3f} | "
+    if None in (first["speedup_low"], last["speedup_low"]):
+        return f"{text}– |"
+    half = math.hypot(*(math.log(row["speedup_high"] / row["speedup_low"]) / 2 for row in (first, last))) / 2
+    return f"{text}{mean * math.exp(-half):.3f} to {mean * math.exp(half):.3f} |"
 
 
 def interval(row: dict[str, Any]) -> str:
@@ -436,6 +463,9 @@ def main() -> None:
     parser.add_argument("--drafts", nargs="+", type=int, default=[1, 2, 3, 4, 6, 8, 12, 16])
     parser.add_argument("--prompt", type=int, default=32, help="tokens")
     parser.add_argument("--tokens", type=int, help="of an output")
+    parser.add_argument(
+        "--both-orders", action="store_true", help="load each engine first once: it changes a few percent"
+    )
     parser.add_argument("--pairs", type=int)
     args = parser.parse_args()
     for name, value in DEFAULTS.get(args.what, {}).items():

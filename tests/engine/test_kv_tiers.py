@@ -84,7 +84,6 @@ def test_engines_share_a_server_of_blocks(
 
 
 def test_an_encrypted_disk_gives_the_same_answers(checkpoint: Folder, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography", reason="needs cryptography, which is optional")
     (tmp_path / "key").write_text("the key of this very file\n")
     folder, tier = checkpoint("qwen3"), f"disk=4MiB:{tmp_path / 'kv'},disk-key={tmp_path / 'key'}"
     plain, _, _ = answers(folder, enable_prefix_caching=False)

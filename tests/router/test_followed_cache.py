@@ -235,5 +235,11 @@ def test_what_is_remembered_is_bounded() -> None:
         if number < 20:
             reports.computed("one", str(number), 40, 40, 640)
     assert len(reports._known["space"]) == 50
-    assert len(reports._sent) == 4096
-    assert sum(reports._coming["one"].values()) == 40 * 4096
+    assert len(reports._sent) == 2
+    assert reports._pieces == sum(reports._coming["one"].values()) == 40 * 2
+    for number in range(6000):
+        reports.sent("one", str(number), [b"one piece"], PIECE_BYTES)
+    assert len(reports._sent) == 100
+    reports.forget("one")
+    reports.sent("one", "last", [b"one piece"], PIECE_BYTES)
+    assert "one" not in reports._coming, "nothing is known of it"

@@ -293,7 +293,6 @@ def test_a_full_file_takes_from_the_tenant_with_the_most(make: Make) -> None:
 
 
 def test_an_encrypted_file_shows_nothing(make: Make, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography", reason="needs cryptography, which is optional")
     key = b"a key for a file of blocks"
     tier = DiskTier(tmp_path / "sealed", SIZE, BLOCK, MARK, key)
     same = np.zeros(BLOCK, np.uint8)

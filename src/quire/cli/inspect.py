@@ -15,6 +15,7 @@ from quire.cache_kinds import CacheGroup, StateGroup
 from quire.cli import inspect_packed, inspect_ranks, inspect_scheme, kv_users, quality, speculation
 from quire.cli.inspect_scheme import schemes, stored_lines
 from quire.cli.options import add_engine_options, add_model_argument, engine_config, named_model
+from quire.cli.parallel_auto import add_parallel_option, with_parallel
 from quire.config.serving import ServingConfig
 from quire.types import MemoryBudgetError
 from quire.util.printable import printable
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress and no notes")
     quality.add_arguments(parser)
+    add_parallel_option(parser)
     add_engine_options(parser)
 
 
@@ -85,6 +87,8 @@ def describe_named(name: str, args: argparse.Namespace) -> dict[str, Any]:
     from quire.engine.build.opening import open_model
 
     model, asked = open_model(name, tokenizer=args.quality), engine_config(args)
+    if "parallel" in args:
+        asked = with_parallel(asked, name, quiet=args.quiet)
     replicas, memory = asked.parallel.data_parallel_size, asked.limits.memory
     asked = asked.replace(data_parallel_size=1, memory=None if memory is None else memory // replicas)
     report = describe(model, asked, args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from quire.util.numa import memory_nodes, near
 from quire.util.sizes import format_size
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ def report(
     if not programs:
         return None
     plan = programs[0].plan
+    places = near(memory_nodes(), len(programs))
     ranks = [
-        {"rank": rank, **_held(spec, program, memory)} | {
+        {"rank": rank, "cores": sorted(places[rank]), **_held(spec, program, memory)} | {
             "steps": {name: _step(program, rows, machine) for name, rows in steps.items()}
         }
         for rank, program in enumerate(programs)
@@ -114,7 +116,8 @@ def lines(found: dict[str, Any]) -> list[str]:
             )
             if key in each
         ]
-        made.append(f"  rank {each['rank']}: {', '.join(held)}")
+        where = f"; on processors {', '.join(map(str, each['cores']))}" if each["cores"] else ""
+        made.append(f"  rank {each['rank']}: {', '.join(held)}{where}")
         sizes = [
             f"{name} {format_size(each[key])}"
             for key, name in (

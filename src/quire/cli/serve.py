@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.config_file import read_config
 from quire.cli.kv_quality import check_kv_quality
 from quire.cli.options import add_config_options, add_model_argument, named_model
+from quire.cli.parallel_auto import add_parallel_option, with_parallel
 from quire.cli.parser import Parser, take_foreign_options
 from quire.config.kv_events import parse_kv_events
 from quire.config.schema import OPTIONS, EngineConfig
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the command that does what this one of vllm, sglang, llama-server, text-generation-launcher or "
         "ollama does, and start nothing; see docs/migrating.md",
     )  # fmt: skip
+    add_parallel_option(parser)
     add_config_options(parser, ServingConfig, explicit_only=True)
     add_config_options(parser, EngineConfig, explicit_only=True)
     take_foreign_options(parser)
@@ -76,7 +78,12 @@ def run(args: argparse.Namespace) -> int:
     several = bool(further) or not sources.isdisjoint(("models", "models_dir", "pull_limit"))
     if not sources.isdisjoint(("models", "models_dir")) and "model" not in sources:
         options["model"] = ""
+    asked = [source.pop("parallel") for source in (given, environment, options) if "parallel" in source]
     model, engine_config, serving = settings(given, options, environment, several=several)
+    if asked:
+        if several or asked[0] != "auto":
+            raise ValueError(f"parallel: {asked[0]!r} is not auto, or there are several models")
+        engine_config = with_parallel(engine_config, model, quiet=serving.quiet)
     if several:
         plain = ADAPTER_OPTIONS.isdisjoint(sources)
         return _serve_several([*([model] if model else []), *further], engine_config, serving, plain=plain)

@@ -13,6 +13,7 @@ is learned never becomes wrong: a block that is evicted is no longer in the repo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
@@ -20,7 +21,7 @@ from quire.routing.followed_cache import FollowedCache, Hash
 from quire.routing.prefix_index import PIECE_BYTES
 
 SOURCES = ("predicted", "reported", "hybrid")
-_SENT = 4096  # prompts of which servers have not said yet that they are computed
+_SENT = 4096  # prompts of which servers have not said yet that they are computed, with twice `limit` pieces at most
 
 
 class ReportedPrefixes:
@@ -33,6 +34,7 @@ class ReportedPrefixes:
             str, OrderedDict[bytes, tuple[Hash, int]]
         ] = {}  # piece -> block, tokens up to its end
         self._sent: OrderedDict[tuple[str, str], tuple[Sequence[bytes], int]] = OrderedDict()
+        self._pieces = 0  # of those
         self._coming: dict[str, Counter[bytes]] = {}  # pieces of prompts that servers are computing
 
     def cache(self, server: str) -> FollowedCache:
@@ -53,20 +55,20 @@ class ReportedPrefixes:
         """A server gets a prompt of `size` bytes with a request."""
         if not digests or not self.is_current(server):
             return
+        self._take(server, request)
         self._sent[server, request] = digests, size
+        self._pieces += len(digests)
         self._coming.setdefault(server, Counter()).update(digests)
-        while len(self._sent) > _SENT:
-            (old, _), (pieces, _) = self._sent.popitem(last=False)
-            self._arrived(old, pieces)
+        while len(self._sent) > _SENT or self._pieces > 2 * self._limit:
+            self._take(*next(iter(self._sent)))
 
     def computed(self, server: str, request: str, block: Hash, blocks: int, tokens: int) -> None:
         """A server has computed the prompt of a request, `tokens` long: `block` is the last of its `blocks` whole
         ones."""
-        found = self._sent.pop((server, request), None)
+        found = self._take(server, request)
         if found is None:
             return
         digests, size = found
-        self._arrived(server, digests)
         cache = self.cache(server)
         chain = [block]  # the last first
         while len(chain) < blocks and (before := cache.blocks.get(chain[-1], 0)):
@@ -74,6 +76,9 @@ class ReportedPrefixes:
         if len(chain) < blocks or block not in cache.blocks:
             return
         known = self._known.setdefault(cache.space, OrderedDict())
+        if len(self._known) > len(self._caches):
+            used = {each.space for each in self._caches.values()}
+            self._known = {space: pieces for space, pieces in self._known.items() if space in used}
         # The beginning is used last, and stays longest.
         for index in range(min(len(digests), self._limit) - 1, -1, -1):
             end = min(int(tokens * PIECE_BYTES * (index + 1) / size) // cache.block_size, blocks)
@@ -106,19 +111,18 @@ class ReportedPrefixes:
         pieces = self._coming.get(server)
         if not pieces:
             return 0
-        count = 0
-        for digest in digests:
-            if digest not in pieces:
-                break
-            count += 1
-        return count
+        return bisect_left(range(len(digests)), True, key=lambda index: digests[index] not in pieces)
 
-    def _arrived(self, server: str, digests: Sequence[bytes]) -> None:
-        pieces = self._coming.get(server)
-        if pieces is None:
-            return
-        for digest in digests:
+    def _take(self, server: str, request: str) -> tuple[Sequence[bytes], int] | None:
+        """A prompt that was sent: it comes no longer."""
+        found = self._sent.pop((server, request), None)
+        if found is None:
+            return None
+        self._pieces -= len(found[0])
+        pieces = self._coming.get(server, Counter())
+        for digest in found[0]:
             if pieces[digest] > 1:
                 pieces[digest] -= 1
             else:
                 del pieces[digest]
+        return found

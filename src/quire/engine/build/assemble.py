@@ -62,6 +62,7 @@ from quire.engine.build.tasks import check_pooling_options, for_task
 from quire.engine.core import EngineCore, Grammars
 from quire.executor.base import Executor, ExecutorKind, Limits
 from quire.executor.kinds import executor_kind, import_executor
+from quire.executor.ranked import leading_rank
 from quire.loader import (
     Checkpoint,
     LoadRules,
@@ -85,6 +86,7 @@ from quire.spec.draft import DraftSpec, Features, MedusaSpec
 from quire.speculate.build import make_speculation
 from quire.types import CheckpointError, MemoryBudgetError
 from quire.util.kept import KeptFiles
+from quire.util.numa import memory_nodes, near, stay_on, staying_on
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
 from quire.util.startup_spans import Startup
@@ -419,8 +421,13 @@ def build(
     startup = startup or Startup()
     with startup.span("plan"):
         planned = plan_engine(model, asked, beside)
-        executor = planned.kind.make(planned.program)
-    with started_ranks(planned.model, asked, executor, planned.programs, planned.plan.limits, lost) as ranks:
+        programs = planned.programs
+        cores = near(memory_nodes(), len(programs)) if programs else []
+        own = cores[leading_rank(programs)] if programs else ()
+        with staying_on(own):  # the executor's threads
+            executor = planned.kind.make(planned.program)
+    with started_ranks(planned.model, asked, executor, programs, planned.plan.limits, lost, cores) as ranks:
+        stay_on(own)
         return _build(planned, executor, ranks, progress, startup, lent)
 
 

@@ -32,6 +32,7 @@ from quire.executor.kinds import executor_kind
 from quire.executor.ranked import RankExecutor, SharedStep, follow
 from quire.executor.ranked_adapters import obey_frames
 from quire.types import QuireError
+from quire.util.numa import stay_on
 from quire.util.platform import end_with_parent
 
 
@@ -79,6 +80,7 @@ def _serve(
     model = for_task(open_model(load["folder"], tokenizer=False), asked)
     programs = choose_ranks(model, asked, machine_facts())
     program, config = programs[rank], choose(model, asked, machine_facts())[0]
+    stay_on(load["cores"])
     executor = cast("RankExecutor", executor_kind(config).make(program))
     step = SharedStep(ranks, programs, rank)
     load_rank(model, program, config, executor)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import Literal, cast
 
@@ -93,13 +93,14 @@ def other_processes(config: ResolvedConfig) -> dict[str, int]:
 @contextlib.contextmanager
 def started_ranks(
     model: Model, asked: EngineConfig, executor: Executor, programs: Sequence[Program], limits: Limits,
-    lost: Callable[[str], None],
+    lost: Callable[[str], None], cores: Sequence[Collection[int]],
 ) -> Iterator[RankProcesses | None]:  # fmt: skip
-    """Start the ranks that an executor leads, None if there are no others; they end if the block fails."""
+    """Start the ranks that an executor leads, None if there are no others; they end if the block fails. `cores`: the
+    processors that each of them stays on, see util/numa."""
     if not programs:
         yield None
         return
-    ranks = RankProcesses(model, asked, programs, limits, lost)
+    ranks = RankProcesses(model, asked, programs, limits, lost, cores)
     try:
         cast("LeadingRank", executor).lead(ranks.ranks, ranks.reason, list(ranks.slots.values()))
         yield ranks
@@ -126,7 +127,7 @@ class RankProcesses:
 
     def __init__(
         self, model: Model, asked: EngineConfig, programs: Sequence[Program], limits: Limits,
-        lost: Callable[[str], None] = lambda _: None,
+        lost: Callable[[str], None] = lambda _: None, cores: Sequence[Collection[int]] = (),
     ) -> None:  # fmt: skip
         self._names = [f"rank {rank} of {len(programs)}" for rank in range(len(programs))]
         self.programs = programs
@@ -150,7 +151,7 @@ class RankProcesses:
                 load = {
                     "folder": str(model.folder), "config": asked.values(), "limits": asdict(limits), "rank": rank,
                     "memory": self._memory if rank in self._processes else f"/proc/{os.getpid()}/fd/{self._memory}",
-                    "bytes": nbytes, "crowded": crowded,
+                    "bytes": nbytes, "crowded": crowded, "cores": sorted(cores[rank]) if cores else [],
                 }  # fmt: skip
                 ours.sendall(json.dumps(load).encode() + b"\n")
         except BaseException:

@@ -153,6 +153,7 @@ class AsyncEngine(EngineSettings, EngineTexts):
         self._grammars = GrammarService()
         self._cache: CacheLog | None = None  # once it has started, if anybody may follow it
         self.rank = 0  # among replicas
+        self.near: tuple[int, ...] = ()  # processors that the engine stays on; any if there are none
         self._saturation = Saturation(self._config.scheduler, self._send)
         self._readers = SlowReaders(self.serving, self._end)
         self.ledger = UsageLedger() if like is None else like.ledger
@@ -228,7 +229,9 @@ class AsyncEngine(EngineSettings, EngineTexts):
         else:
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
         first = adapter_paths(self.serving.lora_modules)
-        load = Load(str(folder), self._config, beside, self._cores, adapters=tuple(first.values()))
+        load = Load(
+            str(folder), self._config, beside, self._cores, adapters=tuple(first.values()), near=self.near
+        )
         events = parse_kv_events(self.serving.kv_events_config)
         self._cache = make_cache_log(events, self.rank, self.adapter_name)
         client = self._client = EngineClient(load, self.serving, self._new_host, self, self._memory)

@@ -335,7 +335,10 @@ class Outlook:
             return f"it would make others miss their promised deadlines; {wait}"
         text = f"{broken}; {wait}"
         if "_" in broken.what and math.isfinite(broken.predicted):
-            return f"{text}, or with {broken.what} {math.ceil(broken.predicted * 1e3)} or more"
+            least = (
+                math.ceil(broken.predicted * 1e3) + 1
+            )  # the same request takes some microseconds more or less
+            return f"{text}, or with {broken.what} {least} or more"
         lower = [one.name for one in self.classes[self.classes.index(service) + 1 :]] if service else []
         return f"{text}, or with service_tier {lower[-1]}" if lower else text
 

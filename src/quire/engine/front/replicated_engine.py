@@ -46,6 +46,7 @@ from quire.routing.prefix_index import PrefixIndex, prompt_digests
 from quire.routing.router_policies import PrefixAware, RoutedPrompt
 from quire.steplog.log_files import log_beside
 from quire.types import MemoryBudgetError, Request, RequestError
+from quire.util.numa import memory_nodes, near
 from quire.util.platform import usable_cores
 from quire.util.sizes import format_size
 
@@ -133,8 +134,9 @@ class ReplicatedEngine(EngineTexts):
         make = partial(AsyncEngine, model, serving=self.serving, in_process=in_process, apart=True)
         first = make(configs[0], progress=progress, spawned=spawned)
         self._engines = [first, *(make(each, like=first) for each in configs[1:])]
+        places = () if in_process else near(memory_nodes(), len(self._engines))
         for number, engine in enumerate(self._engines):
-            engine.rank = number
+            engine.rank, engine.near = number, tuple(places[number]) if places else ()
         self._prefixes = PrefixIndex(_PIECES)
         self._replicas = [
             _Replica(str(number), engine, self._prefixes) for number, engine in enumerate(self._engines)

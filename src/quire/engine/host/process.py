@@ -28,6 +28,7 @@ from quire.engine.host.core_shares import CoreShares
 from quire.engine.host.loop import EngineLoop
 from quire.engine.host.messages import Fatal, Load, LoadProgress, Ready, Stop
 from quire.types import QuireError
+from quire.util.numa import stay_on
 from quire.util.platform import end_with_parent
 from quire.util.startup_spans import Startup
 
@@ -76,6 +77,7 @@ def _load(command: Load, channel: Channel, startup: Startup, lost: Callable[[str
             due = now + _PROGRESS_SECONDS
             channel.send(LoadProgress(done, total))
 
+    stay_on(command.near)
     try:
         model = open_model(command.folder, tokenizer=False, startup=startup)
         config = with_room_for(command.config, command.adapters, model.facts.spec)
