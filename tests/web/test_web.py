@@ -191,7 +191,16 @@ def test_a_newcomer_gets_an_answer(sources: Path, capsys: pytest.CaptureFixture[
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    make = ["make", "-s", "serve", f"VENV={sys.prefix}", f"ARGS=--port {port} --quiet"]
+    # What is installed is not installed again, however old it is.
+    make = [
+        "make",
+        "-s",
+        "-o",
+        f"{sys.prefix}/.installed",
+        "serve",
+        f"VENV={sys.prefix}",
+        f"ARGS=--port {port} --quiet",
+    ]
     with subprocess.Popen(make, cwd=ROOT, start_new_session=True) as server:
         try:
             ended = subprocess.run(
