@@ -42,6 +42,7 @@ async def _stream(seed: int, counts: list[int], end: float) -> None:
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
+            "logprobs": 1,  # an event for each token: those of random weights may have no text
         }
         reader, writer = await _ask("/v1/completions", body)
         while time.monotonic() < end and (line := await reader.readline()):
