@@ -50,15 +50,25 @@ export function pointsBy(x: number[], first: number, last: number, part: number)
   return part === 1 ? x.length : x.filter((one) => one <= end).length;
 }
 
-/** A chart; of lines only what there is after a `part` of the time. */
-export function Chart({ data, part = 1 }: { data: ChartData; part?: number }) {
+interface Looks {
+  data: ChartData;
+  part?: number;
+  onPick?: ((name: string) => void) | undefined;
+}
+
+/** A chart; of lines only what there is after a `part` of the time. `onPick`: its bars can be pointed at. */
+export function Chart({ data, part = 1, onPick }: Looks) {
   const marks = ticks(Math.max(...data.series.flatMap((one) => one.y), ...data.levels.map(([, value]) => value), 0));
   const top = marks.at(-1) ?? 1;
   const high = (value: number) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - BOTTOM - TOP);
   return (
     <figure>
       <figcaption>{data.title}</figcaption>
-      <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={`${data.title}: ${data.y} by ${data.x}`}>
+      <svg
+        viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
+        role={onPick ? "group" : "img"}
+        aria-label={`${data.title}: ${data.y} by ${data.x}`}
+      >
         {marks.map((mark) => (
           <g key={mark}>
             <line class="rule" x1={LEFT} x2={WIDTH - 8} y1={high(mark)} y2={high(mark)} />
@@ -67,7 +77,11 @@ export function Chart({ data, part = 1 }: { data: ChartData; part?: number }) {
             </text>
           </g>
         ))}
-        {data.kind === "lines" ? <Lines data={data} high={high} part={part} /> : <Bars data={data} high={high} />}
+        {data.kind === "lines" ? (
+          <Lines data={data} high={high} part={part} />
+        ) : (
+          <Bars data={data} high={high} onPick={onPick} />
+        )}
         {data.levels.map(([name, value]) => (
           <g key={name}>
             <line class="level" x1={LEFT} x2={WIDTH - 8} y1={high(value)} y2={high(value)} />
@@ -127,7 +141,7 @@ function Lines({ data, high, part }: Plot & { part: number }) {
   );
 }
 
-function Bars({ data, high }: Plot) {
+function Bars({ data, high, onPick }: Plot & Pick<Looks, "onPick">) {
   const names = data.series[0]?.x ?? [];
   const place = (WIDTH - LEFT - 8) / Math.max(1, names.length);
   const width = (place * 0.7) / data.series.length;
@@ -135,7 +149,8 @@ function Bars({ data, high }: Plot) {
   return (
     <>
       {names.map((name, k) => (
-        <g key={name}>
+        <g key={name} {...(onPick ? pointed(String(name), onPick) : {})}>
+          {onPick && <rect class="place" x={LEFT + place * k} y={TOP} width={place} height={HEIGHT - BOTTOM - TOP} />}
           {data.series.map((one, i) => {
             const y = high(one.y[k] ?? 0);
             const x = LEFT + place * k + place * 0.15 + i * width;
@@ -161,6 +176,12 @@ function Bars({ data, high }: Plot) {
       ))}
     </>
   );
+}
+
+/** What lets a bar be chosen with the pointer or the keyboard. */
+function pointed(name: string, onPick: (name: string) => void) {
+  const pick = () => onPick(name);
+  return { tabIndex: 0, role: "button" as const, "aria-label": name, onMouseEnter: pick, onFocus: pick, onClick: pick };
 }
 
 const ACROSS = 64;

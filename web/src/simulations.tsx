@@ -74,6 +74,12 @@ export function Stage({
     };
   }, [values, simulation.name]);
   const set = (name: string, value: string) => setValues((before) => ({ ...before, [name]: value }));
+  /** What choosing a bar of a chart does, where its bars are the choices of a control. */
+  const pick = ({ kind, series }: ChartData) => {
+    const names = kind === "bars" ? (series[0]?.x.map(String) ?? []) : [];
+    const control = simulation.controls.find((one) => names.length > 0 && names.every((x) => one.choices.includes(x)));
+    return control && ((name: string) => set(control.name, name));
+  };
   return (
     <>
       {within ? <h3>{simulation.title}</h3> : <h2>{simulation.title}</h2>}
@@ -92,7 +98,7 @@ export function Stage({
         {problem}
       </p>
       {scene && !problem && simulation.speed > 0 && <Player first={simulation.speed} part={part} onPart={setPart} />}
-      {scene && !problem && <Shown scene={scene} part={part} />}
+      {scene && !problem && <Shown scene={scene} part={part} pick={pick} />}
       <p class="source">{SOURCES[simulation.source]}</p>
     </>
   );
@@ -141,7 +147,13 @@ function Field({ control, value, onValue }: { control: Control; value: string; o
   );
 }
 
-export function Shown({ scene, part = 1 }: { scene: Scene; part?: number }) {
+interface ShownProps {
+  scene: Scene;
+  part?: number;
+  pick?: (chart: ChartData) => ((name: string) => void) | undefined;
+}
+
+export function Shown({ scene, part = 1, pick }: ShownProps) {
   return (
     <section aria-live="polite">
       <dl>
@@ -159,7 +171,7 @@ export function Shown({ scene, part = 1 }: { scene: Scene; part?: number }) {
         <Cells key={one.title} data={one} />
       ))}
       {scene.charts.map((one) => (
-        <Chart key={one.title} data={one} part={part} />
+        <Chart key={one.title} data={one} part={part} onPick={pick?.(one)} />
       ))}
       {scene.tables.map((one) => (
         // biome-ignore lint/a11y/noNoninteractiveTabindex: a table that scrolls is reached with the keyboard

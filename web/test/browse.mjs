@@ -243,6 +243,12 @@ async function lesson() {
       await axe(other, `${name}: replay`);
       await other.getByRole("button", { name: "Reset" }).click();
       seen.views.replayed = (await points()).length === whole;
+      await other.locator('nav a[href="#memory-hierarchy"]').click();
+      await other.getByRole("button", { name: "L2 cache" }).focus();
+      await other.waitForFunction(() => document.querySelectorAll("dl dd")[1]?.textContent?.startsWith("12,000 GB/s"));
+      await other.getByRole("button", { name: "NVMe drive" }).hover();
+      await other.waitForFunction(() => document.querySelectorAll("dl dd")[1]?.textContent?.startsWith("7 GB/s"));
+      await axe(other, `${name}: pointed at`);
       await other.locator('nav a[href="#prefix-cache"]').click();
       await other.getByLabel("In the cache").uncheck();
       await other.waitForFunction(() => document.querySelector("dl dd")?.textContent?.includes("1,040"));
