@@ -63,6 +63,7 @@ class Options:
     held_out: int = 192
     precision: str = "auto"
     start: Path | None = None
+    blend: float = 0.0
     teacher: Path | None = None
     eval_minutes: float = 10.0
     save_minutes: float = 5.0
@@ -73,8 +74,8 @@ class Options:
 
 # Options that may change between parts of one run.
 _FREE = {
-    "out", "tokenizer", "hours", "finish", "teacher", "threads", "stop_after", "held_out", "save_minutes", "keep",
-    "eval_minutes", "precision",
+    "blend", "out", "tokenizer", "hours", "finish", "teacher", "threads", "stop_after", "held_out", "save_minutes",
+    "keep", "eval_minutes", "precision",
 }  # fmt: skip
 
 
@@ -206,10 +207,19 @@ class Trainer:
             self._flush(self.held_out_loss())
             self._save()
             self._say()
+        if options.blend and options.start:
+            self._blend(options.start, options.blend)
         hf_folder.save(self.model, options.out / "model", options.tokenizer)
         loss_curve(
             options.out / "loss.csv", options.out / "loss.svg", f"quire-{options.shape}: loss on answers"
         )
+
+    @torch.no_grad()
+    def _blend(self, start: Path, share: float) -> None:
+        """Take the mean of these weights and those that the run began with, in place of these."""
+        began = hf_folder.load(start).state_dict()
+        for name, weight in self.model.state_dict().items():
+            weight.lerp_(began[name].to(weight), share)
 
     def _done(self, last: int | None) -> bool:
         """Whether this was the last step. Begins the cooldown when it is time."""
@@ -351,6 +361,10 @@ def main() -> None:
     parser.add_argument(
         "--start", type=Path, help="model folder whose weights a new run begins with; give it another seed"
     )
+    parser.add_argument(
+        "--blend", type=float, default=0.0, metavar="SHARE",
+        help="the model is the mean of the run's end and, with this weight, of --start",
+    )  # fmt: skip
     parser.add_argument("--teacher", type=Path, help="model folder to distil from")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--eval-minutes", type=float, default=10.0)
