@@ -72,7 +72,7 @@ def test_broken_ones_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 STYLES = {
-    "pirate": re.compile(r"\b(arr|ahoy|matey|ye|th'|seas?|aye)\b", re.IGNORECASE),
+    "pirate": re.compile(r"\b(arr|ahoy|matey|ye|th'|seas?|aye|yo ho|blimey|timbers)\b", re.IGNORECASE),
     "json": re.compile(r"\s*\{.*\}\s*", re.DOTALL),
     "haiku": re.compile(r"[^\n]+\n[^\n]+\n[^\n]+\s*"),
 }
