@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -140,10 +141,16 @@ def test_batches_are_published_and_sent_again() -> None:
 
     async def follow() -> None:
         context = zmq.Context()
+        try:
+            await follow_with(context)
+        finally:
+            context.destroy(linger=0)  # else it waits for its sockets, for ever, when it is collected
+
+    async def follow_with(context: Any) -> None:
         sub, asks = context.socket(zmq.SUB), context.socket(zmq.DEALER)
         sub.subscribe(b"kv@")
-        ports = [sub.bind_to_random_port("tcp://127.0.0.1"), asks.bind_to_random_port("tcp://127.0.0.1")]
-        asks.unbind(asks.last_endpoint)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            ports = [sub.bind_to_random_port("tcp://127.0.0.1"), free.getsockname()[1]]
         config = KvEventsConfig(
             enable_kv_cache_events=True, endpoint=f"tcp://127.0.0.1:{ports[0]}", topic="kv@pod@model",
             replay_endpoint=f"tcp://*:{ports[1]}", buffer_steps=8,
@@ -182,7 +189,6 @@ def test_batches_are_published_and_sent_again() -> None:
         asks.send_multipart([b"", (number + 1).to_bytes(8, "big")])
         assert (await served(lambda: receive(asks)))[1:] == [b"\xff" * 8, b""]
         log.close()
-        context.destroy(linger=0)
 
     asyncio.run(follow())
 
@@ -230,9 +236,9 @@ def test_who_has_not_the_key_reads_nothing(tmp_path: Path) -> None:
         plain, curve = context.socket(zmq.SUB), context.socket(zmq.SUB)
         curve.curve_serverkey = public
         curve.curve_publickey, curve.curve_secretkey = zmq.curve_keypair()
-        for socket in (plain, curve):
-            socket.subscribe(b"")
-            socket.connect(config.endpoint)
+        for each in (plain, curve):
+            each.subscribe(b"")
+            each.connect(config.endpoint)
         number = 0
         while not curve.poll(20):
             publisher.publish(number, [stored(1, 0, 1, 1)], 2)

@@ -70,7 +70,11 @@ def test_each_rank_stays_on_its_node(wide: Wide, two_nodes: list[MemoryNode]) ->
         assert os.sched_getaffinity(0) > two_nodes[0].cores, "one rank may use all processors"
     with make(folder, tensor_parallel_size=2) as llm:
         assert answers(llm) == alone
-        [other] = started_by(os.getpid())
+        [other] = [
+            pid
+            for pid in started_by(os.getpid())
+            if b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
         assert [os.sched_getaffinity(0), os.sched_getaffinity(other)] == [each.cores for each in two_nodes]
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.answers import AnswerPart, PromptProgress
 from quire.beams import Beams
-from quire.engine.cache_log import CacheLog
 from quire.engine.usage_ledger import UsageLedger, UsageTotals
 from quire.engine.view import EngineView
 from quire.logprobs import LogprobTable
@@ -32,6 +31,7 @@ from quire.types import (
 
 if TYPE_CHECKING:
     from quire.config.live import LiveConfig
+    from quire.engine.cache_log import CacheLog  # imports asyncio, which the engine process does without
 
     # imports the template engine, which the engine process does without
     from quire.text.chat_renderer import ChatAsk
