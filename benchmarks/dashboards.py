@@ -1,7 +1,7 @@
 """What open control rooms cost a server: output tokens a second without and with many of them, in turns.
 
-python -m benchmarks.dashboards MODEL [--viewers 100] [--streams 8] [--seconds 8] [--rounds 4]
-                               [-- options of quire serve]
+python -m benchmarks.dashboards [--viewers 100] [--streams 8] [--seconds 8] [--rounds 4]
+                               MODEL, or -- MODEL options of quire serve
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from quire.speculate.step_costs import PassCosts
 from quire.types import CheckpointError, MemoryBudgetError, RequestError
 
 RANK, LENGTH = 6, 96
+FAMILIES = ("qwen3", "llama-biases-mqa-tied", "phi3-window", "glm4", "olmo2")
 COMMON: Mapping[str, Any] = {"max_model_len": LENGTH, "progress": False, "memory": "2GiB"}
 LORA: Mapping[str, Any] = {"enable_lora": True, "max_lora_rank": RANK}
 
@@ -46,8 +47,11 @@ def adapters_of(folder: Path, count: int, **more: Any) -> dict[str, Adapter]:
     }
 
 
-@pytest.mark.parametrize("executor", ["native", "torch"])
-@pytest.mark.parametrize("name", ["qwen3", "llama-biases-mqa-tied", "phi3-window", "glm4", "olmo2"])
+@pytest.mark.parametrize(
+    ("name", "executor"),
+    [(name, "native") for name in FAMILIES]
+    + [pytest.param(name, "torch", marks=[pytest.mark.models][: name != "qwen3"]) for name in FAMILIES],
+)
 def test_an_adapter_is_its_merged_weights(
     checkpoint: Folder, name: str, executor: str, tmp_path: Path
 ) -> None:

@@ -48,6 +48,15 @@ SPECS = {
 }
 
 
+# Biases change what follows the sums alone: but for bfloat16 they are behind the marker.
+CASES = [
+    pytest.param(*case.values, id=case.id, marks=case.marks or [pytest.mark.models])
+    if case.values[0] == "biases" and case.values[1] != "bf16"
+    else case
+    for case in pairwise([*SPECS], [*FORMATS], ISAS)
+]
+
+
 def adapted(formats: str, spec: str = "dense") -> Program:
     return lower(SPECS[spec], FORMATS[formats], lora=room(RANK, whole=True))
 
@@ -79,7 +88,7 @@ def texts(first: int = 0) -> list[list[int]]:
     return [np.random.default_rng(seed).integers(0, SPEC.vocab, 60).tolist() for seed in seeds]
 
 
-@pytest.mark.parametrize(("spec", "formats", "isa"), pairwise([*SPECS], [*FORMATS], ISAS))
+@pytest.mark.parametrize(("spec", "formats", "isa"), CASES)
 def test_buffers(spec: str, formats: str, isa: str) -> None:
     """Every op, where all rows have adapters: prompts in chunks, then decodes."""
     program = adapted(formats, spec)
@@ -118,7 +127,7 @@ def alone(formats: str, isa: str, spec: str, ranks: Mapping[int, int], slots: It
         stepper.drop(sequence)
 
 
-@pytest.mark.parametrize(("spec", "formats", "isa"), pairwise([*SPECS], [*FORMATS], ISAS))
+@pytest.mark.parametrize(("spec", "formats", "isa"), CASES)
 def test_the_same_bits_in_any_company(spec: str, formats: str, isa: str) -> None:
     """Six sequences with three adapters of several ranks and without one, in chunks, on three threads."""
     ranks = {0: RANK, 1: 3, 2: 16}
