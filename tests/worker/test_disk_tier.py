@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.core.tier import Name
 from quire.worker.disk_tier import DiskTier
 from quire.worker.kept_blocks import buffers_of
 from quire.worker.kv_file import PAGE, RECORD_BYTES, U8, KvFile, KvFileError, KvLayout, places_in
 
-BLOCK = 5000
-MARK = b"m" * 64
+from .keeping import BLOCK, MARK, content_of, fetch, keep, name_of, wait
+
 SIZE = 12 * (2 * PAGE + RECORD_BYTES) + 2 * PAGE  # twelve places
 
 Make = Callable[..., DiskTier]
@@ -37,42 +36,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
     for one in made:
         if one._threads[0].is_alive():
             one.close()
-
-
-def name_of(number: int) -> Name:
-    return number.to_bytes(16, "big"), number % 3
-
-
-def content_of(number: int) -> U8:
-    return np.random.default_rng(number).integers(0, 256, BLOCK, dtype=np.uint8)
-
-
-def keep(tier: DiskTier, *numbers: int) -> None:
-    for number in numbers:
-        wait(lambda: tier.room > 0)
-        assert tier.reserve(name_of(number))
-        tier.write(name_of(number), content_of(number))
-    wait(lambda: not tier.writes)
-
-
-def wait(until: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not until():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
-def fetch(tier: DiskTier, *numbers: int) -> list[int]:
-    """Read blocks; the numbers of those that came, each as it was kept."""
-    for number in numbers:
-        tier.read(number, name_of(number))
-    came: dict[int, bool] = {}
-    while len(came) < len(numbers):
-        for number, content in tier.arrived():
-            came[number] = content is not None
-            assert content is None or (content == content_of(number)).all()
-        time.sleep(0.001)
-    return sorted(number for number, there in came.items() if there)
 
 
 def test_what_is_kept_is_found_by_the_next_process(make: Make) -> None:

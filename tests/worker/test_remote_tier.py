@@ -11,19 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from quire.core.tier import Name
 from quire.worker import remote_tier
 from quire.worker.kept_blocks import buffers_of
-from quire.worker.kv_file import U8
 from quire.worker.kv_server import ENTRY_BYTES, MOST_CONNECTIONS, BlockShelf, KvServer
 from quire.worker.kv_wire import Frame, Kind, WireError, ask, content_sum, read_key
 from quire.worker.remote_tier import RemoteTier
 
-BLOCK = 5000
-MARK = b"m" * 64
+from .keeping import BLOCK, MARK, content_of, fetch, keep, name_of, wait
+
 KEY = b"a key that both sides have"
 
 Make = Callable[..., RemoteTier]
@@ -79,42 +76,6 @@ def make(shelf: Shelf) -> Iterator[Make]:
     yield tier
     for one in made:
         one.close()
-
-
-def name_of(number: int) -> Name:
-    return number.to_bytes(16, "big"), number % 3
-
-
-def content_of(number: int) -> U8:
-    return np.random.default_rng(number).integers(0, 256, BLOCK, dtype=np.uint8)
-
-
-def wait(until: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not until():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
-def keep(tier: RemoteTier, *numbers: int) -> None:
-    for number in numbers:
-        wait(lambda: tier.room > 0)
-        assert tier.reserve(name_of(number))
-        tier.write(name_of(number), content_of(number))
-    wait(lambda: not tier.writes)
-
-
-def fetch(tier: RemoteTier, *numbers: int) -> list[int]:
-    """Read blocks; the numbers of those that came, each as it was kept."""
-    for number in numbers:
-        tier.read(number, name_of(number))
-    came: dict[int, bool] = {}
-    while len(came) < len(numbers):
-        for number, content in tier.arrived():
-            came[number] = content is not None
-            assert content is None or (content == content_of(number)).all()
-        time.sleep(0.001)
-    return sorted(number for number, there in came.items() if there)
 
 
 def test_engines_find_what_others_have_kept(make: Make, shelf: Shelf) -> None:

@@ -61,7 +61,7 @@ def with_parallel(config: EngineConfig, model: str, *, quiet: bool) -> EngineCon
 
 def chosen_ranks(config: EngineConfig, model: str) -> HostRanks:
     """What the rule of planner/host_ranks says of a model on this machine."""
-    from quire.engine.build.assemble import choose, machine_facts
+    from quire.engine.build.assemble import choose, choose_ranks, machine_facts
     from quire.engine.build.opening import open_model
     from quire.planner.host_ranks import host_ranks
     from quire.program.memory import kv_block_bytes, weight_bytes
@@ -78,8 +78,6 @@ def chosen_ranks(config: EngineConfig, model: str) -> HostRanks:
     cache = -(-longest // size) * len(program.cache_groups) * kv_block_bytes(program, size)
 
     def possible(tensor: int, stages: int) -> bool:
-        from quire.engine.build.assemble import choose_ranks
-
         split = config.replace(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
         try:
             choose_ranks(opened, split, facts)

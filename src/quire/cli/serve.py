@@ -81,8 +81,10 @@ def run(args: argparse.Namespace) -> int:
     asked = [source.pop("parallel") for source in (given, environment, options) if "parallel" in source]
     model, engine_config, serving = settings(given, options, environment, several=several)
     if asked:
-        if several or asked[0] != "auto":
-            raise ValueError(f"parallel: {asked[0]!r} is not auto, or there are several models")
+        if asked[0] != "auto":
+            raise ValueError(f"parallel: {asked[0]!r} is not auto")
+        if several:
+            raise ValueError("parallel: auto is for a server of one model")
         engine_config = with_parallel(engine_config, model, quiet=serving.quiet)
     if several:
         plain = ADAPTER_OPTIONS.isdisjoint(sources)
