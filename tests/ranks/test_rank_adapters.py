@@ -100,7 +100,8 @@ def test_what_goes_wrong_on_a_rank_is_told_when_it_settles() -> None:
 
     class Slots:
         def open_adapter(self, slot: int, shape: AdapterShape) -> None:
-            raise RuntimeError(f"no room for {shape.parts['q']}")
+            if shape.parts:
+                raise RuntimeError(f"no room for {shape.parts['q']}")
 
         def put_adapter(self, slot: int, *_: Any) -> None:
             raise ValueError("not opened")
@@ -119,6 +120,9 @@ def test_what_goes_wrong_on_a_rank_is_told_when_it_settles() -> None:
         remote.settle_adapters()
     remote.settle_adapters()
     assert done == [1]
+    remote.put_adapter(1, "q", 0, np.zeros((2, 3), np.float32), np.zeros((4, 2), np.float32))
+    remote.open_adapter(1, AdapterShape({}, []))
+    remote.settle_adapters()  # of the adapter before, which was given up, nothing is told
     ours.close()
     reader.join()
     with pytest.raises(RuntimeError, match="does not take adapters"):

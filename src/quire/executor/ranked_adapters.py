@@ -90,6 +90,8 @@ def obey_frames(frames: BinaryIO, slots: Callable[[], AdapterSlots], answer: Cal
             answer(error)
             error = ""
             continue
+        if frame["act"] == "open":  # what went wrong with an adapter that was given up is of no other
+            error = ""
         try:
             _obey(slots(), frame, arrays)
         except (ValueError, RuntimeError, MemoryError) as failed:
