@@ -154,10 +154,10 @@ def test_without_the_key_there_is_nothing(
         shelf.connect(key=b"another key of sixteen bytes")
     for sent in (b"", b"GET / HTTP/1.1\r\n\r\n" * 20, os.urandom(500)):
         with socket.create_connection(("127.0.0.1", shelf.port), 5) as sock:
-            sock.sendall(sent)
-            sock.shutdown(socket.SHUT_WR)
             said = b""
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):  # the server may have ended it at any of these
+                sock.sendall(sent)
+                sock.shutdown(socket.SHUT_WR)
                 while part := sock.recv(4096):
                     said += part
             assert len(said) <= 51, "its greeting alone"
@@ -302,7 +302,7 @@ def test_bytes_changed_on_the_way_are_never_read(make: Make, shelf: Shelf) -> No
     assert lost > 5
     assert shelf.server.refused > 0
     for name in list(shelf.shelf._found):
-        content = content_of(int.from_bytes(name[1], "big"))
+        content = content_of(int(name[1].split()[1]))
         assert shelf.shelf._found[name][2] == content.tobytes()
     stopped.set()
     shelf.server.close()
