@@ -8,9 +8,7 @@ import re
 from quire.records import dataclass
 from quire.util.sizes import parse_size
 
-_FORM = (
-    "write ram=SIZE, disk=SIZE:FOLDER, disk-key=KEYFILE, remote=HOST:PORT:KEYFILE, role=ROLE, or several with commas"
-)
+_FORM = "write ram=SIZE, disk=SIZE:FOLDER, disk-key=KEYFILE, remote=HOST:PORT:KEYFILE, role=ROLE, or several by commas"
 ROLES = ("prefill", "decode", "both")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+):(\d{1,5}):(.+)")
 

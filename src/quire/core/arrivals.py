@@ -22,7 +22,7 @@ from quire.records import dataclass
 from quire.types import NO_BLOCK, Request
 
 PATIENCE = 1.0  # seconds without a further block
-MOST_SECONDS = 10.0  # for all blocks of a prompt
+MOST_SECONDS = 5.0  # for all blocks of a prompt: an engine that runs nothing for 10 counts as stalled
 
 
 class SharedTier(Tier, Protocol):
@@ -104,7 +104,9 @@ class Arrivals:
         nodes = self._caches.path(request.tenant, key, space, NO_MARKS)
         digest, names = root_digest(self._tier.fingerprint, request.tenant, space), list[Name]()
         keys = block_keys(key, self._size * TOKEN_BYTES, NO_MARKS)
-        firsts = [first_live_block(len(keys) * self._size, group.window, self._size) for group in self._groups]
+        firsts = [
+            first_live_block(len(keys) * self._size, group.window, self._size) for group in self._groups
+        ]
         for index, block_key in enumerate(keys):
             digest = chain(digest, block_key)
             for group, first in enumerate(firsts):

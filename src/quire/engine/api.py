@@ -291,7 +291,9 @@ class ModelCard:
     template_variables: frozenset[str] = frozenset()  # that a request may set with chat_template_kwargs
     pooling: PoolingFacts | None = None  # of a model that gives vectors or scores
     chat_template: str = ""
-    special_tokens: Mapping[str, str] = field(default_factory=dict)  # text by role, as in templates: eos_token, …
+    special_tokens: Mapping[str, str] = field(
+        default_factory=dict
+    )  # text by role, as in templates: eos_token, …
     max_num_seqs: int = 0  # sequences that run at once
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
     service_classes: tuple[ServiceClass, ...] = ()

@@ -313,7 +313,8 @@ class GenerationRequest(_Sampling, kw_only=True):
     ] = None
     # vLLM
     kv_transfer_params: Annotated[
-        KvTransferParams | None, Meta(description="from a router that has the servers' key; {} for all others")
+        KvTransferParams | None,
+        Meta(description="from a router that has the servers' key; {} for all others"),
     ] = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: Annotated[

@@ -34,7 +34,8 @@ _read_key = functools.cache(read_key)  # it was read once when the engine was bu
 
 
 class PrefillAnswer(msgspec.Struct, kw_only=True):
-    """What a server answers that computed a prompt for another one; null: there is no whole block to send."""
+    """What a server answers that computed a prompt for another one; null: there is no whole block to send, or nowhere
+    to send it to."""
 
     kv_transfer_params: KvTransferParams | None
     usage: UsageBody
@@ -75,8 +76,8 @@ async def answer_prefill(context: ServerContext, exchange: Exchange, asks: list[
     request = asks[0].request
     block = context.engine.card.cache_block
     blocks = (len(request.prompt_token_ids) - 1) // block if block and not request.prompt_embeds else 0
-    made = None
-    if blocks and len(asks) == 1:
+    made, works = None, not context.engine.stats.remote_tier.get("failed")
+    if blocks and works and len(asks) == 1:
         _, key = _peer(context, exchange)
         ticket = ticket_for(key, _mark(context, exchange, request), blocks)
         made = KvTransferParams(do_remote_prefill=True, do_remote_decode=False, remote_request_id=ticket)
