@@ -97,7 +97,7 @@ class Pair:
     def up(self) -> None:
         """Wait until both use the server of blocks: until a prompt comes from one to the other."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("quire.core.arrivals.PATIENCE", 0.05)
+            patch.setattr("quire.core.coming_blocks.PATIENCE", 0.05)
             while not self.comes():
                 pass
 
@@ -118,8 +118,8 @@ class Pair:
 def patient() -> Iterator[None]:
     """However slow this machine is, blocks that are sent come in time, and a server that is back is asked soon."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quire.core.arrivals.PATIENCE", GUARD)
-        patch.setattr("quire.core.arrivals.MOST_SECONDS", GUARD)
+        patch.setattr("quire.core.coming_blocks.PATIENCE", GUARD)
+        patch.setattr("quire.core.coming_blocks.MOST_SECONDS", GUARD)
         patch.setattr("quire.worker.remote_tier.CALL_SECONDS", GUARD)
         patch.setattr("quire.worker.remote_tier._PAUSES", (0.05, 0.05))
         patch.setattr("quire.worker.kept_blocks._LOOK_SECONDS", 0.05)
@@ -246,7 +246,7 @@ def with_a_fault(pair: Pair, number: int, at: int, *, lasting: bool) -> None:
     """A prompt whose blocks are lost from some frame on, over one connection or over all."""
     prompt = f"fault {number} {TEXT}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quire.core.arrivals.PATIENCE", 0.05)  # some never come
+        patch.setattr("quire.core.coming_blocks.PATIENCE", 0.05)  # some never come
         pair.shelf.server.left, pair.shelf.server.lasting = at, lasting
         ticket = pair.ticket(prompt)
         assert pair.answer(prompt, ticket)[0] == pair.alone(prompt)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from quire.config.live import LiveEngineConfig
-from quire.core.arrivals import Arrivals
 from quire.core.cache_misses import MissWatch
+from quire.core.coming_blocks import Arrivals
 from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler

@@ -8,6 +8,7 @@ that answers computes what it lacks: only time is lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -100,32 +101,32 @@ class Dividing:
                     await server.client.request(head(len(asked)), asked, answer)
         except TimeoutError:
             server.failed("did not compute a prompt in time", time.monotonic())
-            return self._fallback("late")
+            self.fallbacks["late"] += 1
+            return None
         except ClientError as error:
             server.failed(str(error), time.monotonic())
-            return self._fallback("failed")
+            self.fallbacks["failed"] += 1
+            return None
         return self._read(server, answer, uncached, time.monotonic() - began)
 
     def _read(self, server: BackendServer, answer: Whole, uncached: float, seconds: float) -> bytes | None:
-        if answer.status != 200:
+        read, found = None, None
+        if answer.status == 200:
+            server.succeeded()
+            with contextlib.suppress(msgspec.MsgspecError):
+                read = msgspec.json.decode(answer.body, type=_PrefillAnswer)
+        else:
             server.answers["refused"] += 1
-            return self._fallback("refused")
-        server.succeeded()
-        try:
-            read = msgspec.json.decode(answer.body, type=_PrefillAnswer)
-        except msgspec.MsgspecError:
-            return self._fallback("refused")
-        found = None if read.kv_transfer_params is None else read.kv_transfer_params.remote_request_id
-        if found is None:
-            return self._fallback("nothing")
+        if read is not None and read.kv_transfer_params is not None:
+            found = read.kv_transfer_params.remote_request_id
+        if read is None or found is None:
+            self.fallbacks["refused" if read is None else "nothing"] += 1
+            return None
         self.costs.computed(uncached, seconds)
         self.divided += 1
         self.tokens += read.usage.prompt_tokens
         self.seconds += seconds
         return msgspec.json.encode({"do_remote_prefill": True, "remote_request_id": found})
-
-    def _fallback(self, why: str) -> None:
-        self.fallbacks[why] += 1
 
 
 def _key(config: RouterConfig) -> bytes:

@@ -23,7 +23,7 @@ from quire.config.schema import (
     ResolvedConfig,
 )
 from quire.config.speculative import WITH_MODEL
-from quire.core.arrivals import Arrivals
+from quire.core.coming_blocks import Arrivals
 from quire.core.controller import StepController
 from quire.engine.build.budget import MemoryPlan, plan_memory
 from quire.engine.build.cache_codes import kv_codes

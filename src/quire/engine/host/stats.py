@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 from typing import Any
 
-from quire.core.arrivals import Arrivals
+from quire.core.coming_blocks import Arrivals
 from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.core.usage_line import UsageLine
@@ -100,7 +100,7 @@ class StepTotals:
             swapped_out=swap.blocks_out if swap else 0,
             swapped_in=swap.blocks_in if swap else 0,
             disk_tier=kept.get("disk", {}),
-            remote_tier=kept.get("remote", {}) | _arrived(self._core.arrivals),
+            remote_tier={**kept.get("remote", {}), **_arrived(self._core.arrivals)},
             step_budget=min(scheduler.limits.tokens, scheduler.config.max_num_batched_tokens),
             step_slots=min(scheduler.limits.sequences, scheduler.config.max_num_seqs),
             length_error=scheduler.estimates.error,

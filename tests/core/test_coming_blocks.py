@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from quire.cache_kinds import FullGroup, SlidingGroup
-from quire.core.arrivals import MOST_SECONDS, PATIENCE, Arrivals
+from quire.core.coming_blocks import MOST_SECONDS, PATIENCE, Arrivals
 from quire.core.scheduler import Scheduler
 from quire.core.tier import Name, chain, root_digest
 from quire.objectives import ServiceTerms
