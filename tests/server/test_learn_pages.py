@@ -17,6 +17,7 @@ from quire.engine.api import EngineState
 from quire.executor import sampler
 from quire.executor.base import SampledRows
 from quire.executor.sampler import HostSampler
+from quire.learn import lanes
 from quire.learn.chapters import chapter, chapters
 from quire.learn.next_token import STORY
 from quire.learn.offered import offer
@@ -25,6 +26,7 @@ from quire.learn.simulations import simulations
 from quire.planner import formulas, memory_sums
 from quire.planner.figure import Figure
 from quire.program.step_work import MachinePeaks
+from quire.server.pages import real_lanes
 from quire.server.pages.see import SIGHTS
 from quire.speculate.prediction import PredictionProposer
 from quire.types import NewSeq
@@ -205,6 +207,36 @@ def test_a_prefix_is_found_by_the_real_cache(server: LiveServer, folder: Path) -
     with serving(folder, {"enable_prefix_caching": False}) as live:
         found = scene_of(live, "14?prefix=100&new=20")["numbers"]
         assert found[label("a hit")] == 0
+
+
+@pytest.mark.parametrize("variance", [0, 50, 100])
+def test_lanes_of_batching_are_requests_of_this_engine(server: LiveServer, variance: int) -> None:
+    """Steps are those that the engine counts: a closed batch takes as many as its longest answer has tokens."""
+    before = server.engine.stats.steps
+    found = scene_of(server, f"8?variance={variance}&rate=20&requests=24&seed=3")
+    lengths = lanes.lengths_of(8, variance, 3)
+    ratio = found["numbers"]["this server: steps of a closed batch, to the mean length"]
+    assert ratio == pytest.approx(max(lengths) * 8 / sum(lengths), rel=0.05)
+    assert (ratio == 1) == (variance == 0)
+    table = {row[0]: row for row in found["tables"][1]["rows"]}
+    asked = sum(lanes.lengths_of(24, variance, 3))
+    assert {name: row[-1] for name, row in table.items()} == dict.fromkeys(lanes.POLICIES, f"{asked:,}")
+    names = [one["name"] for one in found["charts"][1]["series"]]
+    assert names == [*lanes.POLICIES]
+    places = {name: int(row[4].replace(",", "")) for name, row in table.items()}
+    assert places["static"] > 0 or variance == 0
+    ran = sum(len(one["y"]) for one in found["charts"][1]["series"])
+    server.wait(lambda: server.engine.stats.steps - before > ran / 4)
+
+
+def test_lanes_that_would_take_too_long_are_not_run(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(real_lanes, "_LANE_SECONDS", 0.0)
+    found = scene_of(server, "8?requests=8")
+    assert "the lanes would take too long" in found["remark"]
+    assert len(found["tables"]) == 1
+    assert not any(label.startswith("this server") for label in scene_of(server, "8?real=false")["numbers"])
 
 
 def test_phases_are_measured_here(server: LiveServer) -> None:
