@@ -30,6 +30,7 @@ from quire.server.pages import real_lanes
 from quire.server.pages.see import SIGHTS
 from quire.speculate.prediction import PredictionProposer
 from quire.types import NewSeq
+from quire.util.platform import usable_cores
 
 offer(simulated)
 
@@ -119,18 +120,30 @@ def test_nothing_else_to_see(server: LiveServer) -> None:
     assert server.get("/learn/api/see/secrets").status == 404
 
 
+def steps_of(scene: dict[str, Any]) -> int:
+    """Steps of the request that a life tells of."""
+    remark = next(figure["remark"] for figure in scene["figures"] if figure["label"] == "the request")
+    return int(remark.split()[0])
+
+
 def test_the_life_of_a_request_is_that_of_this_engine(server: LiveServer) -> None:
     assert len(server.get("/learn/api/sims").json["data"]) == 16
     before = server.engine.stats.steps
     reply = server.get("/learn/api/sim/1?tokens=6")
     assert reply.status == 200
     server.wait(lambda: server.engine.stats.steps > before)
-    *stages, whole, _ = [figure["value"] for figure in reply.json["figures"]]
-    assert len(stages) == 6
+    *stages, whole = [figure["value"] for figure in reply.json["figures"]][:7]
     assert sum(stages) == pytest.approx(whole)
     assert all(value >= 0 for value in stages)
     answer, life = reply.json["tables"]
     assert 1 <= len(answer["rows"]) <= 6
+    (flow,) = reply.json["flows"]
+    assert len(flow["places"]) == 6
+    assert flow["arrows"][-1][:2] == [5, 2]  # from the last stage to the third, once a token
+    entered = [stage for _, stage in flow["moments"]]
+    assert entered[:2] == [0, 1]
+    assert entered.count(2) == entered.count(3) == entered.count(4) == steps_of(reply.json)
+    assert entered.count(5) == len(answer["rows"])
     spent = sum(float(row[2].split()[0]) for row in life["rows"])
     assert spent <= whole + 0.01 * len(life["rows"])
     server.get("/learn/api/sim/1?tokens=0").error(400, param="tokens")
@@ -248,7 +261,7 @@ def test_phases_are_measured_here(server: LiveServer) -> None:
 def test_this_machine_has_a_column(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     measured_levels._levels.cache_clear()
     monkeypatch.setattr(measured_levels, "load_peaks", lambda *_: MachinePeaks(40e9, {}))
-    monkeypatch.setattr(measured_levels, "cache_rates", lambda *_: {"L2": 200e9})
+    monkeypatch.setattr(measured_levels, "cache_rates", lambda *_: {"L2": (200e9, usable_cores())})
     found = scene_of(server, "5")
     assert (found["numbers"]["this machine: L2"], found["numbers"]["this machine: memory"]) == (200, 40)
     assert found["tables"][1]["rows"] == [["L2", "200", "5 ms"], ["memory", "40", "25 ms"]]

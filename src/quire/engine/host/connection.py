@@ -50,7 +50,7 @@ class EngineConnection(asyncio.Protocol):
         self._ready: asyncio.Future[Ready] | None = None
         self._progress: Callable[[int, int], None] | None = None
         self._stopping = False
-        self._frames: list[bytes] = []  # to be sent at the end of this turn of the loop
+        self._frames: list[bytes | bytearray] = []  # to be sent at the end of this turn of the loop
 
     async def open(self, load: Load, progress: Callable[[int, int], None] | None) -> Ready:
         """Start the engine and wait until it has loaded. Raises the errors of loading, once the engine has ended."""
