@@ -82,8 +82,9 @@ def test_tiles_are_those_of_the_engines_kernel(monkeypatch: pytest.MonkeyPatch) 
     """What is shown is what the kernel counts and computes."""
     own = _native.attend_tiles
 
-    def other(core: _native.Executor, q: int, k: int, v: int, out: int, **sizes: int) -> int:
-        return own(core, q, k, q, out, **sizes) + 2**19
+    def other(core: _native.Executor, q: int, k: int, v: int, out: int, *sizes: int) -> int:
+        tokens, head_dim, rows = sizes
+        return own(core, q, k, q, out, tokens, head_dim, rows) + 2**19
 
     before = simulation("attention-tiling").scene({"tokens": "256"})
     monkeypatch.setattr(_native, "attend_tiles", other)

@@ -85,9 +85,8 @@ def test_tiles_of_any_size_have_the_same_bits_and_are_counted(isa: str, tokens: 
     outputs = []
     for rows in (1, 7, 48, 300):
         out = np.zeros((tokens, dim), np.float32)
-        moved = _native.attend_tiles(
-            core, *(each.ctypes.data for each in (q, k, v, out)), tokens=tokens, head_dim=dim, rows=rows
-        )
+        addresses = [each.ctypes.data for each in (q, k, v, out)]
+        moved = _native.attend_tiles(core, *addresses, tokens, dim, rows)
         kept = -(-tokens // 16) * 16 * 48  # numbers of all keys, or values, as the cache has them
         assert moved == 2 * tokens * dim + -(-tokens // rows) * 2 * kept
         outputs.append(out)

@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 
 from helpers.server import LiveServer, Reply
+from quire.answers import RowDrafts
+from quire.engine.api import GenerateAsk
+from quire.engine.front.output import OutputBuilder
+from quire.server.draft_marks import DraftMarks, places_for
+from quire.types import Request, SamplingParams, TokenIds
 
 ASKED: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
 MARKED = ASKED | {"return_accepted_drafts": True, "return_token_ids": True}
@@ -73,11 +78,9 @@ def test_each_choice_of_completions_has_its_own(server: LiveServer) -> None:
     named = {choice["index"]: choice["accepted_drafts"] for choice in body["choices"]}
     counts = body["usage"]["completion_tokens_details"]
     assert sum(map(len, named.values())) == counts["accepted_prediction_tokens"]
-    assert any(named.values())
     for choice in body["choices"]:
         assert rising(named[choice["index"]], len(choice["token_ids"]))
     streamed = marks(server.complete(["Hello", "Good"], stream=True, **asked))
-    assert any(streamed.values())
     assert streamed.keys() <= named.keys()
 
 
@@ -94,3 +97,30 @@ def test_nobody_else_is_told(server: LiveServer) -> None:
             off = server.post(path, body | {"return_accepted_drafts": False}).text
             assert "accepted_drafts" not in off
     server.chat(return_accepted_drafts=3).error(400, param="return_accepted_drafts")
+
+
+def test_positions_are_those_of_the_rows_that_were_drafted() -> None:
+    """A row's accepted drafts come first among its tokens; a stream has each in the chunk of its token."""
+    request = Request(request_id="r", prompt_token_ids=TokenIds([1]), params=SamplingParams(n=2))
+    ask = GenerateAsk(request=request, accepted=places_for(2))
+    builder = OutputBuilder(request, None, None, lambda _: None, keep=False, accepted=ask.accepted)
+    stream, whole = DraftMarks([ask]), DraftMarks([ask])
+    rows = [
+        (0, [7], None),
+        (1, [7], None),
+        (0, [8, 9, 10], 2),
+        (1, [8], 0),
+        (0, [11], None),
+        (0, [12, 13], 1),
+    ]
+    named = []
+    for index, tokens, accepted in rows:
+        if accepted is not None:
+            builder.drafted(index, RowDrafts(3, accepted, predicted=True))
+        delta = builder.grow(index, tokens, 0.0)
+        assert delta is not None
+        named.append(stream.of_next(index, len(delta.token_ids)))
+    assert named == [[], [], [1, 2], [], [], [5]]
+    assert [whole.of_all(index, count) for index, count in ((0, 7), (1, 2))] == [[1, 2, 5], []]
+    assert whole.of_all(0, 5) == [1, 2]  # an answer that ended before
+    assert builder.output.usage.accepted_draft_tokens == 3

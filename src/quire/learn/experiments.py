@@ -38,7 +38,7 @@ def attention_tiling(tokens: int, tile: int) -> Scene:
     out, core = np.empty_like(q), _native.Executor(env.isa(), 1)
     started = time.perf_counter()
     moved = _native.attend_tiles(
-        core, *(each.ctypes.data for each in (q, k, v, out)), tokens=tokens, head_dim=_HEAD_DIM, rows=tile
+        core, q.ctypes.data, k.ctypes.data, v.ctypes.data, out.ctypes.data, tokens, _HEAD_DIM, tile
     )
     took = time.perf_counter() - started
     error = _largest_error(out, q, k, v)

@@ -36,7 +36,7 @@ from quire.server.pages.timed_answers import TimedAnswer, answered, likeliest
 from quire.steplog.log_files import read_rows
 from quire.steplog.log_rows import SAMPLE_BITS, Arrived, Step
 
-_LANE_SECONDS = 1.5  # that arrivals of a lane may last
+_LANE_SECONDS = 1.0  # that arrivals of a lane may last
 _MOST_SECONDS = 20.0  # of all requests together
 
 
