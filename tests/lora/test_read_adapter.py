@@ -14,8 +14,9 @@ import pytest
 from helpers.adapters import PREFIX, RANK, Q, base_spec, gguf_adapter, numbers, pair, peft_folder
 from helpers.gguf_files import permute
 from quire.config.shipped import shipped_adapters
+from quire.lora import leaf_hash
 from quire.lora.base_modules import BaseModules
-from quire.lora.leaf_hash import LEAF, LeafHash
+from quire.lora.leaf_hash import LEAF, LeafHash, Memory
 from quire.lora.read import find_adapter, open_adapter, read_adapter, reading, room_of
 from quire.quant.floats import floats, from_float32
 from quire.spec.facts import read_model
@@ -270,6 +271,34 @@ def test_the_digest_of_leaves(size: int, tmp_path: Path) -> None:
             for end in asked:
                 hashing.reach(end)
             assert hashing.digest(b"head", identity_of(file)) == expected
+
+
+def test_what_rested_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it is written to, whatever its time of writing says then."""
+    path, memory = tmp_path / "file", Memory()
+    path.write_bytes(bytes(3 * LEAF))
+
+    def digest(head: bytes = b"head") -> tuple[bool, str]:
+        with closing(LeafHash(path, memory)) as hashing, path.open("rb") as file:
+            return hashing.known is None, hashing.digest(head, identity_of(file))
+
+    _, fresh = digest()
+    assert digest() == (True, fresh), "what was written to just now may be written to again in the same tick"
+    monkeypatch.setattr(leaf_hash, "REST_NS", -(10**9))
+    assert digest() == (True, fresh)
+    assert digest() == (False, fresh)
+    with pytest.raises(CheckpointError, match="what lies beside it changed"):
+        digest(b"tail")
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"x")
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # the clock may be coarse
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    hashed, other = digest()
+    assert hashed
+    assert other != fresh
+    assert digest() == (False, other)
 
 
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path, llama: BaseModules) -> None:

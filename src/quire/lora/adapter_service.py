@@ -15,6 +15,7 @@ from quire.lora.adapter import Adapter, AdapterNumbers
 from quire.lora.base_modules import BaseModules
 from quire.lora.fitting import check_fits, clear_slot, fill_slot, shape_of
 from quire.lora.gains import BaseWeights
+from quire.lora.leaf_hash import Memory
 from quire.lora.mix import mix
 from quire.lora.pool_turns import PoolTurns
 from quire.lora.read import find_adapter, inside, reading
@@ -101,12 +102,19 @@ class AdapterService:
     def opener(self, name: str, path: str, root: str | None = None) -> Open:
         """What reads an adapter of this model: a path, or a shipped one's name; with `root`, a name in that folder."""
         most = 2 * sum(map(low_rank_bytes, self._programs))  # float32, where a slot is bfloat16
+        memory = Memory()
 
         def read() -> AbstractContextManager[AdapterNumbers]:
             folder = None if root is None else Path(root)
             found = find_adapter(path) if folder is None else inside(folder, path)
             return reading(
-                found, self._base(), name=name, root=folder, max_rank=self._max_rank, max_bytes=most
+                found,
+                self._base(),
+                name=name,
+                root=folder,
+                max_rank=self._max_rank,
+                max_bytes=most,
+                memory=memory,
             )
 
         return read

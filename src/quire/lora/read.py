@@ -14,7 +14,7 @@ from typing import Any
 from quire.config.shipped import shipped_adapters
 from quire.lora.adapter import Adapter, LowRank
 from quire.lora.base_modules import BaseModules
-from quire.lora.leaf_hash import LeafHash
+from quire.lora.leaf_hash import LeafHash, Memory
 from quire.lora.module_pairs import MAX_RANK, AdapterFile, ModulePair, check_rank, checked, combined, unknown
 from quire.lora.peft_folder import CONFIG, WEIGHTS, PeftFolder, no_weights
 from quire.spec import ModelSpec
@@ -213,9 +213,10 @@ def reading(
     root: Path | None = None,
     max_rank: int = MAX_RANK,
     max_bytes: int | None = None,
+    memory: Memory | None = None,
 ) -> Iterator[AdapterReading]:
     """Begin to read an adapter of the model `spec`; its numbers are read within the block. `name` is the folder's or
-    file's unless given; `root` as in open_adapter.
+    file's unless given; `root` as in open_adapter, `memory` as in LeafHash.
 
     Raises CheckpointError or UnsupportedModelError, before any number is read, for what is not supported, for a rank
     above `max_rank`, for more than `max_bytes` of numbers in float32 (whole matrices, which are read in blocks, do not
@@ -224,7 +225,7 @@ def reading(
     base = spec if isinstance(spec, BaseModules) else BaseModules.of(spec)
     name = name or (path.name if path.is_dir() else path.stem)
     weights = _weights(path, root)
-    with closing(LeafHash(weights)) as hashing, closing(_opened(path)) as file:
+    with closing(LeafHash(weights, memory)) as hashing, closing(_opened(path)) as file:
         yield AdapterReading(name, file, hashing, base, max_rank, max_bytes)
 
 
