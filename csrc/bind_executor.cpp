@@ -28,8 +28,7 @@ const T* at(uintptr_t address) {
   return reinterpret_cast<const T*>(address);
 }
 
-void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>& arrays,
-          const std::vector<uintptr_t>& block_tables, size_t arena_bytes, size_t block_bytes, uintptr_t activations) {
+quire::StepPointers step_of(const std::vector<uintptr_t>& arrays, const std::vector<uintptr_t>& block_tables) {
   quire::StepPointers step;
   step.token_ids = at<int32_t>(arrays.at(0));
   step.positions = at<int32_t>(arrays.at(1));
@@ -39,7 +38,12 @@ void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>
   step.mirrors = at<int32_t>(arrays.at(5));
   step.adapters = at<int32_t>(arrays.at(6));
   for (uintptr_t table : block_tables) step.block_tables.push_back(at<int32_t>(table));
-  e.bind(limits, step, arena_bytes, block_bytes, reinterpret_cast<char*>(activations));
+  return step;
+}
+
+void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>& arrays,
+          const std::vector<uintptr_t>& block_tables, size_t arena_bytes, size_t block_bytes, uintptr_t activations) {
+  e.bind(limits, step_of(arrays, block_tables), arena_bytes, block_bytes, reinterpret_cast<char*>(activations));
 }
 
 // Checksums cross as packed numbers, 8 bytes a chunk.
@@ -140,6 +144,12 @@ void bind_building(nb::class_<Executor>& c) {
       .def("begin_head", &Executor::begin_head)
       .def("join", &Executor::join, nb::keep_alive<1, 2>(), "group"_a, "rank"_a,
            "Meet the other ranks of the program there.")
+      .def(
+          "use_step",
+          [](Executor& e, const std::vector<uintptr_t>& arrays, const std::vector<uintptr_t>& block_tables) {
+            e.use_step(step_of(arrays, block_tables));
+          },
+          "arrays"_a, "block_tables"_a, "Later steps are in these arrays, which are as those of bind.")
       .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a,
            "activations"_a = 0, "activations: the address of arena_bytes for them; 0 for memory of its own.");
 }

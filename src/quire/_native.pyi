@@ -286,6 +286,9 @@ class Executor:
     def join(self, group: Group, rank: int) -> None:
         """Meet the other ranks of the program there."""
 
+    def use_step(self, arrays: Sequence[int], block_tables: Sequence[int]) -> None:
+        """Later steps are in these arrays, which are as those of bind."""
+
     def bind(
         self,
         limits: Limits,
@@ -393,6 +396,11 @@ class SharedRanks:
     def left(self) -> bool: ...
     def beats(self, rank: int) -> int:
         """A number that rises while the process of a rank runs."""
+
+    def worked(self, rank: int) -> int:
+        """
+        Nanoseconds that a rank has spent in commands, without those in which it waited for others to finish.
+        """
 
     def say(self, command: Sequence[int]) -> None:
         """Give a command to all other ranks, which have finished the last one."""

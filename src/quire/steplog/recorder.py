@@ -105,10 +105,10 @@ class Recorder:
         self._next = 0
         self._steps = 0
         self._stolen = _StolenTime()
-        # of the step that runs, if there may be drafts
         self._drafts = config.max_draft_tokens > 0
-        self._scheduled: list[int] = []
-        self._drafting: list[int] = []
+        # Of the steps in flight, if there may be drafts: numbers of all rows, and which rows have drafts.
+        self._scheduled: deque[tuple[list[int], list[int]]] = deque()
+        self._drafting = _NONE  # of the step that has ended
         self._put(self._opened())
 
     # -- what happens ---------------------------------------------------------------------------------------
@@ -217,8 +217,8 @@ class Recorder:
             number = -1 if live is None else live.number
             self._keys[new.seq_id] = number << SAMPLE_BITS | new.sample_index
         if self._drafts:
-            self._scheduled = self._rows(out)
-            self._drafting = [index for index, row in enumerate(out.scheduled) if row.logits > 1]
+            drafting = [index for index, row in enumerate(out.scheduled) if row.logits > 1]
+            self._scheduled.append((self._rows(out), drafting))
 
     def _rows(self, out: SchedulerOutput) -> list[int]:
         """Four numbers for each row; the last one is to be the tokens that it accepts."""
@@ -237,7 +237,7 @@ class Recorder:
         facts: StepFacts,
     ) -> None:
         """A step has ended."""
-        flat = self._scheduled if self._drafts else self._rows(out)
+        flat, self._drafting = self._scheduled.popleft() if self._drafts else (self._rows(out), _NONE)
         flat[3::4] = map(len, result.token_ids)
         at, scheduled, executed, updated, draft = times
         predicted, blocks, waiting, limits, fetching = facts
