@@ -271,12 +271,11 @@ class EngineCore:
         if step.flight is not None:
             self._book(step.flight)
         scheduled = self.clock()
-        out, counts, features = step.out, step.counts, step.features
         result = self._execute(step, beside, begun)
         executed = self.clock()
         if beside is not None and beside.flight is not None:
             self._next = beside
-        events = self.scheduler.update(out, result)
+        events = self.scheduler.update(step.out, result)
         if self._beams is not None:
             events = self._beams.settle(events)
         self._ended(events)
@@ -286,40 +285,12 @@ class EngineCore:
         if beside is not None and self._next is None:
             self.scheduler.update(beside.out, self._execute(beside, None, begun))
         updated = self.clock()
-        self.rows, self._resume, self.features = len(out.scheduled), 0.0, features
-        if not self.rows:
-            if not result.filled:
-                self._resume = time.monotonic() + MOVES_SECONDS
-            return events
-        self.scheduler.usage.ran((updated - begun) / 1e9)
-        self.last_phases = result.seconds
-        predicted, seconds = self.costs.seconds(features), (updated - begun) / 1e9
-        self.costs.observe(features, seconds)
-        if self._controller is not None:
-            self._controller.ran(seconds)
-        drafts, scheduler = self.speculation.last if self.speculation else NO_DRAFTS, self.scheduler
-        self.records.append(
-            StepRecord(
-                step=out.step,
-                start=begun / 1e9,
-                schedule_seconds=(scheduled - begun) / 1e9,
-                execute_seconds=(executed - scheduled) / 1e9,
-                update_seconds=(updated - executed) / 1e9,
-                rows=self.rows,
-                prefill_tokens=counts.prefill_tokens,
-                decode_tokens=counts.decode_tokens,
-                context_tokens=counts.context_tokens,
-                blocks_used=scheduler.blocks_used,
-                running=scheduler.num_running,
-                waiting=scheduler.num_waiting,
-                preempted=counts.preempted,
-                drafted=drafts.drafted,
-                accepted=drafts.accepted,
-                predicted_seconds=predicted,
-            )
-        )
-        if self.recorder is not None:
-            self._record(out, result, events, StepTimes(begun, scheduled, executed, updated, self._drafting))
+        self.rows, self._resume, self.features = len(step.out.scheduled), 0.0, step.features
+        if self.rows:
+            times = StepTimes(begun, scheduled, executed, updated, self._drafting)
+            self._record(step, result, events, times)
+        elif not result.filled:
+            self._resume = time.monotonic() + MOVES_SECONDS
         return events
 
     def _wait(self) -> None:
@@ -374,6 +345,41 @@ class EngineCore:
                 recorder.missed(new.request_id, miss)
 
     def _record(
+        self, step: PlannedStep, result: StepOutput, events: list[SeqEvent], times: StepTimes
+    ) -> None:
+        """Write down a step that has rows."""
+        scheduler, counts, (begun, scheduled, executed, updated, _) = self.scheduler, step.counts, times
+        predicted, seconds = self.costs.seconds(step.features), (updated - begun) / 1e9
+        scheduler.usage.ran(seconds)
+        self.last_phases = result.seconds
+        self.costs.observe(step.features, seconds)
+        if self._controller is not None:
+            self._controller.ran(seconds)
+        drafts = self.speculation.last if self.speculation else NO_DRAFTS
+        self.records.append(
+            StepRecord(
+                step=step.out.step,
+                start=begun / 1e9,
+                schedule_seconds=(scheduled - begun) / 1e9,
+                execute_seconds=(executed - scheduled) / 1e9,
+                update_seconds=(updated - executed) / 1e9,
+                rows=self.rows,
+                prefill_tokens=counts.prefill_tokens,
+                decode_tokens=counts.decode_tokens,
+                context_tokens=counts.context_tokens,
+                blocks_used=scheduler.blocks_used,
+                running=scheduler.num_running,
+                waiting=scheduler.num_waiting,
+                preempted=counts.preempted,
+                drafted=drafts.drafted,
+                accepted=drafts.accepted,
+                predicted_seconds=predicted,
+            )
+        )
+        if self.recorder is not None:
+            self._log(step.out, result, events, times)
+
+    def _log(
         self, out: SchedulerOutput, result: StepOutput, events: list[SeqEvent], times: StepTimes
     ) -> None:
         recorder, scheduler, record = self.recorder, self.scheduler, self.records[-1]
