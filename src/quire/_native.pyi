@@ -425,8 +425,8 @@ class SharedGroup(Group):
 
 class BandwidthProbe:
     def __init__(self, executor: Executor, size: int) -> None: ...
-    def measure(self) -> float:
-        """Bytes per second that all threads read together, in one pass."""
+    def measure(self, passes: int = 1) -> float:
+        """Bytes per second that all threads read together, in so many passes."""
 
 def measure_flops(executor: Executor, dtype: DType, iterations: int) -> float:
     """Operations per second of all threads of an executor."""
@@ -460,6 +460,16 @@ class PageWarmer:
     def end(self) -> None: ...
     @property
     def warmed(self) -> int: ...
+
+def attend_tiles(
+    executor: Executor, q: int, k: int, v: int, out: int, tokens: int, head_dim: int, rows: int
+) -> int:
+    """
+    Attention of one head in both directions, `rows` queries at a time: q, k, v and out are addresses of float32 [tokens, head_dim]. Returns the numbers that the kernel has read and written.
+    """
+
+def attend_tile_bytes(head_dim: int, rows: int) -> int:
+    """Bytes of scratch that attend_tiles needs for a tile."""
 
 class SlotParams:
     def __init__(self, params: object) -> None:

@@ -1,12 +1,11 @@
-"""The asynchronous interface of an engine as a server uses it, and its plain types.
-
-Implemented by engine/front/async_engine (the engine in its own process, or in a thread of this one). Every method is
-called on the thread of the event loop; none of them blocks it.
+"""The asynchronous interface of an engine as a server uses it, and its plain types. Implemented by
+engine/front/async_engine (the engine in its own process, or in a thread of this one). Every method is called on the
+thread of the event loop; none of them blocks it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, MutableSequence, Sequence
 from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -121,12 +120,12 @@ class GenerateAsk:
 
     `deadline` and `queue_deadline` are times of time.monotonic(), None for never: the request ends with DeadlineError
     unless it has finished, or has been scheduled, by then. `prompt_text` is only repeated in the output.
-    Tenants share the queue; the tenant "" may use all of it.
-    `reading` divides the answer into its text, reasoning and calls.
+    Tenants share the queue; the tenant "" may use all of it. `reading` divides the answer into text, reasoning, calls.
     Without `keep_output` the text and logprobs of the samples are only in the deltas: `output` stays small, its token
     ids are arrays of int32, and it has no copy of the prompt.
-    `predicted` is called with the predicted time to the first token, in seconds from arrival, if there is a prediction.
-    With `progress` there is a delta of the first sample after each step that computes some of the prompt.
+    `predicted` is called with the predicted seconds from arrival to the first token, if there is a prediction. With
+    `progress` a delta of the first sample follows each step that computes some of the prompt. `accepted` has a list for
+    each sample, for the positions of accepted drafts among its tokens: they are there before the delta.
     """
 
     request: Request
@@ -138,6 +137,7 @@ class GenerateAsk:
     reading: Reading | None = None
     progress: bool = False
     predicted: Callable[[float], None] | None = None
+    accepted: Sequence[MutableSequence[int]] | None = None
 
     def check_deadlines(self, now: float) -> None:
         """Raise DeadlineError for one that has passed."""

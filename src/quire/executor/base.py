@@ -192,10 +192,15 @@ def check_blocks(program: Program, limits: Limits, blocks: Sequence[int], conten
 
 
 def check_adapter(
-    program: Program, name: str, part: int, a: FloatsOrBits, b: FloatsOrBits, gain: F32 | None = None
+    linears: Mapping[str, Adapted],
+    name: str,
+    part: int,
+    a: FloatsOrBits,
+    b: FloatsOrBits,
+    gain: F32 | None = None,
 ) -> Adapted:
     """The linear of that name. Raises ValueError unless these are arguments for put_adapter."""
-    found = next((each for each in program.adapted if each.name == name), None)
+    found = linears.get(name)
     if found is None or not 0 <= part < len(found.parts):
         raise ValueError(f"{name}: part {part} of no linear that adapters may change")
     rank, rows = len(a), found.parts[part].rows

@@ -120,6 +120,7 @@ class NativeExecutor:
     ) -> None:
         check_program(program)
         self.program = program
+        self._linears = {each.name: each for each in program.adapted}
         self._core = _native.Executor(isa, threads) if beside is None else _native.Executor(isa, beside.core)
         for param in program.params:
             self._core.add_param(param.name, packed(param))
@@ -444,7 +445,7 @@ class NativeExecutor:
         scale: float = 1.0,
     ) -> None:
         """Fill a part of a slot; see Runnable.put_adapter."""
-        check_adapter(self.program, name, part, a, b, gain)
+        check_adapter(self._linears, name, part, a, b, gain)
         a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
         gains = None if gain is None else np.ascontiguousarray(gain, np.float32)
         at = 0 if gains is None else gains.ctypes.data

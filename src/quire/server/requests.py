@@ -296,6 +296,9 @@ class GenerationRequest(_Sampling, kw_only=True):
     ] = None
     # vLLM
     return_token_ids: bool | None = None
+    return_accepted_drafts: Annotated[
+        bool | None, Meta(description="Quire's: name the tokens that were accepted drafts")
+    ] = None
     return_tokens_as_token_ids: Annotated[
         bool | None, Meta(description="write tokens in logprobs as token_id:N")
     ] = None

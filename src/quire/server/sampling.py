@@ -16,6 +16,7 @@ from quire.engine.request_forms import guided
 from quire.objectives import ServiceTerms, class_of
 from quire.parameters import TextTokens
 from quire.server.context import ServerContext
+from quire.server.draft_marks import places_for
 from quire.server.errors import PREDICTED_TTFT, ApiError, bad_request, predicted_ttft
 from quire.server.exchange import Exchange
 from quire.server.requests import (
@@ -248,6 +249,7 @@ def make_ask(
         keep_output=False,
         progress=bool(body.return_progress),
         predicted=partial(_tell, exchange) if wants else None,
+        accepted=places_for(params.n) if body.return_accepted_drafts else None,
     )
 
 
