@@ -144,12 +144,6 @@ void bind_building(nb::class_<Executor>& c) {
       .def("begin_head", &Executor::begin_head)
       .def("join", &Executor::join, nb::keep_alive<1, 2>(), "group"_a, "rank"_a,
            "Meet the other ranks of the program there.")
-      .def(
-          "use_step",
-          [](Executor& e, const std::vector<uintptr_t>& arrays, const std::vector<uintptr_t>& block_tables) {
-            e.use_step(step_of(arrays, block_tables));
-          },
-          "arrays"_a, "block_tables"_a, "Later steps are in these arrays, which are as those of bind.")
       .def("bind", &bind, "limits"_a, "arrays"_a, "block_tables"_a, "arena_bytes"_a, "block_bytes"_a,
            "activations"_a = 0, "activations: the address of arena_bytes for them; 0 for memory of its own.");
 }
@@ -216,6 +210,12 @@ void bind_adapter_layout(nb::module_& m) {
 
 void bind_running(nb::class_<Executor>& c) {
   c.def("run", &Executor::run, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a)
+      .def(
+          "use_step",
+          [](Executor& e, const std::vector<uintptr_t>& arrays, const std::vector<uintptr_t>& block_tables) {
+            e.use_step(step_of(arrays, block_tables));
+          },
+          "arrays"_a, "block_tables"_a, "Later steps are in these arrays, which are as those of bind.")
       .def("run_head", &Executor::run_head, nogil(), "logit_rows"_a)
       .def("run_range", &Executor::run_range, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a, "begin"_a, "end"_a)
       .def("stop_after", &Executor::stop_after, "op"_a, "Run no op after this one; -1 runs all.")

@@ -286,9 +286,6 @@ class Executor:
     def join(self, group: Group, rank: int) -> None:
         """Meet the other ranks of the program there."""
 
-    def use_step(self, arrays: Sequence[int], block_tables: Sequence[int]) -> None:
-        """Later steps are in these arrays, which are as those of bind."""
-
     def bind(
         self,
         limits: Limits,
@@ -327,6 +324,9 @@ class Executor:
     @property
     def free_adapter_pages(self) -> int: ...
     def run(self, tokens: int, rows: int, logit_rows: int) -> None: ...
+    def use_step(self, arrays: Sequence[int], block_tables: Sequence[int]) -> None:
+        """Later steps are in these arrays, which are as those of bind."""
+
     def run_head(self, logit_rows: int) -> None: ...
     def run_range(self, tokens: int, rows: int, logit_rows: int, begin: int, end: int) -> None: ...
     def stop_after(self, op: int) -> None:
