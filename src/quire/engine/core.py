@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire.config.live import LiveEngineConfig
 from quire.core.cache_misses import MissWatch
+from quire.core.coming_blocks import Arrivals
 from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel, StepFeatures
 from quire.core.scheduler import Scheduler
@@ -127,6 +128,7 @@ class EngineCore:
         self._controller = controller
         self.swap: SwapSpace | None = None
         self.tiers: BlockTiers | None = None  # beyond the swap space
+        self.arrivals: Arrivals | None = None  # of prompts that other engines compute
         self.work: StepWork | None = None
         self.peaks: MachinePeaks | None = None  # those that were measured on this machine
         self._adapted: dict[
@@ -186,15 +188,26 @@ class EngineCore:
             if request.request_id in self._preparing or request.request_id in self._adapted:
                 raise RequestError("request_id", f"{request.request_id!r} is already in use")
             self.scheduler.config.length_limit(request)
+        if self.arrivals is not None and request.terms.coming:
+            self.scheduler.config.length_limit(request)
+            if request.request_id in self._preparing:
+                raise RequestError("request_id", f"{request.request_id!r} is already in use")
+        if self.arrivals is not None and request.terms.sent:
+            self.arrivals.send(request)
         self._add(request)
 
     def _add(self, request: Request) -> None:
         grammar = request.grammar if request.beams is None else None
-        if (grammar is not None and not self._prepared(request, grammar)) or (
-            request.adapter and not self._has_adapter(request)
+        coming = self.arrivals is not None and self.arrivals.awaits(request)
+        if (
+            (grammar is not None and not self._prepared(request, grammar))
+            or coming
+            or (request.adapter and not self._has_adapter(request))
         ):
             self._preparing[request.request_id] = request
             return
+        if self.arrivals is not None:
+            self.arrivals.forget(request.request_id)
         try:
             if request.beams is not None:
                 self._beams = self._beams or BeamSequences(self.scheduler)
@@ -215,6 +228,8 @@ class EngineCore:
         if self._beams is not None and (events := self._beams.abort(request_id)) is not None:
             return self._ended(events)
         request = self._preparing.pop(request_id, None)
+        if self.arrivals is not None:
+            self.arrivals.forget(request_id)
         if request is None:
             return self._ended(self.scheduler.abort(request_id))
         if self.adapters is not None:
