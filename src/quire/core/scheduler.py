@@ -9,7 +9,7 @@ With two steps in flight the second is scheduled while the first runs:
        a        t t t     row t     -> x      row NEXT_TOKEN, which is x  no row: it sits the step out
        b        t t t t   row t t             row t t   -> y
 
-The result of step 1 may end a sequence: then its row of step 2 is wasted. Where sequences take turns (core.turns), `a`
+The result of step 1 may end a sequence: then its row of step 2 is wasted. Where sequences take turns (core.step_sharing), `a`
 sits step 2 out, too.
 """
 
@@ -38,8 +38,8 @@ from quire.core.step_plan import (
     take_drafts,
     take_prompt_logprobs,
 )
+from quire.core.step_sharing import CHUNK, share_of_streams
 from quire.core.streams import decoding, most_tokens_of
-from quire.core.turns import CHUNK, share_of_streams
 from quire.core.waiting_queues import OUTPUT_PRICE
 from quire.types import (
     NEXT_TOKEN,

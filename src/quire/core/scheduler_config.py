@@ -30,7 +30,7 @@ class SchedulerConfig:
                             max_num_seqs + max_draft_tokens positions
     steps_in_flight         1, or 2: a step may be scheduled while the one before it runs
     takes_turns             with two steps in flight: a sequence whose token is being sampled sits the second one out,
-                            and each has half of the sequences that decode; see core.turns
+                            and each has half of the sequences that decode; see core.step_sharing
     groups                  cache groups; one block table each
     soft_tokens             whether the model takes embeddings in place of ids
     enable_prefix_caching   keep computed blocks findable after their sequence ends
