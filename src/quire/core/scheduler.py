@@ -9,8 +9,8 @@ With two steps in flight the second is scheduled while the first runs:
        a        t t t     row t     -> x      row NEXT_TOKEN, which is x  no row: it sits the step out
        b        t t t t   row t t             row t t   -> y
 
-The result of step 1 may end a sequence: then its row of step 2 is wasted. Where sequences take turns (core.step_sharing), `a`
-sits step 2 out, too.
+The result of step 1 may end a sequence: then its row of step 2 is wasted. Where sequences take turns, `a` sits step 2
+out, too; see core.step_sharing.
 """
 
 from __future__ import annotations
