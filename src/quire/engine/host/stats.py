@@ -40,7 +40,7 @@ class StepTotals:
         self.steps += 1
         self._seconds += seconds
         if self._core.work is not None:
-            self._core.work.add(self._core.scheduler.step_features)
+            self._core.work.add(self._core.features)
         if record.waiting and record.prefill_tokens:
             self._behind += seconds * self._core.scheduler.behind_longer()
         self._prefill += record.prefill_tokens
