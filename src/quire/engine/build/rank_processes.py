@@ -48,8 +48,8 @@ class RankStartError(QuireError):
     """A rank could not start."""
 
 
-def rank_plans(asked: EngineConfig) -> tuple[RankPlan, ...]:
-    """The plans of all ranks in their order: those of a stage follow each other.
+def rank_plans(asked: EngineConfig, stage_layers: tuple[int, ...] = ()) -> tuple[RankPlan, ...]:
+    """The plans of all ranks in their order: those of a stage follow each other. `stage_layers`: see RankPlan.
 
     Raises UnsupportedModelError for options that ranks do not support.
     """
@@ -59,7 +59,7 @@ def rank_plans(asked: EngineConfig) -> tuple[RankPlan, ...]:
     size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     reduce: Literal["exact", "fast"] = "fast" if parallel.tensor_parallel_reduce == "fast" else "exact"
     return tuple(
-        RankPlan(size, rank, stages, stage, parallel.enable_expert_parallel, reduce)
+        RankPlan(size, rank, stages, stage, parallel.enable_expert_parallel, reduce, stage_layers)
         for stage in range(stages)
         for rank in range(size)
     )
