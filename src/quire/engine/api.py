@@ -341,6 +341,9 @@ class EngineStats:
     steps: int = 0
     step_seconds: float = 0.0
     step_phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    rank_seconds: tuple[
+        float, ...
+    ] = ()  # in which ranks worked, and did not wait for stages or for a command
     flops: Mapping[str, float] = field(default_factory=dict)  # of all steps, by number format
     moved_bytes: float = 0.0  # of weights, keys and values
     compute_share: float | None = (

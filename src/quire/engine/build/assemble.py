@@ -467,6 +467,8 @@ def _build(
         scheduler, worker, make_gate(scheduler, config), grammars, speculation, adapters, costs, controller
     )
     core.swap, core.tiers, core.work = swap, tiers, StepWork(program)
+    if ranks is not None:
+        core.rank_seconds = ranks.worked
     if tiers is not None and asked.cache.tiers is not None and asked.cache.tiers.role:
         core.arrivals = Arrivals(tiers, scheduler.caches, scheduler.config)
     if asked.execution.executor == "native":

@@ -189,6 +189,10 @@ class RankProcesses:
         """Process ids by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
+    def worked(self) -> list[float]:
+        """Seconds in which each rank did what it was told, without those in which it waited for others."""
+        return [self.ranks.worked(rank) / 1e9 for rank in range(self.ranks.size)]
+
     def reason(self) -> str:
         """Why a rank has left."""
         self._known.wait(_END_SECONDS)

@@ -79,6 +79,7 @@ class StepTotals:
             steps=self.steps,
             step_seconds=self._seconds,
             step_phase_seconds=dict(self._phases),
+            rank_seconds=tuple(self._core.rank_seconds()),
             **self._shares.fields(self._seconds),
             head_of_line_seconds=self._behind,
             prefill_tokens=self._prefill,
