@@ -188,6 +188,6 @@ def _within(values: Mapping[str, Value], scale: float, longest: int) -> list[_Du
 def _said(jobs: Sequence[_Due], wanted: int, step: float) -> str:
     some = f"the first {len(jobs)} of {wanted}" if len(jobs) < wanted else f"all {wanted}"
     return (
-        f"On this server a step took {1e3 * step:.2f} ms: {some} requests came that much faster, about {MEAN} tokens"
-        " each, as background work. Their steps are those of the engine's log."
+        f"On this server a step took {1e3 * step:.2f} ms in place of {1e3 * STEP:.0f}: {some} requests came at that"
+        f" pace, about {MEAN} tokens each, as background work. Their steps are those of the engine's log."
     )
