@@ -324,6 +324,9 @@ class Executor:
     @property
     def free_adapter_pages(self) -> int: ...
     def run(self, tokens: int, rows: int, logit_rows: int) -> None: ...
+    def use_step(self, arrays: Sequence[int], block_tables: Sequence[int]) -> None:
+        """Later steps are in these arrays, which are as those of bind."""
+
     def run_head(self, logit_rows: int) -> None: ...
     def run_range(self, tokens: int, rows: int, logit_rows: int, begin: int, end: int) -> None: ...
     def stop_after(self, op: int) -> None:
@@ -393,6 +396,11 @@ class SharedRanks:
     def left(self) -> bool: ...
     def beats(self, rank: int) -> int:
         """A number that rises while the process of a rank runs."""
+
+    def worked(self, rank: int) -> int:
+        """
+        Nanoseconds that a rank has spent in commands, without those in which it waited for others to finish.
+        """
 
     def say(self, command: Sequence[int]) -> None:
         """Give a command to all other ranks, which have finished the last one."""

@@ -291,12 +291,11 @@ class ModelCard:
     template_variables: frozenset[str] = frozenset()  # that a request may set with chat_template_kwargs
     pooling: PoolingFacts | None = None  # of a model that gives vectors or scores
     chat_template: str = ""
-    special_tokens: Mapping[str, str] = field(
-        default_factory=dict
-    )  # text by role, as templates name it: eos_token, …
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # text by role: eos_token, …
     max_num_seqs: int = 0  # sequences that run at once
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
     service_classes: tuple[ServiceClass, ...] = ()
+    peers: tuple[str, str] = ("", "")  # the role among servers that share blocks, and the file of their key
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +377,7 @@ class EngineStats:
     swapped_out: int = 0  # blocks copied there
     swapped_in: int = 0  # and back
     disk_tier: Mapping[str, int] = field(default_factory=dict)  # see worker.kept_blocks.KeptBlocks.counts
-    remote_tier: Mapping[str, int] = field(default_factory=dict)  # likewise
+    remote_tier: Mapping[str, float] = field(default_factory=dict)  # likewise, and of core.coming_blocks
     borrowed_bytes: int = 0  # of other models' shares of the memory, for swapped blocks
     lent_bytes: int = 0  # of its own share
     step_budget: int = 0  # tokens that a step may have now

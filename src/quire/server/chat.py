@@ -39,6 +39,7 @@ from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask, predicted, with_negative
 from quire.server.scaled_adapters import served_with
 from quire.server.structured import find_structure, with_grammar
+from quire.server.transfers import answer_prefill, is_prefill
 from quire.text.chat_renderer import ChatAsk
 from quire.text.infill import InfillAsk
 from quire.text.tools import ToolUse, read_tools
@@ -150,6 +151,8 @@ async def prepare_chat(
     prediction = await predicted(context, body)
     texts = await context.engine.text_tokens(params) if params.has_texts else None
     ask = make_ask(context, exchange, body, params, prompt, request_id, prediction, texts)
+    if is_prefill(body):
+        return PreparedChat(ask, tools, ())
     (ask,) = await with_negative(context, body, [ask])
     if raw is None:
         ask, dropped = await with_form(context, exchange, ask, tools, structure)
@@ -169,6 +172,9 @@ async def chat_completions(
     envelope = make_envelope(context, served, body, "chatcmpl")
     check_streaming(body)
     ask, tools, dropped = await prepare_chat(context, exchange, read, envelope.id)
+    if is_prefill(body):
+        await answer_prefill(context, exchange, [ask])
+        return
     form = MessageForm(reasoning=body.include_reasoning is not False, older=bool(tools and tools.older))
     if not body.stream:
         timings = wants_timings(exchange, body)

@@ -57,6 +57,7 @@ from quire.server.sampling import (
 )
 from quire.server.scaled_adapters import served_with
 from quire.server.structured import find_structure, with_grammar
+from quire.server.transfers import answer_prefill, is_prefill
 from quire.text.infill import InfillAsk
 from quire.types import FinishReason, SamplingParams, TokenIds
 
@@ -120,6 +121,8 @@ async def prepare_completion(
         )
         for i, prompt in enumerate(prompts)
     ]
+    if is_prefill(body):
+        return PreparedCompletion(asks, prompts, ())
     asks = await with_negative(context, body, asks)
     asks = [
         ask if prompt.embeds is None else replace(ask, request=embedded(ask.request, prompt.embeds))
@@ -142,6 +145,9 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
     envelope = make_envelope(context, served, body, "cmpl")
     _check_stream(body)
     asks, prompts, dropped = await prepare_completion(context, exchange, read, envelope.id)
+    if is_prefill(body):
+        await answer_prefill(context, exchange, asks)
+        return
     texts = context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
     if not body.stream:
         timings = wants_timings(exchange, body)

@@ -26,6 +26,7 @@ from quire.server.requests import (
     CompletionRequest,
     GenerationRequest,
 )
+from quire.server.transfers import with_transfer
 from quire.types import PARAMETERS, Request, SamplingParams, TokenIds
 
 _NO_BEAMS = Beams(width=1)
@@ -242,7 +243,7 @@ def make_ask(
     )
     wants = exchange.header(b"x-quire-predict").lower() in {"1", "true"}
     return GenerateAsk(
-        request=request,
+        request=with_transfer(context, exchange, body, request),
         tenant=exchange.tenant,
         deadline=limits[0],
         queue_deadline=limits[1],
