@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +14,14 @@ import pytest
 from helpers.adapters import PREFIX, RANK, Q, base_spec, gguf_adapter, numbers, pair, peft_folder
 from helpers.gguf_files import permute
 from quire.config.shipped import shipped_adapters
+from quire.lora import leaf_hash
 from quire.lora.base_modules import BaseModules
-from quire.lora.read import find_adapter, open_adapter, read_adapter, room_of
+from quire.lora.leaf_hash import LEAF, LeafHash, Memory
+from quire.lora.read import find_adapter, open_adapter, read_adapter, reading, room_of
 from quire.quant.floats import floats, from_float32
 from quire.spec.facts import read_model
 from quire.types import CheckpointError
+from quire.util.files import identity_of
 
 LAYER = "model.layers.0."
 
@@ -244,7 +250,7 @@ def test_a_gguf_adapter_of_experts(tmp_path: Path) -> None:
         assert low.scale == 1.0  # llama.cpp's without an alpha
 
 
-def test_the_digest_is_that_of_the_numbers_and_the_config(tmp_path: Path, llama: BaseModules) -> None:
+def test_the_digest_is_that_of_the_file_and_the_config(tmp_path: Path, llama: BaseModules) -> None:
     digests = {
         read_adapter(peft_folder(tmp_path / str(i), pair(Q, seed=seed), **config), llama).digest
         for i, (seed, config) in enumerate([(0, {}), (0, {}), (1, {}), (0, {"lora_alpha": 7})])
@@ -252,17 +258,68 @@ def test_the_digest_is_that_of_the_numbers_and_the_config(tmp_path: Path, llama:
     assert len(digests) == 3
 
 
-def test_the_digest_is_the_same_in_any_order_of_tensors(tmp_path: Path, llama: BaseModules) -> None:
-    """Neighbours in the file are hashed together: which are neighbours decides nothing, whose bytes they are does."""
-    tensors = pair(Q) | pair(Q.replace("q_proj", "o_proj"), seed=5)
-    a, b, c, d = tensors
-    digests = [
-        read_adapter(peft_folder(tmp_path / str(n), {name: tensors[name] for name in names}), llama).digest
-        for n, names in enumerate([(a, b, c, d), (d, c, b, a), (c, a, d, b)])
-    ]
-    assert len(set(digests)) == 1
-    swapped = peft_folder(tmp_path / "swapped", tensors | {a: tensors[c], c: tensors[a]})
-    assert read_adapter(swapped, llama).digest != digests[0]
+@pytest.mark.parametrize("size", [0, 1, LEAF - 1, LEAF, 3 * LEAF + 5, 40 * LEAF])
+def test_the_digest_of_leaves(size: int, tmp_path: Path) -> None:
+    """Whoever asks for which bytes first."""
+    content = numbers(1, size // 4 + 1).tobytes()[:size]
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    leaves = [hashlib.sha256(content[first : first + LEAF]).digest() for first in range(0, size, LEAF)]
+    expected = hashlib.sha256(b"4 %d head" % size + b"".join(leaves)).hexdigest()
+    for asked in ([], [size], [1, LEAF, LEAF + 1, size + LEAF], range(0, size, LEAF)):
+        with closing(LeafHash(path)) as hashing, path.open("rb") as file:
+            for end in asked:
+                hashing.reach(end)
+            assert hashing.digest(b"head", identity_of(file)) == expected
+
+
+def test_what_rested_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it is written to, whatever its time of writing says then."""
+    path, memory = tmp_path / "file", Memory()
+    path.write_bytes(bytes(3 * LEAF))
+
+    def digest(head: bytes = b"head") -> tuple[bool, str]:
+        with closing(LeafHash(path, memory)) as hashing, path.open("rb") as file:
+            return hashing.known is None, hashing.digest(head, identity_of(file))
+
+    _, fresh = digest()
+    assert digest() == (True, fresh), "what was written to just now may be written to again in the same tick"
+    monkeypatch.setattr(leaf_hash, "REST_NS", -(10**9))
+    assert digest() == (True, fresh)
+    assert digest() == (False, fresh)
+    with pytest.raises(CheckpointError, match="what lies beside it changed"):
+        digest(b"tail")
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"x")
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # the clock may be coarse
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    hashed, other = digest()
+    assert hashed
+    assert other != fresh
+    assert digest() == (False, other)
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path, llama: BaseModules) -> None:
+    """Written over in place, cut short, or put in the place of the one that is open."""
+    folder = peft_folder(tmp_path / "a", pair(Q))
+    weights, other = folder / "adapter_model.safetensors", peft_folder(tmp_path / "b", pair(Q, seed=1))
+    content = weights.read_bytes()
+    for change in (lambda: weights.write_bytes(content), lambda: os.truncate(weights, len(content) - 4)):
+        with reading(folder, llama) as found:
+            dict(found.each())
+            change()
+            os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1))  # a clock may be coarser than this test
+            with pytest.raises(CheckpointError, match="the file changed while it was read"):
+                _ = found.digest
+        weights.write_bytes(content)
+    before = read_adapter(folder, llama)
+    with reading(folder, llama) as found:
+        (other / weights.name).replace(weights)
+        np.testing.assert_array_equal(floats(dict(found.each())[Q].a), floats(before.parts[Q].a))
+        assert found.digest == before.digest
+    assert read_adapter(folder, llama).digest != before.digest
 
 
 @pytest.mark.parametrize("name", sorted(shipped_adapters()))

@@ -42,6 +42,8 @@ def inspect_adapter(path: Path, *, as_json: bool) -> int:
 
 
 def _report(path: Path, file: AdapterFile) -> dict[str, Any]:
+    from quire.lora.read import digest_of
+
     facts, targets = file.facts(), file.targets()
     return {
         "adapter": str(path),
@@ -55,7 +57,7 @@ def _report(path: Path, file: AdapterFile) -> dict[str, Any]:
         "modules": sum(target.experts for target in targets),
         "targets": _kinds(targets),
         "modules_to_save": {target.module: list(target.shape) for target in targets if not target.rank},
-        "digest": file.digest(),
+        "digest": digest_of(path, file),
     }
 
 

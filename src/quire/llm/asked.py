@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -159,7 +160,7 @@ def _texts_beside(name: str, given: Prompt | Sequence[Prompt] | None, count: int
 def adapter_opener(name: str, given: object, service: AdapterService) -> Open:
     """What reads an adapter: its path, or its numbers. Raises ValueError."""
     if _is_adapter(given):
-        return lambda: given
+        return lambda: nullcontext(given)
     return service.opener(name, adapter_path(name, given))
 
 

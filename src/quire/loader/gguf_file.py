@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-import os
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from quire.quant.ggml import TYPES_BY_ID, BlockType
 from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.types import CheckpointError, UnsupportedModelError
-from quire.util.files import open_to_map
+from quire.util.files import identity_of, open_to_map
 from quire.util.lfs import POINTER, POINTER_BYTES, is_pointer
 
 MAX_HEADER_BYTES = 512 * 2**20
@@ -322,7 +321,8 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with open_to_map(path) as file:
-            size = os.fstat(file.fileno()).st_size
+            self.identity = identity_of(file)
+            size = self.identity.size
             if size < 24:
                 raise CheckpointError(f"{path.name}: {size} bytes are too short for a GGUF file")
             self._map = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)

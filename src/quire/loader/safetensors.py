@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -24,7 +24,7 @@ from quire.loader.source import NUMPY_TYPES, Array, TensorInfo
 from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.types import CheckpointError
-from quire.util.files import open_to_map
+from quire.util.files import identity_of, open_to_map
 from quire.util.lfs import POINTER, POINTER_BYTES, is_pointer
 from quire.util.strict_json import parse_json_object
 
@@ -126,6 +126,7 @@ class SafetensorsFile:
     def __init__(self, path: Path, prefix: str = "") -> None:
         self.path = path
         with open_to_map(path) as file:
+            self.identity = identity_of(file)
             self._entries, self._start, size = _read_header(file, path.name)
             if prefix:
                 self._entries = {
@@ -159,17 +160,13 @@ class SafetensorsFile:
         flat = np.frombuffer(self._map, np.uint8, info.nbytes, offset)
         return flat.view(NUMPY_TYPES[info.dtype]).reshape(shape)
 
-    def stretches(self, names: Iterable[str]) -> Iterator[Array]:
-        """The bytes of tensors one after the other; those that are neighbours in the file are one array."""
-        begin = end = 0
-        for entry in (self._entries[name] for name in names):
-            if entry.begin != end:
-                if end > begin:
-                    yield np.frombuffer(self._map, np.uint8, end - begin, self._start + begin)
-                begin = entry.begin
-            end = entry.end
-        if end > begin:
-            yield np.frombuffer(self._map, np.uint8, end - begin, self._start + begin)
+    def between(self, begin: int, end: int) -> Array:
+        """Bytes [begin, end) of the data part, as TensorEntry has them."""
+        return np.frombuffer(self._map, np.uint8, end - begin, self._start + begin)
+
+    def end_of(self, name: str) -> int:
+        """Where the bytes of a tensor end in the file."""
+        return self._start + self._entries[name].end
 
     def prefetch(self, name: str, start: int, stop: int) -> None:
         """Let the kernel read rows [start, stop) in the background."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -49,9 +49,33 @@ class LowRank:
         return replace(self, a=a, b=b)
 
 
+class AdapterNumbers(Protocol):
+    """An adapter that fits its base: all numbers are there, or they are read one part after the other."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def modules_to_save(self) -> Mapping[str, MatrixRows]: ...
+
+    @property
+    def outline(self) -> Mapping[str, tuple[int, bool]]:
+        """By module, its rank and whether it has a magnitude or gain."""
+
+    def each(self) -> Iterable[tuple[str, LowRank]]:
+        """The parts by module, once. CheckpointError for numbers that are not finite."""
+
+    @property
+    def digest(self) -> str:
+        """The version. CheckpointError if what it was read from has changed meanwhile."""
+
+    def whole(self) -> Adapter:
+        """All of it, in place of `each`."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """An adapter that fits its base, all numbers finite.
+    """An adapter that fits its base, all numbers finite. Implements AdapterNumbers.
 
     `parts`: by module name of the base, without ".weight", as in ModelSpec.names; experts have one each. A fused linear
     has one part, whichever of its rows the adapter changes. `modules_to_save`: whole matrices of embedding and head, by
@@ -59,10 +83,23 @@ class Adapter:
     """
 
     name: str
-    digest: str  # sha256 of the files
+    digest: str  # of the files
     rank: int  # the greatest of its parts
     parts: Mapping[str, LowRank]
     modules_to_save: Mapping[str, MatrixRows]
+
+    @property
+    def outline(self) -> Mapping[str, tuple[int, bool]]:
+        return {
+            module: (part.rank, part.gain is not None or part.magnitude is not None)
+            for module, part in self.parts.items()
+        }
+
+    def each(self) -> Iterable[tuple[str, LowRank]]:
+        return self.parts.items()
+
+    def whole(self) -> Adapter:
+        return self
 
     def kept(self) -> Adapter:
         """The same with copies of the pairs that lie in a mapped file, which others may write to."""

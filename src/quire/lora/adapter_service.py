@@ -5,24 +5,41 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 from quire.executor.base import Runnable
-from quire.lora.adapter import Adapter
+from quire.lora.adapter import Adapter, AdapterNumbers
 from quire.lora.base_modules import BaseModules
 from quire.lora.fitting import check_fits, clear_slot, fill_slot, shape_of
 from quire.lora.gains import BaseWeights
+from quire.lora.leaf_hash import Memory
 from quire.lora.mix import mix
 from quire.lora.pool_turns import PoolTurns
-from quire.lora.read import find_adapter, inside, read_adapter
+from quire.lora.read import find_adapter, inside, reading
 from quire.program.memory import adapter_layout, largest_adapter, low_rank_bytes
 from quire.program.program import Program
 from quire.program.tensors import AdapterShape
 from quire.spec import ModelSpec
 from quire.types import CheckpointError, RequestError
 
-Open = Callable[[], Adapter]
+Open = Callable[[], AbstractContextManager[AdapterNumbers]]
+
+
+class Checked(NamedTuple):
+    """A version that was read and fits."""
+
+    digest: str
+    rank: int
+
+
+class _Loaded(NamedTuple):
+    """An adapter in a slot: the pages that it takes, and what stays in memory of it."""
+
+    pages: int
+    kept: Adapter | None
 
 
 class AdapterService:
@@ -59,7 +76,7 @@ class AdapterService:
         self._versions: dict[str, str] = {}
         self._sources: dict[str, Open] = {}
         self._kept: OrderedDict[str, Adapter] = OrderedDict()
-        self._loading: dict[str, Future[Adapter]] = {}
+        self._loading: dict[str, Future[_Loaded]] = {}
         self._failed: dict[str, str] = {}  # why versions could not be loaded
         self._thread = ThreadPoolExecutor(1, "adapters")
         self._checks = ThreadPoolExecutor(1, "adapter-checks")
@@ -85,12 +102,19 @@ class AdapterService:
     def opener(self, name: str, path: str, root: str | None = None) -> Open:
         """What reads an adapter of this model: a path, or a shipped one's name; with `root`, a name in that folder."""
         most = 2 * sum(map(low_rank_bytes, self._programs))  # float32, where a slot is bfloat16
+        memory = Memory()
 
-        def read() -> Adapter:
+        def read() -> AbstractContextManager[AdapterNumbers]:
             folder = None if root is None else Path(root)
             found = find_adapter(path) if folder is None else inside(folder, path)
-            return read_adapter(
-                found, self._base(), name=name, root=folder, max_rank=self._max_rank, max_bytes=most
+            return reading(
+                found,
+                self._base(),
+                name=name,
+                root=folder,
+                max_rank=self._max_rank,
+                max_bytes=most,
+                memory=memory,
             )
 
         return read
@@ -99,11 +123,11 @@ class AdapterService:
         """What reads the sum of versions with weights."""
         openers = [(self._sources.get(digest), weight) for digest, weight in parts]
 
-        def read() -> Adapter:
-            known = [(self._measured(opener()), weight) for opener, weight in openers if opener is not None]
+        def read() -> AbstractContextManager[AdapterNumbers]:
+            known = [(self._whole(opener), weight) for opener, weight in openers if opener is not None]
             if len(known) < len(openers):
                 raise CheckpointError("one of these adapters is not loaded any more")
-            return mix(known)
+            return nullcontext(mix(known))
 
         return read
 
@@ -116,12 +140,18 @@ class AdapterService:
         adapter = self._checked(opener)
         self.know(adapter.digest, opener)
         self._versions[name] = adapter.digest
-        self._keep(adapter)
+        if self._most_kept:
+            self._keep(adapter.kept())
         return adapter.digest
 
-    def check(self, opener: Open) -> Future[Adapter]:
+    def check(self, opener: Open) -> Future[Checked]:
         """Begin to read an adapter, one after the other while steps run; the future raises what `register` does."""
-        return self._checks.submit(self._checked, opener)
+
+        def check() -> Checked:
+            adapter = self._checked(opener)
+            return Checked(adapter.digest, adapter.rank)
+
+        return self._checks.submit(check)
 
     def know(self, digest: str, opener: Open) -> None:
         """Take a version that was checked, without a name."""
@@ -133,13 +163,19 @@ class AdapterService:
             known.pop(digest, None)
 
     def _checked(self, opener: Open) -> Adapter:
-        adapter = opener()
+        with opener() as found:
+            adapter = found.whole()
         check_fits(self._programs, adapter, self._max_rank)
-        adapter = self._measured(adapter)
+        adapter = self._measured(adapter).whole()
         self._pages[adapter.digest] = self._pages_of(adapter)
         return adapter
 
-    def _pages_of(self, adapter: Adapter) -> int:
+    def _whole(self, opener: Open) -> Adapter:
+        """All of an adapter that was checked before, without magnitudes."""
+        with opener() as found:
+            return self._measured(found).whole()
+
+    def _pages_of(self, adapter: AdapterNumbers) -> int:
         return self._pages_on_all(partial(shape_of, adapter=adapter))
 
     def _pages_on_all(self, shape_on: Callable[[Program], AdapterShape]) -> int:
@@ -149,8 +185,11 @@ class AdapterService:
             layout.pages(shape.parts, shape.own) for layout, shape in zip(self._layouts, shapes, strict=True)
         )
 
-    def _measured(self, adapter: Adapter) -> Adapter:
+    def _measured(self, found: AdapterNumbers) -> AdapterNumbers:
         """An adapter that fits, without magnitudes."""
+        if not any(dora for _, dora in found.outline.values()):
+            return found
+        adapter = found.whole()
         dora = next((key for key, part in adapter.parts.items() if part.magnitude is not None), None)
         if dora is None:
             return adapter
@@ -221,31 +260,32 @@ class AdapterService:
                 self._turns.drop(digest)
                 self._failed[digest] = str(error)
                 continue
+            loaded = future.result()
             self._slots[digest] = slot
-            self._turns.shrink(digest, self._pages_of(future.result()))
+            self._turns.shrink(digest, loaded.pages)
             self.loads[digest] += 1
             self._turns.leave(digest)  # the claim's
-            self._keep(future.result())
+            if loaded.kept is not None:
+                self._keep(loaded.kept)
 
     def _load(
         self, slot: int, emptied: list[int], digest: str, kept: Adapter | None, opener: Open
-    ) -> Adapter:
+    ) -> _Loaded:
         for each in emptied:
             clear_slot(self._executor, each)
-        adapter = kept or self._measured(opener())
-        if adapter.digest != digest:
-            raise CheckpointError(f"adapter {adapter.name}: its files changed since it was loaded")
-        try:
-            fill_slot(self._executor, slot, adapter)
-        except BaseException:
-            clear_slot(self._executor, slot)
-            raise
-        return adapter
+        with opener() if kept is None else nullcontext(kept) as found:
+            adapter = self._measured(found.whole().kept() if self._most_kept else found)
+            try:
+                fill_slot(self._executor, slot, adapter)
+                if adapter.digest != digest:
+                    raise CheckpointError(f"adapter {adapter.name}: its files changed since it was loaded")
+            except BaseException:
+                clear_slot(self._executor, slot)
+                raise
+            return _Loaded(self._pages_of(adapter), adapter.whole() if self._most_kept else None)
 
     def _keep(self, adapter: Adapter) -> None:
-        if not self._most_kept:
-            return
-        self._kept[adapter.digest] = adapter.kept()
+        self._kept[adapter.digest] = adapter
         self._kept.move_to_end(adapter.digest)
         while len(self._kept) > self._most_kept:
             self._kept.popitem(last=False)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from quire.executor.base import AdapterSlots, Runnable
 from quire.lora import BLOCK_BYTES
-from quire.lora.adapter import F32, Adapter, LowRank, MatrixRows
+from quire.lora.adapter import F32, Adapter, AdapterNumbers, LowRank, MatrixRows
 from quire.program.program import Program
 from quire.program.tensors import Adapted, AdaptedPart, AdapterShape
 from quire.quant.floats import FloatsOrBits, floats
@@ -97,24 +97,31 @@ def _sizes(places: list[tuple[Adapted, int]]) -> tuple[int, int]:
     return cols, rows
 
 
-def shape_of(program: Program, adapter: Adapter) -> AdapterShape:
+def shape_of(program: Program, adapter: AdapterNumbers) -> AdapterShape:
     """What an adapter that fits takes room for with this program; it has gains, no magnitudes."""
     places, parts = _places([program]), dict[str, list[tuple[int, bool]]]()
-    for key, part in adapter.parts.items():
+    for key, outline in adapter.outline.items():
         for adapted, number in places.get(key, ()):
-            ranks = parts.setdefault(adapted.name, [(0, False)] * len(adapted.parts))
-            ranks[number] = part.rank, part.gain is not None
+            parts.setdefault(adapted.name, [(0, False)] * len(adapted.parts))[number] = outline
     return AdapterShape(parts, [own.name for own in program.owned if own.module in adapter.modules_to_save])
 
 
-def fill_slot(executor: Runnable, slot: int, adapter: Adapter) -> None:
+def fill_slot(executor: Runnable, slot: int, adapter: AdapterNumbers) -> None:
     """Fill an unused slot of all ranks with an adapter that fits; B is multiplied by the scale before it is rounded.
 
-    Raises RuntimeError if too few pages are free or a rank has ended; what the slot has then is not defined.
+    Raises RuntimeError if too few pages are free or a rank has ended, and what reading raises; what the slot has then
+    is not defined.
     """
-    for slots in executor.adapter_slots:
-        _fill(slots, slot, adapter)
-    for slots in executor.adapter_slots:
+    ranks = [(slots, _places([slots.program])) for slots in executor.adapter_slots]
+    for slots, _ in ranks:
+        slots.open_adapter(slot, shape_of(slots.program, adapter))
+        _put_whole(slots, slot, adapter.modules_to_save)
+    for key, part in adapter.each():
+        for slots, places in ranks:
+            for adapted, number in places.get(key, ()):
+                a, b, gain, scale = _matrices(part, adapted.parts[number])
+                slots.put_adapter(slot, adapted.name, number, a, b, gain, scale)
+    for slots, _ in ranks:
         slots.settle_adapters()
 
 
@@ -124,18 +131,13 @@ def clear_slot(executor: Runnable, slot: int) -> None:
         slots.clear_adapter(slot)
 
 
-def _fill(slots: AdapterSlots, slot: int, adapter: Adapter) -> None:
-    slots.open_adapter(slot, shape_of(slots.program, adapter))
-    places = _places([slots.program])
+def _put_whole(slots: AdapterSlots, slot: int, whole: Mapping[str, MatrixRows]) -> None:
+    """Fill the parameters that an adapter replaces."""
     for own in slots.program.owned:
-        if (whole := adapter.modules_to_save.get(own.module)) is not None:
+        if (matrix := whole.get(own.module)) is not None:
             start = own.param.parts[0].first
-            for first, rows in _blocks(whole, start, start + own.param.rows):
+            for first, rows in _blocks(matrix, start, start + own.param.rows):
                 slots.put_own_rows(slot, own.name, first - start, rows)
-    for key, part in adapter.parts.items():
-        for adapted, number in places.get(key, ()):
-            a, b, gain, scale = _matrices(part, adapted.parts[number])
-            slots.put_adapter(slot, adapted.name, number, a, b, gain, scale)
 
 
 def _blocks(whole: MatrixRows, start: int, stop: int) -> Iterator[tuple[int, F32]]:

@@ -7,7 +7,6 @@ and lora_b [width, rank].
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,6 +58,7 @@ class GGUFAdapter:
     def __init__(self, path: Path) -> None:
         self.where = path.name
         self._file = GGUFFile(path)
+        self.identity = self._file.identity
         try:
             self._read_metadata()
             self._pairs = self._paired()
@@ -174,7 +174,10 @@ class GGUFAdapter:
             rows = place.span[1] - place.span[0]
         if place.heads and rows % (2 * place.heads):
             raise self._error(pair.b.name, f"{rows} rows are not pairs in {place.heads} heads")
-        return ModulePair(module, pair.a.name, pair.rank, (rows, cols), lambda: self._low_rank(place, pair))
+        end = max(pair.a.end, pair.b.end)
+        return ModulePair(
+            module, pair.a.name, pair.rank, (rows, cols), lambda: self._low_rank(place, pair), end=end
+        )
 
     def _low_rank(self, place: StoredTensor, pair: _Pair) -> LowRank:
         a, b = self._matrix(pair.a, place.entry), self._matrix(pair.b, place.entry)
@@ -198,14 +201,8 @@ class GGUFAdapter:
             raise self._error(tensor.name, "has NaN or infinite elements")
         return np.ascontiguousarray(values.reshape(shape))
 
-    def prefetch(self) -> None:
-        """The file reads ahead itself."""
-
-    def digest(self) -> str:
-        total = hashlib.sha256(b"GGUF %d " % self._file.header.nbytes + bytes(self._file.header_bytes()))
-        for tensor in self._file.tensors.values():
-            total.update(self._file.rows(tensor, 0, math.prod(tensor.shape[:-1])).data)
-        return total.hexdigest()
+    def head(self) -> bytes:
+        return b"GGUF"
 
     def close(self) -> None:
         self._file.close()

@@ -13,6 +13,7 @@ from quire.quant.floats import floats
 from quire.records import dataclass
 from quire.spec.config_reader import show
 from quire.types import CheckpointError
+from quire.util.files import Identity
 
 MAX_RANK = 256
 
@@ -54,12 +55,17 @@ class ModulePair:
     shape: tuple[int, int]
     read: Callable[[], LowRank]
     dora: bool = False
+    end: int = 0  # of its bytes in the file
 
 
 class AdapterFile(Protocol):
     """An open adapter file, its header checked: no number has been read."""
 
     where: str
+    identity: Identity  # of the file that has the numbers
+
+    def head(self) -> bytes:
+        """What determines the adapter beside that file's bytes: its format and configuration."""
 
     def facts(self) -> AdapterFacts: ...
 
@@ -73,12 +79,6 @@ class AdapterFile(Protocol):
 
     def read_saved(self, module: str) -> MatrixRows:
         """One of them. CheckpointError for NaN and infinity."""
-
-    def prefetch(self) -> None:
-        """Let the kernel read pairs in the background."""
-
-    def digest(self) -> str:
-        """sha256 of all that determines the adapter; another thread may read pairs meanwhile."""
 
     def close(self) -> None: ...
 

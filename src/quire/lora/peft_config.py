@@ -72,6 +72,8 @@ class _Patterns:
             )
 
     def of(self, module: str, default: float) -> float:
+        if not self._names and not self._expressions:
+            return default
         found = [(place, value) for place, regex, value in self._expressions if regex.fullmatch(module)]
         words = module.split(".")
         ends = (".".join(words[start:]) for start in range(len(words)))

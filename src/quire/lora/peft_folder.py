@@ -8,15 +8,15 @@ lora_embedding_B [width, rank] for embeddings. Other tensors are modules_to_save
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from quire.loader.finite import FLOAT_FORMATS, first_nonfinite
+from quire.loader.finite import FLOAT_FORMATS, FiniteTensors, first_nonfinite
 from quire.loader.safetensors import SafetensorsFile
 from quire.loader.source import TensorInfo
 from quire.loader.stacked import Stack
@@ -60,6 +60,10 @@ class _Pair:
     turned: bool = False  # an embedding: stored for the transposed matrix
 
     @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        return (self.a, self.b) if self.magnitude is None else (self.a, self.b, self.magnitude)
+
+    @property
     def shape(self) -> tuple[int, int]:
         """[out, in] of the matrix that it changes."""
         found = self.b.shape[0], self.a.shape[1]
@@ -75,15 +79,16 @@ class PeftFolder:
 
     def __init__(self, folder: Path) -> None:
         self.where = folder.name
-        if not (folder / WEIGHTS).exists():
-            raise CheckpointError(_no_weights(folder))
         self._config_bytes = read_small_file(folder / CONFIG, MAX_CONFIG_BYTES)
         self.config = PeftConfig.of(parse_json_object(self._config_bytes, CONFIG), CONFIG)
         self._file = SafetensorsFile(folder / WEIGHTS)
+        self.identity = self._file.identity
         self._kept = False
         self._last: tuple[str, FloatsOrBits] | None = None  # B of all experts, which is read for each
         try:
             self._pairs, self._saved = self._sorted()
+            of_pairs = (info.name for pair in self._pairs for info in pair.tensors)
+            self._finite = FiniteTensors(self._file, of_pairs)
         except BaseException:
             self.close()
             raise
@@ -233,7 +238,11 @@ class PeftFolder:
         found = self._saved[module]
         self._kept = True
         for first in range(0, found.shape[0], _SAVED_ROWS):
-            self._matrix(found, first, min(first + _SAVED_ROWS, found.shape[0]))
+            data = self._file.read(found.name, first, min(first + _SAVED_ROWS, found.shape[0]))
+            bad = first_nonfinite(np.require(data, requirements="A"), found.dtype)
+            if bad is not None:
+                row, *column = np.unravel_index(bad, data.shape)
+                raise self._not_finite(found.name, [row + first, *column])
             self._file.release(found.name)
         return SavedRows(self._file, found.name)
 
@@ -249,7 +258,10 @@ class PeftFolder:
             raise unknown(pair.module, pair.a.name, self.where)
         else:
             dora = pair.magnitude is not None
-            yield ModulePair(name, pair.a.name, pair.rank, pair.shape, lambda: self._low_rank(pair), dora)
+            end = self._end_of(pair)
+            yield ModulePair(
+                name, pair.a.name, pair.rank, pair.shape, lambda: self._low_rank(pair), dora, end
+            )
 
     def _low_rank(self, pair: _Pair) -> LowRank:
         a, b = self._matrix(pair.a), self._matrix(pair.b)
@@ -264,11 +276,15 @@ class PeftFolder:
         if pair.experts != count:
             raise self._error(pair.a.name, f"{pair.experts} experts, but the model has {count}")
         swapped = self._swapped(pair, stack)
-        each = stack.rows // len(stack.experts[0])
+        each, end = stack.rows // len(stack.experts[0]), self._end_of(pair)
         for e in range(count):
             for module, rows in linears(stack, e):
                 read = self._reader(pair, e, rows, swapped=swapped)
-                yield ModulePair(module, pair.a.name, pair.rank, (each, stack.cols), read)
+                yield ModulePair(module, pair.a.name, pair.rank, (each, stack.cols), read, end=end)
+
+    def _end_of(self, pair: _Pair) -> int:
+        """Where the last of a pair's tensors ends in the file."""
+        return max(self._file.end_of(info.name) for info in pair.tensors)
 
     def _swapped(self, pair: _Pair, stack: Stack) -> bool:
         """Whether A takes what the linear gives out: PEFT did so before 0.19 for matrices [out, in]."""
@@ -300,43 +316,26 @@ class PeftFolder:
         return read
 
     def _matrix(self, info: TensorInfo, start: int = 0, stop: int | None = None) -> FloatsOrBits:
-        """Rows of a tensor, in the file where it has them aligned. CheckpointError naming the first NaN or infinity."""
+        """Rows of a tensor of a pair, in the file where it has them aligned. CheckpointError for NaN and infinity."""
+        found = self._finite.first_bad(info.name)
+        if found is not None:
+            name, bad = found
+            raise self._not_finite(name, np.unravel_index(bad, self._file.info(name).shape))
         data = np.require(self._file.read(info.name, start, stop), requirements="A")
-        bad = first_nonfinite(data, info.dtype) if data.size else None
-        if bad is not None:
-            index = [int(i) for i in np.unravel_index(bad, data.shape)]
-            raise self._error(info.name, f"element {[index[0] + start, *index[1:]]} is NaN or infinite")
         return data if info.dtype == "BF16" else np.ascontiguousarray(to_float32(data, info.dtype))
 
-    def prefetch(self) -> None:
-        for info in self._of_pairs():
-            self._file.prefetch(info.name, 0, info.shape[0])
+    def _not_finite(self, name: str, index: Iterable[np.integer[Any]]) -> CheckpointError:
+        return self._error(name, f"element {[*map(int, index)]} is NaN or infinite")
 
-    def _of_pairs(self) -> Iterator[TensorInfo]:
-        for pair in self._pairs:
-            yield from (pair.a, pair.b) if pair.magnitude is None else (pair.a, pair.b, pair.magnitude)
-
-    def digest(self) -> str:
-        whole = {info.name for info in self._saved.values()}
-        names = sorted(self._file.names())
-        total = hashlib.sha256(b"PEFT %d " % len(self._config_bytes) + self._config_bytes)
-        for info in map(self._file.info, names):
-            total.update(f"{info.name} {info.dtype} {info.shape}\n".encode())
-        for data in self._file.stretches(name for name in names if name not in whole):
-            total.update(data.data)  # long ones: other threads run meanwhile
-        for name in sorted(whole):
-            rows = (*self._file.info(name).shape, 0)[0]
-            for first in range(0, rows, _SAVED_ROWS):
-                data = self._file.read(name, first, min(first + _SAVED_ROWS, rows))
-                total.update(data.reshape(-1).view(np.uint8).data)
-            self._file.release(name)
-        return total.hexdigest()
+    def head(self) -> bytes:
+        return b"PEFT" + self._config_bytes
 
     def close(self) -> None:
         self._last = None
         if self._kept:  # the file is closed with the last matrix that is read later
-            for info in self._of_pairs():
-                self._file.release(info.name)
+            for pair in self._pairs:
+                for info in pair.tensors:
+                    self._file.release(info.name)
         else:
             self._file.close()
 
@@ -346,13 +345,13 @@ def _owner(parameter: str) -> str:
     return f".{parameter.rpartition('.')[0]}."
 
 
-def _no_weights(folder: Path) -> str:
+def no_weights(folder: Path) -> str:
     """Why a folder has no weights that can be read."""
-    files = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    files = sorted(path.name for path in folder.iterdir())
     pickles = [name for name in files if name.endswith((".bin", ".pt", ".pth"))]
     if pickles:
         return (
             f"{folder}: {pickles[0]}: pickle files can run code and are never read; save the adapter as safetensors "
             "(save_pretrained of a current PEFT does this)"
         )
-    return f"{folder}: no {WEIGHTS} in the folder" if folder.is_dir() else f"{folder}: not a folder"
+    return f"{folder}: no {WEIGHTS} in the folder"

@@ -7,15 +7,16 @@ before the first number is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from quire.config.shipped import shipped_adapters
-from quire.lora.adapter import Adapter, MatrixRows
+from quire.lora.adapter import Adapter, LowRank
 from quire.lora.base_modules import BaseModules
+from quire.lora.leaf_hash import LeafHash, Memory
 from quire.lora.module_pairs import MAX_RANK, AdapterFile, ModulePair, check_rank, checked, combined, unknown
-from quire.lora.peft_folder import CONFIG, WEIGHTS, PeftFolder
+from quire.lora.peft_folder import CONFIG, WEIGHTS, PeftFolder, no_weights
 from quire.spec import ModelSpec
 from quire.spec.config_reader import show
 from quire.types import CheckpointError
@@ -88,6 +89,19 @@ def open_adapter(path: Path, *, root: Path | None = None) -> Iterator[AdapterFil
 
     Raises CheckpointError or UnsupportedModelError naming the file, the key and the limit.
     """
+    _weights(path, root)
+    with closing(_opened(path)) as file:
+        yield file
+
+
+def digest_of(path: Path, file: AdapterFile) -> str:
+    """The digest of an open adapter: its version. Raises CheckpointError if the file has changed."""
+    with closing(LeafHash(_weights(path, None))) as hashing:
+        return hashing.digest(file.head(), file.identity)
+
+
+def _weights(path: Path, root: Path | None) -> Path:
+    """The file that has an adapter's numbers. CheckpointError if there is none, or not in `root`."""
     if root is not None:
         files = [path / CONFIG, path / WEIGHTS] if path.is_dir() else [path]
         for one in files:
@@ -97,11 +111,19 @@ def open_adapter(path: Path, *, root: Path | None = None) -> Iterator[AdapterFil
         raise CheckpointError(f"{path}: an adapter is a folder with {CONFIG}, or a .gguf file")
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist")
-    file = PeftFolder(path) if path.is_dir() else _gguf(path)
-    try:
-        yield file
-    finally:
-        file.close()
+    if not path.is_dir():
+        return path
+    if not (path / WEIGHTS).exists():
+        raise CheckpointError(no_weights(path))
+    return path / WEIGHTS
+
+
+def _opened(path: Path) -> AdapterFile:
+    if path.is_dir():
+        return PeftFolder(path)
+    from quire.lora.gguf_adapter import GGUFAdapter  # a start with folders does not need it
+
+    return GGUFAdapter(path)
 
 
 def room_of(adapters: Iterable[str | Adapter], spec: ModelSpec) -> tuple[int, tuple[str, ...]]:
@@ -139,13 +161,51 @@ def _target(module: str, *, whole: bool) -> str:
     return "experts" if ".experts" in module else ""
 
 
-def _gguf(path: Path) -> AdapterFile:
-    from quire.lora.gguf_adapter import GGUFAdapter  # a start with folders does not need it
+class AdapterReading:
+    """An adapter that is being read. Implements AdapterNumbers."""
 
-    return GGUFAdapter(path)
+    def __init__(
+        self,
+        name: str,
+        file: AdapterFile,
+        hashing: LeafHash,
+        base: BaseModules,
+        max_rank: int,
+        max_bytes: int | None,
+    ) -> None:
+        self._file, self._hashing, self._base = file, hashing, base
+        self._pairs = checked(file.pairs(base), base, file.where)
+        saved = _saved_by_module(file, base)
+        needed = float_bytes(self._pairs, base)
+        if max_bytes is not None and needed > max_bytes:
+            raise CheckpointError(
+                f"{file.where}: needs {format_size(needed)} in float32, more than the limit of {format_size(max_bytes)}"
+            )
+        self.name = name
+        self.outline = {
+            module: (sum(pair.rank for pair in several), any(pair.dora for pair in several))
+            for module, several in self._pairs.items()
+        }
+        for module, (rank, _) in self.outline.items():
+            check_rank(rank, max_rank, f"{file.where}: module {module}")
+        self.modules_to_save = {module: file.read_saved(stored) for module, stored in saved.items()}
+
+    def each(self) -> Iterator[tuple[str, LowRank]]:
+        for module, several in self._pairs.items():
+            self._hashing.reach(max(pair.end for pair in several))
+            yield module, combined(several, module, self._base)
+
+    @property
+    def digest(self) -> str:
+        return self._hashing.digest(self._file.head(), self._file.identity)
+
+    def whole(self) -> Adapter:
+        parts, rank = dict(self.each()), max((rank for rank, _ in self.outline.values()), default=0)
+        return Adapter(self.name, self.digest, rank, parts, self.modules_to_save)
 
 
-def read_adapter(
+@contextmanager
+def reading(
     path: Path,
     spec: ModelSpec | BaseModules,
     *,
@@ -153,34 +213,26 @@ def read_adapter(
     root: Path | None = None,
     max_rank: int = MAX_RANK,
     max_bytes: int | None = None,
-) -> Adapter:
-    """Read an adapter of the model `spec`. `name` is the folder's or file's unless given; `root` as in open_adapter.
+    memory: Memory | None = None,
+) -> Iterator[AdapterReading]:
+    """Begin to read an adapter of the model `spec`; its numbers are read within the block. `name` is the folder's or
+    file's unless given; `root` as in open_adapter, `memory` as in LeafHash.
 
     Raises CheckpointError or UnsupportedModelError, before any number is read, for what is not supported, for a rank
     above `max_rank`, for more than `max_bytes` of numbers in float32 (whole matrices, which are read in blocks, do not
-    count), and for a module or shape that the model does not have; and for NaN or infinity.
+    count), and for a module or shape that the model does not have; and for NaN or infinity in a whole matrix.
     """
     base = spec if isinstance(spec, BaseModules) else BaseModules.of(spec)
-    with open_adapter(path, root=root) as file:
-        pairs = checked(file.pairs(base), base, file.where)
-        saved = _saved_by_module(file, base)
-        needed = float_bytes(pairs, base)
-        if max_bytes is not None and needed > max_bytes:
-            raise CheckpointError(
-                f"{file.where}: needs {format_size(needed)} in float32, more than the limit of {format_size(max_bytes)}"
-            )
-        ranks = {module: sum(pair.rank for pair in several) for module, several in pairs.items()}
-        for module, rank in ranks.items():
-            check_rank(rank, max_rank, f"{file.where}: module {module}")
-        name = name or (path.name if path.is_dir() else path.stem)
-        file.prefetch()
-        with ThreadPoolExecutor(1, "digest") as hashing:  # takes as long as reading and converting
-            digest = hashing.submit(file.digest)
-            whole: dict[str, MatrixRows] = {
-                module: file.read_saved(stored) for module, stored in saved.items()
-            }
-            parts = {module: combined(several, module, base) for module, several in pairs.items()}
-            return Adapter(name, digest.result(), max(ranks.values(), default=0), parts, whole)
+    name = name or (path.name if path.is_dir() else path.stem)
+    weights = _weights(path, root)
+    with closing(LeafHash(weights, memory)) as hashing, closing(_opened(path)) as file:
+        yield AdapterReading(name, file, hashing, base, max_rank, max_bytes)
+
+
+def read_adapter(path: Path, spec: ModelSpec | BaseModules, **more: Any) -> Adapter:
+    """Read all of an adapter. Arguments and errors are those of `reading`; NaN and infinity are refused anywhere."""
+    with reading(path, spec, **more) as found:
+        return found.whole()
 
 
 def float_bytes(pairs: Mapping[str, list[ModulePair]], base: BaseModules) -> int:

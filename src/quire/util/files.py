@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from quire.types import CheckpointError
 
@@ -32,6 +32,21 @@ def open_regular(path: Path, flags: int = 0) -> BinaryIO:
     except BaseException:
         os.close(fd)
         raise
+
+
+class Identity(NamedTuple):
+    """Which content a file has: another one, or another length or time of writing, is another identity."""
+
+    device: int
+    inode: int
+    size: int
+    written_ns: int
+
+
+def identity_of(file: BinaryIO) -> Identity:
+    """The identity of an open file."""
+    found = os.fstat(file.fileno())
+    return Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 @contextlib.contextmanager

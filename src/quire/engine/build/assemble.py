@@ -23,6 +23,7 @@ from quire.config.schema import (
     ResolvedConfig,
 )
 from quire.config.speculative import WITH_MODEL
+from quire.core.coming_blocks import Arrivals
 from quire.core.controller import StepController
 from quire.engine.build.budget import MemoryPlan, plan_memory
 from quire.engine.build.cache_codes import kv_codes
@@ -471,6 +472,8 @@ def _build(
         scheduler, worker, make_gate(scheduler, config), grammars, speculation, adapters, costs, controller
     )
     core.swap, core.tiers, core.work = swap, tiers, StepWork(program)
+    if tiers is not None and asked.cache.tiers is not None and asked.cache.tiers.role:
+        core.arrivals = Arrivals(tiers, scheduler.caches, scheduler.config)
     if asked.execution.executor == "native":
         core.peaks = load_peaks(executor.isa, config.threads)
     core.record(make_recorder(core.scheduler.config, config.asked, costs, model.folder.name))

@@ -10,8 +10,7 @@ from quire.engine.host.messages import AdapterOpened, ForgetAdapter, OpenAdapter
 from quire.types import QuireError
 
 if TYPE_CHECKING:
-    from quire.lora.adapter import Adapter
-    from quire.lora.adapter_service import AdapterService, Open
+    from quire.lora.adapter_service import AdapterService, Checked, Open
 
 LOOK_SECONDS = 0.001  # between two looks at adapters that are being read, while there is no step to run
 
@@ -21,7 +20,7 @@ class OpeningAdapters:
 
     def __init__(self, service: AdapterService | None, channel: Channel) -> None:
         self._service, self._channel = service, channel
-        self._reading: dict[int, tuple[Future[Adapter], Open]] = {}
+        self._reading: dict[int, tuple[Future[Checked], Open]] = {}
 
     def obey(self, command: OpenAdapter | ForgetAdapter) -> None:
         """Begin to read an adapter, or forget one."""
@@ -52,9 +51,9 @@ class OpeningAdapters:
             error = future.exception()
             if error is None:
                 assert self._service is not None
-                adapter = future.result()
-                self._service.know(adapter.digest, opener)
-                self._answer(AdapterOpened(number, adapter.digest, adapter.rank))
+                version = future.result()
+                self._service.know(version.digest, opener)
+                self._answer(AdapterOpened(number, version.digest, version.rank))
             elif isinstance(error, QuireError | ValueError | OSError | MemoryError):
                 self._answer(AdapterOpened(number, error=str(error) or type(error).__name__))
             else:

@@ -6,6 +6,7 @@ import time
 from bisect import bisect_left
 from typing import Any
 
+from quire.core.coming_blocks import Arrivals
 from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.core.usage_line import UsageLine
@@ -39,7 +40,7 @@ class StepTotals:
         self.steps += 1
         self._seconds += seconds
         if self._core.work is not None:
-            self._core.work.add(self._core.scheduler.step_features)
+            self._core.work.add(self._core.features)
         if record.waiting and record.prefill_tokens:
             self._behind += seconds * self._core.scheduler.behind_longer()
         self._prefill += record.prefill_tokens
@@ -99,7 +100,7 @@ class StepTotals:
             swapped_out=swap.blocks_out if swap else 0,
             swapped_in=swap.blocks_in if swap else 0,
             disk_tier=kept.get("disk", {}),
-            remote_tier=kept.get("remote", {}),
+            remote_tier={**kept.get("remote", {}), **_arrived(self._core.arrivals)},
             step_budget=min(scheduler.limits.tokens, scheduler.config.max_num_batched_tokens),
             step_slots=min(scheduler.limits.sequences, scheduler.config.max_num_seqs),
             length_error=scheduler.estimates.error,
@@ -147,6 +148,13 @@ class _Shares:
             "flops": dict(work.flops), "moved_bytes": work.moved,
             "compute_share": self.compute, "bandwidth_share": self.bandwidth,
         }  # fmt: skip
+
+
+def _arrived(arrivals: Arrivals | None) -> dict[str, float]:
+    """What EngineStats.remote_tier has of prompts that came from other engines."""
+    if arrivals is None:
+        return {}
+    return {"came": arrivals.came, "late": arrivals.late, "wait_seconds": arrivals.seconds}
 
 
 def _learned(costs: StepCostModel) -> dict[str, Any]:

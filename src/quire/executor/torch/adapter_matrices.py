@@ -54,7 +54,7 @@ class AdapterMatrices:
         self, slot: int, name: str, part: int, a: FloatsOrBits, b: FloatsOrBits, gain: F32 | None
     ) -> None:
         """Fill a part of a slot; see Runnable.put_adapter."""
-        check_adapter(self._program, name, part, a, b, gain)
+        check_adapter(self._linears, name, part, a, b, gain)
         self._check(slot)
         if self._shape(slot).parts.get(name, {part: None})[part] != (len(a), gain is not None):
             raise ValueError(f"{name}: not the rank that the slot was opened for, or other gains")
