@@ -216,7 +216,7 @@ class KvFile:
             self._fd = -1
 
     def _sum(self, further: bytes, content: memoryview) -> bytes:
-        sums = _native.sum_pages(content, _sum_key(self.layout.fingerprint))
+        sums = _native.sum_pages(np.frombuffer(content, np.uint8), _sum_key(self.layout.fingerprint))
         return blake2b(further + sums, digest_size=16, key=self.layout.fingerprint).digest()
 
 
