@@ -46,9 +46,13 @@ def counted_halves() -> Iterator[list[int]]:
 def test_halves_of_two_steps_run_at_once(wide: Wide) -> None:
     with make(wide("qwen3")) as llm:
         alone = answers(llm)
+    began = time.monotonic()
     with make(wide("qwen3"), **STAGES) as llm, counted_halves() as counts:
         assert answers(llm) == alone
+        worked = [*llm.built.core.rank_seconds()]
     assert counts[0] > 10, counts
+    assert len(worked) == 2
+    assert all(0 < seconds < time.monotonic() - began for seconds in worked)
 
 
 def test_a_half_that_takes_what_the_other_step_left_has_other_bits(
