@@ -52,6 +52,9 @@ class AskedOfServers(msgspec.Struct):
     n: Any = None
     best_of: Any = None
     logprobs: Any = None
+    prompt_logprobs: Any = None
+    echo: Any = None
+    kv_transfer_params: Any = None
 
     def parts(self) -> list[bytes]:
         """The prompt in the order in which chat templates write it."""
