@@ -13,7 +13,8 @@ import pytest
 from helpers.server import LiveServer, serving
 from quire.bench.lesson import measured_levels
 from quire.cli.serve import simulated
-from quire.engine.api import EngineState
+from quire.core.policy import BACKGROUND
+from quire.engine.api import EngineState, GenerateAsk, Stream
 from quire.executor import sampler
 from quire.executor.base import SampledRows
 from quire.executor.sampler import HostSampler
@@ -241,6 +242,23 @@ def test_lanes_of_batching_are_requests_of_this_engine(server: LiveServer, varia
     assert places["static"] > 0 or variance == 0
     ran = sum(len(one["y"]) for one in found["charts"][1]["series"])
     server.wait(lambda: server.engine.stats.steps - before > ran / 4)
+
+
+def test_lanes_are_background_work_and_end(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of others come first, under every policy, and none of these lasts."""
+    asked: list[GenerateAsk] = []
+    own = type(server.engine).generate
+
+    def generate(self: Any, ask: GenerateAsk) -> Stream:
+        asked.append(ask)
+        return own(self, ask)
+
+    monkeypatch.setattr(type(server.engine), "generate", generate)
+    scene_of(server, "8?rate=50&requests=8")
+    assert len(asked) == 8 + 3 * 8
+    assert {ask.request.priority for ask in asked} == {BACKGROUND}
+    assert len({ask.deadline for ask in asked}) == 1
+    assert not any(ask.request.speculate for ask in asked)
 
 
 def test_lanes_that_would_take_too_long_are_not_run(

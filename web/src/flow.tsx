@@ -24,16 +24,18 @@ export function momentBy(moments: [number, number][], part: number): number {
   return moments.filter(([at]) => at <= now).length - 1;
 }
 
-/** From the edge of a box to that of another; arrows that face each other lie side by side. */
-export function between(from: Point, to: Point, wide: number): [Point, Point] {
+/** From beside the edge of a box to that of another; an arrow that has one `back` lies beside that. */
+export function between(from: Point, to: Point, wide: number, back: boolean): [Point, Point] {
   const length = Math.hypot(to.x - from.x, to.y - from.y) || 1;
   const [x, y] = [(to.x - from.x) / length, (to.y - from.y) / length];
-  const out = Math.min(wide / 2 / Math.abs(x || 1e-9), TALL / 2 / Math.abs(y || 1e-9)) + 3;
-  const aside = { x: -y * 4, y: x * 4 };
-  return [
-    { x: from.x + x * out + aside.x, y: from.y + y * out + aside.y },
-    { x: to.x - x * out + aside.x, y: to.y - y * out + aside.y },
-  ];
+  const aside = back ? { x: -y * 4, y: x * 4 } : { x: 0, y: 0 };
+  /** From beside the middle of a box in a direction, so far that it is out of the box. */
+  const out = (middle: Point, dx: number, dy: number): Point => {
+    const reach = (half: number, by: number, d: number) => (half - by * Math.sign(d)) / Math.abs(d || 1e-9);
+    const far = 5 + Math.min(reach(wide / 2, aside.x, dx), reach(TALL / 2, aside.y, dy));
+    return { x: middle.x + aside.x + dx * far, y: middle.y + aside.y + dy * far };
+  };
+  return [out(from, x, y), out(to, -x, -y)];
 }
 
 export function Flow({ data, part }: { data: FlowData; part: number }) {
@@ -56,9 +58,11 @@ export function Flow({ data, part }: { data: FlowData; part: number }) {
         {said && <small> ({said})</small>}
       </figcaption>
       <svg class="flow" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={spoken(data)}>
-        {arrows.map(([a, b, label]) => (
-          <Arrow key={`${a} ${b}`} ends={between(at(a), at(b), wide)} label={arrows.length <= FEW ? label : ""} />
-        ))}
+        {arrows.map(([a, b, label]) => {
+          const back = arrows.some(([from, to]) => from === b && to === a);
+          const ends = between(at(a), at(b), wide, back);
+          return <Arrow key={`${a} ${b}`} ends={ends} label={arrows.length <= FEW ? label : ""} />;
+        })}
         {places.map((place, i) => (
           <g key={place} class={moment?.[1] === i ? "now" : ""}>
             <rect x={at(i).x - wide / 2} y={at(i).y - TALL / 2} width={wide} height={TALL} rx="6" />
@@ -80,7 +84,7 @@ function Arrow({ ends: [from, to], label }: { ends: [Point, Point]; label: strin
       <line x1={from.x} y1={from.y} x2={to.x} y2={to.y} />
       <polygon points={`${to.x},${to.y} ${wing(0.45)} ${wing(-0.45)}`} />
       {label && (
-        <text class="along" x={(from.x + to.x) / 2} y={(from.y + to.y) / 2 - 4} text-anchor="middle">
+        <text class="along" x={(from.x + to.x) / 2} y={(from.y + to.y) / 2 + 4} text-anchor="middle">
           {label}
         </text>
       )}

@@ -2,10 +2,12 @@ import { expect, test } from "vitest";
 import { between, momentBy } from "../src/flow";
 
 test("arrows begin and end at boxes, and those that face each other do not meet", () => {
-  const [from, to] = between({ x: 0, y: 0 }, { x: 200, y: 0 }, 80);
-  expect([from.x, to.x]).toEqual([43, 157]);
-  const [back] = between({ x: 200, y: 0 }, { x: 0, y: 0 }, 80);
-  expect(from.y).toBe(-back.y);
+  const [from, to] = between({ x: 0, y: 0 }, { x: 200, y: 0 }, 80, false);
+  expect([from.x, to.x, from.y]).toEqual([45, 155, 0]);
+  const [there] = between({ x: 0, y: 0 }, { x: 200, y: 0 }, 80, true);
+  const [back] = between({ x: 200, y: 0 }, { x: 0, y: 0 }, 80, true);
+  expect(there.y).toBe(-back.y);
+  expect(there.y).not.toBe(0);
 });
 
 test("a replay stands where it was at that part of the time", () => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Sequence
 
 from quire.learn.scene import Chart, ChartSeries, Scene, Table
@@ -104,19 +105,23 @@ def lanes_scene(lanes: dict[str, Lane], *, before: str = "", where: str = "", ms
     slots = max(lane.slots for lane in lanes.values())
     chart = Chart(
         f"Sequences in each step{where}", "lines", name, f"of {slots} places",
-        [_line(policy, lane, scale) for policy, lane in lanes.items()], levels=[("places", float(slots))],
+        [_line(policy, lane, scale, ms) for policy, lane in lanes.items()], levels=[("places", float(slots))],
     )  # fmt: skip
     return Scene(figures, [chart], tables=[Table(f"The same requests{where}", _TITLES, rows)])
 
 
-def _line(name: str, lane: Lane, scale: float) -> ChartSeries:
-    """Sequences of each step, and none between steps that do not follow each other."""
+def _line(name: str, lane: Lane, scale: float, measured: bool) -> ChartSeries:
+    """Sequences of each step, and none between steps that do not follow each other. Between `measured` ones there is
+    always something to do: they follow each other if less time passes than three of them take."""
+    near = 3 * statistics.median(step.seconds for step in lane.steps) if measured else 1e-9
     points: list[tuple[float, float]] = []
     for step, after in zip(lane.steps, [*lane.steps[1:], None], strict=True):
         end = step.begin + step.seconds
         points.append((step.begin, step.rows))
-        if after is None or after.begin > end + step.seconds / 2:
-            points += [(end, step.rows), (end, 0.0)]
-            if after is not None:
-                points.append((after.begin, 0.0))
+        if after is not None and after.begin <= end + near:
+            points.append((after.begin, step.rows))
+            continue
+        points += [(end, step.rows), (end, 0.0)]
+        if after is not None:
+            points.append((after.begin, 0.0))
     return ChartSeries(name, [scale * at for at, _ in points], [rows for _, rows in points])
