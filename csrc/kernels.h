@@ -343,6 +343,17 @@ struct EmbedTask {
   GroupFormat groups;
 };
 
+// Check sums of pages of 1024 bytes, the last one padded with zeros: a page has kPageSums of 64 bits, each of which is equal
+// for two pages that differ with a probability of 2^-32 over random keys.
+constexpr size_t kSumPage = 1024;
+constexpr int kPageWords = kSumPage / 8, kPageSums = 4, kSumKeyWords = kPageWords + 2 * (kPageSums - 1);
+struct PageSumTask {
+  const void* data;  // aligned to 8 bytes
+  size_t bytes;
+  const uint64_t* key;  // [kSumKeyWords]
+  uint64_t* out;        // [pages, kPageSums]
+};
+
 // Tasks of kernels that are defined in an op's own file.
 struct AddTask;
 struct CompressTask;
@@ -411,6 +422,7 @@ struct ScaleTask;
   X(count_before, int64_t, const RankTask&)                                                                       \
   /* Index of a NaN or infinity, or of what the format that it is kept in cannot hold; or -1. */                  \
   X(first_nonfinite, int64_t, const void* src, DType dtype, DType kept, size_t n)                                 \
+  X(sum_pages, void, const PageSumTask&)                                                                          \
   /* Reads memory as fast as it can: the limit of bandwidth. */                                                   \
   X(read_sum, float, const void* src, size_t bytes)                                                               \
   /* Return the operations that they did: the limits of computing. */                                             \

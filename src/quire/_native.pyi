@@ -442,6 +442,17 @@ class Tasks:
     def deal(self, tasks: int) -> None: ...
     def claim(self, thread: int) -> int: ...
 
+SUM_KEY_BYTES: int = 1072
+
+def sum_pages(
+    data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    key: bytes,
+    isa: str = "",
+) -> bytes:
+    """
+    Four NH check sums of 64 bits for every 1024 bytes; key: SUM_KEY_BYTES bytes. The same on every instruction set. Releases the interpreter lock.
+    """
+
 def claim_all(threads: int, phases: Sequence[int]) -> list[list[list[int]]]:
     """
     What each thread of a pool claims of phases of so many tasks: [phase][thread][task].

@@ -27,6 +27,7 @@ SHAPES: list[dict[str, Any]] = [
     {"slo": ("chat:ttft=500ms,tpot=3ms",)},
     {"num_blocks": 24, "steps_in_flight": 2, "takes_turns": True},
     {"max_draft_tokens": 6, "steps_in_flight": 2, "takes_turns": True},
+    {"slo": ("chat:ttft=500ms,tpot=3ms",), "steps_in_flight": 2, "takes_turns": True},
     {"num_blocks": 24, "max_draft_tokens": 6, "policy": "edf"},
 ]
 

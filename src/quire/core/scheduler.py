@@ -147,7 +147,7 @@ class Scheduler(SchedulerState):
             flights.append(Flight(self._step, step.rows, step.seqs))
         gone, self._gone = self._gone, []
         caches = self._blocks.caches
-        caches.save(idle=not step.rows)
+        caches.save(idle=not (step.rows or ahead))
         moves, caches.moves = caches.moves, []
         copies, self._blocks.copies = self._blocks.copies, []
         return SchedulerOutput(self._step, step.rows, step.new, gone, moves, copies)

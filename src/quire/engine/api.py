@@ -341,11 +341,12 @@ class EngineStats:
     steps: int = 0
     step_seconds: float = 0.0
     step_phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    rank_seconds: tuple[
+        float, ...
+    ] = ()  # in which ranks worked, and did not wait for stages or for a command
     flops: Mapping[str, float] = field(default_factory=dict)  # of all steps, by number format
     moved_bytes: float = 0.0  # of weights, keys and values
-    compute_share: float | None = (
-        None  # of the machine's limit, in the steps of the last seconds; None: not known
-    )
+    compute_share: float | None = None  # of the machine's limit, in recent steps; None: not known
     bandwidth_share: float | None = None
     head_of_line_seconds: float = 0.0  # that requests waited while longer prompts were computed
     prefill_tokens: int = 0

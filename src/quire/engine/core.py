@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from quire.config.live import LiveEngineConfig
@@ -130,6 +130,9 @@ class EngineCore:
         self.tiers: BlockTiers | None = None  # beyond the swap space
         self.arrivals: Arrivals | None = None  # of prompts that other engines compute
         self.work: StepWork | None = None
+        self.rank_seconds: Callable[[], Iterable[float]] = (
+            tuple  # in which each rank worked, if there are several
+        )
         self.peaks: MachinePeaks | None = None  # those that were measured on this machine
         self._adapted: dict[
             str, tuple[str, int]

@@ -409,6 +409,10 @@ def _engine_families(stats: EngineStats, labels: dict[str, str], acceptance: str
     yield _by_part(GaugeMetricFamily, "quire_degrade_step", "step", stats.degrade_steps.items())
     yield _by_part(CounterMetricFamily, "quire_degraded_requests", "step", stats.degraded.items())
     yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())
+    ranks = enumerate(stats.rank_seconds)
+    yield _by_part(
+        CounterMetricFamily, "quire_rank_work_seconds", "rank", [(str(rank), spent) for rank, spent in ranks]
+    )
     yield _by_part(CounterMetricFamily, "quire_step_flops", "format", stats.flops.items())
     for limit, share in (("compute", stats.compute_share), ("bandwidth", stats.bandwidth_share)):
         text = f"share of the machine's {limit} in recent steps, where it was measured"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.core.coming_blocks import Arrivals
 from quire.core.cost_model import StepCostModel
@@ -14,6 +14,9 @@ from quire.engine.api import STEP_TOKEN_BOUNDS, EngineStats
 from quire.engine.core import EngineCore
 from quire.engine.usage_ledger import UsageTotals
 from quire.util.platform import resident_bytes
+
+if TYPE_CHECKING:
+    from quire.worker.swap_space import SwapSpace
 
 _SHARE_SECONDS = 5.0
 
@@ -79,6 +82,7 @@ class StepTotals:
             steps=self.steps,
             step_seconds=self._seconds,
             step_phase_seconds=dict(self._phases),
+            rank_seconds=tuple(self._core.rank_seconds()),
             **self._shares.fields(self._seconds),
             head_of_line_seconds=self._behind,
             prefill_tokens=self._prefill,
@@ -96,9 +100,7 @@ class StepTotals:
             adapter_evictions=dict(adapters.evictions) if adapters else {},
             resident_bytes=resident_bytes(),
             **_learned(self._core.costs),
-            swap_blocks=len(swap) if swap else 0,
-            swapped_out=swap.blocks_out if swap else 0,
-            swapped_in=swap.blocks_in if swap else 0,
+            **_swapped(swap),
             disk_tier=kept.get("disk", {}),
             remote_tier={**kept.get("remote", {}), **_arrived(self._core.arrivals)},
             step_budget=min(scheduler.limits.tokens, scheduler.config.max_num_batched_tokens),
@@ -155,6 +157,13 @@ def _arrived(arrivals: Arrivals | None) -> dict[str, float]:
     if arrivals is None:
         return {}
     return {"came": arrivals.came, "late": arrivals.late, "wait_seconds": arrivals.seconds}
+
+
+def _swapped(swap: SwapSpace | None) -> dict[str, Any]:
+    """The fields of EngineStats about a swap space."""
+    if swap is None:
+        return {}
+    return {"swap_blocks": len(swap), "swapped_out": swap.blocks_out, "swapped_in": swap.blocks_in}
 
 
 def _learned(costs: StepCostModel) -> dict[str, Any]:
