@@ -212,14 +212,20 @@ def test_adapters_that_are_kept_need_no_files(checkpoint: Folder, kept: int | No
     paths = {f"a{n}": write_adapter(tmp_path / f"a{n}", adapters[n]) for n in range(2)}
     with LLM(folder, adapters=paths, max_loras=1, max_cpu_loras=kept, **LORA, **COMMON) as llm:
         found = {name: bits(llm.generate(prompt(1, 9), one, adapter=name)[0]) for name in paths}
-        write_adapter(paths["a0"], adapters[2])
+        broken = dict(adapters[0].parts)
+        last = list(broken)[-1]
+        broken[last] = replace(broken[last], b=np.full_like(broken[last].b, np.nan))
         (paths["a1"] / "adapter_model.safetensors").unlink()
-        for name in paths:
-            (output,) = llm.generate(prompt(1, 9), one, adapter=name)
-            if kept:
-                assert bits(output) == found[name]
-            else:
-                assert output.outputs[0].finish_reason == "error"
+        for changed in (adapters[2], replace(adapters[0], parts=broken)):
+            write_adapter(paths["a0"], changed)
+            for name in paths:
+                (output,) = llm.generate(prompt(1, 9), one, adapter=name)
+                if kept:
+                    assert bits(output) == found[name]
+                else:
+                    assert output.outputs[0].finish_reason == "error"
+        write_adapter(paths["a0"], adapters[0])
+        assert bits(llm.generate(prompt(1, 9), one, adapter="a0")[0]) == found["a0"]
 
 
 def test_slots_are_in_the_memory_plan(checkpoint: Folder) -> None:

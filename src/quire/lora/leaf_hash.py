@@ -97,9 +97,12 @@ class LeafHash:
     def _reach(self, stop: int, buffer: memoryview) -> None:
         while (leaf := self._take(stop)) is not None:
             first = leaf * LEAF
-            room = buffer[: min(LEAF, self._identity.size - first)]
-            if os.preadv(self._file.fileno(), [room], first) != len(room):
-                raise self._error()
+            room, done = buffer[: min(LEAF, self._identity.size - first)], 0
+            while done < len(room):
+                got = os.preadv(self._file.fileno(), [room[done:]], first + done)
+                if not got:
+                    raise self._error()
+                done += got
             if self.known is None:
                 self._leaves[leaf] = hashlib.sha256(room).digest()
 
