@@ -1,6 +1,7 @@
 """Decode attention by format of the KV cache, beside bfloat16, at several context lengths.
 
     python -m benchmarks.kv_types [--contexts 8192 32768] [--batch 1] [--rounds 15] [MODEL]
+    python -m benchmarks.kv_types --unit layer [--kinds bfloat16 int4 kivi4]      whole layers, their linears with them
 
 MODEL is a checkpoint folder, of which only config.json is needed; its weights are random. Formats take turns in every
 round, so that what else the machine does meets all of them; a ratio is the median of those of single rounds.
@@ -39,18 +40,21 @@ CONFIG = """{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidd
 "tie_word_embeddings": true, "torch_dtype": "bfloat16", "hidden_act": "silu"}"""
 
 
-def bench_of(model: str, kind: str, context: int, batch: int, copies: int, threads: int) -> tuple[Bench, int]:
-    """Attention of one layer, `copies` times, with a filled cache; and the bytes that one of them reads."""
+def bench_of(
+    model: str, kind: str, context: int, batch: int, copies: int, threads: int, timed: str
+) -> tuple[Bench, int]:
+    """One layer's attention, or the layer, `copies` times, with a filled cache; and the bytes that one reads."""
     asked = EngineConfig(dtype="bfloat16", kv_cache_dtype=kind, load_format="random")
     _, program = one_layer(open_model(model, tokenizer=False), asked, 0, SMALL_VOCAB)
-    unit = next(unit for unit in units(program) if unit.kind == "attend")
+    unit = next(unit for unit in units(program) if unit.kind == timed)
     rows = (Row(1, context - 1),) * batch
     size = LATE_TOKENS
     blocks = len(program.cache_groups) * blocks_of(rows, size)
     limits = Limits(512, batch, 1, -(-context // size) * size, blocks, size)
     bench = Bench(with_copies(program, unit, copies), limits, native_kind(threads))
-    bench.fill(rows)
-    return bench, unit_cost(program, unit, rows, batch).kv_read_bytes
+    bench.fill(rows, units=timed == "layer")
+    cost = unit_cost(program, unit, rows, batch)
+    return bench, cost.kv_read_bytes + cost.weight_bytes
 
 
 def main() -> None:
@@ -60,6 +64,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="default: the shape of Qwen3-0.6B")
     parser.add_argument("--contexts", type=int, nargs="+", default=[8192, 32768])
     parser.add_argument("--kinds", nargs="+", default=KINDS)
+    parser.add_argument("--unit", choices=("attend", "layer"), default="attend", help="what is timed")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument(
         "--copies", type=int, default=4, help="layers; together they should exceed the caches"
@@ -75,7 +80,8 @@ def main() -> None:
 
 def compare(model: str, context: int, args: argparse.Namespace) -> None:
     benches = {
-        kind: bench_of(model, kind, context, args.batch, args.copies, args.threads) for kind in args.kinds
+        kind: bench_of(model, kind, context, args.batch, args.copies, args.threads, args.unit)
+        for kind in args.kinds
     }
     seconds: dict[str, list[float]] = {kind: [] for kind in benches}
     for _ in range(args.rounds):

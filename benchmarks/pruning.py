@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -61,15 +62,16 @@ def stored_bytes(folder: Path) -> int:
 
 
 def decode_rate(folder: Path, asked: EngineConfig) -> float:
-    """Tokens per second of one sequence, the best of three."""
+    """Tokens per second of one sequence, the middle of three answers."""
     params = SamplingParams(max_tokens=SPEED_TOKENS, temperature=0.0, ignore_eos=True)
     with LLM(folder, progress=False, threads=asked.execution.threads, max_model_len=512) as llm:
+        llm.generate([[1]], params, use_tqdm=False)
         found = []
         for _ in range(3):
             begin = time.perf_counter()
             llm.generate([[1]], params, use_tqdm=False)
             found.append(SPEED_TOKENS / (time.perf_counter() - begin))
-    return max(found)
+    return statistics.median(found)
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -117,14 +119,23 @@ def slug(way: str) -> str:
 
 
 def time_rows(args: argparse.Namespace) -> None:
-    """Add the decode speed to the rows whose checkpoints were kept."""
+    """Add the decode speed to the rows whose checkpoints were kept: in turns, one for each round."""
     path = Path(args.rows)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in rows:
-        if row["folder"] and (not args.ways or row["way"] in args.ways.split("; ")):
-            row["decode"] = decode_rate(Path(row["folder"]), EngineConfig(threads=args.threads))
-            print(row["way"], row["decode"], file=sys.stderr, flush=True)
+    timed = [row for row in rows if row["folder"] and (not args.ways or row["way"] in args.ways.split("; "))]
+    for row in timed:
+        row["decode"] = []
+    for _ in range(args.rounds):
+        for row in timed:
+            row["decode"].append(decode_rate(Path(row["folder"]), EngineConfig(threads=args.threads)))
+            print(row["way"], row["decode"][-1], file=sys.stderr, flush=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def speed_up(row: dict[str, Any], plain: dict[str, Any]) -> str:
+    """How many times as fast as the original of the same round: the middle, the least and the most."""
+    found = [mine / other for mine, other in zip(row["decode"], plain["decode"], strict=True)]
+    return f"{statistics.median(found):.2f} × ({min(found):.2f} to {max(found):.2f})"
 
 
 def table(path: Path) -> str:
@@ -140,7 +151,7 @@ def table(path: Path) -> str:
             f"{row['perplexity']:.2f}", f"{row['kl_mean']:.3f}", f"{row['kl_p99']:.2f}", f"{row['top1']:.1%}",
         ]  # fmt: skip
         if speed:
-            cells.append(f"{row['decode'] / plain['decode']:.2f} ×" if row["decode"] else "–")
+            cells.append(speed_up(row, plain) if row["decode"] else "–")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -154,7 +165,8 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="print the rows of this file")
     parser.add_argument("--eval", metavar="FILE", help="a text to compare on (default: the built-in ones)")
     parser.add_argument("--ways", help="only these, separated by '; '")
-    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--speed", action="store_true", help="with --ways, name the original among them")
+    parser.add_argument("--rounds", type=int, default=3, help="of --speed")
     parser.add_argument("--kept", metavar="FOLDER", help="where checkpoints stay")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--work", help="folder for checkpoints (default: the system's for temporary files)")

@@ -1,7 +1,10 @@
 """Ranks in processes beside one process: `python -m benchmarks.ranks [--shape qwen3-0.6b] [--rounds 3]`.
 
-One process of two threads, two ranks of one thread, and two stages of one thread, in turns: decode of one sequence,
-prefill, 32 sequences that decode; the time of collectives; the memory of each process beside the plan.
+One process of two threads and of one, two ranks of one thread, and two stages of one thread, in turns: prompts, and
+sequences that decode; the time of collectives; the memory of each process beside the plan.
+
+Bounds of two stages, from what one process takes for a step of half of the sequences: with one thread the share of the
+dearest stage (the stage bound), with two threads all of it (the machine's).
 """
 
 from __future__ import annotations
@@ -18,31 +21,54 @@ import numpy as np
 
 from quire import LLM, SamplingParams
 from quire.planner.shapes import SHAPES
+from quire.program.cost import step_cost
 from quire.program.ops.collectives import AllGather, AllReduce, AllToAll
+from quire.program.stages import DECODE
 
+ONE, HALF, STAGES = "one process, 2 threads", "one process, 1 thread", "2 stages of 1 thread"
 PLANS: dict[str, dict[str, Any]] = {
-    "one process, 2 threads": {"threads": 2},
+    ONE: {"threads": 2},
+    HALF: {"threads": 1},
     "2 ranks of 1 thread": {"threads": 1, "tensor_parallel_size": 2},
-    "2 stages of 1 thread": {"threads": 1, "pipeline_parallel_size": 2},
+    STAGES: {"threads": 1, "pipeline_parallel_size": 2},
 }
+PROMPTS, DECODING = (256, 1024), (1, 2, 4, 8, 16, 32)
 COLLECTIVES = (AllGather, AllReduce, AllToAll)
 
 
 def measure(llm: LLM) -> dict[str, float]:
-    """Tokens a second: of one sequence, of a prompt, of 32 sequences."""
+    """Tokens a second: of prompts of some tokens, and of sequences that decode."""
 
     def seconds(rows: int, prompt: int, tokens: int) -> float:
         prompts = [np.random.default_rng(row).integers(3, 200, prompt).tolist() for row in range(rows)]
         began = time.perf_counter()
-        llm.generate(prompts, SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True))
+        params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+        llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - began
 
     seconds(1, 8, 2)
-    found = {"prefill": 256 / (one := seconds(1, 256, 1))}
-    found["decode"] = 24 / (seconds(1, 256, 25) - one)
-    start = seconds(32, 4, 1)
-    found["32 requests"] = 32 * 8 / (seconds(32, 4, 9) - start)
+    found = {f"prefill {length}": length / seconds(1, length, 1) for length in PROMPTS}
+    for rows in DECODING:
+        tokens = 24 if rows < 8 else 8
+        start = seconds(rows, 4, 1)
+        found[f"decode {rows}"] = rows * tokens / (seconds(rows, 4, 1 + tokens) - start)
     return found
+
+
+def bounds(found: dict[str, Any], share: float) -> dict[str, float]:
+    """Tokens a second that two stages could reach, the dearest of which has a share of a step's bytes."""
+    made = {}
+    for rows in DECODING[1:]:
+        whole = [rows // 2 / found[plan][f"decode {rows // 2}"] for plan in (HALF, ONE)]
+        made[f"decode {rows}"] = rows // 2 / max(share * whole[0], whole[1])
+    return made
+
+
+def dearest_share(llm: LLM) -> float:
+    """Of the bytes of a step: the share of the stage that reads most."""
+    assert llm.built.ranks is not None
+    costs = [step_cost(program, DECODE, len(DECODE)).total.bytes for program in llm.built.ranks.programs]
+    return max(costs) / sum(costs)
 
 
 def memory_of(pid: int) -> int:
@@ -57,7 +83,7 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
     for number in range(rounds):
         for name, options in PLANS.items():
             common: dict[str, Any] = {
-                "max_model_len": 512,
+                "max_model_len": 1536,
                 "num_kv_blocks": 512,
                 "max_num_seqs": 32,
                 "enable_prefix_caching": False,
@@ -67,6 +93,8 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
                     found[name][what] = max(rate, found[name].get(what, 0.0))
                 if "tensor_parallel_size" in options:
                     found[name]["step"] = collectives(llm)
+                if name == STAGES:
+                    found[name]["bounds"] = bounds(found, dearest_share(llm))
                 if not number:
                     pids = [os.getpid(), *(llm.built.ranks.pids.values() if llm.built.ranks else ())]
                     plan = llm.built.plan.parts

@@ -30,7 +30,7 @@ class NoWorker:
     def begin(self, out: SchedulerOutput) -> None:
         self.out = out
 
-    def forward(self, out: SchedulerOutput) -> None: ...
+    def forward(self, out: SchedulerOutput, beside: object = None) -> None: ...
 
     def sample(self, masks: object = None) -> StepOutput:
         rows = self.out.scheduled

@@ -28,8 +28,7 @@ const T* at(uintptr_t address) {
   return reinterpret_cast<const T*>(address);
 }
 
-void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>& arrays,
-          const std::vector<uintptr_t>& block_tables, size_t arena_bytes, size_t block_bytes, uintptr_t activations) {
+quire::StepPointers step_of(const std::vector<uintptr_t>& arrays, const std::vector<uintptr_t>& block_tables) {
   quire::StepPointers step;
   step.token_ids = at<int32_t>(arrays.at(0));
   step.positions = at<int32_t>(arrays.at(1));
@@ -39,7 +38,12 @@ void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>
   step.mirrors = at<int32_t>(arrays.at(5));
   step.adapters = at<int32_t>(arrays.at(6));
   for (uintptr_t table : block_tables) step.block_tables.push_back(at<int32_t>(table));
-  e.bind(limits, step, arena_bytes, block_bytes, reinterpret_cast<char*>(activations));
+  return step;
+}
+
+void bind(Executor& e, const quire::Limits& limits, const std::vector<uintptr_t>& arrays,
+          const std::vector<uintptr_t>& block_tables, size_t arena_bytes, size_t block_bytes, uintptr_t activations) {
+  e.bind(limits, step_of(arrays, block_tables), arena_bytes, block_bytes, reinterpret_cast<char*>(activations));
 }
 
 // Checksums cross as packed numbers, 8 bytes a chunk.
@@ -206,6 +210,12 @@ void bind_adapter_layout(nb::module_& m) {
 
 void bind_running(nb::class_<Executor>& c) {
   c.def("run", &Executor::run, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a)
+      .def(
+          "use_step",
+          [](Executor& e, const std::vector<uintptr_t>& arrays, const std::vector<uintptr_t>& block_tables) {
+            e.use_step(step_of(arrays, block_tables));
+          },
+          "arrays"_a, "block_tables"_a, "Later steps are in these arrays, which are as those of bind.")
       .def("run_head", &Executor::run_head, nogil(), "logit_rows"_a)
       .def("run_range", &Executor::run_range, nogil(), "tokens"_a, "rows"_a, "logit_rows"_a, "begin"_a, "end"_a)
       .def("stop_after", &Executor::stop_after, "op"_a, "Run no op after this one; -1 runs all.")

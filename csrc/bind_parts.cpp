@@ -1,9 +1,13 @@
 // Python bindings of parts of the executor that are tested on their own.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <stdexcept>
 
 #include "counted.h"
 #include "isa.h"
@@ -36,6 +40,21 @@ std::vector<std::vector<std::vector<int>>> claim_all(int threads, const std::vec
   return found;
 }
 
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::bytes sum_pages(const Bytes& data, const nb::bytes& key, const std::string& isa) {
+  if (key.size() != quire::kSumKeyWords * sizeof(uint64_t)) throw std::invalid_argument("key: not SUM_KEY_BYTES bytes");
+  if (reinterpret_cast<uintptr_t>(data.data()) % 8) throw std::invalid_argument("data: not aligned to 8 bytes");
+  uint64_t words[quire::kSumKeyWords];
+  std::memcpy(words, key.c_str(), sizeof(words));
+  std::vector<uint64_t> sums((data.size() + quire::kSumPage - 1) / quire::kSumPage * quire::kPageSums);
+  {
+    nb::gil_scoped_release other_threads_run;
+    quire::kernels_for(isa).sum_pages({data.data(), data.size(), words, sums.data()});
+  }
+  return nb::bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(uint64_t));
+}
+
 }  // namespace
 
 void bind_parts(nb::module_& m) {
@@ -47,6 +66,11 @@ void bind_parts(nb::module_& m) {
       .def(nb::init<int>(), "threads"_a)
       .def("deal", &Tasks::deal, "tasks"_a)
       .def("claim", &Tasks::claim, "thread"_a);
+  m.attr("SUM_KEY_BYTES") = quire::kSumKeyWords * sizeof(uint64_t);
+  m.def(
+      "sum_pages", &sum_pages, "data"_a, "key"_a, "isa"_a = "",
+      "Four NH check sums of 64 bits for every 1024 bytes; key: SUM_KEY_BYTES bytes. The same on every instruction set. "
+      "Releases the interpreter lock.");
   m.def("claim_all", &claim_all, nb::call_guard<nb::gil_scoped_release>(), "threads"_a, "phases"_a,
         "What each thread of a pool claims of phases of so many tasks: [phase][thread][task].");
   nb::class_<Processors>(m, "Processors")

@@ -31,12 +31,15 @@ class BandwidthProbe {
     measure();
   }
 
-  // Bytes per second of one pass.
-  double measure() {
-    auto read = [&](int t) { sinks_[t * 16] = executor_.kernels().read_sum(arena_.data() + share_ * t, share_); };
+  // Bytes per second of some passes, each of which reads all that its thread has.
+  double measure(int passes = 1) {
+    auto read = [&](int t) {
+      for (int pass = 0; pass < passes; ++pass)
+        sinks_[t * 16] += executor_.kernels().read_sum(arena_.data() + share_ * t, share_);
+    };
     const auto start = std::chrono::steady_clock::now();
     quire::on_all(executor_.pool(), read);
-    return static_cast<double>(share_) * executor_.threads() / seconds_since(start);
+    return static_cast<double>(share_) * executor_.threads() * passes / seconds_since(start);
   }
 
  private:
@@ -68,8 +71,8 @@ void bind_probes(nb::module_& m) {
   using nogil = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<BandwidthProbe>(m, "BandwidthProbe")
       .def(nb::init<Executor&, size_t>(), nb::keep_alive<1, 2>(), nogil(), "executor"_a, "size"_a)
-      .def("measure", &BandwidthProbe::measure, nogil(),
-           "Bytes per second that all threads read together, in one pass.");
+      .def("measure", &BandwidthProbe::measure, nogil(), "passes"_a = 1,
+           "Bytes per second that all threads read together, in so many passes.");
   m.def("measure_flops", &measure_flops, nogil(), "executor"_a, "dtype"_a, "iterations"_a,
         "Operations per second of all threads of an executor.");
 }

@@ -27,6 +27,8 @@ void bind_ranks(nb::module_& m) {
       .def("leave", &SharedRanks::leave, "End the wait of all ranks, now and later: one will not come.")
       .def_prop_ro("left", &SharedRanks::left)
       .def("beats", &SharedRanks::beats, "rank"_a, "A number that rises while the process of a rank runs.")
+      .def("worked", &SharedRanks::worked, "rank"_a,
+           "Nanoseconds that a rank has spent in commands, without those in which it waited for others to finish.")
       .def("say", &SharedRanks::say, "command"_a,
            "Give a command to all other ranks, which have finished the last one.")
       .def(

@@ -34,6 +34,8 @@ class Executor {
   // `activations`: where those are, in memory that outlives the executor; null for memory of its own.
   void bind(const Limits& limits, const StepPointers& step, size_t arena_bytes, size_t block_bytes,
             char* activations = nullptr);
+  // Later steps are in these arrays. Their limits and groups are those of bind.
+  void use_step(const StepPointers& step) { context_.step = step; }
   // Meet the other ranks of the program there, from the next step on; the group outlives the executor.
   void join(Group& group, int rank);
 

@@ -256,7 +256,8 @@ struct RopeWriteTask : CacheWrite {
   int head_begin, head_end;  // of keys and values, with the query heads that read them; all when whole_norm
 };
 
-// Some queries of one row against some heads of keys and values; at most kAttendRows query rows, or one query and head.
+// Some queries of one row against some heads of keys and values; at most kAttendRows query rows, or one query and head, or
+// as many as the scratch is for.
 struct AttendTask : CacheRow {
   const float* qkv;  // [tokens, pitch]; the rotated q of head h at h*head_dim
   size_t pitch;
@@ -279,6 +280,7 @@ struct AttendTask : CacheRow {
   float* states;
   void* scratch;                     // attend_scratch_bytes(head_dim, heads_per_kv)
   const AttendTask* next = nullptr;  // what the thread does after this, or null: queries and keys to fetch meanwhile
+  size_t* tiles_read = nullptr;      // counts the tiles of keys and values that were read; null: nobody asks
 
   int queries() const { return token_end - token_begin; }
   // Query rows: [kv head][query][head of its group].
@@ -339,6 +341,17 @@ struct EmbedTask {
   int cols, token_begin, token_end;
   int first, rows;  // tokens that the table has: first … first + rows - 1; those of others become 0
   GroupFormat groups;
+};
+
+// Check sums of pages of 1024 bytes, the last one padded with zeros: a page has kPageSums of 64 bits, each of which is equal
+// for two pages that differ with a probability of 2^-32 over random keys.
+constexpr size_t kSumPage = 1024;
+constexpr int kPageWords = kSumPage / 8, kPageSums = 4, kSumKeyWords = kPageWords + 2 * (kPageSums - 1);
+struct PageSumTask {
+  const void* data;  // aligned to 8 bytes
+  size_t bytes;
+  const uint64_t* key;  // [kSumKeyWords]
+  uint64_t* out;        // [pages, kPageSums]
 };
 
 // Tasks of kernels that are defined in an op's own file.
@@ -409,6 +422,7 @@ struct ScaleTask;
   X(count_before, int64_t, const RankTask&)                                                                       \
   /* Index of a NaN or infinity, or of what the format that it is kept in cannot hold; or -1. */                  \
   X(first_nonfinite, int64_t, const void* src, DType dtype, DType kept, size_t n)                                 \
+  X(sum_pages, void, const PageSumTask&)                                                                          \
   /* Reads memory as fast as it can: the limit of bandwidth. */                                                   \
   X(read_sum, float, const void* src, size_t bytes)                                                               \
   /* Return the operations that they did: the limits of computing. */                                             \
@@ -423,7 +437,8 @@ struct Kernels {
 #undef X
 };
 
-// Bytes of scratch that one thread needs for attend.
+// Bytes of scratch that one thread needs for attend; of a call of one head and more than kAttendRows rows, for so many
+// in place of `heads_per_kv`.
 constexpr size_t attend_scratch_bytes(int head_dim, int heads_per_kv, bool widened) {
   const size_t d16 = (static_cast<size_t>(head_dim) + 15) / 16 * 16;
   const size_t rows = heads_per_kv > kAttendRows ? static_cast<size_t>(heads_per_kv) : kAttendRows;

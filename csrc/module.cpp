@@ -13,6 +13,7 @@ void bind_probes(nb::module_& m);
 void bind_ranks(nb::module_& m);
 void bind_sampler(nb::module_& m);
 void bind_speculation(nb::module_& m);
+void bind_tiles(nb::module_& m);
 
 NB_MODULE(_native, m) {
   m.doc() =
@@ -23,6 +24,7 @@ NB_MODULE(_native, m) {
   bind_ranks(m);
   bind_probes(m);
   bind_parts(m);
+  bind_tiles(m);
   bind_sampler(m);
   bind_speculation(m);
   bind_json(m);

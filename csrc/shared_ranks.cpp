@@ -23,7 +23,7 @@ constexpr auto kBeat = std::chrono::milliseconds(50);
 
 // All zeros at first. No two ranks write to one cache line, where they meet aside.
 struct alignas(kAlignment) SharedRanks::Line {
-  std::atomic<uint64_t> beats;
+  std::atomic<uint64_t> beats, worked;
   std::atomic<uint32_t> finished;  // number of the last command that the rank is done with
   std::atomic<int32_t> result;
   struct {
@@ -89,6 +89,7 @@ SharedRanks::Header& SharedRanks::header() const { return *reinterpret_cast<Head
 SharedRanks::Line& SharedRanks::line(int rank) const { return header().lines[rank]; }
 bool SharedRanks::left() const { return header().left.load(); }
 uint64_t SharedRanks::beats(int rank) const { return line(rank).beats.load(std::memory_order_relaxed); }
+uint64_t SharedRanks::worked(int rank) const { return line(rank).worked.load(std::memory_order_relaxed); }
 int32_t SharedRanks::result(int rank) const { return line(rank).result.load(std::memory_order_acquire); }
 
 void SharedRanks::leave() {
@@ -99,6 +100,7 @@ void SharedRanks::leave() {
 }
 
 void SharedRanks::say(const Command& command) {
+  began_ = std::chrono::steady_clock::now();
   header().command = command;
   header().number.fetch_add(1, std::memory_order_release);
   header().said.open();
@@ -113,10 +115,14 @@ bool SharedRanks::hear(Command& command) {
   }
   ++heard_;
   command = header().command;
+  began_ = std::chrono::steady_clock::now();
   return true;
 }
 
 void SharedRanks::finish(int32_t result) {
+  const auto worked = std::chrono::steady_clock::now() - began_;
+  line(rank_).worked.fetch_add(static_cast<uint64_t>(std::chrono::nanoseconds(worked).count()),
+                               std::memory_order_relaxed);
   line(rank_).result.store(result, std::memory_order_relaxed);
   line(rank_).finished.store(header().number.load(std::memory_order_relaxed), std::memory_order_release);
   header().done.open();
@@ -124,14 +130,17 @@ void SharedRanks::finish(int32_t result) {
 
 bool SharedRanks::wait(int first, int count) {
   const uint32_t number = header().number.load(std::memory_order_relaxed);
+  const auto since = std::chrono::steady_clock::now();
   for (;;) {
     const uint32_t before = header().done.value();
     if (left()) return false;
     int rank = first;
     while (rank < first + count && line(rank).finished.load(std::memory_order_acquire) == number) ++rank;
-    if (rank == first + count) return true;
+    if (rank == first + count) break;
     header().done.wait_while(before, !crowded_);
   }
+  began_ += std::chrono::steady_clock::now() - since;
+  return true;
 }
 
 bool SharedRanks::meet(int first, int count) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -11,7 +12,7 @@
 namespace quire {
 
 // A command, and what it is about; the meaning is the caller's.
-using Command = std::array<int32_t, 6>;
+using Command = std::array<int32_t, 10>;
 
 class SharedRanks {
  public:
@@ -34,6 +35,8 @@ class SharedRanks {
   bool left() const;
   // A number that rises while the process of a rank runs; it stands still in one that was stopped or has ended.
   uint64_t beats(int rank) const;
+  // Nanoseconds that a rank has spent in commands, without those in which it waited for others to finish.
+  uint64_t worked(int rank) const;
 
   // The leading rank gives a command once all have finished the last one.
   void say(const Command& command);
@@ -59,6 +62,7 @@ class SharedRanks {
   const int size_, rank_;
   const bool crowded_;
   uint32_t heard_ = 0;
+  std::chrono::steady_clock::time_point began_{};  // of the last command, later by what was waited in it
   ThreadOwner<Heart> heart_;
 };
 

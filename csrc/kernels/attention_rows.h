@@ -358,6 +358,7 @@ void attend_rows(const AttendTask& t) {
                                                    : now;
       const Ahead<T> ahead{now, next, t.kv.d16};
       attend_group<T>(t, s, head, of_head, group, ahead, beside);
+      if (t.tiles_read) *t.tiles_read += static_cast<size_t>(now.seen.end - now.seen.begin);
       now = next;
     }
     if ((group + kGroup) % kPartition == 0 || group + kGroup > hi) end_rows<T>(t, &s, rows, group);

@@ -324,6 +324,9 @@ class Executor:
     @property
     def free_adapter_pages(self) -> int: ...
     def run(self, tokens: int, rows: int, logit_rows: int) -> None: ...
+    def use_step(self, arrays: Sequence[int], block_tables: Sequence[int]) -> None:
+        """Later steps are in these arrays, which are as those of bind."""
+
     def run_head(self, logit_rows: int) -> None: ...
     def run_range(self, tokens: int, rows: int, logit_rows: int, begin: int, end: int) -> None: ...
     def stop_after(self, op: int) -> None:
@@ -394,6 +397,11 @@ class SharedRanks:
     def beats(self, rank: int) -> int:
         """A number that rises while the process of a rank runs."""
 
+    def worked(self, rank: int) -> int:
+        """
+        Nanoseconds that a rank has spent in commands, without those in which it waited for others to finish.
+        """
+
     def say(self, command: Sequence[int]) -> None:
         """Give a command to all other ranks, which have finished the last one."""
 
@@ -417,8 +425,8 @@ class SharedGroup(Group):
 
 class BandwidthProbe:
     def __init__(self, executor: Executor, size: int) -> None: ...
-    def measure(self) -> float:
-        """Bytes per second that all threads read together, in one pass."""
+    def measure(self, passes: int = 1) -> float:
+        """Bytes per second that all threads read together, in so many passes."""
 
 def measure_flops(executor: Executor, dtype: DType, iterations: int) -> float:
     """Operations per second of all threads of an executor."""
@@ -433,6 +441,17 @@ class Tasks:
     def __init__(self, threads: int) -> None: ...
     def deal(self, tasks: int) -> None: ...
     def claim(self, thread: int) -> int: ...
+
+SUM_KEY_BYTES: int = 1072
+
+def sum_pages(
+    data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    key: bytes,
+    isa: str = "",
+) -> bytes:
+    """
+    Four NH check sums of 64 bits for every 1024 bytes; key: SUM_KEY_BYTES bytes. The same on every instruction set. Releases the interpreter lock.
+    """
 
 def claim_all(threads: int, phases: Sequence[int]) -> list[list[list[int]]]:
     """
@@ -452,6 +471,16 @@ class PageWarmer:
     def end(self) -> None: ...
     @property
     def warmed(self) -> int: ...
+
+def attend_tiles(
+    executor: Executor, q: int, k: int, v: int, out: int, tokens: int, head_dim: int, rows: int
+) -> int:
+    """
+    Attention of one head in both directions, `rows` queries at a time: q, k, v and out are addresses of float32 [tokens, head_dim]. Returns the numbers that the kernel has read and written.
+    """
+
+def attend_tile_bytes(head_dim: int, rows: int) -> int:
+    """Bytes of scratch that attend_tiles needs for a tile."""
 
 class SlotParams:
     def __init__(self, params: object) -> None:

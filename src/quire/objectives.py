@@ -91,6 +91,7 @@ class ServiceTerms:
     `service_class` is the number of its class, 0 for the most urgent. `due` is when it should be answered, on the clock
     of its arrival. `expected_tokens` is the length of its output, where that is known. Within an account, what is used
     is counted by `tag`. What it computed is kept in the cache for `cache_seconds`, before what nobody asked to keep.
+    `sent`: another engine waits for the blocks of its prompt; `coming`: another one has computed so many of them.
     """
 
     account: str = ""
@@ -100,6 +101,8 @@ class ServiceTerms:
     due: float | None = None
     expected_tokens: int | None = None
     cache_seconds: float = 0.0
+    sent: bool = False
+    coming: int = 0
 
 
 @dataclass(frozen=True, slots=True)

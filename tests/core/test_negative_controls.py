@@ -289,14 +289,18 @@ def test_broken_drafts_are_caught(break_it: Callable[[pytest.MonkeyPatch], None]
 
 
 def forget_the_step_that_runs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(scheduler, "after", lambda row, seq: (seq.computed, len(seq.tokens)))
+    patch.setattr(scheduler, "after", lambda row, seq, **_: (seq.computed, len(seq.tokens)))
 
 
 def never_sit_out(patch: pytest.MonkeyPatch) -> None:
     right = scheduler.after
-    patch.setattr(
-        scheduler, "after", lambda row, seq: right(row, seq) if not row.sample else (end(row), end(row) + 1)
-    )
+
+    def after(row: ScheduledSeq, seq: Sequence, *, takes_turns: bool) -> tuple[int, int]:
+        if row.sample:
+            return end(row), end(row) + 1
+        return right(row, seq, takes_turns=takes_turns)
+
+    patch.setattr(scheduler, "after", after)
 
 
 def end(row: ScheduledSeq) -> int:

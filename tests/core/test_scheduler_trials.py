@@ -35,6 +35,7 @@ def group_of(layer: int, window: int) -> CacheGroup:
 def configs(draw: st.DrawFn) -> SchedulerConfig:
     windows = draw(st.lists(st.sampled_from([0, 0, 1, 2, 3, 5, 8, 13, STATE]), min_size=1, max_size=3))
     groups = tuple(group_of(g, window) for g, window in enumerate(windows))
+    flights = draw(st.integers(1, 2))
     return SchedulerConfig(
         num_blocks=draw(st.integers(len(windows) * 2, 60)),
         block_size=draw(st.sampled_from([1, 2, 3, 4, 8])),
@@ -42,7 +43,8 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_num_batched_tokens=draw(st.integers(1, 40)),
         max_model_len=draw(st.integers(4, 60)),
         max_draft_tokens=0 if STATE in windows else draw(st.sampled_from([0, 0, 1, 4, 12])),
-        steps_in_flight=draw(st.integers(1, 2)),
+        steps_in_flight=flights,
+        takes_turns=flights == 2 and draw(st.booleans()),
         groups=groups,
         soft_tokens=True,
         enable_prefix_caching=draw(st.booleans()),
@@ -154,8 +156,8 @@ def compare_flights(seed: int) -> Driver:
     config = replace(config, cache_ttl=None, num_blocks=2 * whole * sum(ask["n"] for ask in asked))
     steps = [rng.randint(0, 3) for _ in asked]
     left = []
-    for flights in (1, 2):
-        driver = Driver(replace(config, steps_in_flight=flights))
+    for flights, turns in ((1, False), (2, False), (2, True)):
+        driver = Driver(replace(config, steps_in_flight=flights, takes_turns=turns))
         for ask, count in zip(asked, steps, strict=True):
             add(driver, ask)
             for _ in range(count):
@@ -165,7 +167,7 @@ def compare_flights(seed: int) -> Driver:
         made = {key: (sample.tokens, sample.reason) for key, sample in driver.samples.items()}
         left.append((made, cached))
         driver.drain()
-    assert left[0] == left[1]
+    assert left[0] == left[1] == left[2]
     return driver
 
 
@@ -179,6 +181,7 @@ def crowded_config(rng: random.Random) -> SchedulerConfig:
     if not chunked:
         budget = max(budget, length // 2)
     peak = peak_blocks(groups, length, 1 if chunked else length, size)
+    flights = rng.randint(1, 2)
     return SchedulerConfig(
         num_blocks=int(peak * rng.uniform(1, 2.5)),
         block_size=size,
@@ -186,7 +189,8 @@ def crowded_config(rng: random.Random) -> SchedulerConfig:
         max_num_batched_tokens=budget,
         max_model_len=length,
         max_draft_tokens=0 if STATE in windows else rng.choice([0, 0, 3, 20]),
-        steps_in_flight=rng.randint(1, 2),
+        steps_in_flight=flights,
+        takes_turns=flights == 2 and rng.random() < 0.5,
         groups=groups,
         soft_tokens=True,
         enable_prefix_caching=rng.random() < 0.7,

@@ -26,6 +26,7 @@ from tools.default_model.evaluate import (
     stop_ids,
     tables,
 )
+from tools.default_model.growth import grown
 from tools.default_model.model import Cache, Decoder
 from tools.default_model.optimizer import Muon, Schedule
 from tools.default_model.shape import DRAFT, MINI, TOY, Shape, shape_from_config
@@ -163,6 +164,26 @@ def _options(out: Path, tokenizer_folder: Path) -> Options:
         steps_per_pool=3,
         held_out=4,
     )
+
+
+def test_a_model_that_has_grown_says_what_it_said() -> None:
+    """Every weight of the new blocks and neurons but their outputs is there, so that training can use them."""
+    small = Decoder(TOY)
+    wiring.initialize(small, torch.Generator().manual_seed(1))
+    larger = replace(TOY, layers=5, intermediate=192)
+    large = grown(small, larger, torch.Generator().manual_seed(2))
+    ids = torch.randint(0, TOY.vocab, (40,), generator=torch.Generator().manual_seed(3))
+    rows = torch.arange(40)
+    with torch.no_grad():
+        said = [m.logits(m.eval()(ids, [(1, 40)], rows)) for m in (small, large)]
+    assert (said[0] - said[1]).abs().max() < 1e-5
+    zero = {name for name, weight in large.state_dict().items() if not weight.any()}
+    assert {name.split(".")[1] for name in zero} == {"1", "2", "4"}
+    assert {name.split(".")[3] for name in zero} == {"o_proj", "down_proj"}
+    with pytest.raises(ValueError, match="only layers and intermediate may differ"):
+        grown(small, replace(larger, vocab=2048), torch.Generator())
+    with pytest.raises(ValueError, match="smaller than the trained model"):
+        grown(large, TOY, torch.Generator())
 
 
 def test_a_run_that_stopped_goes_on_as_if_it_had_not(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -19,16 +19,20 @@ def test_every_command_is_documented() -> None:
     assert not missing
 
 
-def test_papers_name_parts_and_tests_that_exist() -> None:
-    text = (ROOT / "docs/papers.md").read_text()
-    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ")][1:]
-    assert len(rows) >= 18
-    for paper, parts, tests, difference in rows:
-        named = [ROOT / "src/quire" / name for name in re.findall(r"`([\w/]+\.py)`", parts)]
-        named += [ROOT / name for name in re.findall(r"`(csrc/[\w/]+\.h|tests/[\w/]+\.py)`", parts + tests)]
-        assert len(named) >= 2, paper
-        assert all(path.exists() for path in named), (paper, named)
-        assert difference.strip()
+def test_papers_have_pages_that_name_parts_and_tests() -> None:
+    pages = {page.name: page.read_text() for page in (ROOT / "docs/papers").glob("*.md")}
+    listed = re.findall(r"\(papers/([\w-]+\.md)\)", (ROOT / "docs/papers.md").read_text())
+    assert sorted(listed) == sorted(pages)
+    assert re.findall(r"papers/([\w-]+\.md)", (ROOT / "mkdocs.yml").read_text()) == listed
+    assert len(pages) >= 24
+    for name, text in pages.items():
+        parts, tests, difference = re.findall(
+            r"^## [^\n]+\n\n(.*?)(?=\n## |\Z)", text, re.DOTALL | re.MULTILINE
+        )
+        assert re.search(r"\]\(\.\./\.\./(src/quire|csrc)/", parts), name
+        assert "](../../tests/" in tests, name
+        assert all((ROOT / path).exists() for path in re.findall(r"\.\./\.\./([\w/.]+)", parts + tests)), name
+        assert "See it: " in difference, name
 
 
 def test_the_comparison_has_a_source_in_every_cell() -> None:

@@ -96,7 +96,8 @@ def test_rooms_import_downwards(path: Path) -> None:
 
 
 PARTS_OF_ENGINE = (
-    "policies", "request_forms", "usage_ledger", "view", "cache_log", "api", "beam_sequences", "whole_batches", "core",
+    "policies", "request_forms", "usage_ledger", "view", "cache_log", "api", "beam_sequences", "whole_batches",
+    "planned_step", "core",
     "build", "host", "front", "sync_engine", "shared_engine",
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from quire import _native
 from quire.cli.main import main
 from quire.learn import calculated
 from quire.learn.catalog import _MODELS, size
@@ -14,6 +15,7 @@ from quire.learn.scene import Scene
 from quire.learn.simulations import simulation
 from quire.planner import time_sums
 from quire.planner.devices import devices
+from quire.planner.figure import Figure
 from quire.planner.step_bound import RankLayout, StepBound
 
 
@@ -68,8 +70,28 @@ def test_tiles_move_less_and_are_exact() -> None:
     assert number(small, "score matrices in memory, naive") == 3 * 512 * 512 * 2 / 2**20
     assert number(small, "bytes moved, in tiles") * 2**20 == (2 * 512 + 4 * 2 * 512) * 64 * 2
     assert number(small, "largest difference from float64") < 1e-6
+    twice = simulation("attention-tiling").scene({"tokens": "1024", "tile": "128"})
+    extra = "memory beside inputs and outputs, {}".format
+    assert number(twice, extra("in tiles")) == number(small, extra("in tiles"))
+    assert number(twice, extra("naive")) == 4 * number(small, extra("naive"))
     with pytest.raises(ValueError, match=r"tile: 512 × 512 scores.* 256 KiB"):
         simulation("attention-tiling").scene({"tile": "512"})
+
+
+def test_tiles_are_those_of_the_engines_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is shown is what the kernel counts and computes."""
+    own = _native.attend_tiles
+
+    def other(core: _native.Executor, q: int, k: int, v: int, out: int, *sizes: int) -> int:
+        tokens, head_dim, rows = sizes
+        return own(core, q, k, q, out, tokens, head_dim, rows) + 2**19
+
+    before = simulation("attention-tiling").scene({"tokens": "256"})
+    monkeypatch.setattr(_native, "attend_tiles", other)
+    after = simulation("attention-tiling").scene({"tokens": "256"})
+    moved = [number(one, "bytes moved, in tiles") for one in (before, after)]
+    assert moved[1] == moved[0] + 1
+    assert number(after, "largest difference from float64") > 0.1
 
 
 def test_blocks_waste_less_than_one_and_need_no_gap() -> None:
@@ -137,9 +159,26 @@ def test_bytes_between_devices_are_those_of_a_plan(strategy: str, layout: RankLa
     known, _ = size("Llama 3 70B")
     (planned,) = StepBound(model=known, device=devices()["h100"], layout=layout).exchanged_bytes(1).values()
     assert number(scene, "sent by a device in a step") == pytest.approx(planned / 1e6)
+    (flow,) = scene.flows
+    away = [what for sender, _, what in flow.arrows if sender == 1]
+    assert away == [Figure("", planned / 1e6, "MB").shown()]
+    assert len(flow.arrows) == (4 if strategy == "tensor" else 3)
     stream = known.hidden * 2 / 1e6
     by_hand = stream if strategy == "pipeline" else 2 * known.layers * 2 * 3 / 4 * stream
     assert number(scene, "sent by a device in a step") == pytest.approx(by_hand)
+
+
+def test_arrows_show_all_that_a_plan_counts() -> None:
+    scene = simulation("parallelism").scene(
+        {"strategy": "expert", "devices": "8", "model": "Mixtral 8x7B", "copies": "2"}
+    )
+    (flow,) = scene.flows
+    assert len(flow.arrows) == 8 * 7
+    each = {float(what.split()[0]) for _, _, what in flow.arrows}
+    assert 7 * each.pop() == pytest.approx(number(scene, "sent by a device in a step"), rel=1e-3)
+    assert not each
+    assert not simulation("parallelism").scene({"strategy": "data"}).flows[0].arrows
+    assert not simulation("parallelism").scene({"devices": "1"}).flows[0].arrows
 
 
 def test_a_cached_prefix_is_not_computed() -> None:

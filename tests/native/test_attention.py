@@ -13,6 +13,7 @@ from quire import _native
 from quire.cache_kinds import LATE_KV, KVType
 from quire.executor.base import F32, Limits
 from quire.program.lower import NumberFormats
+from quire.reference.plain_attention import attention
 
 ISAS = _native.supported_isas()
 LIMITS = Limits(max_tokens=160, max_rows=4, max_logit_rows=4, max_len=1600, num_blocks=280)
@@ -73,3 +74,22 @@ def test_each_fact_of_the_op_matters(one: Shape, other: Shape) -> None:
     """Negative control: the comparison above would see a soft cap, a sink or a window that is left out."""
     left, right = (mixed(0, shape, "f32", "")[0] for shape in (one, other))
     assert np.abs(left - right).max() > 20 * TOLERANCE["f32"] * np.abs(left).max()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("tokens", [1, 63, 200, 1100])
+def test_tiles_of_any_size_have_the_same_bits_and_are_counted(isa: str, tokens: int) -> None:
+    """The kernel counts what it reads: all keys and values once a call, in whole tiles of 16."""
+    core, dim = _native.Executor(isa, 1), 40
+    q, k, v = np.random.default_rng(tokens).standard_normal((3, tokens, dim), np.float32)
+    outputs = []
+    for rows in (1, 7, 48, 300):
+        out = np.zeros((tokens, dim), np.float32)
+        addresses = [each.ctypes.data for each in (q, k, v, out)]
+        moved = _native.attend_tiles(core, *addresses, tokens, dim, rows)
+        kept = -(-tokens // 16) * 16 * 48  # numbers of all keys, or values, as the cache has them
+        assert moved == 2 * tokens * dim + -(-tokens // rows) * 2 * kept
+        outputs.append(out)
+    exact = attention(*(each.astype(np.float64) for each in (q, k, v)), causal=False)
+    assert np.abs(outputs[0] - exact).max() < 1e-5
+    assert all(np.array_equal(out, outputs[0]) for out in outputs)

@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
-import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.kv_servers import kv_server
 from helpers.process import Process, running, until
 from quire.loader import DEFAULT_MODEL
 
 ROOMS = " ".join(f"Room {n} is painted in colour {n * 7 % 12}." for n in range(90))
 TEXTS = (f"Answer from what follows. {ROOMS}", f"These are colours of rooms. {ROOMS}")
 MODEL = (Path(DEFAULT_MODEL), "--max-model-len", "2048")
-
-
-@contextlib.contextmanager
-def kv_server(key: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [
-        sys.executable,
-        "-m",
-        "quire.cli.main",
-        "kv-server",
-        "--key-file",
-        str(key),
-        "--port",
-        str(port),
-    ]
-    process = subprocess.Popen([*command, "--size", "64MiB"], stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        found = re.fullmatch(r"quire: keeping KV blocks in 64(\.0+)? MiB at 127\.0\.0\.1:(\d+)\n", line)
-        assert found, line
-        yield process, int(found[2])
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture

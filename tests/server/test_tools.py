@@ -15,11 +15,13 @@ from helpers.scripted import Script, scripted_folder
 from helpers.server import LiveServer, serving
 from helpers.tool_chats import CITY, FLAG, ON, fits, fold, folded, without_ids
 from quire.answers import AnswerPart, PartKind
-from quire.engine.api import StreamDelta
+from quire.engine.api import GenerateAsk, StreamDelta
 from quire.engine.front.output import OutputBuilder
 from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
 from quire.server.chunks import Chunks, Envelope
+from quire.server.draft_marks import DraftMarks
 from quire.server.generation import Answer, ChoiceStream
+from quire.server.logprob_bodies import TokenTexts
 from quire.text.reading import AnswerFormat
 from quire.text.tokenizer import Tokenizer
 from quire.types import FinishReason, Request, SamplingParams, SeqEvent, TokenIds
@@ -439,6 +441,33 @@ def test_logprobs_are_of_all_tokens(server: LiveServer, script: Script) -> None:
     assert streamed["logprobs"] == choice["logprobs"]["content"]
     ids = [token for event in reply.events[:-1] for token in event["choices"][0].get("token_ids", ())]
     assert ids == choice["token_ids"]
+
+
+def test_accepted_drafts_of_an_answer_in_parts_are_named(server: LiveServer, script: Script) -> None:
+    """Positions count all tokens, those of reasoning and calls, too."""
+    events = ChatEvents(
+        Chunks(Envelope("i", "chat.completion.chunk", 0, "m", "f"), 1, chat=True, usage=False),
+        TokenTexts(server.engine), MessageForm(), ids=False, marks=DraftMarks([asked_marks([2, 3, 7])]),
+    )  # fmt: skip
+    reasoning, call = AnswerPart(PartKind.REASONING, "hm"), AnswerPart(PartKind.CALL, "add", 0, "call_1")
+    sent = [
+        events.chunk_of(0, StreamDelta(0, "", [5, 5, 5], parts=[reasoning])),
+        events.chunk_of(0, StreamDelta(0, "", [5, 5], parts=[])),
+        events.chunk_of(0, StreamDelta(0, "", [5, 5, 5], parts=[reasoning, call])),
+    ]
+    named = [
+        json.loads(line)["choices"][0]["accepted_drafts"]
+        for data in sent
+        for line in data.decode().replace("data: ", "").splitlines()
+        if "accepted_drafts" in line
+    ]
+    assert named == [[2], [3], [7]]
+
+
+def asked_marks(positions: list[int]) -> GenerateAsk:
+    """An ask whose drafts at these positions were accepted."""
+    request = Request(request_id="r", prompt_token_ids=TokenIds([1]), params=SamplingParams())
+    return GenerateAsk(request=request, accepted=[positions])
 
 
 def test_an_answer_cut_in_a_call(server: LiveServer) -> None:

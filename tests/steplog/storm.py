@@ -48,7 +48,8 @@ class MadeUpWorker:
     def begin(self, out: SchedulerOutput) -> None:
         self.out = out
 
-    def forward(self, out: SchedulerOutput) -> None:
+    def forward(self, out: SchedulerOutput, beside: object = None) -> None:
+        self.out = out
         tokens = sum(len(row.token_ids) for row in out.scheduled)
         self.clock.now += int(MS * (self.step_ms + self.token_ms * tokens) * self.rng.uniform(0.9, 1.1))
 

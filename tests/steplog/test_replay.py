@@ -25,6 +25,9 @@ SHAPES: list[dict[str, Any]] = [
     {"policy": "priority+fair"},
     {"enable_chunked_prefill": False, "max_num_batched_tokens": 60},
     {"slo": ("chat:ttft=500ms,tpot=3ms",)},
+    {"num_blocks": 24, "steps_in_flight": 2, "takes_turns": True},
+    {"max_draft_tokens": 6, "steps_in_flight": 2, "takes_turns": True},
+    {"slo": ("chat:ttft=500ms,tpot=3ms",), "steps_in_flight": 2, "takes_turns": True},
     {"num_blocks": 24, "max_draft_tokens": 6, "policy": "edf"},
 ]
 

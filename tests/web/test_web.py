@@ -134,6 +134,8 @@ def test_the_lesson(sources: Path, live: LiveServer, tmp_path: Path) -> None:
     written = [one.title for one in chapters().values()]
     assert views["sights"] >= 5  # each ran on this server
     assert views["replayed"]
+    sent = [what for _, _, what in simulations()["parallelism"].scene({}).flows[0].arrows]
+    assert views["arrows"] == sent
     for name in ("lesson", "lesson dark", "lesson phone"):
         assert views[name] == titles
         assert views[f"{name} other"] == []  # the page shows what the server said, in its words

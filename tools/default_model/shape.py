@@ -88,6 +88,7 @@ def shape_from_config(config: dict[str, object]) -> Shape:
 CANDIDATES = {
     "5m": Shape(vocab=4096, hidden=256, intermediate=640, layers=6, heads=4, kv_heads=2, head_dim=64),
     "5m-vocab": Shape(vocab=6144, hidden=256, intermediate=640, layers=6, heads=4, kv_heads=2, head_dim=64),
+    "7m-deep": Shape(vocab=4096, hidden=256, intermediate=768, layers=8, heads=4, kv_heads=2, head_dim=64),
     "8m": Shape(vocab=5120, hidden=320, intermediate=768, layers=6, heads=4, kv_heads=2, head_dim=64),
     "8m-deep": Shape(vocab=5120, hidden=256, intermediate=768, layers=8, heads=4, kv_heads=2, head_dim=64),
     "12m": Shape(vocab=6144, hidden=384, intermediate=1024, layers=6, heads=6, kv_heads=2, head_dim=64),

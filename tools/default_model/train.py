@@ -27,11 +27,12 @@ from . import tokenizer as tokenizers
 from .batching import Batches, BatchPlan, MicroBatch, Source
 from .corpus.draw import Split
 from .corpus.mixture import GENERATOR_VERSION, conversation
+from .growth import grown
 from .machine import Clock, autocast, keep_memory, precision, stay_behind, workers
 from .model import Decoder
 from .optimizer import Optimizer, Schedule, load_run, save_run
 from .plot import loss_curve
-from .shape import SHAPES
+from .shape import SHAPES, Shape
 
 COLUMNS = ("step", "tokens", "loss", "eval_loss", "rate", "norm", "seconds")
 _FLUSH = 20  # steps whose losses stay on the device until they are logged
@@ -96,7 +97,7 @@ class Trainer:
             )
         self.model = Decoder(SHAPES[options.shape])
         if options.start:
-            self.model.load_state_dict(hf_folder.load(options.start).state_dict())
+            self.model.load_state_dict(_begun(options.start, SHAPES[options.shape]).state_dict())
         else:
             wiring.initialize(self.model, torch.Generator().manual_seed(options.seed))
         self.model.to(self.device)
@@ -217,7 +218,7 @@ class Trainer:
     @torch.no_grad()
     def _blend(self, start: Path, share: float) -> None:
         """Take the mean of these weights and those that the run began with, in place of these."""
-        began = hf_folder.load(start).state_dict()
+        began = _begun(start, self.model.shape).state_dict()
         for name, weight in self.model.state_dict().items():
             weight.lerp_(began[name].to(weight), share)
 
@@ -325,6 +326,12 @@ class Trainer:
             f"{max(0.0, whole - self.seconds) * slower / 3600:.2f} h to go",
             flush=True,
         )
+
+
+def _begun(start: Path, shape: Shape) -> Decoder:
+    """The model that a run begins with, grown where the run's is larger."""
+    model = hf_folder.load(start)
+    return model if model.shape == shape else grown(model, shape, torch.Generator().manual_seed(0))
 
 
 def _write(path: Path, value: object) -> None:

@@ -46,8 +46,8 @@ function Token({ one }: { one: TokenChance }) {
   return (
     <button
       type="button"
-      class={`token shade${shade}${one.joined ? " joined" : ""}`}
-      aria-label={`${one.token}, ${percent(chance)}${one.joined ? ", in one piece with the token before" : ""}`}
+      class={`token shade${shade}${one.drafted ? " drafted" : ""}`}
+      aria-label={`${one.token}, ${percent(chance)}${one.drafted ? ", an accepted draft" : ""}`}
       onMouseEnter={() => setOpen(true)}
       onMouseLeave={() => setOpen(false)}
       onFocus={() => setOpen(true)}
@@ -61,7 +61,7 @@ function Token({ one }: { one: TokenChance }) {
               <code>{JSON.stringify(other.token)}</code> {percent(Math.exp(other.logprob))}
             </span>
           ))}
-          {one.joined && <small>in one piece with the token before it, as accepted drafts come</small>}
+          {one.drafted && <small>an accepted draft</small>}
         </span>
       )}
     </button>

@@ -24,10 +24,10 @@ export interface Settings {
   mustCall?: boolean;
 }
 
-/** A token with its chance and likely others. `joined`: it came in one piece with the token before it. */
+/** A token with its chance and likely others. `drafted`: it was an accepted draft. */
 export interface TokenChance {
   token: string;
-  joined: boolean;
+  drafted: boolean;
   logprob: number;
   top: { token: string; logprob: number }[];
 }
@@ -139,7 +139,7 @@ export function requestBody(model: string, messages: ChatMessage[], settings: Se
     ...sampling,
     stream: true,
     stream_options: { include_usage: true },
-    ...(logprobs ? { logprobs: true, top_logprobs: 5 } : {}),
+    ...(logprobs ? { logprobs: true, top_logprobs: 5, return_accepted_drafts: true } : {}),
     ...(offered.length > 0 ? { tools: offered, ...(forced ? { tool_choice: "required" } : {}) } : {}),
     ...(schema
       ? { response_format: { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(schema) } } }
@@ -195,10 +195,12 @@ export function take(answer: Answer, chunk: any): void {
     answer.content += choice.delta?.content ?? "";
     answer.reasoning += choice.delta?.reasoning_content ?? "";
     answer.finish = choice.finish_reason ?? answer.finish;
-    let joined = false;
     for (const one of choice.logprobs?.content ?? []) {
-      answer.tokens.push({ token: one.token, joined, logprob: one.logprob, top: one.top_logprobs ?? [] });
-      joined = true;
+      answer.tokens.push({ token: one.token, drafted: false, logprob: one.logprob, top: one.top_logprobs ?? [] });
+    }
+    for (const at of choice.accepted_drafts ?? []) {
+      const token = answer.tokens[at];
+      if (token) token.drafted = true;
     }
     for (const { index, id, function: part } of choice.delta?.tool_calls ?? []) {
       const before = answer.calls[index] ?? { id: "", name: "", args: "" };

@@ -1,5 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { failure, read } from "./api";
+import { Flow, type FlowData } from "./flow";
 import { Cells, type CellsData, Chart, type ChartData } from "./pictures";
 import { Player } from "./player";
 
@@ -29,6 +30,7 @@ export interface Scene {
   charts: ChartData[];
   cells: CellsData[];
   tables: { title: string; columns: string[]; rows: string[][] }[];
+  flows: FlowData[];
   remark: string;
 }
 
@@ -167,6 +169,9 @@ export function Shown({ scene, part = 1, pick }: ShownProps) {
         ))}
       </dl>
       {scene.remark && <p>{scene.remark}</p>}
+      {scene.flows.map((one) => (
+        <Flow key={one.title} data={one} part={part} />
+      ))}
       {scene.cells.map((one) => (
         <Cells key={one.title} data={one} />
       ))}

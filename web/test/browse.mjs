@@ -243,6 +243,15 @@ async function lesson() {
       await axe(other, `${name}: replay`);
       await other.getByRole("button", { name: "Reset" }).click();
       seen.views.replayed = (await points()).length === whole;
+      await other.locator('nav a[href="#lifecycle"]').click();
+      await other.waitForSelector(".flow polygon");
+      await other.getByRole("button", { name: "Start" }).click();
+      await other.waitForSelector(".flow .now");
+      await axe(other, `${name}: where it is`);
+      await other.getByRole("button", { name: "Reset" }).click();
+      await other.locator('nav a[href="#parallelism"]').click();
+      await other.waitForFunction(() => document.querySelectorAll(".flow .along").length === 4);
+      seen.views.arrows = await other.locator(".flow .along").allTextContents();
       await other.locator('nav a[href="#memory-hierarchy"]').click();
       await other.getByRole("button", { name: "L2 cache" }).focus();
       await other.waitForFunction(() => document.querySelectorAll("dl dd")[1]?.textContent?.startsWith("12,000 GB/s"));
@@ -274,9 +283,10 @@ async function fence() {
 }
 
 async function room() {
-  const asked = { model: "quire-mini", prompt: "The cat", max_tokens: 8 };
   const headers = { "content-type": "application/json" };
-  await fetch(`${base}/v1/completions`, { method: "POST", headers, body: JSON.stringify(asked) });
+  const body = JSON.stringify({ prompt: "The cat", max_tokens: 8 });
+  const asked = await fetch(`${base}/v1/completions`, { method: "POST", headers, body });
+  if (!asked.ok) throw new Error(await asked.text());
   for (const [name, options] of Object.entries({
     room: { colorScheme: "light", viewport: { width: 1280, height: 900 } },
     "room dark": { colorScheme: "dark", viewport: { width: 1280, height: 900 } },

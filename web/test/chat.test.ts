@@ -80,11 +80,13 @@ test("the calculator takes sums and nothing else", () => {
   expect(Number(result({ id: "", name: "dice", args: '{"sides": 6}' }))).toBeLessThanOrEqual(6);
 });
 
-test("tokens of one piece are joined", () => {
+test("accepted drafts are those that the server names", () => {
   const answer = empty();
   const content = ["a", "b"].map((token) => ({ token, logprob: -1, top_logprobs: [] }));
-  take(answer, { choices: [{ delta: { content: "ab" }, logprobs: { content } }] });
-  expect(answer.tokens.map(({ joined }) => joined)).toEqual([false, true]);
+  for (const accepted_drafts of [[1], [], [4]]) {
+    take(answer, { choices: [{ delta: { content: "ab" }, logprobs: { content }, accepted_drafts }] });
+  }
+  expect(answer.tokens.map(({ drafted }) => drafted)).toEqual([false, true, false, false, true, false]);
 });
 
 test("what a model writes cannot run or load anything", () => {

@@ -138,10 +138,10 @@ class _Recorder:
         self.worker.begin(out)
         self.begun = time.perf_counter()
 
-    def forward(self, out: SchedulerOutput) -> None:
+    def forward(self, out: SchedulerOutput, beside: SchedulerOutput | None = None) -> None:
         self.drafting = time.perf_counter() - self.begun
         self.scheduled = out.scheduled
-        self.worker.forward(out)
+        self.worker.forward(out, beside)
 
     def sample(self, masks: Masks | None = None) -> StepOutput:
         result = self.worker.sample(masks)

@@ -242,8 +242,10 @@ class Bench:
         self._blocks = self._random.permutation(limits.num_blocks).astype(np.int32)
         self._tokens = self._rows = 0
 
-    def fill(self, rows: Sequence[Row]) -> None:
-        """Prepare a step: row b continues sequence b. Earlier keys and values are computed first."""
+    def fill(self, rows: Sequence[Row], *, units: bool = False) -> None:
+        """Prepare a step: row b continues sequence b. Earlier keys and values are computed first; `units`: those of
+        caches that the units write themselves, too.
+        """
         taken = 0
         for slot, row in enumerate(rows):
             count = blocks_of([row], self.limits.block_size)
@@ -254,6 +256,8 @@ class Bench:
                 stop = min(row.context_len, start + self.limits.max_tokens)
                 self._describe([Row(stop - start, start)], [slot])
                 self._prepare()
+                if units:
+                    self.run(0, self.copied.copies)
         self._describe(rows, range(len(rows)))
         self._prepare()
 

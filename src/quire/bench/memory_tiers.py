@@ -1,50 +1,46 @@
-"""How fast the tiers beside memory are read: caches by all threads together, and a disk.
+"""How fast the tiers beside memory are read: caches by threads together, and a disk.
 
-A pass over a cache takes microseconds, and starting the threads some more. So two sizes are read, and the rate is that
-of the difference. The smallest cache is read too fast for that, and is left out.
+A pass over a cache takes microseconds, and starting the threads some more. So threads make many passes at a time.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Mapping
 
 from quire import _native
 
-_PASSES, _ROUNDS = 30, 5
+_SECONDS, _ROUNDS = 2e-3, 5  # of a measurement, and how many there are
 _PAGE = 4096
 _DISK_BYTES, _DISK_PIECE = 2**28, 2**23
 
 
-def cache_rates(isa: str, threads: int, caches: Mapping[str, int]) -> dict[str, float]:
-    """Bytes a second that all threads read from each cache, by its name; `caches` has the bytes of each. Those of the
-    last one are shared by the threads. A cache whose size does not show is left out.
+def cache_rates(
+    isa: str, threads: int, caches: Mapping[str, int], most: int = 2**62
+) -> dict[str, tuple[float, int]]:
+    """Bytes a second that are read from each cache, by its name, and by how many threads together; `caches` has the
+    bytes of each. The last one is shared by the threads: fewer of them read it where caches above it would have what
+    all of them read, in at most `most` bytes of memory. A cache for which that does not do is left out.
     """
-    core = _native.Executor(isa, threads)
-    found, below = {}, 0
+    found, above = {}, 0
     names = sorted(caches, key=lambda name: caches[name])
     for name in names:
-        most = caches[name] * 3 // 4 // (threads if name == names[-1] else 1)
-        low, high = (int(size) // _PAGE * _PAGE * threads for size in (max(below, most / 2), most))
-        if caches[name] >= 2**18 and high - low >= _PAGE * threads * 8:
-            rate = _difference(core, low, high)
-            if rate is not None:
-                found[name] = rate
-        below = caches[name]
+        shared = name == names[-1] and len(names) > 1
+        room = caches[name] * 3 // 4 * (1 if shared else threads)
+        count = min(threads, min(room, most) // max(2 * above, 4 * _PAGE))
+        if count:
+            share = min(room // (count if shared else threads), most // count) // _PAGE * _PAGE
+            found[name] = _rate(_native.Executor(isa, count), share * count), count
+        above = caches[name]
     return found
 
 
-def _difference(core: _native.Executor, low: int, high: int) -> float | None:
-    rates = []
-    for _ in range(_ROUNDS):
-        probes = [(size, _native.BandwidthProbe(core, size)) for size in (low, high)]
-        short, long = (min(size / probe.measure() for _ in range(_PASSES)) for size, probe in probes)
-        if long > short:
-            rates.append((high - low) / (long - short))
-    return statistics.median(rates) if rates else None
+def _rate(core: _native.Executor, size: int) -> float:
+    probe = _native.BandwidthProbe(core, size)
+    passes = max(1, int(_SECONDS * probe.measure(16) / size))
+    return max(probe.measure(passes) for _ in range(_ROUNDS))  # what else runs takes away and never adds
 
 
 def disk_rate(folder: str) -> float:

@@ -195,6 +195,9 @@ def _text(scene: Scene) -> str:
             for row in rows
         ]
         parts.append("\n".join([table.title, *shown]))
+    for flow in scene.flows:
+        arrows = [f"{flow.places[a]} → {flow.places[b]}: {what}" for a, b, what in flow.arrows]
+        parts.append("\n".join([flow.title, *(arrows or ["nothing"])]))
     if scene.remark:
         parts.append(textwrap.fill(scene.remark, 100))
     return "\n\n".join(parts)

@@ -48,7 +48,8 @@ class CacheOptions:
         None,
         "where KV blocks go that leave the cache: ram=SIZE, which is swap_space; disk=SIZE:FOLDER, a file of that "
         "size for each engine process, whose blocks outlive it; disk-key=KEYFILE encrypts it; "
-        "remote=HOST:PORT:KEYFILE, a quire kv-server that engines share (default: nowhere)",
+        "remote=HOST:PORT:KEYFILE, a quire kv-server that engines share; role=prefill, decode or both: how "
+        "a router may divide requests between such engines (default: nowhere)",
         metavar="TIERS",
     )
 

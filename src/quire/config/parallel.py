@@ -22,7 +22,7 @@ class ParallelOptions:
     )
     pipeline_parallel_size: int = option(
         1,
-        "stages of neighbouring layers, each held by ranks of its own, which compute one after the other",
+        "stages of neighbouring layers, each held by ranks of its own; two steps are in them at a time",
         metavar="N",
         count=True,
         most=MAX_RANKS,

@@ -13,10 +13,14 @@ from quire.routing.reported_prefixes import SOURCES
 from quire.routing.router_policies import POLICIES
 
 # Sections of the options: first field -> title.
-SUBJECTS = {"backend": "servers", "health_interval": "checks and failures", "prefix_index_size": "servers"}
-_FIELDS = {
-    "url", "name", "weight", "models", "api_key", "api_key_file", "health", "admin_url", "admin_key_file"
+SUBJECTS = {
+    "backend": "servers", "health_interval": "checks and failures", "prefix_index_size": "servers",
+    "prefill": "prompts computed elsewhere",
 }  # fmt: skip
+_FIELDS = {
+    "url", "name", "weight", "models", "api_key", "api_key_file", "health", "admin_url", "admin_key_file", "role"
+}  # fmt: skip
+ROLES = ("prefill", "decode", "both")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,23 +71,47 @@ class RouterConfig:
         metavar="N",
         count=True,
     )
+    prefill: tuple[str, ...] = option(
+        (),
+        "addresses of servers that compute prompts for the others; both have --kv-tiers with a role",
+        metavar="URL",
+    )
+    kv_key_file: str | None = option(
+        None, "file with the key of the servers' --kv-tiers remote, without which no prompt is computed elsewhere",
+        metavar="FILE",
+    )  # fmt: skip
+    prefill_over: int = option(
+        256, "tokens that a prompt has at least that is computed elsewhere", metavar="N", count=True
+    )
+    prefill_timeout: float = option(
+        30.0, "seconds after which the server that answers computes a prompt itself", metavar="S"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
-        for name in ("health_interval", "health_timeout", "connect_timeout", "first_byte_timeout"):
+        for name in (
+            "health_interval",
+            "health_timeout",
+            "connect_timeout",
+            "first_byte_timeout",
+            "prefill_timeout",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not above 0")
         if self.retries < 0:
             raise ValueError(f"retries: {self.retries} is below 0")
         if not self.backend and self.backends_file is None:
             raise ValueError("backend: name at least one server, or a backends_file")
+        if self.prefill and self.kv_key_file is None:
+            raise ValueError("prefill: needs kv_key_file, by which servers know their router")
 
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
     """A server behind a router. `models` are those it is asked for; None: those that it names itself. `health` is the
     path that says whether it answers; "" for the first that it has of /health and /v1/models. `admin_url`: where its
-    routes for administrators are, if that is another address.
+    routes for administrators are, if that is another address. `role`: "prefill" computes prompts for others, and
+    answers only if nobody else can; "both" does both; "decode" and "" answer.
     """
 
     url: str
@@ -94,6 +122,7 @@ class BackendEntry:
     health: str = ""
     admin_url: str = ""
     admin_key: str = ""
+    role: str = ""
 
 
 def backend_entries(config: RouterConfig) -> list[BackendEntry]:
@@ -111,6 +140,10 @@ def backend_entries(config: RouterConfig) -> list[BackendEntry]:
     found = [
         BackendEntry(url, f"backend-{number}", api_key=key, admin_key=admin)
         for number, url in enumerate(config.backend, 1)
+    ]
+    found += [
+        BackendEntry(url, f"prefill-{number}", api_key=key, admin_key=admin, role="prefill")
+        for number, url in enumerate(config.prefill, 1)
     ]
     if config.backends_file is not None:
         try:
@@ -136,11 +169,13 @@ def _entry(number: int, entry: Any, key: str, admin: str) -> BackendEntry:
         raise ValueError(f"{where}: is not a table")
     for name in entry.keys() - _FIELDS:
         raise ValueError(f"{where}: {name!r} is not one of {', '.join(sorted(_FIELDS))}")
-    for name in ("url", "name", "api_key", "api_key_file", "health", "admin_url", "admin_key_file"):
+    for name in ("url", "name", "api_key", "api_key_file", "health", "admin_url", "admin_key_file", "role"):
         if not isinstance(entry.get(name, ""), str):
             raise ValueError(f"{where}: {name}: is not a text")
     if not entry.get("url"):
         raise ValueError(f"{where}: url: missing")
+    if entry.get("role", "both") not in ROLES:
+        raise ValueError(f"{where}: role: {entry['role']!r} is not one of {', '.join(ROLES)}")
     weight, models = entry.get("weight", 1.0), entry.get("models")
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1000:
         raise ValueError(f"{where}: weight: {weight!r} is not a number above 0 and up to 1000")
@@ -155,6 +190,7 @@ def _entry(number: int, entry: Any, key: str, admin: str) -> BackendEntry:
     return BackendEntry(
         entry["url"], entry.get("name", f"backend-{number}"), float(weight), None if models is None else tuple(models),
         entry.get("api_key", key), entry.get("health", ""), entry.get("admin_url", ""), admin,
+        entry.get("role", ""),
     )  # fmt: skip
 
 

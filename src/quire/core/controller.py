@@ -31,6 +31,7 @@ class StepController:
         self._tpots = [one.slo.tpot / 1e3 * _AIM if one.slo.tpot else None for one in classes]
         self._credit = [0.0] * len(classes)
         self._bounding: list[int] = []  # classes whose streams run
+        self._turns = 1  # steps of a token: two where sequences take turns
         self.active = any(self._tpots) and scheduler.config.enable_chunked_prefill
 
     def plan(self) -> None:
@@ -38,25 +39,26 @@ class StepController:
         if not self.active:
             return
         scheduler, caps = self._scheduler, self._scheduler.caps
+        self._turns = turns = 1 + scheduler.shares
         streams = count_streams(scheduler.running, len(self._tpots))
         self._bounding = [i for i, count in enumerate(streams.by_class) if count and self._tpots[i]]
         each = self._costs.weights
-        rows, keys = streams.rows, streams.keys
+        rows, keys = -(-streams.rows // turns), streams.keys / turns  # of a step
         decode = each[0] + each[1] * rows + each[3] * keys
         budget, most = caps.tokens, caps.sequences
         if self._bounding:
-            allowed = min((self._tpots[i] or 0.0) + max(0.0, self._credit[i]) for i in self._bounding)
-            tpot = min(self._tpots[i] or 0.0 for i in self._bounding)
+            allowed = min((self._tpots[i] or 0.0) / turns + max(0.0, self._credit[i]) for i in self._bounding)
+            tpot = min(self._tpots[i] or 0.0 for i in self._bounding) / turns
             per_token = each[2] + each[4] * streams.depth
             chunk = (allowed - decode) / per_token if per_token else budget
             budget = min(budget, rows + max(_LEAST_CHUNK, int(chunk)))
             per_row = each[1] + each[3] * (keys / rows)
             if per_row:
-                most = min(most, max(1, int((tpot - each[0]) / per_row)))
+                most = min(most, turns * max(1, int((tpot - each[0]) / per_row)))
         scheduler.limits.tokens, scheduler.limits.sequences = budget, most
 
     def ran(self, seconds: float) -> None:
         """After a step: what it has left over, or taken."""
         for i in self._bounding:
-            tpot = self._tpots[i] or 0.0
+            tpot = (self._tpots[i] or 0.0) / self._turns
             self._credit[i] = max(-_CREDIT * tpot, min(_CREDIT * tpot, self._credit[i] + tpot - seconds))

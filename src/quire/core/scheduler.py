@@ -9,7 +9,8 @@ With two steps in flight the second is scheduled while the first runs:
        a        t t t     row t     -> x      row NEXT_TOKEN, which is x  no row: it sits the step out
        b        t t t t   row t t             row t t   -> y
 
-The result of step 1 may end a sequence: then its row of step 2 is wasted.
+The result of step 1 may end a sequence: then its row of step 2 is wasted. Where sequences take turns, `a` sits step 2
+out, too; see core.step_sharing.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from quire.core.step_plan import (
     take_drafts,
     take_prompt_logprobs,
 )
+from quire.core.step_sharing import CHUNK, share_of_streams
 from quire.core.streams import decoding, most_tokens_of
 from quire.core.waiting_queues import OUTPUT_PRICE
 from quire.types import (
@@ -110,7 +112,12 @@ class Scheduler(SchedulerState):
         if len(flights) >= self.config.steps_in_flight:
             raise ValueError(f"step {flights[0].step} has not been passed to update")
         ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True)) if flights else self._none_ahead
-        step = StepPlan(tokens := min(self.limits.tokens, self.caps.tokens), ahead)
+        tokens, streams = min(self.limits.tokens, self.caps.tokens), NEVER
+        if self.shares:
+            streams = share_of_streams(self._running, ahead)
+            if self.config.enable_chunked_prefill:
+                tokens = min(tokens, streams + CHUNK)
+        step = StepPlan(tokens, ahead, streams)
         # The only rule: a sequence has computed < len(tokens); spend the token budget until it is used up.
         # A prompt, a chunk of one, a decoded token, the rest after a hit, resuming: all are a sequence catching up.
         if self._resumed:
@@ -140,7 +147,7 @@ class Scheduler(SchedulerState):
             flights.append(Flight(self._step, step.rows, step.seqs))
         gone, self._gone = self._gone, []
         caches = self._blocks.caches
-        caches.save(idle=not step.rows)
+        caches.save(idle=not (step.rows or ahead))
         moves, caches.moves = caches.moves, []
         copies, self._blocks.copies = self._blocks.copies, []
         return SchedulerOutput(self._step, step.rows, step.new, gone, moves, copies)
@@ -268,7 +275,7 @@ class Scheduler(SchedulerState):
             raise ValueError(f"step {out.step} is not the oldest one in flight")
         seqs = flights[0].seqs
         check_result(out, seqs, result)
-        if self.config.steps_in_flight > 1:
+        if self.config.steps_in_flight > 1 and not self.config.takes_turns:
             check_stepwise(seqs, result)
         if self._drafts_wait or result.drafts:
             take_drafts(out, seqs, result)
@@ -282,12 +289,12 @@ class Scheduler(SchedulerState):
 
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
-        budget, context, decode, ahead = step.budget, 0, 0, step.ahead
+        budget, context, decode, ahead, streams = step.budget, 0, 0, step.ahead, step.streams
         kept = None if self._by_arrival or self._all_decode else decoding(self._running)
         for seq in self._running:  # a preemption shortens this list at its end, never before the cursor
             tokens, start = seq.tokens, seq.computed
             end = known = len(tokens)
-            fits = budget and end <= seq.table.capacity
+            fits = budget and decode < streams and end <= seq.table.capacity
             if end - start == 1 and fits and start >= seq.prompt_len and not ahead:
                 # Most rows of most steps; what follows does the same for any row.
                 budget -= 1
@@ -297,10 +304,10 @@ class Scheduler(SchedulerState):
                 seqs.append(seq)
                 continue
             if ahead and seq in ahead:
-                start, end = after(ahead[seq], seq)
-                if start == end:
-                    continue
+                start, end = after(ahead[seq], seq, takes_turns=self.config.takes_turns)
                 known = end
+            if start == end or (decode >= streams and start >= seq.prompt_len):
+                continue
             most = budget if kept is None else most_tokens_of(seq, budget, kept)
             if end - start > most:
                 if not budget:

@@ -29,6 +29,8 @@ class SchedulerConfig:
     max_draft_tokens        drafts run in a step, over all sequences; the worker has room for the logits of
                             max_num_seqs + max_draft_tokens positions
     steps_in_flight         1, or 2: a step may be scheduled while the one before it runs
+    takes_turns             with two steps in flight: a sequence whose token is being sampled sits the second one out,
+                            and each has half of the sequences that decode; see core.step_sharing
     groups                  cache groups; one block table each
     soft_tokens             whether the model takes embeddings in place of ids
     enable_prefix_caching   keep computed blocks findable after their sequence ends
@@ -51,6 +53,7 @@ class SchedulerConfig:
     max_model_len: int = 4096
     max_draft_tokens: int = 0
     steps_in_flight: int = 1
+    takes_turns: bool = False
     groups: tuple[CacheGroup, ...] = (FullGroup((0,)),)
     soft_tokens: bool = False
     enable_prefix_caching: bool = True
@@ -78,6 +81,8 @@ class SchedulerConfig:
             raise ValueError(f"max_draft_tokens: {self.max_draft_tokens} is negative")
         if self.steps_in_flight not in (1, 2):
             raise ValueError(f"steps_in_flight: {self.steps_in_flight} is not 1 or 2")
+        if self.takes_turns and self.steps_in_flight < 2:
+            raise ValueError("takes_turns: needs two steps in flight")
         if self.max_model_len < 2:
             raise ValueError(f"max_model_len: {self.max_model_len} leaves no room for a prompt and an output")
         if not self.groups or any(group.window < 0 for group in self.groups):

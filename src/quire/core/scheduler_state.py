@@ -63,6 +63,7 @@ class SchedulerState:
         self.step_features: StepFeatures = ()  # of the last step, for the cost model
         self.step_drafts = 0  # of the last step
         self.num_preemptions = 0
+        self.turns = True  # steps may share the sequences, if they take turns
         self.wasted_rows = 0  # rows whose sequence ended or was preempted while they ran
         self._rng, self._blocks = rng or random.Random(), SequenceBlocks(config, tier)
         self.pool = self._blocks.pool  # to look at, and for what watches its top
@@ -140,10 +141,12 @@ class SchedulerState:
         """The rows of the step that was scheduled last, before it is passed to `update`; None if it has none."""
         return self._flights[-1] if self._flights else None
 
-    def text_of(self, seq_id: int) -> list[int]:
-        """The tokens of a sequence of the newest step: its own list, to which each step adds."""
-        assert self.newest is not None
-        return next(seq.tokens for seq in self.newest.seqs if seq.seq_id == seq_id)
+    @property
+    def shares(self) -> bool:
+        """Whether a step leaves some sequences to the next one, which may be scheduled before its end. The halves of a
+        pair sample together, and drafts are made between two steps, so with these each step has all."""
+        alone = self._requests.num_guided or self._drafts_wait
+        return self.config.takes_turns and self.turns and not alone
 
     def set_caps(self, caps: StepLimits) -> None:
         """What a step may have at most, from the next one on; running sequences beyond it go on. Raises ValueError

@@ -41,6 +41,7 @@ class StepPlan:
 
     budget: int  # tokens not yet spent
     ahead: Mapping[Sequence, ScheduledSeq]
+    streams: int  # rows that decode, at most
     rows: list[ScheduledSeq] = field(default_factory=list)
     seqs: list[Sequence] = field(default_factory=list)
     new: list[NewSeq] = field(default_factory=list)
@@ -143,13 +144,13 @@ def new_seq(seq: Sequence) -> NewSeq:
     )
 
 
-def after(row: ScheduledSeq, seq: Sequence) -> tuple[int, int]:
+def after(row: ScheduledSeq, seq: Sequence, *, takes_turns: bool) -> tuple[int, int]:
     """Where a sequence continues, and up to where, while its `row` still runs. Equal when it sits the next step out."""
     start = row.start + len(row.token_ids)
     if not row.sample:
         return start, len(seq.tokens)
     # One more token is being sampled. If it is the last one, there is nothing to compute after it.
-    if row.drafts or seq.state.request.stepwise or start + 1 >= seq.limit:
+    if takes_turns or row.drafts or seq.state.request.stepwise or start + 1 >= seq.limit:
         return start, start
     return start, start + 1
 

@@ -1,12 +1,11 @@
-"""The asynchronous interface of an engine as a server uses it, and its plain types.
-
-Implemented by engine/front/async_engine (the engine in its own process, or in a thread of this one). Every method is
-called on the thread of the event loop; none of them blocks it.
+"""The asynchronous interface of an engine as a server uses it, and its plain types. Implemented by
+engine/front/async_engine (the engine in its own process, or in a thread of this one). Every method is called on the
+thread of the event loop; none of them blocks it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, MutableSequence, Sequence
 from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -121,12 +120,12 @@ class GenerateAsk:
 
     `deadline` and `queue_deadline` are times of time.monotonic(), None for never: the request ends with DeadlineError
     unless it has finished, or has been scheduled, by then. `prompt_text` is only repeated in the output.
-    Tenants share the queue; the tenant "" may use all of it.
-    `reading` divides the answer into its text, reasoning and calls.
+    Tenants share the queue; the tenant "" may use all of it. `reading` divides the answer into text, reasoning, calls.
     Without `keep_output` the text and logprobs of the samples are only in the deltas: `output` stays small, its token
     ids are arrays of int32, and it has no copy of the prompt.
-    `predicted` is called with the predicted time to the first token, in seconds from arrival, if there is a prediction.
-    With `progress` there is a delta of the first sample after each step that computes some of the prompt.
+    `predicted` is called with the predicted seconds from arrival to the first token, if there is a prediction. With
+    `progress` a delta of the first sample follows each step that computes some of the prompt. `accepted` has a list for
+    each sample, for the positions of accepted drafts among its tokens: they are there before the delta.
     """
 
     request: Request
@@ -138,6 +137,7 @@ class GenerateAsk:
     reading: Reading | None = None
     progress: bool = False
     predicted: Callable[[float], None] | None = None
+    accepted: Sequence[MutableSequence[int]] | None = None
 
     def check_deadlines(self, now: float) -> None:
         """Raise DeadlineError for one that has passed."""
@@ -291,12 +291,11 @@ class ModelCard:
     template_variables: frozenset[str] = frozenset()  # that a request may set with chat_template_kwargs
     pooling: PoolingFacts | None = None  # of a model that gives vectors or scores
     chat_template: str = ""
-    special_tokens: Mapping[str, str] = field(
-        default_factory=dict
-    )  # text by role, as templates name it: eos_token, …
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # text by role: eos_token, …
     max_num_seqs: int = 0  # sequences that run at once
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
     service_classes: tuple[ServiceClass, ...] = ()
+    peers: tuple[str, str] = ("", "")  # the role among servers that share blocks, and the file of their key
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,11 +341,12 @@ class EngineStats:
     steps: int = 0
     step_seconds: float = 0.0
     step_phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    rank_seconds: tuple[
+        float, ...
+    ] = ()  # in which ranks worked, and did not wait for stages or for a command
     flops: Mapping[str, float] = field(default_factory=dict)  # of all steps, by number format
     moved_bytes: float = 0.0  # of weights, keys and values
-    compute_share: float | None = (
-        None  # of the machine's limit, in the steps of the last seconds; None: not known
-    )
+    compute_share: float | None = None  # of the machine's limit, in recent steps; None: not known
     bandwidth_share: float | None = None
     head_of_line_seconds: float = 0.0  # that requests waited while longer prompts were computed
     prefill_tokens: int = 0
@@ -378,7 +378,7 @@ class EngineStats:
     swapped_out: int = 0  # blocks copied there
     swapped_in: int = 0  # and back
     disk_tier: Mapping[str, int] = field(default_factory=dict)  # see worker.kept_blocks.KeptBlocks.counts
-    remote_tier: Mapping[str, int] = field(default_factory=dict)  # likewise
+    remote_tier: Mapping[str, float] = field(default_factory=dict)  # likewise, and of core.coming_blocks
     borrowed_bytes: int = 0  # of other models' shares of the memory, for swapped blocks
     lent_bytes: int = 0  # of its own share
     step_budget: int = 0  # tokens that a step may have now

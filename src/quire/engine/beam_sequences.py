@@ -106,6 +106,11 @@ class BeamSequences:
         self._start(search.runs[0])
         self._searches[request.request_id] = search
 
+    @property
+    def searching(self) -> bool:
+        """Whether a search is under way."""
+        return bool(self._searches)
+
     def abort(self, request_id: str) -> list[SeqEvent] | None:
         """End a search between two steps; returns its final events, None for an unknown one."""
         search = self._searches.pop(request_id, None)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from quire.config.live import LiveEngineConfig
 from quire.core.cache_misses import MissWatch
+from quire.core.coming_blocks import Arrivals
 from quire.core.controller import StepController
-from quire.core.cost_model import StepCostModel
+from quire.core.cost_model import StepCostModel, StepFeatures
 from quire.core.scheduler import Scheduler
+from quire.core.step_plan import Flight
 from quire.core.streams import StepLimits
 from quire.core.tier import space_of
 from quire.engine.api import StepRecord
 from quire.engine.beam_sequences import BeamSequences
+from quire.engine.planned_step import PlannedStep
 from quire.engine.policies import named_policies
 from quire.engine.whole_batches import BatchGate
 from quire.objectives import parse_classes
@@ -52,8 +55,10 @@ class StepExecutor(Protocol):
     def begin(self, out: SchedulerOutput) -> None:
         """Take over the sequences and blocks of a step; `forward` must follow."""
 
-    def forward(self, out: SchedulerOutput) -> None:
-        """Run the program for the step that was begun; `sample` must follow."""
+    def forward(self, out: SchedulerOutput, beside: SchedulerOutput | None = None) -> None:
+        """Run the program for the step that was begun; `sample` must follow. `beside`: see Worker.forward; given only
+        where sequences take turns.
+        """
 
     def sample(self, masks: Masks | None = None) -> StepOutput:
         """The result of the step that `forward` ran: row i belongs to out.scheduled[i]."""
@@ -123,7 +128,11 @@ class EngineCore:
         self._controller = controller
         self.swap: SwapSpace | None = None
         self.tiers: BlockTiers | None = None  # beyond the swap space
+        self.arrivals: Arrivals | None = None  # of prompts that other engines compute
         self.work: StepWork | None = None
+        self.rank_seconds: Callable[[], Iterable[float]] = (
+            tuple  # in which each rank worked, if there are several
+        )
         self.peaks: MachinePeaks | None = None  # those that were measured on this machine
         self._adapted: dict[
             str, tuple[str, int]
@@ -142,6 +151,9 @@ class EngineCore:
         self._beams: BeamSequences | None = None  # before the first request that needs them
         self._gate = gate
         self._drafting = 0  # nanoseconds for the drafts of the last step
+        self._next: PlannedStep | None = None  # in flight between two calls of `step`
+        self._leaving: list[str] = []  # adapters, until what is in flight has ended
+        self.features: StepFeatures = ()  # of the last step, for the cost model
         self._resume = 0.0  # no step before this time: only moves would be looked at
 
     @property
@@ -179,15 +191,26 @@ class EngineCore:
             if request.request_id in self._preparing or request.request_id in self._adapted:
                 raise RequestError("request_id", f"{request.request_id!r} is already in use")
             self.scheduler.config.length_limit(request)
+        if self.arrivals is not None and request.terms.coming:
+            self.scheduler.config.length_limit(request)
+            if request.request_id in self._preparing:
+                raise RequestError("request_id", f"{request.request_id!r} is already in use")
+        if self.arrivals is not None and request.terms.sent:
+            self.arrivals.send(request)
         self._add(request)
 
     def _add(self, request: Request) -> None:
         grammar = request.grammar if request.beams is None else None
-        if (grammar is not None and not self._prepared(request, grammar)) or (
-            request.adapter and not self._has_adapter(request)
+        coming = self.arrivals is not None and self.arrivals.awaits(request)
+        if (
+            (grammar is not None and not self._prepared(request, grammar))
+            or coming
+            or (request.adapter and not self._has_adapter(request))
         ):
             self._preparing[request.request_id] = request
             return
+        if self.arrivals is not None:
+            self.arrivals.forget(request.request_id)
         try:
             if request.beams is not None:
                 self._beams = self._beams or BeamSequences(self.scheduler)
@@ -208,6 +231,8 @@ class EngineCore:
         if self._beams is not None and (events := self._beams.abort(request_id)) is not None:
             return self._ended(events)
         request = self._preparing.pop(request_id, None)
+        if self.arrivals is not None:
+            self.arrivals.forget(request_id)
         if request is None:
             return self._ended(self.scheduler.abort(request_id))
         if self.adapters is not None:
@@ -232,7 +257,7 @@ class EngineCore:
             self.speculation.longest = most
 
     def has_work(self) -> bool:
-        return self.scheduler.has_work() or bool(self._preparing)
+        return self.scheduler.has_work() or bool(self._preparing) or self._next is not None
 
     def ready_in(self) -> float | None:
         """Seconds until there is a step to run or a grammar to look at; 0: a step now; None: not before something is
@@ -240,7 +265,7 @@ class EngineCore:
         """
         if self._preparing:
             self._add_prepared()
-        if not self.scheduler.has_work():
+        if not self.scheduler.has_work() and self._next is None:
             if self.tiers is not None and self.tiers.saving:
                 return max(0.0, self._resume - time.monotonic())
             return PREPARE_SECONDS if self._preparing else None
@@ -250,64 +275,40 @@ class EngineCore:
         return None if opens == math.inf else max(0.0, opens - time.monotonic())
 
     def step(self) -> list[SeqEvent]:
-        """Run one step; what it changed, in row order. A step without rows, while moves go on, leaves no record."""
+        """Run one step; what it changed, in row order. A step without rows, while moves go on, leaves no record.
+
+        Where sequences take turns, another one is begun beside it, and goes on in the next call.
+        """
         self._wait()
         begun = self.clock()
-        preempted = self.scheduler.num_preemptions
         if self._controller is not None:
             self._controller.plan()
-        out = self.scheduler.schedule()
-        counts, features = self.scheduler.step_counts, self.scheduler.step_features
-        if out.scheduled:
-            self._book()
+        self.started, leaving = [], self._leaving
+        step, self._next, self._leaving = self._next or self._plan(), None, []
+        beside = self._plan() if self._may_overlap(step) else None
+        if step.flight is not None:
+            self._book(step.flight)
         scheduled = self.clock()
-        self.started = [new.request_id for new in out.new if new.leader is None]
-        if self._beams is not None:
-            self.started = [*map(self._beams.asked, self.started)]
-        if self.recorder is not None and out.scheduled:
-            self._look(out)
-            self.recorder.planned(out)
-        result = self._execute(out, begun)
+        result = self._execute(step, beside, begun)
         executed = self.clock()
-        events = self.scheduler.update(out, result)
+        if beside is not None and beside.flight is not None:
+            self._next = beside
+        events = self.scheduler.update(step.out, result)
         if self._beams is not None:
             events = self._beams.settle(events)
         self._ended(events)
+        if leaving and self.adapters is not None:
+            for version in leaving:
+                self.adapters.release(version)
+        if beside is not None and self._next is None:
+            self.scheduler.update(beside.out, self._execute(beside, None, begun))
         updated = self.clock()
-        self.rows, self._resume = len(out.scheduled), 0.0
-        if not self.rows:
-            if not result.filled:
-                self._resume = time.monotonic() + MOVES_SECONDS
-            return events
-        self.scheduler.usage.ran((updated - begun) / 1e9)
-        self.last_phases = result.seconds
-        predicted, seconds = self.costs.seconds(features), (updated - begun) / 1e9
-        self.costs.observe(features, seconds)
-        if self._controller is not None:
-            self._controller.ran(seconds)
-        drafts, scheduler = self.speculation.last if self.speculation else NO_DRAFTS, self.scheduler
-        self.records.append(
-            StepRecord(
-                step=out.step,
-                start=begun / 1e9,
-                schedule_seconds=(scheduled - begun) / 1e9,
-                execute_seconds=(executed - scheduled) / 1e9,
-                update_seconds=(updated - executed) / 1e9,
-                rows=self.rows,
-                prefill_tokens=counts.prefill_tokens,
-                decode_tokens=counts.decode_tokens,
-                context_tokens=counts.context_tokens,
-                blocks_used=scheduler.blocks_used,
-                running=scheduler.num_running,
-                waiting=scheduler.num_waiting,
-                preempted=scheduler.num_preemptions - preempted,
-                drafted=drafts.drafted,
-                accepted=drafts.accepted,
-                predicted_seconds=predicted,
-            )
-        )
-        if self.recorder is not None:
-            self._record(out, result, events, StepTimes(begun, scheduled, executed, updated, self._drafting))
+        self.rows, self._resume, self.features = len(step.out.scheduled), 0.0, step.features
+        if self.rows:
+            times = StepTimes(begun, scheduled, executed, updated, self._drafting)
+            self._record(step, result, events, times)
+        elif not result.filled:
+            self._resume = time.monotonic() + MOVES_SECONDS
         return events
 
     def _wait(self) -> None:
@@ -317,13 +318,33 @@ class EngineCore:
         if self._resume and (early := self._resume - time.monotonic()) > 0:
             time.sleep(early)
 
-    def _book(self) -> None:
+    def _plan(self) -> PlannedStep:
+        """Schedule a step."""
+        scheduler, beams = self.scheduler, self._beams
+        scheduler.turns = beams is None or not beams.searching
+        out = scheduler.schedule()
+        flight = scheduler.newest if out.scheduled else None
+        started = [new.request_id for new in out.new if new.leader is None]
+        self.started += started if beams is None else map(beams.asked, started)
+        if self.recorder is not None and out.scheduled:
+            self._look(out)
+            self.recorder.planned(out)
+        return PlannedStep(out, flight, scheduler.step_counts, scheduler.step_features, scheduler.step_drafts)
+
+    def _may_overlap(self, step: PlannedStep) -> bool:
+        """Whether another step is to be scheduled before the end of this one."""
+        scheduler, flight = self.scheduler, step.flight
+        if not scheduler.shares or flight is None or step.alone:
+            return False
+        sampling = sum([row.sample for row in flight.rows])
+        return sampling < scheduler.num_running or scheduler.num_waiting > 0
+
+    def _book(self, flight: Flight) -> None:
         """Note whose rows and blocks the step has."""
         scheduler = self.scheduler
-        if (flight := scheduler.newest) is not None:
-            each = self.costs.weights if len(scheduler.usage.lines) > 1 else ()
-            scheduler.usage.weigh(flight.rows, flight.seqs, each)
-            scheduler.usage.hold(scheduler.caches, scheduler.running, time.monotonic())
+        each = self.costs.weights if len(scheduler.usage.lines) > 1 else ()
+        scheduler.usage.weigh(flight.rows, flight.seqs, each)
+        scheduler.usage.hold(scheduler.caches, scheduler.running, time.monotonic())
 
     def _look(self, out: SchedulerOutput) -> None:
         """See why the prompts that start in a step were not in the cache."""
@@ -342,6 +363,41 @@ class EngineCore:
                 recorder.missed(new.request_id, miss)
 
     def _record(
+        self, step: PlannedStep, result: StepOutput, events: list[SeqEvent], times: StepTimes
+    ) -> None:
+        """Write down a step that has rows."""
+        scheduler, counts, (begun, scheduled, executed, updated, _) = self.scheduler, step.counts, times
+        predicted, seconds = self.costs.seconds(step.features), (updated - begun) / 1e9
+        scheduler.usage.ran(seconds)
+        self.last_phases = result.seconds
+        self.costs.observe(step.features, seconds)
+        if self._controller is not None:
+            self._controller.ran(seconds)
+        drafts = self.speculation.last if self.speculation else NO_DRAFTS
+        self.records.append(
+            StepRecord(
+                step=step.out.step,
+                start=begun / 1e9,
+                schedule_seconds=(scheduled - begun) / 1e9,
+                execute_seconds=(executed - scheduled) / 1e9,
+                update_seconds=(updated - executed) / 1e9,
+                rows=self.rows,
+                prefill_tokens=counts.prefill_tokens,
+                decode_tokens=counts.decode_tokens,
+                context_tokens=counts.context_tokens,
+                blocks_used=scheduler.blocks_used,
+                running=scheduler.num_running,
+                waiting=scheduler.num_waiting,
+                preempted=counts.preempted,
+                drafted=drafts.drafted,
+                accepted=drafts.accepted,
+                predicted_seconds=predicted,
+            )
+        )
+        if self.recorder is not None:
+            self._log(step.out, result, events, times)
+
+    def _log(
         self, out: SchedulerOutput, result: StepOutput, events: list[SeqEvent], times: StepTimes
     ) -> None:
         recorder, scheduler, record = self.recorder, self.scheduler, self.records[-1]
@@ -412,7 +468,15 @@ class EngineCore:
         if running > samples:
             self._adapted[request_id] = version, running - samples
         else:
+            self._release(version)
+
+    def _release(self, version: str) -> None:
+        """Give up a slot, as soon as no row in flight may be of it."""
+        assert self.adapters is not None
+        if self._next is None:
             self.adapters.release(version)
+        else:
+            self._leaving.append(version)
 
     def _add_prepared(self) -> None:
         """Pass on the requests whose grammars have been compiled since, and whose adapters have been loaded."""
@@ -427,22 +491,30 @@ class EngineCore:
                     self.recorder.aborted(request_id)
                 self.refused.append((request_id, error))
 
-    def _execute(self, out: SchedulerOutput, begun: int) -> StepOutput:
-        """Both halves of a step; its drafts are made before, its masks filled during the first."""
-        worker, grammars, speculation = self._worker, self._grammars, self.speculation
-        worker.begin(out)
+    def _execute(self, step: PlannedStep, beside: PlannedStep | None, begun: int) -> StepOutput:
+        """Both halves of a step; its drafts are made before, its masks filled during the first. The one beside it is
+        begun, unless it cannot run before the end of this one.
+        """
+        worker, grammars, speculation, out = self._worker, self._grammars, self.speculation, step.out
+        if not step.begun:
+            worker.begin(out)
+        others = (beside.out,) if beside is not None and beside.may_run_beside(step) else ()
+        for other in others:
+            worker.begin(other)
+        if beside is not None:
+            beside.begun = bool(others)
         self._drafting = 0
-        idles = speculation is None or speculation.idles(out, self.scheduler.step_drafts)
+        idles = speculation is None or speculation.idles(out, step.drafts)
         if speculation is not None and not idles:
             before = self.clock()
-            speculation.fill(out, self.scheduler.text_of)
+            speculation.fill(out, step.text_of)
             self._drafting = self.clock() - before
         if grammars is None:
-            worker.forward(out)
+            worker.forward(out, *others)
             result = worker.sample()
         else:
             grammars.begin(out)
-            worker.forward(out)
+            worker.forward(out, *others)
             result = worker.sample(grammars.masks())
             if added := grammars.advance(out, result):
                 worker.count(added)

@@ -15,7 +15,7 @@ once, so that a step itself passes three integers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -94,9 +94,17 @@ class StepArrays:
     """The step's int32 arrays, allocated once: what a worker fills and an executor reads.
 
     `embeddings` are those of the step's soft tokens, none in most steps. `tables`: block tables that others have too.
+    `twin`: where the step is that another one runs beside; None if none does. Both have the same lines.
     """
 
-    def __init__(self, limits: Limits, num_groups: int, tables: tuple[I32, ...] | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        num_groups: int,
+        tables: tuple[I32, ...] | None = None,
+        *,
+        overlaps: bool = False,
+    ) -> None:
         self.token_ids: I32 = np.zeros(limits.max_tokens, np.int32)
         self.positions: I32 = np.zeros(limits.max_tokens, np.int32)
         self.query_start: I32 = np.zeros(limits.lines + 1, np.int32)
@@ -113,6 +121,9 @@ class StepArrays:
         self.block_tables: tuple[I32, ...] = tables or tuple(
             np.zeros((limits.lines, limits.blocks_per_row), np.int32) for _ in range(num_groups)
         )
+        self.twin = StepArrays(limits, num_groups, self.block_tables) if overlaps else None
+        if self.twin is not None:
+            self.twin.adapters = self.adapters
 
     def move_to(self, memory: U8, *, keep: bool = True) -> None:
         """Lie in `memory`, of at least step_array_bytes, from now on; with what is there already unless `keep`."""
@@ -126,14 +137,22 @@ class StepArrays:
             at += array.nbytes
             return place
 
-        for name in ("token_ids", "positions", "query_start", "slots", "logit_rows", "adapters", "mirrors"):
-            setattr(self, name, moved(getattr(self, name)))
+        for each in (self, self.twin):
+            for name in _OWN_ARRAYS if each is not None else ():
+                setattr(each, name, moved(getattr(each, name)))
+        self.adapters = moved(self.adapters)
         self.block_tables = tuple(map(moved, self.block_tables))
+        if self.twin is not None:
+            self.twin.adapters, self.twin.block_tables = self.adapters, self.block_tables
 
 
-def step_array_bytes(limits: Limits, num_groups: int) -> int:
+_OWN_ARRAYS = "token_ids", "positions", "query_start", "slots", "logit_rows", "mirrors"
+
+
+def step_array_bytes(limits: Limits, num_groups: int, *, overlaps: bool = False) -> int:
     """Bytes of StepArrays of these limits."""
-    words = 2 * limits.max_tokens + 3 * limits.lines + 1 + limits.max_logit_rows + 4 * limits.max_mirrors
+    own = 2 * limits.max_tokens + 2 * limits.lines + 1 + limits.max_logit_rows + 4 * limits.max_mirrors
+    words = own * (1 + overlaps) + limits.lines
     return 4 * (words + num_groups * limits.lines * limits.blocks_per_row)
 
 
@@ -412,6 +431,11 @@ class Runnable(AdapterSlots, Protocol):
     def plans(self) -> PlanCounts:
         """The prepared sizes, and how many steps had one of them."""
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether the first half of a step may run beside the second half of the one before; then this is an
+        Overlapping, and the arrays that it is bound to have a twin."""
+
     def write(self, buffer: str, rows: F32) -> None:
         """Fill the first rows of the buffer of an input, before a step; see Program.inputs."""
 
@@ -462,6 +486,24 @@ class Runnable(AdapterSlots, Protocol):
 
     def close(self) -> None:
         """Free everything."""
+
+
+class HalfStep(NamedTuple):
+    """A step of which a half is to run: its size, and whether its arrays are the twin."""
+
+    size: StepSize
+    twin: bool
+
+
+class Overlapping(Runnable, Protocol):
+    """Runs steps by halves of the model's layers, two steps at a time."""
+
+    def run_halves(self, first: HalfStep | None, second: HalfStep | None) -> Outputs:
+        """Begin the first half of a step, and run the second half of the one that was begun by the call before.
+
+        Returns the outputs of the latter, as `run` does; the first half may still run. Its arrays stay as they are
+        until its second half has run. Other calls wait for it. Raises as `run`.
+        """
 
 
 class Inspectable(Protocol):

@@ -275,16 +275,11 @@ class NativeExecutor:
         native = _native.Limits()
         for field in fields(limits):
             setattr(native, field.name, getattr(limits, field.name))
-        step = (
-            arrays.token_ids, arrays.positions, arrays.query_start, arrays.slots, arrays.logit_rows, arrays.mirrors,
-            arrays.adapters,
-        )  # fmt: skip
         block_bytes = kv_block_bytes(self.program, limits.block_size)
         try:
             self._core.bind(
                 native,
-                [a.ctypes.data for a in step],
-                [t.ctypes.data for t in arrays.block_tables],
+                *_addresses(arrays),
                 plan.total,
                 block_bytes,
                 self._activations,
@@ -295,6 +290,17 @@ class NativeExecutor:
                 f"memory: could not allocate {format_size(need)} for the KV cache and activations: lower --memory, or "
                 "raise the limit of address space (ulimit -v)"
             ) from error
+
+    @property
+    def overlaps(self) -> bool:
+        """No; see Runnable.overlaps."""
+        return False
+
+    def use(self, arrays: StepArrays) -> None:
+        """Later steps are in these arrays, which are like those of bind."""
+        if arrays is not self._arrays:
+            self._arrays = arrays
+            self._core.use_step(*_addresses(arrays))
 
     def sampler(self) -> HostSampler:
         """A sampler on the threads of this executor; see Runnable.sampler."""
@@ -566,6 +572,15 @@ def _scratch_bytes(program: Program, threads: int, limits: Limits) -> int:
         experts = _native.experts_bytes(max(router.experts for router in routers), pairs)
     rounding = _native.rounding_bytes(max(cols, default=0), threads)
     return _native.attention_bytes(shapes, threads, limits.max_len) + experts + rounding
+
+
+def _addresses(arrays: StepArrays) -> tuple[list[int], list[int]]:
+    """Of the arrays of a step, as the native executor takes them, and of its block tables."""
+    step = (
+        arrays.token_ids, arrays.positions, arrays.query_start, arrays.slots, arrays.logit_rows, arrays.mirrors,
+        arrays.adapters,
+    )  # fmt: skip
+    return [a.ctypes.data for a in step], [t.ctypes.data for t in arrays.block_tables]
 
 
 def _as_float32(data: npt.NDArray[Any], dtype: str) -> F32:

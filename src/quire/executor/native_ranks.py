@@ -6,9 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from quire import _native
-from quire.executor.base import U8, AdapterSlots, Executor, Limits, Outputs, StepArrays
+from quire.executor.base import U8, AdapterSlots, Executor, HalfStep, Limits, Outputs, StepArrays
 from quire.executor.native import NativeExecutor, NativeKind
-from quire.executor.ranked import PAIRS, RankAct, RankLostError, SharedStep, embedding_bytes, leading_rank
+from quire.executor.plans import StepSize
+from quire.executor.ranked import (
+    PAIRS,
+    RankAct,
+    RankLostError,
+    SharedStep,
+    embedding_bytes,
+    handover_bytes,
+    leading_rank,
+    running,
+)
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
 from quire.records import dataclass
@@ -45,7 +55,7 @@ class RankedKind:
         found = [self.own.planned_bytes(each, limits) for each in held]
         planned = {part: sum(each[part] for each in found) for part in found[0]}
         if held is self.programs:
-            planned["activations"] += embedding_bytes(held, limits)
+            planned["activations"] += embedding_bytes(held, limits) + handover_bytes(held, limits)
         return planned
 
     def block_bytes(self, program: Program, block_size: int) -> int:
@@ -88,11 +98,11 @@ class LeadingExecutor(NativeExecutor):
 
     @contextmanager
     def _all(self, act: RankAct, *numbers: int) -> Iterator[None]:
-        """All ranks do what this one does in the block. Raises RankLostError if one has left."""
+        """All ranks do what this one does in the block; the first half of the stages may still run a step after it.
+        Raises RankLostError if one has left."""
         ranks = self._shared.ranks
-        if ranks.left:
-            raise self._error()
-        ranks.say((int(act), *numbers, *[0] * (5 - len(numbers))))
+        self._settle()
+        ranks.say((int(act), *numbers, *[0] * (9 - len(numbers))))
         try:
             yield
         except RuntimeError:
@@ -100,7 +110,12 @@ class LeadingExecutor(NativeExecutor):
                 raise self._error() from None
             raise
         ranks.finish(0)
-        if not ranks.wait(0, ranks.size):
+        self._settle(self._shared.second_half if act == RankAct.RUN else 0)
+
+    def _settle(self, first: int = 0) -> None:
+        """Wait until all ranks from this one on have done what they were told last."""
+        ranks = self._shared.ranks
+        if ranks.left or not ranks.wait(first, ranks.size - first):
             raise self._error()
 
     def _error(self) -> RankLostError:
@@ -115,13 +130,26 @@ class LeadingExecutor(NativeExecutor):
     def run(self, num_tokens: int, num_rows: int, num_logit_rows: int, first_op: int = 0) -> Outputs:
         """One step on all ranks; see Runnable.run."""
         assert not first_op, "what a stage takes is filled by the step itself"
-        shown = self._shared.show_embeddings()
-        with self._all(RankAct.RUN, num_tokens, num_rows, num_logit_rows, shown):
-            if shown:
-                self._shared.take_embeddings(shown)
-            if not self._shared.take_residual(self, num_tokens):
+        size = StepSize(num_tokens, num_rows, num_logit_rows)
+        step = HalfStep(size, twin=False)
+        return self._run(running(self._shared.show_embeddings(), step, step))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether there are stages; see Runnable.overlaps."""
+        return self.program.plan.overlaps
+
+    def run_halves(self, first: HalfStep | None, second: HalfStep | None) -> Outputs:
+        """Halves of two steps at a time; see Overlapping.run_halves."""
+        return self._run(running(0, first, second))
+
+    def _run(self, numbers: tuple[int, ...]) -> Outputs:
+        shared, run = self._shared, super().run
+        with self._all(RankAct.RUN, *numbers):
+            outputs = shared.run(self, numbers, run)
+            if outputs is None and numbers[-4]:
                 raise self._error()
-            return super().run(num_tokens, num_rows, num_logit_rows)
+        return outputs or {}
 
     def run_head(self, num_logit_rows: int) -> Outputs:
         """The head for other rows of the same step; see Runnable.run_head."""
@@ -190,6 +218,6 @@ class LeadingExecutor(NativeExecutor):
     def close(self) -> None:
         """Free everything, and tell the other ranks to end."""
         if self._step is not None and not self._step.ranks.left:
-            self._step.ranks.say((int(RankAct.CLOSE), 0, 0, 0, 0, 0))
+            self._step.ranks.say((int(RankAct.CLOSE), *[0] * 9))
         self._step = None
         super().close()

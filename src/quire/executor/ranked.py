@@ -3,14 +3,22 @@
 Ranks map one file in memory. The step's arrays are in it, so a step is one command of a few numbers; so are all ranks'
 activations, which others read in place where the programs meet. Ranks that wait sleep.
 
-    step arrays   the worker of the leading rank fills them, all ranks have bound them
+    step arrays   the worker of the leading rank fills them, all ranks have bound them; twice in a pipeline
     pairs         blocks to copy, and their targets; or where embeddings begin and end
     embeddings    of a step's soft tokens, one after the other
+    hand-over     what the first half of a pipeline's stages leaves to the second; once for each of the step arrays
     block         a KV block that is copied out or in: the parts of all ranks
     activations   of rank 0, 1, …
 
-Stages of a pipeline follow each other within a step. The leading rank is the first of the last stage, whose program
-leaves the logits.
+A command to run names two steps. The stages of the first half begin one of them, those of the second half end the
+other, at the same time; if it is one step, the second half waits for the first:
+
+    command         1     2     3     4
+    first half      a     b     c     -
+    second half     -     a     b     c
+
+The leading rank is the first of the last stage, whose program leaves the logits. It does not wait for the first half
+before it gives out the logits, but before its next command.
 """
 
 from __future__ import annotations
@@ -29,7 +37,9 @@ from quire.executor.base import (
     AdapterSlots,
     Embeddings,
     Executor,
+    HalfStep,
     Limits,
+    Outputs,
     StepArrays,
     step_array_bytes,
 )
@@ -72,6 +82,9 @@ class RankExecutor(Executor, Protocol):
     def place_activations(self, address: int) -> None:
         """Have activations there, in memory that outlives the executor; before bind."""
 
+    def use(self, arrays: StepArrays) -> None:
+        """Later steps are in these arrays, which are like those of bind."""
+
     def join(self, group: _native.Group) -> None:
         """Meet the other ranks of the program there; after bind."""
 
@@ -92,6 +105,7 @@ class RankMemory:
     arrays: int
     pairs: int
     embeddings: int
+    handover: int
     blocks: tuple[int, ...]
     activations: tuple[int, ...]
     nbytes: int
@@ -103,14 +117,23 @@ def embedding_bytes(programs: Sequence[Program], limits: Limits) -> int:
     return 0 if entry is None else 4 * limits.max_tokens * programs[0].buffer(entry.buffer).cols
 
 
+def handover_bytes(programs: Sequence[Program], limits: Limits) -> int:
+    """Bytes of what the first half of the stages leaves to the second, of two steps; without stages there is none."""
+    [given] = programs[-1].inputs or [None]
+    return 0 if given is None else 2 * 4 * limits.max_tokens * programs[-1].buffer(given.buffer).cols
+
+
 def rank_memory(programs: Sequence[Program], limits: Limits) -> RankMemory:
     """The memory that the ranks of these programs share."""
     at = arrays = _native.SharedRanks.HEADER_BYTES
-    at += _whole(step_array_bytes(limits, len(programs[0].cache_groups)))
+    overlaps = programs[0].plan.overlaps
+    at += _whole(step_array_bytes(limits, len(programs[0].cache_groups), overlaps=overlaps))
     pairs = at
     at += _whole(2 * 4 * PAIRS)
     embeddings = at
-    blocks = [at + _whole(embedding_bytes(programs, limits))]
+    at += _whole(embedding_bytes(programs, limits))
+    handover = at
+    blocks = [at + _whole(handover_bytes(programs, limits))]
     for program in programs:
         blocks.append(blocks[-1] + kv_block_bytes(program, limits.block_size))
     at = _whole(blocks[-1])
@@ -118,7 +141,7 @@ def rank_memory(programs: Sequence[Program], limits: Limits) -> RankMemory:
     for program in programs:
         activations.append(at)
         at += _whole(plan_arena(program, limits.max_tokens, limits.max_logit_rows).total)
-    return RankMemory(arrays, pairs, embeddings, tuple(blocks), tuple(activations), at)
+    return RankMemory(arrays, pairs, embeddings, handover, tuple(blocks), tuple(activations), at)
 
 
 def _whole(nbytes: int) -> int:
@@ -132,7 +155,14 @@ class SharedStep:
         self.ranks, self.rank = ranks, rank
         self._programs, self._program = programs, programs[rank]
         self._memory: U8 = np.empty(0, np.uint8)
-        self._stage = rank - self._program.plan.tensor_parallel_rank  # its first rank
+        plan = self._program.plan
+        self._stage = rank - plan.tensor_parallel_rank  # its first rank
+        self._first_half = plan.in_first_half
+        # Whether it leaves the first half's residual, and whether it takes it; one of the ranks that have it leaves it.
+        middle = plan.pipeline_parallel_size // 2
+        self._leaves = plan.pipeline_parallel_rank == middle - 1 and not plan.tensor_parallel_rank
+        self._takes = plan.pipeline_parallel_rank == middle > 0
+        self.second_half = middle * plan.tensor_parallel_size  # its first rank
         self._residual = 0  # where that of the stage before is
 
     def prepare(self, executor: RankExecutor, limits: Limits, arrays: StepArrays, *, keep: bool) -> None:
@@ -147,6 +177,8 @@ class SharedStep:
         self.pairs: I32 = self._memory[memory.pairs :][: 2 * 4 * PAIRS].view(np.int32).reshape(2, PAIRS)
         rows = self._memory[memory.embeddings :][: embedding_bytes(self._programs, limits)].view(np.float32)
         self._embeddings, self._arrays = rows.reshape(limits.max_tokens, -1), arrays
+        given = self._memory[memory.handover :][: handover_bytes(self._programs, limits)].view(np.float32)
+        self._handover = given.reshape(2, limits.max_tokens, -1)
         arrays.move_to(self._memory[memory.arrays : memory.pairs], keep=keep)
         executor.place_activations(ranks.address + memory.activations[self.rank])
         size = plan.tensor_parallel_size
@@ -173,25 +205,54 @@ class SharedStep:
             at += len(each.rows)
         return len(given)
 
-    def take_embeddings(self, count: int) -> None:
+    def _take_embeddings(self, count: int) -> None:
         """Take those that the leading rank shows, if this stage is the one that they enter."""
         self._arrays.embeddings, at = [], 0
         for start, length in self.pairs[:, : count if self._program.entry else 0].T.tolist():
             self._arrays.embeddings.append(Embeddings(start, self._embeddings[at : at + length]))
             at += length
 
-    def take_residual(self, executor: RankExecutor, tokens: int) -> bool:
-        """Wait for the stage before, and take what it leaves; False when a rank has left."""
+    def run(
+        self, executor: RankExecutor, numbers: Sequence[int], run: Callable[[int, int, int], Outputs]
+    ) -> Outputs | None:
+        """Do this rank's part of the command `running` by `run`; None if it has none, or when a rank has left."""
+        shown, first, second = numbers[0], numbers[1:5], numbers[5:9]
+        tokens, rows, logit_rows, twin = first if self._first_half else second
+        if not tokens:
+            return None
+        executor.use(self._arrays.twin if twin and self._arrays.twin else self._arrays)
+        self._take_embeddings(shown)
+        if not self._take_residual(executor, tokens, twin, same=first == second):
+            return None
+        outputs = run(tokens, rows, logit_rows)
+        if self._leaves:
+            [output] = outputs.values()
+            self._handover[twin, :tokens] = output
+        return outputs
+
+    def _take_residual(self, executor: RankExecutor, tokens: int, twin: int, *, same: bool) -> bool:
+        """Take what the stage before leaves, for which it waits if that runs the `same` step now; False when a rank has
+        left."""
         if not self._stage:
             return True
         size = self._program.plan.tensor_parallel_size
-        if not self.ranks.wait(self._stage - size, size):
+        if (same or not self._takes) and not self.ranks.wait(self._stage - size, size):
             return False
         [given] = self._program.inputs
-        cols = self._program.buffer(given.buffer).cols
-        rows = self._memory[self._residual :][: tokens * cols * 4].view(np.float32).reshape(tokens, cols)
+        rows = self._handover[twin, :tokens]
+        if not self._takes:
+            cols = self._program.buffer(given.buffer).cols
+            rows = self._memory[self._residual :][: tokens * cols * 4].view(np.float32).reshape(tokens, cols)
         executor.write(given.buffer, rows)
         return True
+
+
+def running(shown: int, first: HalfStep | None, second: HalfStep | None) -> tuple[int, ...]:
+    """The numbers of a command to run, with so many embeddings: two steps, of zeros if there is none."""
+    flat = [shown]
+    for half in (first, second):
+        flat += (0, 0, 0, 0) if half is None else (*half.size, int(half.twin))
+    return tuple(flat)
 
 
 def follow(executor: RankExecutor, step: SharedStep) -> None:
@@ -207,13 +268,11 @@ def _obey(executor: RankExecutor, step: SharedStep, act: RankAct, numbers: Seque
     last_stage = executor.program.plan.is_last_stage
     match act:
         case RankAct.RUN:
-            step.take_embeddings(numbers[3])
-            if step.take_residual(executor, numbers[0]):
-                executor.run(numbers[0], numbers[1], numbers[2])
+            step.run(executor, numbers, executor.run)
         case RankAct.HEAD if last_stage:
             executor.run_head(numbers[0])
         case RankAct.RANGE if last_stage:
-            executor.run_range(*numbers)
+            executor.run_range(*numbers[:5])
         case RankAct.COPY:
             executor.copy_blocks(*cast("list[list[int]]", step.pairs[:, : numbers[0]].tolist()))
         case RankAct.STOP_AFTER if last_stage:

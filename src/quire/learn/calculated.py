@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.learn.catalog import PRECISIONS, card, size
-from quire.learn.scene import Chart, ChartSeries, Scene, Table
+from quire.learn.scene import Chart, ChartSeries, Flow, Scene, Table
 from quire.planner import formulas, memory_sums, time_sums
 from quire.planner.figure import Figure
 from quire.planner.model_size import ModelSize
@@ -175,7 +175,22 @@ def parallelism(strategy: str, devices: int, copies: int, model: str, device: st
         Figure("sent by a device in a step", sum(sent.values()) / 1e6, "MB", _EXCHANGES[strategy]),
         Figure("independent replicas", replicas, "", f"on {devices * copies} devices"),
     ]
-    return Scene(figures, tables=[table])
+    return Scene(figures, tables=[table], flows=[_sent(strategy, devices, sum(sent.values()), copies)])
+
+
+def _sent(strategy: str, devices: int, sent: float, copies: int) -> Flow:
+    """Who sends what a device sends in a step: tensor parallelism to the next in a ring, as all-reduces do; pipelines
+    to the next stage; expert parallelism to all others, an equal part to each."""
+    pairs = {
+        "tensor": [(rank, (rank + 1) % devices) for rank in range(devices if devices > 1 else 0)],
+        "pipeline": [(rank, rank + 1) for rank in range(devices - 1)],
+        "expert": [(a, b) for a in range(devices) for b in range(devices) if a != b],
+        "data": [],
+    }[strategy]
+    each = sent / max(1, devices - 1) if strategy == "expert" else sent
+    label = Figure("", each / 1e6, "MB").shown()
+    title = "What devices of a copy send in a step" if copies > 1 else "What devices send in a step"
+    return Flow(title, [f"device {rank}" for rank in range(devices)], [(a, b, label) for a, b in pairs])
 
 
 _EXCHANGES = {

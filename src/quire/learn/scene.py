@@ -85,6 +85,17 @@ class Cells:
 
 
 @dataclass(frozen=True, slots=True)
+class Flow:
+    """Places in a circle, and arrows from one to another, each with what goes along it. `moments`: from a time in ms
+    on something is at a place, so that it can be played again."""
+
+    title: str
+    places: Sequence[str]
+    arrows: Sequence[tuple[int, int, str]]
+    moments: Sequence[tuple[float, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """Rows of texts."""
 
@@ -102,12 +113,14 @@ class Scene:
     cells: Sequence[Cells] = ()
     tables: Sequence[Table] = ()
     remark: str = ""
+    flows: Sequence[Flow] = ()
 
     def beside(self, other: Scene) -> Scene:
         """This one, and behind it another."""
         return Scene(
             [*self.figures, *other.figures], [*self.charts, *other.charts], [*self.cells, *other.cells],
             [*self.tables, *other.tables], " ".join(filter(None, (self.remark, other.remark))),
+            [*self.flows, *other.flows],
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
@@ -116,7 +129,7 @@ class Scene:
         return {
             "figures": figures, "charts": [asdict(one) for one in self.charts],
             "cells": [asdict(one) for one in self.cells], "tables": [asdict(one) for one in self.tables],
-            "remark": self.remark,
+            "flows": [asdict(one) for one in self.flows], "remark": self.remark,
         }  # fmt: skip
 
 

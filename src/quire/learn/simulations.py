@@ -18,8 +18,8 @@ def _on_a_server(**_: object) -> Scene:
 _ALL = (
     Simulation(
         number=1, name="lifecycle", title="The life of a request", source="engine", run=_on_a_server, speed=5,
-        about="The server answers a question now, and its log says where the time went: six stages, of which decoding"
-        " goes round once a token.",
+        about="The server answers a question now, and its log says where the time went: six stages, of which it goes"
+        " round the last four once a token.",
         controls=(
             Control(name="prompt", label="Question", default="What is TTFT?",
                     choices=("What is TTFT?", "What does the KV cache do?", "What is 2 + 3?")),
@@ -65,8 +65,8 @@ _ALL = (
     Simulation(
         number=9, name="attention-tiling", title="Attention in tiles", source="engine",
         run=experiments.attention_tiling,
-        about="Naive attention writes the whole matrix of scores to memory and reads it again. Tiles stay in shared"
-        " memory, with the same result.",
+        about="Naive attention writes the whole matrix of scores to memory and reads it again. Tiles stay in fast"
+        " memory, with the same result: the engine's kernel, run at a tile of your choice.",
         controls=(
             Control(name="tokens", label="Sequence", default=2048, least=64, most=4096, step=1, unit="tokens"),
             Control(name="tile", label="Tile", default=256, least=16, most=1024, unit="rows and columns"),

@@ -198,8 +198,9 @@ class _ScriptedWorker:
                 del one.token_ids[len(one.token_ids) - surplus :]
                 one.logits -= surplus
 
-    def forward(self, out: SchedulerOutput) -> None:
+    def forward(self, out: SchedulerOutput, _beside: SchedulerOutput | None = None) -> None:
         """Nothing is computed."""
+        self._out = out
 
     def sample(self, _masks: Masks | None = None) -> StepOutput:
         """The result by the log."""
@@ -395,7 +396,7 @@ class _Run:
 
     def _step(self, step: rows.Step, seen: list[rows.Step]) -> None:
         core, found = self._core, self.found
-        if not core.scheduler.has_work():
+        if not core.has_work():
             found.difference = f"step {step.number}: the log has a step, and nothing is left to run"
             return
         if self._worker is not None:

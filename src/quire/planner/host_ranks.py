@@ -39,7 +39,8 @@ def host_ranks(
     those of a layer. `possible`: whether the model can be split into so many tensor ranks and stages.
 
     A replica on each node where one fits: nothing travels between them. Else as many tensor ranks as the model allows,
-    each of which reads its weights from memory of its own, and stages for the rest: they divide memory, not time.
+    each of which reads its weights from memory of its own, and stages for the rest, which a single
+    request goes through one after the other.
     """
     count = len(nodes)
     if count < 2:

@@ -78,6 +78,16 @@ class RankPlan:
         return self.pipeline_parallel_rank == self.pipeline_parallel_size - 1
 
     @property
+    def overlaps(self) -> bool:
+        """Whether a step may begin in the first stages while the one before it ends in the others."""
+        return self.pipeline_parallel_size > 1
+
+    @property
+    def in_first_half(self) -> bool:
+        """Whether this is one of the stages that begin a step. The other ones end it."""
+        return self.pipeline_parallel_rank < self.pipeline_parallel_size // 2
+
+    @property
     def fast(self) -> bool:
         """Whether partial sums are added."""
         return self.reduce == "fast" and self.tensor_parallel_size > 1

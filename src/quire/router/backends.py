@@ -134,11 +134,22 @@ class Backends:
         self._idle = asyncio.Event()
 
     def available(self, model: str | None, without: Sequence[BackendServer] = ()) -> list[BackendServer]:
-        """The servers that may get a request for a model."""
+        """The servers that may answer a request for a model: those that compute prompts for others only if there is no
+        other."""
         now = time.monotonic()
-        return [
+        able = [
             each for each in self.all if each not in without and each.is_available(now) and each.serves(model)
         ]
+        return [each for each in able if each.entry.role != "prefill"] or able
+
+    def computing(self, model: str | None, answering: BackendServer) -> list[BackendServer]:
+        """The servers that may compute a prompt for one that answers."""
+        now = time.monotonic()
+        return [
+            each for each in self.all
+            if each.entry.role in {"prefill", "both"} and each is not answering and each.is_available(now)
+            and each.serves(model)
+        ]  # fmt: skip
 
     def cached_tokens(
         self, server: str, digests: Sequence[bytes], tokens_of: Callable[[int], float]

@@ -7,12 +7,14 @@ import time
 
 from quire.config.routing import RouterConfig
 from quire.router.backends import BackendServer
+from quire.router.dividing import PREFILL, divisible, with_params
 from quire.router.relay import Relay, StreamPieces
 from quire.router.resuming import CannotResumeError, DeliveredStream, ResumedStream, is_resumable, with_seed
 from quire.router.routed_request import AskedOfServers, response_id, usage_of
 from quire.router.router_context import RouterContext
 from quire.routing.prefix_index import prompt_digests
 from quire.routing.router_policies import RoutedPrompt
+from quire.routing.tickets import PEER, peer_proof
 from quire.server.errors import ApiError, retry_headers
 from quire.server.exchange import Exchange
 from quire.server.logs import log
@@ -49,6 +51,8 @@ class Forwarding:
         if self._resumable:
             self._body = with_seed(body, asked)
         self._predicted = 0.0  # tokens that the chosen server has probably cached
+        self._ticket: bytes | None = None  # of the prompt, once another server has computed it
+        self._divisible = divisible(exchange, asked)
 
     async def answer(self) -> None:
         """Answer the request. Raises ApiError if no server could take it, and ClientGoneError."""
@@ -109,12 +113,12 @@ class Forwarding:
         context, prompt = self._context, self._prompt()
         self._predicted = prompt.cached(backend.name)
         relay = Relay(self._exchange, context.keep if self._resumable else None)
-        began = time.monotonic()
         with context.backends.busy(backend, prompt.work(backend.name)):
+            body = await self._divided(backend, prompt)
+            began = time.monotonic()
             context.backends.sent(backend.name, self._exchange.request_id, self._digests, self._bytes)
-            request = asyncio.create_task(
-                backend.client.request(self._head(backend), self._body, relay, taken=relay.take)
-            )
+            head = self._head(backend, len(body), peer=body is not self._body)
+            request = asyncio.create_task(backend.client.request(head, body, relay, taken=relay.take))
             try:
                 failure = await self._begins(backend, relay, request)
                 if failure is not None:
@@ -123,7 +127,10 @@ class Forwarding:
                     await request
                     backend.answers["refused"] += 1
                     return relay
-                context.metrics.first_byte.observe(time.monotonic() - began)
+                seconds = time.monotonic() - began
+                context.metrics.first_byte.observe(seconds)
+                if body is not self._body and relay.is_stream:
+                    context.dividing.costs.moved(prompt.prompt_tokens, seconds)
                 await self._pass_on(backend, relay, request)
             except ClientError as error:
                 backend.failed(str(error), time.monotonic())
@@ -132,6 +139,26 @@ class Forwarding:
                 request.cancel()
                 relay.forget()
         return None
+
+    async def _divided(self, backend: BackendServer, prompt: RoutedPrompt) -> bytes:
+        """The body for the server that answers, once another one has computed the prompt if that pays."""
+        dividing, model = self._context.dividing, self._asked.model or self._asked.name
+        if self._ticket is None and self._divisible:
+            other = dividing.server_for(backend, prompt, model)
+            if other is not None:
+                self._divisible = False  # once
+                self._ticket = await dividing.ticket(
+                    other, prompt, lambda size: self._head(other, size, peer=True),
+                    with_params(self._body, self._asked, PREFILL),
+                )  # fmt: skip
+                if self._ticket is not None:
+                    self._context.backends.sent(
+                        other.name, self._exchange.request_id, self._digests, self._bytes
+                    )
+        if self._ticket is None:
+            return self._body
+        self._predicted = prompt.prompt_tokens
+        return with_params(self._body, self._asked, self._ticket)
 
     async def _begins(
         self, backend: BackendServer, relay: Relay, request: asyncio.Task[None]
@@ -206,9 +233,8 @@ class Forwarding:
         delivered = DeliveredStream(b"".join(relay.sent))
         resumed, sink = ResumedStream(delivered), StreamPieces()
         with self._context.backends.busy(other, self._prompt().work(other.name)):
-            request = asyncio.create_task(
-                other.client.request(self._head(other), self._body, sink, taken=sink.take)
-            )
+            head = self._head(other, len(self._body))
+            request = asyncio.create_task(other.client.request(head, self._body, sink, taken=sink.take))
             try:
                 async for piece in sink.pieces(request):
                     if rest := resumed.feed(piece):
@@ -255,7 +281,8 @@ class Forwarding:
         if "prompt_tokens" in usage:
             self._context.metrics.compare(self._predicted, usage)
 
-    def _head(self, backend: BackendServer) -> bytes:
+    def _head(self, backend: BackendServer, size: int, *, peer: bool = False) -> bytes:
+        """The head of a request whose body has so many bytes. To a `peer` the router shows that it has the key."""
         exchange, server = self._exchange, backend.client.server
         query = exchange.scope.get("query_string", b"")
         path = server.base.encode("latin-1") + exchange.scope.get("raw_path", exchange.path.encode())
@@ -265,8 +292,11 @@ class Forwarding:
             b"host: " + server.authority.encode(),
             b"x-request-id: " + exchange.request_id.encode("latin-1"),
         ]
+        if peer:
+            proof = peer_proof(self._context.dividing.key, exchange.request_id)
+            lines.append(f"{PEER}: {proof}".encode())
         if self._body or exchange.method in {"POST", "PUT", "PATCH"}:
-            lines.append(b"content-length: %d" % len(self._body))
+            lines.append(b"content-length: %d" % size)
         own = {name.encode(): value.encode("latin-1") for name, value in server.headers.items()}
         for name, value in exchange.scope["headers"]:
             if name in _NOT_PASSED or (name in _KEYS and (own or self._context.has_keys)):

@@ -144,7 +144,8 @@ class RouterApp:
         prefixes = backends.prefixes
         return [
             {
-                "name": each.name, "state": each.state(now), "weight": each.weight, "requests": each.requests,
+                "name": each.name, "state": each.state(now), "role": each.entry.role or "decode",
+                "weight": each.weight, "requests": each.requests,
                 "work": round(each.work), "pieces": prefixes.size(each.name), **_reports(backends, each),
                 "answers": dict(each.answers),
                 "models": [model["id"] for model in each.models],

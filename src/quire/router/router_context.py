@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 
 from quire.config.serving import ServingConfig
 from quire.router.backends import Backends, BackendServer
+from quire.router.dividing import Dividing
 from quire.router.router_metrics import RouterMetrics
 from quire.routing.router_policies import RoutingPolicy, policy_named
 from quire.server.access import AccessControl
@@ -54,7 +55,8 @@ class RouterContext:
         self.access = AccessControl(config, self.tenants)
         self.has_keys = self.access.has_keys
         self.presents_key = any(each.entry.api_key for each in backends.all)
-        self.metrics = RouterMetrics(backends)
+        self.dividing = Dividing(backends)
+        self.metrics = RouterMetrics(backends, self.dividing)
         self.memory: RequestMemory = memory_of_bodies(BODY_MEMORY, config.max_num_queued_reqs)
         self.rates = Rates()
         self.kept = 0  # bytes of streams that run

@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from quire.router.backends import Backends
+from quire.router.dividing import FALLBACKS, Dividing
 from quire.server.exchange import Exchange
 from quire.server.histogram import Histogram
 from quire.server.metrics import FINE
@@ -22,8 +23,8 @@ _LEARNING = 0.02  # weight of the newest answer in the confidence
 class RouterMetrics(Collector):
     """Requests by outcome, servers by state, and how well the prediction of caches holds."""
 
-    def __init__(self, backends: Backends) -> None:
-        self._backends = backends
+    def __init__(self, backends: Backends, dividing: Dividing) -> None:
+        self._backends, self._dividing = backends, dividing
         self.http: Counter[tuple[str, str]] = Counter()  # by route and status
         self.first_byte = Histogram(FINE)
         self.retried = self.cut_off = self.resumed = 0
@@ -101,12 +102,37 @@ class RouterMetrics(Collector):
             ("predicted_cached_tokens", self._predicted, "of them cached, as predicted"),
         ):
             yield CounterMetricFamily(f"quire_router_{name}", text, value=value)
+        yield from self._divided()
         yield GaugeMetricFamily(
             "quire_router_routing_confidence",
             "share of prompt tokens whose caching was known right, times the share of the servers with events whose "
             "events are not lost; 0: nothing is known",
             value=self.confidence * self._backends.reporting,
         )
+
+    def _divided(self) -> Iterator[Metric]:
+        """Of prompts that one server computed and another one answered."""
+        dividing = self._dividing
+        for name, value, text in (
+            ("divided_requests", dividing.divided, "requests whose prompt another server has computed"),
+            ("divided_prompt_tokens", dividing.tokens, "tokens of these prompts"),
+            ("prefill_seconds", dividing.seconds, "time until such prompts were computed"),
+        ):
+            yield CounterMetricFamily(f"quire_router_{name}", text, value=value)
+        fallbacks = CounterMetricFamily(
+            "quire_router_prefill_fallbacks", "prompts that could not be computed elsewhere", labels=["why"]
+        )
+        for why in FALLBACKS:
+            fallbacks.add_metric([why], dividing.fallbacks[why])
+        yield fallbacks
+        costs = GaugeMetricFamily(
+            "quire_router_prompt_token_seconds",
+            "what a token of a prompt takes to be computed, and to be moved, as answers have shown",
+            labels=["what"],
+        )
+        costs.add_metric(["compute"], dividing.costs.compute)
+        costs.add_metric(["move"], dividing.costs.move)
+        yield costs
 
     def _reports(self) -> Iterator[Metric]:
         current = GaugeMetricFamily(

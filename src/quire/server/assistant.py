@@ -12,6 +12,7 @@ from quire.outputs import CompletionOutput
 from quire.records import dataclass
 from quire.server import pieces
 from quire.server.chunks import Chunks
+from quire.server.draft_marks import DraftMarks
 from quire.server.generation import Answer, CallAnswer, finish_reason
 from quire.server.logprob_bodies import TokenTexts, chat_logprobs, chat_pieces
 from quire.server.responses import ChatDelta, FunctionDelta, ToolCallDelta
@@ -37,9 +38,11 @@ class MessageForm:
 
 
 def choice_pieces(
-    sample: CompletionOutput, answer: Answer, form: MessageForm, texts: TokenTexts, *, ids: bool
-) -> pieces.Pieces:
+    sample: CompletionOutput, answer: Answer, form: MessageForm, texts: TokenTexts, *, ids: bool,
+    marks: DraftMarks | None = None,
+) -> pieces.Pieces:  # fmt: skip
     """The JSON of a responses.ChatChoice."""
+    drafts = None if marks is None else marks.of_all(sample.index, len(sample.token_ids))
     table, reason = answer.logprobs, form.finish_reason(sample.finish_reason, called=bool(answer.calls))
     return pieces.fields([
         ("index", pieces.value(sample.index)),
@@ -48,6 +51,7 @@ def choice_pieces(
         ("finish_reason", pieces.value(reason)),
         ("stop_reason", pieces.value(sample.stop_reason)),
         *([("token_ids", pieces.numbers(sample.token_ids))] if ids else ()),
+        *([("accepted_drafts", pieces.numbers(drafts))] if drafts is not None else ()),
     ])  # fmt: skip
 
 
@@ -78,8 +82,17 @@ def _function(call: CallAnswer) -> pieces.Pieces:
 class ChatEvents:
     """The events of a streamed conversation: a delta in, the bytes of its chunks out."""
 
-    def __init__(self, chunks: Chunks, texts: TokenTexts, form: MessageForm, *, ids: bool) -> None:
-        self._chunks, self._texts, self._form, self._ids = chunks, texts, form, ids
+    def __init__(
+        self,
+        chunks: Chunks,
+        texts: TokenTexts,
+        form: MessageForm,
+        *,
+        ids: bool,
+        marks: DraftMarks | None = None,
+    ) -> None:
+        self._chunks, self._texts, self._form, self._ids, self._marks = chunks, texts, form, ids, marks
+        self._whole = ids or marks is not None
         self._opened: set[int] = set()
         self._called: set[int] = set()
         self._around: dict[tuple[int, PartKind, int], tuple[bytes, ...]] = {}
@@ -123,16 +136,19 @@ class ChatEvents:
         )
 
     def _plain(self, choice: int, delta: StreamDelta) -> bytes:
-        if delta.logprobs is None and delta.finish_reason is None and not self._ids:
+        if delta.logprobs is None and delta.finish_reason is None and not self._whole:
             return self._chunks.text(choice, delta.text) if delta.text else b""
         logprobs = None if delta.logprobs is None else chat_logprobs(delta.logprobs, self._texts)
-        return self._chunks.full(choice, delta, logprobs, ids=self._ids)
+        return self._chunks.full(choice, delta, logprobs, ids=self._ids, marks=self._drafts(choice, delta))
+
+    def _drafts(self, choice: int, delta: StreamDelta) -> list[int] | None:
+        return None if self._marks is None else self._marks.of_next(choice, len(delta.token_ids))
 
     def _parted(self, choice: int, delta: StreamDelta, parts: list[AnswerPart]) -> Iterator[bytes]:
         """A chunk per part; what belongs to the whole delta is in the last. The end of a message has its own."""
         bodies = [_encode(body) for part in parts for body in self._bodies(choice, part)]
         if delta.finish_reason is not None or (
-            not bodies and (delta.logprobs or (self._ids and delta.token_ids))
+            not bodies and (delta.logprobs or (self._whole and delta.token_ids))
         ):
             bodies.append(b"{}")
         for body in bodies[:-1]:
@@ -145,6 +161,8 @@ class ChatEvents:
             more += b',"stop_reason":' + _encode(delta.stop_reason)
         if self._ids:
             more += b',"token_ids":' + _encode(delta.token_ids)
+        if (drafts := self._drafts(choice, delta)) is not None:
+            more += b',"accepted_drafts":' + _encode(drafts)
         logprobs = None if delta.logprobs is None else chat_logprobs(delta.logprobs, self._texts)
         yield self._chunks.delta(choice, bodies[-1], logprobs, reason, more)
 

@@ -28,6 +28,7 @@ from quire.server.answering import (
 from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
+from quire.server.draft_marks import marks_of
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange, off_loop
 from quire.server.generation import HttpGeneration
@@ -38,6 +39,7 @@ from quire.server.routes import Post
 from quire.server.sampling import chat_params, check_logprobs, make_ask, predicted, with_negative
 from quire.server.scaled_adapters import served_with
 from quire.server.structured import find_structure, with_grammar
+from quire.server.transfers import answer_prefill, is_prefill
 from quire.text.chat_renderer import ChatAsk
 from quire.text.infill import InfillAsk
 from quire.text.tools import ToolUse, read_tools
@@ -149,6 +151,8 @@ async def prepare_chat(
     prediction = await predicted(context, body)
     texts = await context.engine.text_tokens(params) if params.has_texts else None
     ask = make_ask(context, exchange, body, params, prompt, request_id, prediction, texts)
+    if is_prefill(body):
+        return PreparedChat(ask, tools, ())
     (ask,) = await with_negative(context, body, [ask])
     if raw is None:
         ask, dropped = await with_form(context, exchange, ask, tools, structure)
@@ -168,24 +172,27 @@ async def chat_completions(
     envelope = make_envelope(context, served, body, "chatcmpl")
     check_streaming(body)
     ask, tools, dropped = await prepare_chat(context, exchange, read, envelope.id)
-    prompt = ask.request.prompt_token_ids
+    if is_prefill(body):
+        await answer_prefill(context, exchange, [ask])
+        return
     form = MessageForm(reasoning=body.include_reasoning is not False, older=bool(tools and tools.older))
     if not body.stream:
         timings = wants_timings(exchange, body)
 
         def pieces_of(run: HttpGeneration) -> Iterator[bytes]:
-            return _answer(context, body, envelope, run, form, prompt, timings=timings, dropped=dropped)
+            return _answer(context, body, envelope, run, form, ask, timings=timings, dropped=dropped)
 
         await answer_whole(context, exchange, [ask], pieces_of, logprobs="top_logprobs")
         return
     chunks = Chunks(
         envelope, ask.request.params.n, chat=True, usage=wants_usage(context, body), dropped=dropped
     )
-    events = ChatEvents(chunks, texts_of(context, body), form, ids=bool(body.return_token_ids))
+    ids, marks = bool(body.return_token_ids), marks_of([ask])
+    events = ChatEvents(chunks, texts_of(context, body), form, ids=ids, marks=marks)
     ended = openai_end(context, exchange, body, chunks)
     shape = StreamForm(
-        events.chunk_of, ended, around=chunks.around, direct=events.direct, whole=bool(body.return_token_ids),
-        progress=chunks.progress,
+        events.chunk_of, ended, around=chunks.around, direct=events.direct,
+        whole=ids or marks is not None, progress=chunks.progress,
     )  # fmt: skip
     shape = with_running_usage(context, body, shape)
     await AnswerStream(
@@ -199,7 +206,7 @@ def _answer(
     envelope: Envelope,
     run: HttpGeneration,
     form: MessageForm,
-    prompt: TokenIds,
+    ask: GenerateAsk,
     *,
     timings: bool,
     dropped: Sequence[str],
@@ -212,13 +219,14 @@ def _answer(
         positions = run.prompt_logprobs(0), run.unscored(0)
         rest.append(("prompt_logprobs", prompt_pieces(*positions, context.engine)))
     if ids:
-        rest.append(("prompt_token_ids", pieces.numbers(prompt)))
+        rest.append(("prompt_token_ids", pieces.numbers(ask.request.prompt_token_ids)))
     if timings:
         rest.append(("timings", pieces.value(run.timings())))
     if dropped:
         rest.append(("dropped_keywords", pieces.value(dropped)))
     samples = zip(output.outputs, run.answers, strict=True)
-    choices = pieces.items(choice_pieces(*sample, form, texts, ids=ids) for sample in samples)
+    marks = marks_of([ask])
+    choices = pieces.items(choice_pieces(*sample, form, texts, ids=ids, marks=marks) for sample in samples)
     return pieces.fields([*envelope_fields(envelope), ("choices", choices), *rest])
 
 

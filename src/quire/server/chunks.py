@@ -97,8 +97,9 @@ class Chunks:
         logprobs: ChatLogprobs | CompletionLogprobs | None,
         *,
         ids: bool,
+        marks: Sequence[int] | None = None,
     ) -> bytes:
-        """A chunk with all fields; `ids` adds the token ids."""
+        """A chunk with all fields; `ids` adds the token ids, and `marks` are positions of accepted drafts."""
         parts = [
             self._starts[choice], _encode(delta.text), self._closing, b',"logprobs":', _encode(logprobs),
             b',"finish_reason":',
@@ -107,6 +108,8 @@ class Chunks:
         ]  # fmt: skip
         if ids:
             parts += [b',"token_ids":', _encode(delta.token_ids)]
+        if marks is not None:
+            parts += [b',"accepted_drafts":', _encode(marks)]
         return b"".join([*parts, self._end])
 
     def last(self, usage: UsageBody | None, timings: TimingsBody | None) -> bytes:

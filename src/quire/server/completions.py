@@ -29,6 +29,7 @@ from quire.server.answering import (
 )
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
+from quire.server.draft_marks import DraftMarks, marks_of
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange, off_loop
 from quire.server.generation import HttpGeneration, finish_reason
@@ -56,6 +57,7 @@ from quire.server.sampling import (
 )
 from quire.server.scaled_adapters import served_with
 from quire.server.structured import find_structure, with_grammar
+from quire.server.transfers import answer_prefill, is_prefill
 from quire.text.infill import InfillAsk
 from quire.types import FinishReason, SamplingParams, TokenIds
 
@@ -119,6 +121,8 @@ async def prepare_completion(
         )
         for i, prompt in enumerate(prompts)
     ]
+    if is_prefill(body):
+        return PreparedCompletion(asks, prompts, ())
     asks = await with_negative(context, body, asks)
     asks = [
         ask if prompt.embeds is None else replace(ask, request=embedded(ask.request, prompt.embeds))
@@ -141,10 +145,14 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
     envelope = make_envelope(context, served, body, "cmpl")
     _check_stream(body)
     asks, prompts, dropped = await prepare_completion(context, exchange, read, envelope.id)
+    if is_prefill(body):
+        await answer_prefill(context, exchange, asks)
+        return
     texts = context.texts_as_ids if body.return_tokens_as_token_ids else context.texts
     if not body.stream:
         timings = wants_timings(exchange, body)
-        answer = _Answer(context, body, envelope, texts, timings=timings, dropped=dropped)
+        marks = marks_of(asks)
+        answer = _Answer(context, body, envelope, texts, marks, timings=timings, dropped=dropped)
         await answer_whole(context, exchange, asks, lambda run: answer.whole(run, prompts))
         return
     samples = asks[0].request.params.n
@@ -153,16 +161,19 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
     writers = [CompletionLogprobsWriter(texts) for _ in range(count)]
     echoes = {i: prompts[i // samples].text for i in range(count)} if body.echo else {}
     ids, end = bool(body.return_token_ids), openai_end(context, exchange, body, chunks)
+    marks = marks_of(asks)
+    whole = ids or marks is not None
 
     def chunk_of(choice: int, delta: StreamDelta) -> bytes:
         echo = echoes.pop(choice, "")
         head = chunks.text(choice, echo) if echo else b""
-        if delta.logprobs is None and delta.finish_reason is None and not ids:
+        if delta.logprobs is None and delta.finish_reason is None and not whole:
             return head + (chunks.text(choice, delta.text) if delta.text else b"")
         logprobs = None if delta.logprobs is None else writers[choice].push(delta.token_ids, delta.logprobs)
-        return head + chunks.full(choice, delta, logprobs, ids=ids)
+        drafts = None if marks is None else marks.of_next(choice, len(delta.token_ids))
+        return head + chunks.full(choice, delta, logprobs, ids=ids, marks=drafts)
 
-    shape = StreamForm(chunk_of, end, around=chunks.around, whole=ids, progress=chunks.progress)
+    shape = StreamForm(chunk_of, end, around=chunks.around, whole=whole, progress=chunks.progress)
     shape = with_running_usage(context, body, shape)
     await AnswerStream(context, exchange, shape, ping_seconds=ping_seconds(body)).write(asks)
 
@@ -274,11 +285,13 @@ class _Answer:
         body: CompletionRequest,
         envelope: Envelope,
         texts: TokenTexts,
+        marks: DraftMarks | None,
         *,
         timings: bool,
         dropped: Sequence[str],
     ) -> None:
         self._context, self._body, self._envelope, self._texts = context, body, envelope, texts
+        self._marks = marks
         self._timings, self._dropped = timings, dropped
         self._scores_only = scores_only(body)
 
@@ -326,6 +339,9 @@ class _Answer:
         if body.return_token_ids:
             found.append(("token_ids", pieces.numbers([] if self._scores_only else sample.token_ids)))
             found.append(("prompt_token_ids", pieces.numbers(prompt.token_ids)))
+        if self._marks is not None:
+            count = 0 if self._scores_only else len(sample.token_ids)
+            found.append(("accepted_drafts", pieces.numbers(self._marks.of_all(index, count))))
         return pieces.fields(found)
 
     def _logprobs(self, run: HttpGeneration, index: int, prompt: RawPrompt) -> pieces.Pieces:

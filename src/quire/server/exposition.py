@@ -167,6 +167,8 @@ class Exposition(Collector):
                       labels, self._metrics.tokens["cached"])  # fmt: skip
         yield _family(CounterMetricFamily, "quire_reasoning_tokens", "generated tokens that are reasoning",
                       labels, self._metrics.tokens["reasoning"])  # fmt: skip
+        yield _family(CounterMetricFamily, "quire_refused_tickets", "tickets that were not of their request",
+                      labels, self._metrics.refused_tickets)  # fmt: skip
 
     def _grammar_families(self, labels: dict[str, str]) -> Iterator[Metric]:
         counts = self._metrics.grammars
@@ -323,6 +325,14 @@ _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] 
      lambda s: s.remote_tier.get("damaged", 0)),
     ("quire_remote_tier_failed", GaugeMetricFamily, "engines that cannot use the server of kv_tiers now",
      lambda s: s.remote_tier.get("failed", 0)),
+    ("quire_remote_tier_loaded_bytes", CounterMetricFamily, "bytes of the KV blocks that came from it",
+     lambda s: s.remote_tier.get("loaded_bytes", 0)),
+    ("quire_transferred_prompts", CounterMetricFamily, "prompts of which another server computed all that was said",
+     lambda s: s.remote_tier.get("came", 0)),
+    ("quire_late_transfers", CounterMetricFamily, "prompts whose blocks did not all come in time, which were computed",
+     lambda s: s.remote_tier.get("late", 0)),
+    ("quire_transfer_wait_seconds", CounterMetricFamily, "time for which prompts waited for blocks of other servers",
+     lambda s: s.remote_tier.get("wait_seconds", 0)),
     ("quire_borrowed_bytes", GaugeMetricFamily, "memory of other models that holds KV blocks of this one",
      lambda s: s.borrowed_bytes),
     ("quire_lent_bytes", GaugeMetricFamily, "memory of this model that other models have", lambda s: s.lent_bytes),
@@ -399,6 +409,10 @@ def _engine_families(stats: EngineStats, labels: dict[str, str], acceptance: str
     yield _by_part(GaugeMetricFamily, "quire_degrade_step", "step", stats.degrade_steps.items())
     yield _by_part(CounterMetricFamily, "quire_degraded_requests", "step", stats.degraded.items())
     yield _by_part(CounterMetricFamily, "quire_step_phase_seconds", "phase", stats.step_phase_seconds.items())
+    ranks = enumerate(stats.rank_seconds)
+    yield _by_part(
+        CounterMetricFamily, "quire_rank_work_seconds", "rank", [(str(rank), spent) for rank, spent in ranks]
+    )
     yield _by_part(CounterMetricFamily, "quire_step_flops", "format", stats.flops.items())
     for limit, share in (("compute", stats.compute_share), ("bandwidth", stats.bandwidth_share)):
         text = f"share of the machine's {limit} in recent steps, where it was measured"

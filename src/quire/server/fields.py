@@ -31,7 +31,6 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "grammar_lazy": (False,),
     "grammar_triggers": ([],),
     "guided_decoding_backend": ("auto", "guidance", "llguidance"),
-    "kv_transfer_params": ({},),
     "prompt_cache_options": ({},),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),

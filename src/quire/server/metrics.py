@@ -116,6 +116,7 @@ class ServerMetrics:
         self.finished: Counter[str] = Counter()
         self.hooked: Counter[str] = Counter()  # chunks by what the output hook made of them
         self.tokens: Counter[str] = Counter()
+        self.refused_tickets = 0  # of prompts that other servers computed
         self.adapter_tokens: Counter[tuple[str, str]] = Counter()  # by name and kind
         self.grammars = GrammarCounts()
         self.tools = ToolServerCounts()

@@ -75,7 +75,6 @@ REASONS = {
     "data_parallel_rank": _ELSEWHERE,
     "disagg_prefill_dp_rank": _ELSEWHERE,
     "ec_transfer_params": _ELSEWHERE,
-    "kv_transfer_params": _ELSEWHERE,
     "routed_dp_rank": _ELSEWHERE,
     "container": _NO_SERVICE,
     "moderation": _NO_SERVICE,

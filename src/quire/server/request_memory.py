@@ -23,6 +23,7 @@ from typing import cast
 from quire.engine.api import DeadlineError, Engine, GenerateAsk, OverloadedError
 from quire.parameters import TextTokens
 from quire.records import dataclass
+from quire.server.draft_marks import marks_cost
 from quire.server.errors import ApiError, bad_request
 from quire.server.json_input import MAX_PARTS, MAX_VALUES
 from quire.types import Request
@@ -422,6 +423,7 @@ def answer_costs(
         "stop": STOP_CHAR * sum(map(len, params.stop)) * len(asks),
         "structured_outputs": _grammar_cost(asks),
         "prediction": _prediction_cost(asks),
+        "return_accepted_drafts": marks_cost(asks, generated),
         "negative_prompt": _negative_cost(asks, samples, generated),
         "prompt_embeds": EMBEDS_COPIES * sum(len(ask.request.prompt_embeds) for ask in asks),
     }

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from quire.core.beam_search import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY
 from quire.parameters import Parameter
+from quire.routing.tickets import MOST_TICKET
 from quire.structured.ask import MAX_CHOICES
 from quire.text.tools import MAX_NAME_CHARS, MAX_TOOLS
 from quire.types import (
@@ -252,6 +253,22 @@ class PrefixRetention(msgspec.Struct):
     ttl: Literal["5m", "1h"] | None = None
 
 
+class KvTransferParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a router asks of the server that computes a prompt and of the one that answers; vLLM's names. No addresses:
+    they are configured.
+    """
+
+    do_remote_decode: bool | None = None
+    do_remote_prefill: bool | None = None
+    remote_request_id: Annotated[
+        Annotated[str, Meta(max_length=MOST_TICKET)] | None, Meta(description="a ticket")
+    ] = None
+    remote_engine_id: None = None
+    remote_block_ids: None = None
+    remote_host: None = None
+    remote_port: None = None
+
+
 class GenerationRequest(_Sampling, kw_only=True):
     """Fields that chat and completions share. null means the default for each of them."""
 
@@ -295,7 +312,14 @@ class GenerationRequest(_Sampling, kw_only=True):
         Annotated[list[_NamedText], Meta(max_length=MAX_BREAKERS)] | None, _known("dry_sequence_breakers")
     ] = None
     # vLLM
+    kv_transfer_params: Annotated[
+        KvTransferParams | None,
+        Meta(description="from a router that has the servers' key; {} for all others"),
+    ] = None
     return_token_ids: bool | None = None
+    return_accepted_drafts: Annotated[
+        bool | None, Meta(description="Quire's: name the tokens that were accepted drafts")
+    ] = None
     return_tokens_as_token_ids: Annotated[
         bool | None, Meta(description="write tokens in logprobs as token_id:N")
     ] = None

@@ -147,6 +147,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: str
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    accepted_drafts: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -175,6 +176,7 @@ class CompletionChoice(msgspec.Struct):
     stop_reason: int | str | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    accepted_drafts: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -228,6 +230,7 @@ class ChatChunkChoice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    accepted_drafts: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):

@@ -16,6 +16,7 @@ from quire.engine.request_forms import guided
 from quire.objectives import ServiceTerms, class_of
 from quire.parameters import TextTokens
 from quire.server.context import ServerContext
+from quire.server.draft_marks import places_for
 from quire.server.errors import PREDICTED_TTFT, ApiError, bad_request, predicted_ttft
 from quire.server.exchange import Exchange
 from quire.server.requests import (
@@ -25,6 +26,7 @@ from quire.server.requests import (
     CompletionRequest,
     GenerationRequest,
 )
+from quire.server.transfers import with_transfer
 from quire.types import PARAMETERS, Request, SamplingParams, TokenIds
 
 _NO_BEAMS = Beams(width=1)
@@ -241,13 +243,14 @@ def make_ask(
     )
     wants = exchange.header(b"x-quire-predict").lower() in {"1", "true"}
     return GenerateAsk(
-        request=request,
+        request=with_transfer(context, exchange, body, request),
         tenant=exchange.tenant,
         deadline=limits[0],
         queue_deadline=limits[1],
         keep_output=False,
         progress=bool(body.return_progress),
         predicted=partial(_tell, exchange) if wants else None,
+        accepted=places_for(params.n) if body.return_accepted_drafts else None,
     )
 
 

@@ -53,6 +53,16 @@ class _Live:
     seen: bool = False  # it has started once
 
 
+class _Planned(NamedTuple):
+    """Of a step: four numbers for each row; rows with drafts; samples that were preempted; three numbers for each that
+    started."""
+
+    rows: list[int]
+    drafting: list[int]
+    preempted: list[int]
+    started: list[int]
+
+
 class StepTimes(NamedTuple):
     """Readings of the clock in a step, in nanoseconds: when it began, and after that."""
 
@@ -105,10 +115,9 @@ class Recorder:
         self._next = 0
         self._steps = 0
         self._stolen = _StolenTime()
-        # of the step that runs, if there may be drafts
         self._drafts = config.max_draft_tokens > 0
-        self._scheduled: list[int] = []
-        self._drafting: list[int] = []
+        self._planned: deque[_Planned] = deque()  # steps in flight
+        self._drafting = _NONE  # of the step that has ended
         self._put(self._opened())
 
     # -- what happens ---------------------------------------------------------------------------------------
@@ -212,13 +221,16 @@ class Recorder:
 
     def planned(self, out: SchedulerOutput) -> None:
         """A step was scheduled: its rows as they are before drafts are made."""
+        preempted = self._preempted(out) if out.gone else _NONE
         for new in out.new:
             live = self._live.get(new.request_id)
             number = -1 if live is None else live.number
             self._keys[new.seq_id] = number << SAMPLE_BITS | new.sample_index
+        started = self._started(out) if out.new else _NONE
+        drafting = _NONE
         if self._drafts:
-            self._scheduled = self._rows(out)
-            self._drafting = [index for index, row in enumerate(out.scheduled) if row.logits > 1]
+            drafting = [index for index, row in enumerate(out.scheduled) if row.logits > 1]
+        self._planned.append(_Planned(self._rows(out), drafting, preempted, started))
 
     def _rows(self, out: SchedulerOutput) -> list[int]:
         """Four numbers for each row; the last one is to be the tokens that it accepts."""
@@ -237,7 +249,7 @@ class Recorder:
         facts: StepFacts,
     ) -> None:
         """A step has ended."""
-        flat = self._scheduled if self._drafts else self._rows(out)
+        flat, self._drafting, preempted, started = self._planned.popleft()
         flat[3::4] = map(len, result.token_ids)
         at, scheduled, executed, updated, draft = times
         predicted, blocks, waiting, limits, fetching = facts
@@ -249,7 +261,7 @@ class Recorder:
                 int(1e6 * seconds.get("forward", 0.0)), int(1e6 * seconds.get("sample", 0.0)), draft // 1000,
                 self._stolen.microseconds(updated) if updated >= self._stolen.due else 0,
                 predicted, blocks, waiting, limits, flat, self._notes(flat, out, result, ended),
-                self._started(out) if out.new else _NONE, self._preempted(out) if out.gone else _NONE, fetching,
+                started, preempted, fetching,
             )
         )  # fmt: skip
         for event, live in ended:

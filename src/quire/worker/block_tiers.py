@@ -21,10 +21,12 @@ SAVE_SECONDS = 3.0  # for blocks that are kept nowhere yet, before the engine sl
 
 
 class BlockTiers:
-    """See core.tier.Tier and worker.BlockStore. `ram` is None without host memory; `kept` are the others."""
+    """See core.tier.Tier and worker.BlockStore. `ram` is None without host memory; `kept` are the others. An `eager`
+    engine saves all that it has computed in the next step: others wait for it."""
 
-    def __init__(self, ram: SwapSpace | None, kept: Sequence[KeptBlocks]) -> None:
+    def __init__(self, ram: SwapSpace | None, kept: Sequence[KeptBlocks], *, eager: bool = False) -> None:
         self.ram, self.kept, self.fingerprint = ram, kept, kept[0].fingerprint
+        self._eager = eager
         self.content: Callable[[int], U8]  # of a block of the cache: the worker's, once there is one
         self.sleeping = False  # what leaves the cache now is not damaged: it is kept
         self._unsaved: dict[Name, tuple[int, str]] = {}  # and the block and the tenant of each
@@ -59,7 +61,7 @@ class BlockTiers:
         if not self._unsaved or not self._room:
             return []
         share = int(_SHARE * spent * _COPY_RATE / self.kept[0].block_bytes)
-        return [*self._next(self._room if idle else max(1, share))]
+        return [*self._next(self._room if idle or self._eager else max(1, share))]
 
     @property
     def _room(self) -> int:
@@ -93,6 +95,12 @@ class BlockTiers:
         if self.ram is not None and self.ram.holds(name):
             return True
         return any(each.holds(name) for each in self.kept)
+
+    def look(self) -> bool:
+        """See what other engines have kept; whether any of them can be asked now."""
+        for each in self.kept:
+            each.look()
+        return any(each.works for each in self.kept)
 
     def copy_seconds(self, name: Name) -> float:
         if self.ram is not None and self.ram.holds(name):

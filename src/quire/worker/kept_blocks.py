@@ -23,6 +23,7 @@ _WRITE_BYTES, _READ_BYTES = 64 * 2**20, 8 * 2**20  # that contents take while th
 _LOOK_SECONDS = 2.0  # between two looks at what others have kept
 _RECENT = 0.1  # of the latest read in the mean
 READERS = 2
+_LOOK = "look"  # in place of a content
 
 
 def buffers_of(block_bytes: int) -> tuple[int, int]:
@@ -47,7 +48,7 @@ class KeptBlocks(ABC):
             self._buffers.put(np.empty(block_bytes, np.uint8))
         self._lent: list[U8] = []  # contents of the last `arrived`
         # Contents to write, and blocks to forget: where they are, or None if that is not known yet.
-        self._writes: queue.SimpleQueue[tuple[Name, U8 | int | None] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[tuple[Name, U8 | int | None] | str | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[tuple[int, Name] | None] = queue.SimpleQueue()
         self._arrived: queue.SimpleQueue[tuple[int, U8 | None]] = queue.SimpleQueue()
         self.copy_seconds = 0.0  # moving mean of reading a block
@@ -55,6 +56,7 @@ class KeptBlocks(ABC):
         self.refused = 0  # blocks that came faster than they could be kept
         self.damaged = 0  # contents that were not as they were written
         self._threads: list[threading.Thread] = []
+        self._asked = False  # to look at what others have kept
 
     def begin(self) -> None:
         """Start."""
@@ -121,6 +123,12 @@ class KeptBlocks(ABC):
     def clear(self) -> None:
         """Forget every block."""
 
+    def look(self) -> None:
+        """See what others have kept, as soon as what was handed over before is written."""
+        if not self._asked:
+            self._asked = True
+            self._writes.put(_LOOK)
+
     def read(self, block: int, name: Name) -> None:
         """Begin to read a content for a block of the cache; `arrived` says when it is there."""
         self._reads.put((block, name))
@@ -144,7 +152,7 @@ class KeptBlocks(ABC):
         """What metrics show."""
         return {
             "blocks": len(self), "saved": self.blocks_out, "loaded": self.blocks_in, "refused": self.refused,
-            "damaged": self.damaged, "failed": int(not self.works),
+            "damaged": self.damaged, "failed": int(not self.works), "loaded_bytes": self.blocks_in * self.block_bytes,
         }  # fmt: skip
 
     def close(self) -> None:
@@ -212,6 +220,9 @@ class KeptBlocks(ABC):
                 continue
             if asked is None:
                 return
+            if isinstance(asked, str):
+                self._asked, due = False, 0.0
+                continue
             name, content = asked
             try:
                 if not isinstance(content, np.ndarray):

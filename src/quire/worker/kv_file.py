@@ -4,7 +4,8 @@
     table      64 bytes a place: digest, cache group, order of writing, check sum, owner, nonce
     contents   one place after the other, whole pages
 
-A place is written in two steps, content and then record, and its check sum covers both with the fingerprint as key. So
+A place is written in two steps, content and then record, and its check sum covers both with the fingerprint as key: NH
+sums of every 1024 bytes, and over them BLAKE2b, which alone would take longer than the disk. So
 a process may be killed at any moment, a disk may flip bits and another process may write over a place while it is read:
 what does not fit its record is not served. Nothing is flushed, as a record that outlives its content is found out.
 
@@ -18,13 +19,15 @@ import os
 import stat
 import struct
 from dataclasses import replace
-from hashlib import blake2b
+from functools import lru_cache
+from hashlib import blake2b, shake_256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quire import _native
 from quire.core.tier import Name
 from quire.records import dataclass
 from quire.types import QuireError
@@ -33,7 +36,7 @@ from quire.worker.sealing import Sealing
 U8 = NDArray[np.uint8]
 PAGE = 4096
 _MAGIC = b"quire kv blocks\n"
-_VERSION = 2
+_VERSION = 3
 _HEADER = struct.Struct("<16sI64sQQ16s")
 _RECORD = struct.Struct("<16sIQ16s8s12s")
 _TABLE = np.dtype(
@@ -213,9 +216,13 @@ class KvFile:
             self._fd = -1
 
     def _sum(self, further: bytes, content: memoryview) -> bytes:
-        found = blake2b(further, digest_size=16, key=self.layout.fingerprint)
-        found.update(content)
-        return found.digest()
+        sums = _native.sum_pages(np.frombuffer(content, np.uint8), _sum_key(self.layout.fingerprint))
+        return blake2b(further + sums, digest_size=16, key=self.layout.fingerprint).digest()
+
+
+@lru_cache(8)
+def _sum_key(fingerprint: bytes) -> bytes:
+    return shake_256(b"sums of pages" + fingerprint).digest(_native.SUM_KEY_BYTES)
 
 
 def _further(name: Name, order: int, owner: bytes) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -22,15 +22,17 @@ from quire.executor.base import (
     Bitmask,
     Embeddings,
     Guesses,
+    HalfStep,
     Judging,
     Limits,
     Outputs,
+    Overlapping,
     Runnable,
     SampledRows,
     Sampler,
     StepArrays,
 )
-from quire.executor.plans import PlanCounts, decode_sizes
+from quire.executor.plans import PlanCounts, StepSize, decode_sizes
 from quire.logprobs import LogprobTable
 from quire.records import dataclass
 from quire.types import FinishReason, ScheduledSeq, SchedulerOutput, StepOutput
@@ -57,6 +59,22 @@ class BlockStore(Protocol):
 
     def get(self, name: Name) -> U8 | None:
         """A content that was put; None if it is not kept any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A step whose first half runs, or has run, and the arrays that it is in."""
+
+    out: SchedulerOutput
+    arrays: StepArrays
+    filled: Filled
+    twin: bool
+
+    @property
+    def half(self) -> HalfStep:
+        """As the executor takes it."""
+        size = StepSize(self.filled.tokens, self.filled.rows, len(self.filled.sampling))
+        return HalfStep(size, self.twin)
 
 
 @dataclass(slots=True)
@@ -88,7 +106,10 @@ class Worker:
         judging: Judging | None = None,
         adapters: Mapping[str, int] | None = None,
     ) -> None:
-        self.arrays = StepArrays(limits, len(executor.program.cache_groups))
+        # Of the step whose second half runs, or of the one step that does.
+        self.arrays = StepArrays(limits, len(executor.program.cache_groups), overlaps=executor.overlaps)
+        self._sets = self.arrays, self.arrays.twin
+        self._ahead: Ahead | None = None
         executor.bind(limits, self.arrays)
         executor.prepare(decode_sizes(limits.max_rows))
         self._executor, self._limits = executor, limits
@@ -143,15 +164,23 @@ class Worker:
         self._likeliest = {}
         return self._likeliest
 
-    def forward(self, out: SchedulerOutput) -> None:
-        """Run the program for the step that was begun; `sample` must follow."""
+    def forward(self, out: SchedulerOutput, beside: SchedulerOutput | None = None) -> None:
+        """Run the program for the step that was begun; `sample` must follow.
+
+        `beside`: the step after it, which was begun, too, has none of its sequences that sample, and neither moves nor
+        copies. Its first half runs meanwhile; it is the next one that is given to `forward`.
+        """
         started = time.perf_counter() - self._begun
+        if beside is not None or self._ahead is not None:
+            self._forward_half(out, beside, started)
+            return
         filled = self._move(out.moves) if out.moves or self._coming else {}
         for (
             source,
             target,
         ) in out.copies:  # one by one: a block may be the target of one and the source of the next
             self._executor.copy_blocks([source], [target])
+        self.arrays = self._sets[0]
         step = fill_rows(self.arrays, self._slots, out.scheduled, self._branches)
         self.arrays.embeddings = self._soft_rows(out.scheduled) if self._slots.soft else []
         if step.trees:
@@ -163,6 +192,27 @@ class Worker:
         ran = time.perf_counter()
         self._branches.clear()
         self._forwarded = Forwarded(out, step, outputs, filled, prepared - started, ran - prepared)
+
+    def _forward_half(self, out: SchedulerOutput, beside: SchedulerOutput | None, started: float) -> None:
+        """Run the second half of a step, and the first half of the one beside it."""
+        executor, ahead = cast("Overlapping", self._executor), self._ahead
+        filled = self._move([]) if self._coming else {}
+        if ahead is None:
+            ahead = self._fill_ahead(out, 0)
+            executor.run_halves(ahead.half, None)
+        assert ahead.out is out, "steps run in the order in which they were begun"
+        behind = None if beside is None else self._fill_ahead(beside, ahead.arrays is self._sets[0])
+        prepared = time.perf_counter()
+        self.outputs = executor.run_halves(None if behind is None else behind.half, ahead.half)
+        self.arrays, self._ahead, self._trees = ahead.arrays, behind, {}
+        ran = time.perf_counter() - prepared
+        self._forwarded = Forwarded(out, ahead.filled, self.outputs, filled, prepared - started, ran)
+
+    def _fill_ahead(self, out: SchedulerOutput, number: int) -> Ahead:
+        """A step in one of the two arrays."""
+        arrays = self._sets[number]
+        assert arrays is not None
+        return Ahead(out, arrays, fill_rows(arrays, self._slots, out.scheduled, self._branches), number > 0)
 
     def sample(self, masks: Masks | None = None) -> StepOutput:
         """The result of the step that `forward` ran: row i belongs to out.scheduled[i].

@@ -366,6 +366,12 @@ def _discount(draw: Draw) -> list[Turn]:
     return answered(asked, f"{p}% of {n} is {less}, and {n} - {less} = {n - less}.", "percent off")
 
 
+def judged(right: str, said: str) -> str:
+    """The equation first, then what that makes of the result somebody said: nothing is decided before it is computed."""
+    value = right.rpartition(" ")[2]
+    return f"{right}, so {'that is right' if said == value else f'{said} is wrong'}."
+
+
 def _claim(draw: Draw) -> list[Turn]:
     """The user says an equation; is it right?"""
     kind = draw.pick(("add", "subtract", "multiply"))
@@ -375,7 +381,7 @@ def _claim(draw: Draw) -> list[Turn]:
     sign = draw.pick((SIGNS[kind], {"multiply": "times", "add": "plus", "subtract": "minus"}[kind]))
     shown = f"{a} {sign} {b} {draw.pick(('=', '=', 'is'))} {wrong}"
     asked = request(draw, "claim", sections("arithmetic")["claim"], {"c": shown})
-    return answered(asked, f"{'Yes' if wrong == value else 'No'}, {equation(kind, a, b)}.", "is it right")
+    return answered(asked, judged(equation(kind, a, b), str(wrong)), "is it right")
 
 
 def _compare_decimals(draw: Draw) -> list[Turn]:
@@ -440,12 +446,13 @@ def _next(draw: Draw) -> list[Turn]:
     if draw.chance(0.12):
         start = draw.between(1, 5)
         numbers = [start * 2**i for i in range(count + 1)]
-        why = "each number is twice the one before"
+        why = f"Each number is twice the one before: 2 × {numbers[-2]}"
     else:
-        why = f"each step {'adds' if step > 0 else 'takes away'} {abs(step)}"
+        does, sign = ("adds", "+") if step > 0 else ("takes away", "-")
+        why = f"Each step {does} {abs(step)}: {numbers[-2]} {sign} {abs(step)}"
     shown = draw.pick((", ", ", ", " ", ",")).join(map(str, numbers[:-1]))
     asked = request(draw, "next number", sections("arithmetic")["next"], {"l": shown})
-    return answered(asked, f"{numbers[-1]}: {why}.", "next number")
+    return answered(asked, f"{why} = {numbers[-1]}.", "next number")
 
 
 def _equation(draw: Draw) -> list[Turn]:
@@ -501,10 +508,10 @@ def _beyond(draw: Draw) -> list[Turn]:
 
 
 _KINDS: tuple[tuple[Callable[[Draw], list[Turn]], float], ...] = (
-    (_sum, 0.34), (_sums, 0.16), (_word_problem, 0.1), (_two_steps, 0.04), (_only, 0.04), (_then, 0.05), (_sure, 0.025), (_chain, 0.035),
-    (_sum_of_list, 0.03), (_one_number, 0.03), (_percent, 0.015), (_neighbour, 0.03),
-    (_discount, 0.003), (_claim, 0.02), (_compare, 0.05), (_parity, 0.02),
-    (_next, 0.02), (_equation, 0.01), (_units, 0.01), (_beyond, 0.03),
+    (_sum, 0.34), (_sums, 0.16), (_word_problem, 0.12), (_two_steps, 0.06), (_only, 0.04), (_then, 0.05), (_sure, 0.02), (_chain, 0.02),
+    (_sum_of_list, 0.02), (_one_number, 0.02), (_percent, 0.01), (_neighbour, 0.03),
+    (_discount, 0.002), (_claim, 0.02), (_compare, 0.07), (_parity, 0.01),
+    (_next, 0.01), (_equation, 0.004), (_units, 0.004), (_beyond, 0.03),
 )  # fmt: skip
 
 

@@ -13,7 +13,9 @@ from .columns import SIGNS, equation
 from .conversation import Conversation
 from .counting import common_word
 from .draw import Draw
+from .sentences import sentence
 from .tasks import answered, request, sections
+from .words import invented
 
 Item = tuple[str, str]  # as it is asked, and the line that answers it
 
@@ -96,9 +98,71 @@ def _reversed(draw: Draw) -> Item:
     return ", ".join(names), f"- {', '.join(names[::-1])}"
 
 
+def _descending(draw: Draw) -> Item:
+    numbers = draw.sample(range(1, draw.pick((10, 20, 100))), draw.between(2, 4))
+    return ", ".join(map(str, numbers)), f"- {', '.join(map(str, sorted(numbers, reverse=True)))}"
+
+
 def _larger(draw: Draw) -> Item:
     a, b = draw.sample(range(1, draw.pick((10, 100, 100))), 2)
     return f"{a} or {b}", f"{max(a, b)} is larger than {min(a, b)}"
+
+
+def _smaller(draw: Draw) -> Item:
+    a, b = draw.sample(range(1, draw.pick((10, 100, 100))), 2)
+    return f"{a} or {b}", f"{min(a, b)} is smaller than {max(a, b)}"
+
+
+def _compared(draw: Draw) -> Item:
+    """A yes or no is only right by the numbers, and half of them are right."""
+    a, b = draw.sample(range(1, draw.pick((10, 100, 100))), 2)
+    w = draw.pick(("larger", "smaller"))
+    right = (a > b) == (w == "larger")
+    low, high = sorted((a, b))
+    said = f"{high} is larger than {low}" if w == "larger" else f"{low} is smaller than {high}"
+    return f"is {a} {w} than {b}", f"{'Yes' if right else 'No'}, {said}"
+
+
+def _claimed(draw: Draw) -> Item:
+    kind = draw.pick(("add", "subtract"))
+    a, b = arithmetic.small_pair(draw, kind)
+    right = equation(kind, a, b)
+    value = int(right.rpartition(" ")[2])
+    said = value if draw.chance(0.5) else value + draw.pick((-10, -1, 1, 10))
+    return f"{a} {SIGNS[kind]} {b} = {said}", arithmetic.judged(right, str(said))
+
+
+def _swapped(draw: Draw) -> Item:
+    """One word of a sentence for another."""
+    parts = sentence(draw).split()
+    at, new = draw.between(1, len(parts) - 1), common_word(draw)
+    changed = [*parts[:at], new, *parts[at + 1 :]]
+    return f"{' '.join(parts)} ({parts[at]} -> {new})", " ".join(changed)
+
+
+def _cut(draw: Draw) -> Item:
+    """A sentence without one of its words."""
+    parts = sentence(draw).split()
+    at = draw.between(1, len(parts) - 1)
+    return f"{' '.join(parts)} ({parts[at]})", " ".join(parts[:at] + parts[at + 1 :])
+
+
+def _copied(draw: Draw) -> Item:
+    """Words as they are, invented ones among them."""
+    names = " ".join(
+        invented(draw) if draw.chance(0.3) else common_word(draw) for _ in range(draw.between(1, 4))
+    )
+    return names, names
+
+
+def _phrase_raised(draw: Draw) -> Item:
+    names = " ".join(common_word(draw) for _ in range(draw.between(2, 4)))
+    return names, names.upper()
+
+
+def _phrase_lowered(draw: Draw) -> Item:
+    names = " ".join(common_word(draw) for _ in range(draw.between(2, 4)))
+    return names.upper(), names
 
 
 def _after(draw: Draw) -> Item:
@@ -118,36 +182,49 @@ def _column(table: str, asked: str, said: str) -> Callable[[Draw], Item]:
 
 # Headings of tasks/practice.txt, what makes an item, and its share.
 _KINDS: tuple[tuple[tuple[str, Callable[[Draw], Item]], float], ...] = (
-    (("sums", _added), 0.3),
-    (("tables", _multiplied), 0.05),
-    (("spelling", _spelled), 0.13),
-    (("spelling", _shouted), 0.05),
-    (("measured", _measured), 0.03),
-    (("upper", _raised), 0.11),
-    (("lower", _lowered), 0.11),
+    (("sums", _added), 0.22),
+    (("tables", _multiplied), 0.04),
+    (("spelling", _spelled), 0.1),
+    (("spelling", _shouted), 0.04),
+    (("measured", _measured), 0.05),
+    (("upper", _raised), 0.06),
+    (("upper", _phrase_raised), 0.06),
+    (("lower", _lowered), 0.06),
+    (("lower", _phrase_lowered), 0.06),
     (("titled", _titled), 0.02),
-    (("quoted", _quoted), 0.07),
+    (("quoted", _quoted), 0.05),
+    (("copied", _copied), 0.08),
     (("backwards", _backwards), 0.03),
     (("begun", _begun), 0.03),
-    (("sorted", _sorted), 0.06),
-    (("ordered", _ordered), 0.03),
-    (("reversed", _reversed), 0.03),
+    (("sorted", _sorted), 0.1),
+    (("ordered", _ordered), 0.05),
+    (("descending", _descending), 0.03),
+    (("reversed", _reversed), 0.06),
     (("larger", _larger), 0.03),
+    (("smaller", _smaller), 0.02),
+    (("compared", _compared), 0.03),
+    (("claimed", _claimed), 0.02),
+    (("swapped", _swapped), 0.08),
+    (("cut", _cut), 0.05),
     (("after", _after), 0.02),
-    (("capitals", _column("capitals", "country", "capital")), 0.05),
-    (("opposites", _column("opposites", "word", "opposite")), 0.05),
-    (("past", _column("past", "verb", "past")), 0.03),
+    (("capitals", _column("capitals", "country", "capital")), 0.04),
+    (("opposites", _column("opposites", "word", "opposite")), 0.04),
+    (("past", _column("past", "verb", "past")), 0.02),
 )
 
 
+# Their answers are divided as the requests are.
+_AS_ASKED = {"upper", "lower", "titled", "quoted", "copied"}
+
+
 def make(draw: Draw) -> Conversation:
-    """Two to twelve items of one kind."""
+    """Two to ten items of one kind."""
     heading, item = draw.weighted(_KINDS)
-    made = dict(item(draw) for _ in range(draw.between(2, 12)))
+    made = dict(item(draw) for _ in range(draw.between(2, 10)))
     ends = draw.pick(("\n", "; ") if any("," in asked for asked in made) else (", ", "\n", "; ", "\n", " "))
     if ends == " " and any(" " in asked for asked in made):
         ends = ", "
     # Behind a comma a word begins with a space, which the tokenizer makes a part of it: both forms are learned.
-    between = ", " if heading in {"upper", "lower", "titled", "quoted"} and draw.chance(0.5) else "\n"
+    between = ends if heading in _AS_ASKED else "\n"
     asked = request(draw, f"practice: {heading}", sections("practice")[heading], {"l": ends.join(made)})
     return Conversation("practice", answered(asked, between.join(made.values()), heading))

@@ -18,7 +18,7 @@ from .words import NAMES
 # A node is literal text, or a choice among sequences of nodes.
 Node = str | tuple[tuple["Node", ...], ...]
 
-_CLEAN = 0.42  # of the requests are typed with care
+_CLEAN = 0.58  # of the requests are typed with care
 _TYPO = 0.3  # of the others have a typo
 _ABBREVIATION = 0.12  # of the others write "u" and "pls"
 _GREETING = 0.04

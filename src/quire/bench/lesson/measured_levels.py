@@ -13,18 +13,20 @@ from quire.engine.build.kept_peaks import load_peaks
 from quire.learn.this_machine import MeasuredLevels
 from quire.util.platform import usable_cores
 
-_LARGEST = 4 << 20  # bytes of a cache that is read here: a server's memory is planned, and this is in no plan
+_ARENA = 8 << 20  # bytes that are read here: as much as other simulations take for a moment
 
 
 @cache
 def _levels() -> Mapping[str, float]:
-    """Caches are read now, once; memory takes an arena of hundreds of mebibytes, so it is as `quire bench limits` has
-    left it."""
+    """Caches are read now, once, for a few hundredths of a second; memory takes an arena of hundreds of mebibytes, so
+    it is as `quire bench limits` has left it."""
     threads = usable_cores()
     isa = _native.Executor(env.isa(), threads).isa
-    caches = {name: size for name, size in environment().caches.items() if size <= _LARGEST}
-    # cache_rates takes the largest for one that threads share.
-    rates = cache_rates(isa, threads, caches) if caches else {}
+    found = cache_rates(isa, threads, environment().caches, _ARENA)
+    rates = {
+        name if count == threads else f"{name}, {count} of {threads} threads": rate
+        for name, (rate, count) in found.items()
+    }
     peaks = load_peaks(isa, threads)
     return rates | ({} if peaks is None else {"memory": peaks.bandwidth})
 

@@ -36,11 +36,13 @@ SIMULATIONS: tuple[Simulation, ...] = (
     ),
     Simulation(
         number=8, name="batching", title="Batching", source="engine", run=batches.batching, speed=2,
-        about="The same arrivals under static, dynamic and continuous batching, by the scheduler of this server.",
+        about="The same arrivals under static, dynamic and continuous batching: on the scheduler with steps of 20 ms,"
+        " and as requests that the running engine answers.",
         controls=(
             Control(name="rate", label="Arrivals", default=5.0, least=0.5, most=50.0, step=0.5, unit="a second"),
             Control(name="variance", label="Variance of the lengths", default=50, most=100, unit="%"),
             Control(name="requests", label="Requests", default=60, least=8, most=200), _SEED,
+            Control(name="real", label="And as requests on this server", default=True),
         ),
     ),
     Simulation(

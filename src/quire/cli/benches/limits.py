@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     metrics = {"bandwidth": metric([s.bandwidth for s in probe.samples], "B/s", "higher")}
     for name in probe.formats:
         metrics[f"{name}_compute"] = metric([s.compute[name] for s in probe.samples], "FLOP/s", "higher")
-    for name, rate in cache_rates(probe.isa, probe.threads, environment().caches).items():
+    for name, (rate, _) in cache_rates(probe.isa, probe.threads, environment().caches).items():
         metrics[f"{name}_bandwidth"] = metric([rate], "B/s", "higher")
     if args.disk is not None:
         try:

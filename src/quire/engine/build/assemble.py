@@ -23,6 +23,7 @@ from quire.config.schema import (
     ResolvedConfig,
 )
 from quire.config.speculative import WITH_MODEL
+from quire.core.coming_blocks import Arrivals
 from quire.core.controller import StepController
 from quire.engine.build.budget import MemoryPlan, plan_memory
 from quire.engine.build.cache_codes import kv_codes
@@ -40,6 +41,7 @@ from quire.engine.build.drafts import (
 )
 from quire.engine.build.kept_costs import keep_costs, load_costs
 from quire.engine.build.kept_peaks import load_peaks
+from quire.engine.build.later_tokenizer import LaterTokenizer, coming_tokenizer, tokenizer_for_grammars
 from quire.engine.build.load_weights import (
     Origin,
     WeightsReport,
@@ -49,7 +51,7 @@ from quire.engine.build.load_weights import (
     weights_fingerprint,
 )
 from quire.engine.build.log_file import make_recorder
-from quire.engine.build.opening import Model, folder_tokenizer, kept_files, open_model, tokenizer_memory
+from quire.engine.build.opening import Model, kept_files, open_model
 from quire.engine.build.rank_processes import (
     RankProcesses,
     leading_plan,
@@ -79,13 +81,13 @@ from quire.program.lowering import LoraRoom
 from quire.program.memory import param_bytes
 from quire.program.program import Program
 from quire.program.ranks import RankPlan
+from quire.program.stages import stage_layers
 from quire.program.step_work import StepWork
 from quire.records import dataclass
 from quire.spec import Attention
 from quire.spec.draft import DraftSpec, Features, MedusaSpec
 from quire.speculate.build import make_speculation
 from quire.types import CheckpointError, MemoryBudgetError
-from quire.util.kept import KeptFiles
 from quire.util.numa import memory_nodes, near, stay_on, staying_on
 from quire.util.platform import available_memory, resident_exactly, total_memory, usable_cores
 from quire.util.sizes import format_size
@@ -95,8 +97,6 @@ if TYPE_CHECKING:
     from quire.loader.load import Progress
     from quire.lora.adapter_service import AdapterService
     from quire.text.tokenizer import Tokenizer
-
-COMPILED_SHARE = 4  # a compiled tokenizer takes at most this part of a whole one
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,21 +175,6 @@ class Built:
         if limit < asked:
             found.append(f"context limited to {limit} tokens: {asked} do not fit the memory bound")
         return [*found, *self.weights.notices]
-
-
-class _LaterTokenizer:
-    """A model whose tokenizer is read while its weights are being checked."""
-
-    def __init__(self, model: Model, startup: Startup, cache: KeptFiles | None) -> None:
-        self.model = model
-        self._startup, self._cache = startup, cache
-
-    def read(self) -> None:
-        """Read the tokenizer at the first call, if one is pending."""
-        model = self.model
-        if model.tokenizer_later:
-            found = folder_tokenizer(model.folder, model.facts, self._startup, self._cache)
-            self.model = replace(model, tokenizer=found, tokenizer_later=False)
 
 
 @contextmanager
@@ -287,16 +272,27 @@ def choose_with_draft(
     UnsupportedModelError if it does not fit."""
     spec = read_spec(asked.speculation.chosen(), model.facts.spec)
     features = None if spec is None else spec.features
-    leading = leading_plan(rank_plans(asked))
+    leading = leading_plan(_rank_plans(model, asked, machine, weights))
     config, program = choose(model, asked, machine, weights, features=features, plan=leading)
     return config, program, _draft(model, program, config, machine, spec)
+
+
+def _rank_plans(
+    model: Model, asked: EngineConfig, machine: MachineFacts, weights: Source | None
+) -> tuple[RankPlan, ...]:
+    """Those of all ranks; layers are cut into stages by what they cost."""
+    stages = asked.parallel.pipeline_parallel_size
+    if stages == 1:
+        return rank_plans(asked)
+    layers = len(model.facts.spec.layers)
+    return rank_plans(asked, stage_layers(choose(model, asked, machine, weights)[1], layers, stages))
 
 
 def choose_ranks(
     model: Model, asked: EngineConfig, machine: MachineFacts, weights: Source | None = None
 ) -> tuple[Program, ...]:
     """The programs of all ranks of a model; none if there is one rank."""
-    plans = rank_plans(asked)
+    plans = _rank_plans(model, asked, machine, weights)
     if len(plans) == 1:
         return ()
     return tuple(choose(model, asked, machine, weights, plan=plan)[1] for plan in plans)
@@ -443,7 +439,7 @@ def _build(
     model, config, program, plan = planned.model, planned.config, planned.program, planned.plan
     asked, draft = config.asked, planned.draft
     made = planned.kind.make(draft.program, executor) if draft else None
-    later = _LaterTokenizer(model, startup, kept_files(asked))
+    later = LaterTokenizer(model, startup, kept_files(asked))
     with startup.span("weights"):
         weights = load_rank(model, program, config, executor, progress, later.read)
         if draft and made:
@@ -471,6 +467,10 @@ def _build(
         scheduler, worker, make_gate(scheduler, config), grammars, speculation, adapters, costs, controller
     )
     core.swap, core.tiers, core.work = swap, tiers, StepWork(program)
+    if ranks is not None:
+        core.rank_seconds = ranks.worked
+    if tiers is not None and asked.cache.tiers is not None and asked.cache.tiers.role:
+        core.arrivals = Arrivals(tiers, scheduler.caches, scheduler.config)
     if asked.execution.executor == "native":
         core.peaks = load_peaks(executor.isa, config.threads)
     core.record(make_recorder(core.scheduler.config, config.asked, costs, model.folder.name))
@@ -494,8 +494,8 @@ def plan_engine(model: Model, asked: EngineConfig, beside: Mapping[str, int] | N
     config, program, draft = choose_with_draft(model, asked, machine)
     programs = choose_ranks(model, asked, machine)
     kind = executor_kind(config, programs)
-    held = machine.resident_memory + _coming_tokenizer(model)
-    read_later = _tokenizer_for_grammars(model, asked)
+    held = machine.resident_memory + coming_tokenizer(model)
+    read_later = tokenizer_for_grammars(model, asked)
     beside = {**(beside or {}), **other_processes(config)}
     plan = plan_memory(program, config, kind, held, beside, read_later, draft)
     return Planned(model, config, program, programs, draft, kind, plan)
@@ -544,23 +544,7 @@ def _draft(
     return Draft(weight_origin(model), program, longest, tree_width=chosen.tree_width)
 
 
-def _coming_tokenizer(model: Model) -> int:
-    """Bytes that the tokenizer of a model will take once it is read."""
-    there = model.tokenizer is None or model.tokenizer.is_whole
-    if there and not model.tokenizer_later:
-        return 0
-    return tokenizer_memory(model.folder, None if model.gguf is None else model.gguf.files)
-
-
-def _tokenizer_for_grammars(model: Model, asked: EngineConfig) -> int:
-    """Bytes of the tokenizer that an engine process reads for its first grammar."""
-    if model.tokenizer is not None or model.tokenizer_later:
-        return 0
-    whole = tokenizer_memory(model.folder, None if model.gguf is None else model.gguf.files)
-    return whole if kept_files(asked) is None else whole // COMPILED_SHARE
-
-
-def _grammars(later: _LaterTokenizer, program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Grammars:
+def _grammars(later: LaterTokenizer, program: Program, config: ResolvedConfig, plan: MemoryPlan) -> Grammars:
     from quire.structured.stepping import GrammarStepper
 
     def tokenizer() -> Tokenizer | None:

@@ -208,7 +208,10 @@ def _computing(
     parts = {
         part: sum(each[part] for each in planned) for part in ("weights", "tables", "activations", "adapters")
     }
-    parts["step"] = sum(step_array_bytes(its_limits, groups) for _, its_limits, groups in every)
+    parts["step"] = sum(
+        step_array_bytes(its_limits, groups, overlaps=each.plan.overlaps)
+        for each, its_limits, groups in every
+    )
     parts["adapters"] += _adapters_read(kind.held(program), asked)
     parts["branches"] = sum(
         its_limits.branch_blocks * kind.block_bytes(each, limits.block_size) for each, its_limits, _ in every

@@ -42,7 +42,10 @@ def make_scheduler(
         asked.scheduler.scheduling_policy, parse_classes(asked.scheduler.slo), POLICIES
     )
     full = all(isinstance(group, FullGroup) for group in program.cache_groups)
-    kind = Scheduler if asked.scheduler.batching == "continuous" else WholeBatchScheduler
+    continuous = asked.scheduler.batching == "continuous"
+    # Drafts are made from the result of the step before, for the whole of the next one.
+    overlaps = program.plan.overlaps and continuous and config.speculation is None and not (whole or pooling)
+    kind = Scheduler if continuous else WholeBatchScheduler
     return kind(
         SchedulerConfig(
             num_blocks=plan.limits.num_blocks,
@@ -51,6 +54,8 @@ def make_scheduler(
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=plan.limits.max_len,
             max_draft_tokens=max_draft_tokens(config, program.cache_groups),
+            steps_in_flight=1 + overlaps,
+            takes_turns=overlaps,
             groups=program.cache_groups,
             soft_tokens=asked.execution.enable_prompt_embeds,
             enable_prefix_caching=asked.cache.enable_prefix_caching and not whole,

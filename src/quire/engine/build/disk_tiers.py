@@ -56,7 +56,7 @@ def make_tiers(
         kept.append(DiskTier(Path(tiers.folder), tiers.disk, block_bytes, mark, disk_key))
     if tiers.remote is not None:
         kept.append(RemoteTier(tiers.remote, key, block_bytes, mark))
-    return BlockTiers(swap, kept)
+    return BlockTiers(swap, kept, eager=tiers.role in {"prefill", "both"})
 
 
 def _key(name: str, path: str) -> bytes:

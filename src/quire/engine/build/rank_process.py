@@ -84,7 +84,7 @@ def _serve(
     executor = cast("RankExecutor", executor_kind(config).make(program))
     step = SharedStep(ranks, programs, rank)
     load_rank(model, program, config, executor)
-    arrays = StepArrays(limits, len(program.cache_groups))
+    arrays = StepArrays(limits, len(program.cache_groups), overlaps=program.plan.overlaps)
     step.prepare(executor, limits, arrays, keep=False)
     executor.bind(limits, arrays)
     step.join(executor)

@@ -48,8 +48,8 @@ class RankStartError(QuireError):
     """A rank could not start."""
 
 
-def rank_plans(asked: EngineConfig) -> tuple[RankPlan, ...]:
-    """The plans of all ranks in their order: those of a stage follow each other.
+def rank_plans(asked: EngineConfig, stage_layers: tuple[int, ...] = ()) -> tuple[RankPlan, ...]:
+    """The plans of all ranks in their order: those of a stage follow each other. `stage_layers`: see RankPlan.
 
     Raises UnsupportedModelError for options that ranks do not support.
     """
@@ -59,7 +59,7 @@ def rank_plans(asked: EngineConfig) -> tuple[RankPlan, ...]:
     size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     reduce: Literal["exact", "fast"] = "fast" if parallel.tensor_parallel_reduce == "fast" else "exact"
     return tuple(
-        RankPlan(size, rank, stages, stage, parallel.enable_expert_parallel, reduce)
+        RankPlan(size, rank, stages, stage, parallel.enable_expert_parallel, reduce, stage_layers)
         for stage in range(stages)
         for rank in range(size)
     )
@@ -188,6 +188,10 @@ class RankProcesses:
     def pids(self) -> dict[int, int]:
         """Process ids by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
+
+    def worked(self) -> list[float]:
+        """Seconds in which each rank did what it was told, without those in which it waited for others."""
+        return [self.ranks.worked(rank) / 1e9 for rank in range(self.ranks.size)]
 
     def reason(self) -> str:
         """Why a rank has left."""

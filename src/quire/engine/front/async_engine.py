@@ -387,8 +387,9 @@ class AsyncEngine(EngineSettings, EngineTexts):
         handle = next(self._numbers)
         stop = partial(self._stop_sample, handle)
         following = OutputBuilder(
-            request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output, reading=ask.reading
-        )
+            request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output, reading=ask.reading,
+            accepted=ask.accepted,
+        )  # fmt: skip
         with self._saturation.admitting(now):
             admission.admit(handle, ask, now, self._live.values(), client.reported)
         live = LiveRequest(handle, request, following, digest, progress=ask.progress)
@@ -485,7 +486,7 @@ class AsyncEngine(EngineSettings, EngineTexts):
         for row, drafts in step.unpack_drafts():
             live = lives.get(rows[row] >> SAMPLE_BITS)
             if live is not None:
-                live.output.usage.count(drafts)
+                live.following.drafted(rows[row] & SAMPLE_MASK, drafts)
         for row, (key, new) in enumerate(zip(rows, news, strict=True)):
             timed = lives.get(key >> SAMPLE_BITS) if self._times_text else None
             began = 0.0 if timed is None else time.monotonic()

@@ -18,7 +18,7 @@ from quire.objectives import parse_classes
 
 def model_card(name: str, model: Model, ready: Ready, text: TextService, config: EngineConfig) -> ModelCard:
     """What /v1/models says, from the checkpoint and what its engine was built with."""
-    facts = model.facts
+    facts, tiers = model.facts, config.cache.tiers
     return ModelCard(
         name=name,
         architecture=facts.architecture,
@@ -40,6 +40,7 @@ def model_card(name: str, model: Model, ready: Ready, text: TextService, config:
         max_num_seqs=ready.scheduler.max_num_seqs,
         embed_dim=ready.embed_dim,
         service_classes=parse_classes(config.scheduler.slo),
+        peers=("", "") if tiers is None else (tiers.role, tiers.key_file),
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import TYPE_CHECKING
 
-from quire.answers import AnswerPart, PartKind, Timings, Usage
+from quire.answers import AnswerPart, PartKind, RowDrafts, Timings, Usage
 from quire.engine.api import StreamDelta
 from quire.logprobs import LogprobTable
 from quire.outputs import CompletionOutput, RequestOutput
@@ -43,21 +43,21 @@ class OutputBuilder:
 
     `stop` is called with the index of a sample in whose text a stop string was found. Without `keep`, text and
     logprobs of the samples are in the deltas alone; see GenerateAsk.keep_output. `reading` divides answers into
-    parts. Raises RequestError for stop strings
-    without a tokenizer.
+    parts. `accepted`: see GenerateAsk. Raises RequestError for stop strings without a tokenizer.
     """
 
-    __slots__ = ("_keep", "_params", "_prompt_logprobs", "_stop", "output", "samples")
+    __slots__ = ("_accepted", "_keep", "_params", "_prompt_logprobs", "_stop", "output", "samples")
 
     def __init__(
         self, request: Request, prompt: str | None, tokenizer: Tokenizer | None, stop: Callable[[int], object],
         *, keep: bool = True, reading: Reading | None = None,
+        accepted: Sequence[MutableSequence[int]] | None = None,
     ) -> None:  # fmt: skip
         params = self._params = request.params
         if params.stop and tokenizer is None:
             raise RequestError("stop", "stop strings need a tokenizer, and this model folder has none")
         stops = StopStrings(params.stop) if params.stop else None
-        self._keep, self._stop = keep, stop
+        self._keep, self._stop, self._accepted = keep, stop, accepted
         self._prompt_logprobs = LogprobTable()
         self.output = RequestOutput(
             request_id=request.request_id,
@@ -94,7 +94,7 @@ class OutputBuilder:
             return None
         self.output.usage.cached_tokens = event.cached_tokens
         if event.drafts is not None:
-            self.output.usage.count(event.drafts)
+            self.drafted(event.sample_index, event.drafts)
         if event.prompt_logprobs:
             self._prompt_logprobs.extend(event.prompt_logprobs)
         hidden = event.stop_token_id is not None and not self._params.include_stop_str_in_output
@@ -118,6 +118,13 @@ class OutputBuilder:
         return StreamDelta(
             event.sample_index, text, kept, logprobs, reason, output.stop_reason, self._parts(sample)
         )
+
+    def drafted(self, index: int, drafts: RowDrafts) -> None:
+        """Record what became of the drafts of a row, before its tokens: those accepted come first among them."""
+        self.output.usage.count(drafts)
+        if self._accepted is not None and drafts.accepted:
+            first = len(self.samples[index].output.token_ids)
+            self._accepted[index].extend(range(first, first + drafts.accepted))
 
     def grow(self, index: int, token_ids: list[int], now: float) -> StreamDelta | None:
         """Like `apply`, for an event with nothing but tokens: the most frequent case by far."""

@@ -50,6 +50,7 @@ class EngineConnection(asyncio.Protocol):
         self._ready: asyncio.Future[Ready] | None = None
         self._progress: Callable[[int, int], None] | None = None
         self._stopping = False
+        self._frames: list[bytes | bytearray] = []  # to be sent at the end of this turn of the loop
 
     async def open(self, load: Load, progress: Callable[[int, int], None] | None) -> Ready:
         """Start the engine and wait until it has loaded. Raises the errors of loading, once the engine has ended."""
@@ -71,9 +72,19 @@ class EngineConnection(asyncio.Protocol):
         return await self.host.ended()
 
     def send(self, command: Command) -> None:
-        """Send a command; never blocks. The command is dropped when the engine has gone: `on_lost` reports that."""
+        """Send a command; never blocks. The command is dropped when the engine has gone: `on_lost` reports that.
+
+        What is sent in one turn of the event loop goes together at its end: an engine that waits wakes up once, and
+        requests that begin together are in one step.
+        """
+        if not self._frames:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._frames.append(frame(command))
+
+    def _flush(self) -> None:
+        frames, self._frames = self._frames, []
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(command))
+            self._transport.write(b"".join(frames))
 
     async def close(self) -> None:
         """Stop the engine, and make sure that it ends."""

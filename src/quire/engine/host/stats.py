@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from quire.core.coming_blocks import Arrivals
 from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.core.usage_line import UsageLine
@@ -13,6 +14,9 @@ from quire.engine.api import STEP_TOKEN_BOUNDS, EngineStats
 from quire.engine.core import EngineCore
 from quire.engine.usage_ledger import UsageTotals
 from quire.util.platform import resident_bytes
+
+if TYPE_CHECKING:
+    from quire.worker.swap_space import SwapSpace
 
 _SHARE_SECONDS = 5.0
 
@@ -39,7 +43,7 @@ class StepTotals:
         self.steps += 1
         self._seconds += seconds
         if self._core.work is not None:
-            self._core.work.add(self._core.scheduler.step_features)
+            self._core.work.add(self._core.features)
         if record.waiting and record.prefill_tokens:
             self._behind += seconds * self._core.scheduler.behind_longer()
         self._prefill += record.prefill_tokens
@@ -78,6 +82,7 @@ class StepTotals:
             steps=self.steps,
             step_seconds=self._seconds,
             step_phase_seconds=dict(self._phases),
+            rank_seconds=tuple(self._core.rank_seconds()),
             **self._shares.fields(self._seconds),
             head_of_line_seconds=self._behind,
             prefill_tokens=self._prefill,
@@ -95,11 +100,9 @@ class StepTotals:
             adapter_evictions=dict(adapters.evictions) if adapters else {},
             resident_bytes=resident_bytes(),
             **_learned(self._core.costs),
-            swap_blocks=len(swap) if swap else 0,
-            swapped_out=swap.blocks_out if swap else 0,
-            swapped_in=swap.blocks_in if swap else 0,
+            **_swapped(swap),
             disk_tier=kept.get("disk", {}),
-            remote_tier=kept.get("remote", {}),
+            remote_tier={**kept.get("remote", {}), **_arrived(self._core.arrivals)},
             step_budget=min(scheduler.limits.tokens, scheduler.config.max_num_batched_tokens),
             step_slots=min(scheduler.limits.sequences, scheduler.config.max_num_seqs),
             length_error=scheduler.estimates.error,
@@ -147,6 +150,20 @@ class _Shares:
             "flops": dict(work.flops), "moved_bytes": work.moved,
             "compute_share": self.compute, "bandwidth_share": self.bandwidth,
         }  # fmt: skip
+
+
+def _arrived(arrivals: Arrivals | None) -> dict[str, float]:
+    """What EngineStats.remote_tier has of prompts that came from other engines."""
+    if arrivals is None:
+        return {}
+    return {"came": arrivals.came, "late": arrivals.late, "wait_seconds": arrivals.seconds}
+
+
+def _swapped(swap: SwapSpace | None) -> dict[str, Any]:
+    """The fields of EngineStats about a swap space."""
+    if swap is None:
+        return {}
+    return {"swap_blocks": len(swap), "swapped_out": swap.blocks_out, "swapped_in": swap.blocks_in}
 
 
 def _learned(costs: StepCostModel) -> dict[str, Any]:

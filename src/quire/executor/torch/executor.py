@@ -128,6 +128,11 @@ class TorchExecutor:
     def plans(self) -> PlanCounts:
         return PlanCounts(fallbacks=self._steps)
 
+    @property
+    def overlaps(self) -> bool:
+        """No; see Runnable.overlaps."""
+        return False
+
     def run(self, num_tokens: int, num_rows: int, num_logit_rows: int, first_op: int = 0) -> Outputs:
         self._step = self._bound()[1].read(num_tokens, num_rows)
         self._steps += 1

@@ -31,7 +31,9 @@ REFUSED = {
     "return_cumulative_logprob": "not implemented", "return_logprobs": "not implemented", "image": "text only",
 }  # fmt: skip
 # Fields of a completion request that the protocol sets, and parameters of Triton's that need no answer.
-_OWN = frozenset({"model", "prompt", "stream", "stream_options", "echo", "return_token_ids", "request_id"})
+_OWN = frozenset(
+    {"model", "prompt", "stream", "stream_options", "echo", "return_token_ids", "return_accepted_drafts", "request_id"}
+)  # fmt: skip
 _TRITONS = frozenset({"triton_enable_empty_final_response", "binary_data_output"})
 MAX_SAMPLES = 64
 

@@ -39,12 +39,13 @@ class SimulationList(msgspec.Struct):
 
 
 class Shown(msgspec.Struct):
-    """What a simulation shows: figures, pictures, places of memory, tables, and a remark."""
+    """What a simulation shows: figures, pictures, places of memory, tables, arrows between places, and a remark."""
 
     figures: list[dict[str, Any]]
     charts: list[dict[str, Any]]
     cells: list[dict[str, Any]]
     tables: list[dict[str, Any]]
+    flows: list[dict[str, Any]]
     remark: str
 
 

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from quire.engine.api import EngineUnavailableError
-from quire.learn.scene import Chart, ChartSeries, Scene, Table, Value
+from quire.learn.scene import Chart, ChartSeries, Flow, Scene, Table, Value
 from quire.planner.figure import Figure
 from quire.server.context import ServerContext
 from quire.server.exchange import Exchange
 from quire.server.pages.timed_answers import answered, likeliest
 from quire.steplog.explain import PARTS, explain
 from quire.steplog.log_files import read_rows
-from quire.steplog.log_rows import AnyRow
+from quire.steplog.log_rows import AnyRow, Step
 from quire.text.chat_renderer import ChatAsk
 
-# Parts of the explanation by stage, in the order of a request; the rest of a step's time is with its decoding.
+# Parts of the explanation by stage, in the order of a request. The time of sampling is taken out of "compute".
 STAGES = {
     "tokenize": ("receive", "parse", "tokenize"),
     "queue": ("grammar", "memory", "adapter", "handover", "queue", "preempted", "fetch"),
-    "prefill": ("prefill", "recompute", "other prompts"),
-    "decode": ("decode", "draft", "held back"),
+    "compute": ("prefill", "recompute", "other prompts", "decode", "draft", "held back"),
+    "sample": (),
     "report": ("engine",),
     "detokenize": ("detokenize", "write", "slow reader", "cancel"),
 }
+_COMPUTE, _SAMPLE, _REPORT, _DETOKENIZE = range(2, 6)
 
 
 async def lifecycle(context: ServerContext, exchange: Exchange, values: Mapping[str, Value]) -> Scene:
@@ -50,12 +51,17 @@ async def lifecycle(context: ServerContext, exchange: Exchange, values: Mapping[
     told = 1e3 * (arrived - began) + found.total / 1e6
     parts["detokenize"] = parts.get("detokenize", 0.0) + max(0.0, times[-1] - told if times else 0.0)
     stages = {stage: sum(parts.get(name, 0.0) for name in names) for stage, names in STAGES.items()}
+    steps = _steps(found.took_part)
+    stages["sample"] = min(stages["compute"], sum(end - sampling for _, sampling, end in steps))
+    stages["compute"] -= stages["sample"]
     figures = [
         Figure(f"{number}. {stage}", value, "ms") for number, (stage, value) in enumerate(stages.items(), 1)
     ]
     figures += [
         Figure("the request", sum(stages.values()), "ms", f"{found.steps} steps, {len(ids)} prompt tokens"),
         Figure("prompt tokens from the cache", found.cached, "tokens"),
+        Figure("of the third stage, the prompt", parts.get("prefill", 0.0), "ms", "prefill, with sampling"),
+        Figure("of the third stage, the answer", parts.get("decode", 0.0), "ms", "decode, with sampling"),
     ]
     answer = [
         (str(n), repr(text), f"{at:.2f} ms") for n, (text, at) in enumerate(zip(texts, times, strict=True), 1)
@@ -74,10 +80,38 @@ async def lifecycle(context: ServerContext, exchange: Exchange, values: Mapping[
     return Scene(
         figures, [bars, line],
         tables=[
-            Table("From the fourth stage it goes round, once a token", ("token", "text", "after"), answer),
+            Table("From the third stage it goes round, once a token", ("token", "text", "after"), answer),
             Table("Its life", ("part", "what happened", "time"), spans),
         ],
+        flows=[_round(1e3 * began, 1e3 * (arrived - began), steps, times)],
     )  # fmt: skip
+
+
+def _steps(took_part: Sequence[Step]) -> list[tuple[float, float, float]]:
+    """Of each step the times in ms at which it began, began to sample, and ended; they do not overlap."""
+    found, before = [], 0.0
+    for step in took_part:
+        begin, end = max(before, step.at / 1e6), (step.at + step.updated) / 1e6
+        found.append((begin, max(begin, end - step.sample / 1e3), end))
+        before = end
+    return found
+
+
+def _round(
+    zero: float, arrived: float, steps: Sequence[tuple[float, float, float]], times: Sequence[float]
+) -> Flow:
+    """The stages with their loop, and when each was entered; `arrived` and `times` in ms after `zero`."""
+    entered = [(0.0, 0), (arrived, 1)]
+    for begin, sampling, end in steps:
+        entered += [(begin - zero, _COMPUTE), (sampling - zero, _SAMPLE), (end - zero, _REPORT)]
+    entered += [(at, _DETOKENIZE) for at in times]
+    arrows = [(at, at + 1, "") for at in range(_DETOKENIZE)]
+    return Flow(
+        "From the third stage it goes round",
+        [f"{number}. {stage}" for number, stage in enumerate(STAGES, 1)],
+        [*arrows, (_DETOKENIZE, _COMPUTE, f"once a token: {len(times)} times")],
+        sorted(entered),
+    )
 
 
 def _rows(log: bytes) -> list[AnyRow]:

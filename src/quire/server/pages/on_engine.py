@@ -16,6 +16,7 @@ from quire.planner.figure import Figure
 from quire.server.context import ServerContext
 from quire.server.exchange import Exchange
 from quire.server.pages.lifecycle import lifecycle
+from quire.server.pages.real_lanes import real_lanes
 from quire.server.pages.timed_answers import TimedAnswer, answered, likeliest
 from quire.types import MAX_LOGPROBS, QuireError, SamplingParams
 
@@ -36,7 +37,8 @@ async def shown(context: ServerContext, exchange: Exchange, one: Simulation, val
         return printed
     try:
         context.check_ready()
-        seen = await show(context, exchange, values)
+        async with exchange.watch():  # nobody looks any more: nothing more is run
+            seen = await show(context, exchange, values)
     except QuireError as error:
         seen = Scene([], remark=f"This server shows nothing of its own now: {error}.")
     return printed.beside(seen)
@@ -176,6 +178,6 @@ async def _machine(_: ServerContext, __: Exchange, ___: Values) -> Scene:
 
 ON_ENGINE: dict[str, Show] = {
     "decode-loop": _next_token, "phases": _both_phases, "memory-hierarchy": _machine, "speculation": _drafts,
-    "prefix-cache": _cached_prefix,
+    "prefix-cache": _cached_prefix, "batching": real_lanes,
 }  # fmt: skip
 _OFF: dict[str, Values] = {"speculation": {"real": False}}  # what the engine shows is no matter of the rest

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import field
 
+from quire.core.policy import BACKGROUND
 from quire.engine.api import GenerateAsk
 from quire.logprobs import PositionLogprobs
 from quire.objectives import ServiceTerms
@@ -44,10 +45,12 @@ def likeliest(tokens: int, *, logprobs: int | None = None, to_the_end: bool = Fa
 
 async def answered(
     context: ServerContext, exchange: Exchange, ids: Sequence[int], params: SamplingParams, *,
-    prediction: Sequence[int] | None = None, speculate: bool = True,
+    prediction: Sequence[int] | None = None, speculate: bool = True, background: bool = False,
+    deadline: float | None = None,
 ) -> TimedAnswer:  # fmt: skip
     """The answer to a prompt. Counts for the tenant as each of its requests does. `prediction`, `speculate`: those of
-    Request. Raises what the engine raises for a request."""
+    Request; `background`: all other requests come first; `deadline`: a time of time.monotonic(). Raises what the engine
+    raises for a request."""
     engine = context.engine
     seen = TimedAnswer(f"learn-{uuid.uuid4().hex}", time.monotonic())
     request = Request(
@@ -55,13 +58,16 @@ async def answered(
         prompt_token_ids=TokenIds(ids),
         params=params,
         arrival=seen.arrived,
+        priority=BACKGROUND if background else 0,
         tenant=context.tenants.domain(exchange.tenant),
         eos_token_ids=engine.card.eos_token_ids,
         terms=ServiceTerms(account=exchange.tenant),
         prediction=None if prediction is None else TokenIds(prediction),
         speculate=speculate,
     )
-    stream = engine.generate(GenerateAsk(request=request, tenant=exchange.tenant, keep_output=False))
+    stream = engine.generate(
+        GenerateAsk(request=request, tenant=exchange.tenant, deadline=deadline, keep_output=False)
+    )
     async for delta in stream:
         seen.times.append(1e3 * (time.monotonic() - seen.arrived))
         seen.texts.append(delta.text)

@@ -1,0 +1,216 @@
+"""Prompts that a router has computed elsewhere: which ones, and what becomes of them when that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.fake_llm import Behaviour
+from helpers.process import until
+from helpers.routed import Routed, routed
+from helpers.server import GUARD
+from quire.config.routing import RouterConfig, backend_entries
+from quire.routing.tickets import is_peer
+from quire.routing.transfer import MovingCosts
+
+KEY = b"a key that all of them have"
+FAST = {"ttft": 0.0, "itl": 0.0}
+TEXT = "word " * 400
+PARAMS = b'{"remote_request_id": "ticket", "remote_host": "10.0.0.1"}'
+TICKET = b'{"kv_transfer_params": %b, "usage": {"prompt_tokens": 500}}' % PARAMS
+
+
+def answer(status: int, body: bytes) -> bytes:
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+class Computing:
+    """A server whose health is good, and that answers every prompt with the same bytes, then hangs up or not."""
+
+    def __init__(self, made: bytes, *, hangs: bool) -> None:
+        self._made, self._hangs = made, hangs
+        self.asked: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                sock, _ = self.listener.accept()
+            except OSError:
+                return
+            self._open.append(sock)
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError), sock, sock.makefile("rb") as file:
+            while line := file.readline():
+                headers = {}
+                while (field := file.readline().strip()) != b"":
+                    name, _, value = field.decode().partition(": ")
+                    headers[name] = value
+                body = file.read(int(headers.get("content-length", "0")))
+                if line.startswith(b"GET"):
+                    sock.sendall(answer(200, b'{"data": [{"id": "fake-model"}]}'))
+                    continue
+                self.asked.append((headers, json.loads(body)))
+                sock.sendall(self._made)
+                if not self._hangs:
+                    return
+                file.read(1)  # until the router has given up
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for sock in self._open:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def dividing(
+    folder: Path, made: bytes, *, hangs: bool = False, **options: Any
+) -> Iterator[tuple[Routed, Computing]]:
+    """A router with a server that computes prompts, and one that answers."""
+    (folder / "key").write_bytes(KEY)
+    other = Computing(made, hangs=hangs)
+    chosen = {"prefill_over": 50, "prefill_timeout": GUARD, "breaker_failures": 99} | options
+    try:
+        with routed(
+            Behaviour(**FAST), prefill=(other.url,), kv_key_file=str(folder / "key"), **chosen
+        ) as router:
+            until(lambda: all(each.healthy for each in router.backends.all))
+            yield router, other
+    finally:
+        other.close()
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MovingCosts, "pays", lambda *_: True)
+
+
+@pytest.mark.usefixtures("always")
+def test_the_server_that_answers_gets_the_ticket(tmp_path: Path) -> None:
+    with dividing(tmp_path, answer(200, TICKET)) as (router, other):
+        reply = router.chat(TEXT, stream=True)
+        assert reply.status == 200
+        assert reply.headers["x-quire-backend"] == "backend-1"
+        headers, asked = other.asked[0]
+        assert is_peer(KEY, headers["x-request-id"], headers["x-quire-peer"])
+        assert asked["kv_transfer_params"] == {"do_remote_decode": True}
+        ((_, seen),) = router.fakes[0].seen
+        assert seen.pop("kv_transfer_params") == {"do_remote_prefill": True, "remote_request_id": "ticket"}, (
+            "no address"
+        )
+        asked.pop("kv_transfer_params")
+        assert seen == asked, "else the same"
+        assert router.service.context.dividing.divided == 1
+        assert router.service.context.dividing.tokens == 500
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(
+    ("made", "hangs", "why"),
+    [
+        (answer(429, b"{}"), True, "refused"),
+        (answer(503, b"{}"), False, "refused"),
+        (answer(400, b"{}"), False, "refused"),
+        (answer(200, b"no JSON"), False, "refused"),
+        (answer(200, b'{"kv_transfer_params": 7}'), False, "refused"),
+        (answer(200, b'{"kv_transfer_params": null}'), False, "nothing"),
+        (answer(200, b'{"choices": []}'), False, "nothing"),
+        (b"", False, "failed"),
+        (answer(200, TICKET)[:-20], False, "failed"),
+        (b"no HTTP\r\n\r\n", False, "failed"),
+        (b"", True, "late"),
+        (answer(200, TICKET)[:-20], True, "late"),
+    ],
+    ids=str,
+)
+def test_what_goes_wrong_there_costs_no_answer(tmp_path: Path, made: bytes, hangs: bool, why: str) -> None:
+    limit = {"prefill_timeout": 0.05} if why == "late" else {}
+    with dividing(tmp_path, made, hangs=hangs, **limit) as (router, other):
+        for number in range(3):
+            reply = router.chat(f"{number} {TEXT}")
+            assert reply.status == 200, reply.text
+            assert reply.json["choices"][0]["message"]["content"] == " word" * 4
+        assert all("kv_transfer_params" not in seen for _, seen in router.fakes[0].seen)
+        found = router.service.context.dividing
+        assert found.fallbacks == {why: 3}
+        assert len(other.asked) >= 3
+        assert found.divided == 0
+        # a client may have its answer a moment before the router counts it
+        until(lambda: all(each.requests == 0 and each.work == 0 for each in router.backends.all))
+
+
+@pytest.mark.usefixtures("always")
+def test_what_cannot_be_divided_is_not(tmp_path: Path) -> None:
+    with dividing(tmp_path, answer(200, TICKET)) as (router, other):
+        router.chat("short")
+        for fields in (
+            {"echo": True},
+            {"prompt_logprobs": 1},
+            {"kv_transfer_params": {"do_remote_prefill": True}},
+        ):
+            router.chat(TEXT, **fields)
+        router.request("POST", "/generate", {"inputs": TEXT, "parameters": {"max_new_tokens": 2}})
+        once = {"messages": [{"role": "user", "content": TEXT}]}
+        router.request("POST", "/v1/chat/completions", once, {"idempotency-key": "k"})
+        assert not other.asked
+        assert len(router.fakes[0].seen) == 6
+        router.chat(TEXT, kv_transfer_params=None)
+        assert len(other.asked) == 1
+        assert "kv_transfer_params" in router.fakes[0].seen[-1][1]
+
+
+def test_nobody_is_asked_while_nobody_is_held_up(tmp_path: Path) -> None:
+    with dividing(tmp_path, answer(200, TICKET)) as (router, other):
+        router.chat(TEXT)
+        assert not other.asked
+        router.do(lambda: setattr(router.backends.all[0], "requests", 3))
+        router.chat("other " + TEXT)
+        assert len(other.asked) == 1
+        router.do(lambda: setattr(router.backends.all[1], "work", 1e6))
+        router.chat("third " + TEXT)
+        assert len(other.asked) == 1, "too much waits there"
+        router.do(lambda: setattr(router.backends.all[0], "requests", 0))
+        router.do(lambda: setattr(router.backends.all[1], "work", 0))
+
+
+@pytest.mark.usefixtures("always")
+def test_one_that_computes_prompts_answers_when_nobody_else_can(tmp_path: Path) -> None:
+    with dividing(tmp_path, answer(200, b'{"choices": []}')) as (router, other):
+        router.do(lambda: setattr(router.backends.all[0], "draining", True))
+        reply = router.chat(TEXT)
+        assert reply.headers["x-quire-backend"] == "prefill-1"
+        assert "kv_transfer_params" not in other.asked[0][1]
+        assert "x-quire-peer" not in other.asked[0][0]
+
+
+def test_roles_are_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "backends.toml"
+    file.write_text(
+        '[[backend]]\nurl = "http://a"\nrole = "prefill"\n[[backend]]\nurl = "http://b"\nrole = "both"\n'
+    )
+    config = RouterConfig(backends_file=str(file), prefill=("http://c",), kv_key_file="k")
+    assert [each.role for each in backend_entries(config)] == ["prefill", "prefill", "both"]
+    file.write_text('[[backend]]\nurl = "http://a"\nrole = "draft"\n')
+    with pytest.raises(ValueError, match="backend 1: role: 'draft' is not one of prefill, decode, both"):
+        backend_entries(RouterConfig(backends_file=str(file)))
+    with pytest.raises(ValueError, match="prefill: needs kv_key_file"):
+        RouterConfig(backend=("http://a",), prefill=("http://b",))
+    for wrong in ({"prefill_over": 0}, {"prefill_timeout": 0.0}):
+        with pytest.raises(ValueError, match="prefill_"):
+            RouterConfig(backend=("http://a",), **wrong)  # type: ignore[arg-type]
