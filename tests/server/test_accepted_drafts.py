@@ -1,5 +1,4 @@
-"""Tokens of an answer that were accepted drafts, named for those who ask. Predictions give every answer drafts; how many
-of them are run depends on the load."""
+"""Tokens of an answer that were accepted drafts, named for those who ask. How many are run depends on the load."""
 
 from __future__ import annotations
 
