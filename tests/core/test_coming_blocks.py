@@ -11,8 +11,10 @@ from quire.cache_kinds import FullGroup, SlidingGroup
 from quire.core.coming_blocks import MOST_SECONDS, PATIENCE, Arrivals
 from quire.core.scheduler import Scheduler
 from quire.core.tier import Name, chain, root_digest
+from quire.engine.core import EngineCore
 from quire.objectives import ServiceTerms
-from quire.types import Request, TokenIds
+from quire.text.token_bytes import TokenBytes
+from quire.types import Grammar, Request, RequestError, TokenIds
 
 from .test_fetching import Kept, ask, make, update
 
@@ -160,3 +162,35 @@ def test_whatever_happens_every_request_goes_on_within_its_bounds(seed: int) -> 
                 arrivals.forget(waiting.pop(number).request_id)
     assert arrivals.came + arrivals.late == ended
     assert not arrivals._prompts
+
+
+class Refusing:
+    """Grammars of which none can be compiled, which is found at the second look."""
+
+    added_tokens = late_steps = looks = 0
+
+    def prepare(self, *_: object) -> bool:
+        self.looks += 1
+        if self.looks == 1:
+            return False
+        raise RequestError("grammar", "it cannot be compiled")
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_nothing_is_left_of_a_request_that_is_refused(later: bool) -> None:
+    """At once, for an engine without grammars, or while it waits for blocks and its grammar."""
+    tier = Shared()
+    arrivals, scheduler = made(tier)
+    core = EngineCore(scheduler, None, grammars=Refusing() if later else None)  # type: ignore[arg-type]
+    core.arrivals, core.vocabulary = arrivals, TokenBytes.of([b"a"]) if later else None
+    request = replace(coming("a", PROMPT, 3), grammar=Grammar("", b""))
+    if later:
+        core.add(request)
+        assert arrivals._prompts
+        core.ready_in()
+        assert [name for name, _ in core.refused] == ["a"]
+    else:
+        with pytest.raises(RequestError, match="no vocabulary"):
+            core.add(request)
+    assert not arrivals._prompts
+    assert not core.has_work()

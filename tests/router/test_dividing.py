@@ -148,8 +148,8 @@ def test_what_goes_wrong_there_costs_no_answer(tmp_path: Path, made: bytes, hang
             assert reply.json["choices"][0]["message"]["content"] == " word" * 4
         assert all("kv_transfer_params" not in seen for _, seen in router.fakes[0].seen)
         found = router.service.context.dividing
-        assert found.fallbacks == {why: 3}
-        assert len(other.asked) >= 3
+        assert found.fallbacks == {why: 1 if why == "nothing" else 3}, "it is left alone after that"
+        assert len(other.asked) >= 1 or why == "late"
         assert found.divided == 0
         # a client may have its answer a moment before the router counts it
         until(lambda: all(each.requests == 0 and each.work == 0 for each in router.backends.all))
@@ -168,11 +168,15 @@ def test_what_cannot_be_divided_is_not(tmp_path: Path) -> None:
         router.request("POST", "/generate", {"inputs": TEXT, "parameters": {"max_new_tokens": 2}})
         once = {"messages": [{"role": "user", "content": TEXT}]}
         router.request("POST", "/v1/chat/completions", once, {"idempotency-key": "k"})
+        for prompt in ([TEXT, "other"], [[1] * 400, [2]]):
+            router.request("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 2})
+        router.request("POST", "/v1/completions", {"prompt": TEXT, "prompt_embeds": "AAAA", "max_tokens": 2})
         assert not other.asked
-        assert len(router.fakes[0].seen) == 6
-        router.chat(TEXT, kv_transfer_params=None)
-        assert len(other.asked) == 1
-        assert "kv_transfer_params" in router.fakes[0].seen[-1][1]
+        assert len(router.fakes[0].seen) == 9
+        for number, empty in enumerate((None, {}), 1):
+            router.chat(f"{number} {TEXT}", kv_transfer_params=empty)
+            assert len(other.asked) == number
+            assert "kv_transfer_params" in router.fakes[0].seen[-1][1]
 
 
 def test_nobody_is_asked_while_nobody_is_held_up(tmp_path: Path) -> None:
@@ -209,6 +213,10 @@ def test_roles_are_in_the_file(tmp_path: Path) -> None:
     file.write_text('[[backend]]\nurl = "http://a"\nrole = "draft"\n')
     with pytest.raises(ValueError, match="backend 1: role: 'draft' is not one of prefill, decode, both"):
         backend_entries(RouterConfig(backends_file=str(file)))
+    for role in ("prefill", "both"):
+        file.write_text(f'[[backend]]\nurl = "http://a"\nrole = "{role}"\n')
+        with pytest.raises(ValueError, match=f"backend-1: role: '{role}' needs kv_key_file"):
+            backend_entries(RouterConfig(backends_file=str(file)))
     with pytest.raises(ValueError, match="prefill: needs kv_key_file"):
         RouterConfig(backend=("http://a",), prefill=("http://b",))
     for wrong in ({"prefill_over": 0}, {"prefill_timeout": 0.0}):

@@ -156,6 +156,11 @@ def backend_entries(config: RouterConfig) -> list[BackendEntry]:
         found += [_entry(number, entry, key, admin) for number, entry in enumerate(entries, len(found) + 1)]
     if not found:
         raise ValueError("backends_file: it names no server")
+    for each in found:
+        if each.role in {"prefill", "both"} and config.kv_key_file is None:
+            raise ValueError(
+                f"backends_file: {each.name}: role: {each.role!r} needs kv_key_file, by which servers know their router"
+            )
     names = [each.name for each in found]
     for name in names:
         if names.count(name) > 1:

@@ -295,7 +295,8 @@ class ModelCard:
     max_num_seqs: int = 0  # sequences that run at once
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
     service_classes: tuple[ServiceClass, ...] = ()
-    peers: tuple[str, str] = ("", "")  # the role among servers that share blocks, and the file of their key
+    # the role among servers that share blocks, the file of their key, and the fingerprint of what names blocks, in hex
+    peers: tuple[str, str, str] = ("", "", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,11 +202,17 @@ class EngineCore:
     def _add(self, request: Request) -> None:
         grammar = request.grammar if request.beams is None else None
         coming = self.arrivals is not None and self.arrivals.awaits(request)
-        if (
-            (grammar is not None and not self._prepared(request, grammar))
-            or coming
-            or (request.adapter and not self._has_adapter(request))
-        ):
+        try:
+            waits = (
+                (grammar is not None and not self._prepared(request, grammar))
+                or coming
+                or (request.adapter and not self._has_adapter(request))
+            )
+        except RequestError:
+            if self.arrivals is not None and request.terms.coming:
+                self.arrivals.forget(request.request_id)
+            raise
+        if waits:
             self._preparing[request.request_id] = request
             return
         if self.arrivals is not None:

@@ -47,6 +47,7 @@ class BackendServer:
         self._health = entry.health
         self.follower: CacheFollower | None = None
         self._looked = 0.0
+        self.alone_until = 0.0  # no request is divided with it before
 
     def is_available(self, now: float) -> bool:
         """Whether it may get requests."""
@@ -148,7 +149,7 @@ class Backends:
         return [
             each for each in self.all
             if each.entry.role in {"prefill", "both"} and each is not answering and each.is_available(now)
-            and each.serves(model)
+            and each.serves(model) and now >= each.alone_until
         ]  # fmt: skip
 
     def cached_tokens(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,9 +26,17 @@ from quire.server.exchange import Exchange
 from quire.util.http_client import ClientError, Whole
 from quire.worker.kv_wire import read_key
 
+_SEVERAL = re.compile(rb'\s*\[\s*["\[]')  # prompts in a list
 PREFILL = b'{"do_remote_decode":true}'
-FALLBACKS = ("failed", "late", "refused", "nothing")  # why a prompt was not computed elsewhere after all
+FALLBACKS = (
+    "failed",
+    "late",
+    "refused",
+    "nothing",
+    "ticket",
+)  # why a prompt was not computed elsewhere after all; ticket: the server that answers did not take it
 _MARGIN, _TIMES = 1.0, 4.0  # a server is late after so many seconds, and so many times as long as expected
+_ALONE = 5.0  # seconds for which nothing is divided with a server with which it came to nothing
 
 
 class _Params(msgspec.Struct):
@@ -46,18 +55,26 @@ class _PrefillAnswer(msgspec.Struct):
 
 
 def divisible(exchange: Exchange, asked: AskedOfServers) -> bool:
-    """Whether another server could compute the prompt of a request. One that is sent with a key to be sent again must
-    have the same body each time."""
+    """Whether another server could compute the prompt of a request: a single one, of text or tokens. A request that is
+    sent with a key to be sent again must have the same body each time."""
     kind = exchange.header(b"content-type").partition(";")[0].strip().lower()
     return (
         exchange.path in RESUMABLE and kind == "application/json" and not exchange.header(b"idempotency-key")
         and not (asked.prompt_logprobs or asked.echo or asked.kv_transfer_params)
+        and bytes(asked.prompt_embeds) in (b"", b"null") and _SEVERAL.match(asked.prompt) is None
     )  # fmt: skip
 
 
 def with_params(body: bytes, asked: AskedOfServers, params: bytes) -> bytes:
     """The body of a divisible request, with kv_transfer_params."""
-    return with_field(body, "kv_transfer_params", params, replaces=asked.kv_transfer_params is None)
+    return with_field(
+        body, "kv_transfer_params", params, replaces=asked.kv_transfer_params is not msgspec.UNSET
+    )
+
+
+def leave_alone(server: BackendServer) -> None:
+    """Divide nothing with a server for a while: it neither computes prompts for others nor has them computed."""
+    server.alone_until = time.monotonic() + _ALONE
 
 
 class Dividing:
@@ -79,7 +96,8 @@ class Dividing:
     ) -> BackendServer | None:
         """The server that should compute a prompt for the one that answers; None: that one itself."""
         tokens = prompt.prompt_tokens - prompt.cached(answering.name)
-        if not self.key or tokens < self._config.prefill_over:
+        now = time.monotonic()
+        if not self.key or tokens < self._config.prefill_over or now < answering.alone_until:
             return None
         able = self._backends.computing(model, answering)
         if not able:
@@ -94,16 +112,18 @@ class Dividing:
         """Have a server compute the prompt of a request; what to send to the one that answers, None for nothing."""
         uncached = max(prompt.prompt_tokens - prompt.cached(server.name), 1.0)
         expected, answer = self.costs.compute * (uncached + server.work / server.weight), Whole()
-        limit = self._config.prefill_timeout
-        if self.costs.learned:
-            limit = min(limit, _MARGIN + _TIMES * expected)
+        longest = self._config.prefill_timeout
+        limit = min(longest, _MARGIN + _TIMES * expected) if self.costs.learned else longest
         began = time.monotonic()
         try:
             with self._backends.busy(server, uncached):
                 async with asyncio.timeout(limit):
                     await server.client.request(head(len(asked)), asked, answer)
         except TimeoutError:
-            server.failed("did not compute a prompt in time", time.monotonic())
+            if limit == longest:
+                server.failed("did not compute a prompt in time", time.monotonic())
+            else:
+                leave_alone(server)  # it is slow, for all that is known
             self.fallbacks["late"] += 1
             return None
         except ClientError as error:
@@ -122,8 +142,12 @@ class Dividing:
             server.answers["refused"] += 1
         if read is not None and read.kv_transfer_params is not None:
             found = read.kv_transfer_params.remote_request_id
-        if read is None or found is None:
-            self.fallbacks["refused" if read is None else "nothing"] += 1
+        if read is None:
+            self.fallbacks["refused"] += 1
+            return None
+        if found is None:
+            leave_alone(server)
+            self.fallbacks["nothing"] += 1
             return None
         self.costs.computed(uncached, seconds)
         self.divided += 1

@@ -7,14 +7,14 @@ import time
 
 from quire.config.routing import RouterConfig
 from quire.router.backends import BackendServer
-from quire.router.dividing import PREFILL, divisible, with_params
+from quire.router.dividing import PREFILL, divisible, leave_alone, with_params
 from quire.router.relay import Relay, StreamPieces
 from quire.router.resuming import CannotResumeError, DeliveredStream, ResumedStream, is_resumable, with_seed
 from quire.router.routed_request import AskedOfServers, response_id, usage_of
 from quire.router.router_context import RouterContext
 from quire.routing.prefix_index import prompt_digests
 from quire.routing.router_policies import RoutedPrompt
-from quire.routing.tickets import PEER, peer_proof
+from quire.routing.tickets import PEER, TICKET, peer_proof
 from quire.server.errors import ApiError, retry_headers
 from quire.server.exchange import Exchange
 from quire.server.logs import log
@@ -23,6 +23,8 @@ from quire.util.http_client import ClientError
 # Answers after which another server is asked: this one is busy, ends, or is not there. An internal error is none of
 # them: what brought one server down might bring down all.
 _ELSEWHERE = frozenset((429, 502, 503))
+# Answers that a server may give for the ticket, which the client knows nothing of: it has no role, or another key.
+_OF_TICKET = frozenset((400, 401, 403, 422))
 # Headers that concern one connection, or are the router's own business; x-quire-* are between servers.
 _NOT_PASSED = frozenset((
     b"host", b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
@@ -110,34 +112,48 @@ class Forwarding:
 
     async def _try(self, backend: BackendServer) -> ApiError | Relay | None:
         """Ask a server; None once the client has its answer, else what to answer if no other server can."""
-        context, prompt = self._context, self._prompt()
+        prompt, began = self._prompt(), time.monotonic()
         self._predicted = prompt.cached(backend.name)
-        relay = Relay(self._exchange, context.keep if self._resumable else None)
-        with context.backends.busy(backend, prompt.work(backend.name)):
+        with self._context.backends.busy(backend, prompt.work(backend.name)):
             body = await self._divided(backend, prompt)
-            began = time.monotonic()
-            context.backends.sent(backend.name, self._exchange.request_id, self._digests, self._bytes)
-            head = self._head(backend, len(body), peer=body is not self._body)
-            request = asyncio.create_task(backend.client.request(head, body, relay, taken=relay.take))
-            try:
-                failure = await self._begins(backend, relay, request)
-                if failure is not None:
-                    return failure
-                if relay.status in _ELSEWHERE and relay.is_whole:
+            refusal = await self._ask(backend, prompt, body, began)
+            if body is not self._body and isinstance(refusal, Relay) and refusal.status in _OF_TICKET:
+                self._ticket, self._predicted = None, prompt.cached(backend.name)
+                self._context.dividing.fallbacks["ticket"] += 1
+                refusal = await self._ask(backend, prompt, self._body, began)
+        return refusal
+
+    async def _ask(
+        self, backend: BackendServer, prompt: RoutedPrompt, body: bytes, began: float
+    ) -> ApiError | Relay | None:
+        """Send a server the request, which began then, and its answer to the client; see _try."""
+        context, divided, sent = self._context, body is not self._body, time.monotonic()
+        relay = Relay(self._exchange, context.keep if self._resumable else None)
+        context.backends.sent(backend.name, self._exchange.request_id, self._digests, self._bytes)
+        head = self._head(backend, len(body), peer=divided)
+        request = asyncio.create_task(backend.client.request(head, body, relay, taken=relay.take))
+        try:
+            failure = await self._begins(backend, relay, request)
+            if failure is not None:
+                return failure
+            if divided and TICKET in relay.headers:
+                leave_alone(backend)
+            if (divided and relay.status in _OF_TICKET) or (relay.is_whole and relay.status in _ELSEWHERE):
+                if relay.is_whole:
                     await request
-                    backend.answers["refused"] += 1
-                    return relay
-                seconds = time.monotonic() - began
-                context.metrics.first_byte.observe(seconds)
-                if body is not self._body and relay.is_stream:
-                    context.dividing.costs.moved(prompt.prompt_tokens, seconds)
-                await self._pass_on(backend, relay, request)
-            except ClientError as error:
-                backend.failed(str(error), time.monotonic())
-                return ApiError(502, "the server failed while it answered", code="backend_failed")
-            finally:
-                request.cancel()
-                relay.forget()
+                backend.answers["refused"] += 1
+                return relay
+            now = time.monotonic()
+            context.metrics.first_byte.observe(now - began)
+            if divided and relay.is_stream:
+                context.dividing.costs.moved(prompt.prompt_tokens, now - sent)
+            await self._pass_on(backend, relay, request)
+        except ClientError as error:
+            backend.failed(str(error), time.monotonic())
+            return ApiError(502, "the server failed while it answered", code="backend_failed")
+        finally:
+            request.cancel()
+            relay.forget()
         return None
 
     async def _divided(self, backend: BackendServer, prompt: RoutedPrompt) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from quire.routing.tickets import TICKET
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.util.http_client import ClientConnection, ClientError
 
@@ -17,6 +18,7 @@ _EVENT_END = b"\n\n"
 _HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "content-length", "date", "server", "x-request-id", "request-id", "x-content-type-options",
+    TICKET,
 ))  # fmt: skip
 
 

@@ -40,6 +40,7 @@ class AskedOfServers(msgspec.Struct):
     instructions: msgspec.Raw = _NO_RAW
     messages: msgspec.Raw = _NO_RAW
     prompt: msgspec.Raw = _NO_RAW
+    prompt_embeds: msgspec.Raw = _NO_RAW
     input: msgspec.Raw = _NO_RAW
     inputs: msgspec.Raw = _NO_RAW
     text: msgspec.Raw = _NO_RAW

@@ -132,11 +132,12 @@ class RouterApp:
                 await exchange.respond(200, msgspec.json.encode({"data": self._backends(now)}))
 
     def _models(self) -> list[dict[str, Any]]:
-        """The models of all servers; one that several have is listed once."""
-        found: dict[str, dict[str, Any]] = {}
-        for backend in self.context.backends.available(None):
-            for model in backend.models:
-                found.setdefault(model["id"], model)
+        """The models of all servers that can be asked; one that several have is listed once."""
+        now, found = time.monotonic(), dict[str, dict[str, Any]]()
+        for backend in self.context.backends.all:
+            if backend.is_available(now):
+                for model in backend.models:
+                    found.setdefault(model["id"], model)
         return list(found.values())
 
     def _backends(self, now: float) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import hmac
 from hashlib import blake2b
 
 PEER = "x-quire-peer"  # header with the proof
+TICKET = "x-quire-ticket"  # header of an answer: "refused" by a server that cannot take this router's tickets
 _CODE = 16
 _COUNT = 4
 MOST_TICKET = 64  # characters
@@ -29,9 +30,10 @@ def is_peer(key: bytes, request_id: str, shown: str) -> bool:
     return hmac.compare_digest(peer_proof(key, request_id).encode(), shown.encode("utf-8", "replace"))
 
 
-def prompt_mark(model: str, tenant: str, space: str, tokens: bytes) -> bytes:
-    """What stands for a prompt: its tokens, and all that separates its blocks from those of others."""
-    names = [name.encode("utf-8", "surrogatepass") for name in (model, tenant, space)]
+def prompt_mark(fingerprint: str, tenant: str, space: str, tokens: bytes) -> bytes:
+    """What stands for a prompt: its tokens, and all that separates its blocks from those of others: the tier's
+    fingerprint, of weights, formats and the code that computes, the tenant and the namespace."""
+    names = [name.encode("utf-8", "surrogatepass") for name in (fingerprint, tenant, space)]
     lengths = b"".join([len(name).to_bytes(8, "little") for name in names])
     return blake2b(lengths + b"".join(names) + tokens, digest_size=32).digest()
 

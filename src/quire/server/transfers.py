@@ -18,7 +18,7 @@ import msgspec
 
 from quire.core.tier import space_of
 from quire.engine.api import GenerateAsk
-from quire.routing.tickets import PEER, blocks_of, is_peer, prompt_mark, ticket_for
+from quire.routing.tickets import PEER, TICKET, blocks_of, is_peer, prompt_mark, ticket_for
 from quire.server.answering import answer_whole
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
@@ -30,15 +30,16 @@ from quire.types import Request, SamplingParams
 from quire.worker.kv_wire import read_key
 
 _NAME = "kv_transfer_params"
+_REFUSED = (TICKET.encode(), b"refused")
 _read_key = functools.cache(read_key)  # it was read once when the engine was built
 
 
 class PrefillAnswer(msgspec.Struct, kw_only=True):
-    """What a server answers that computed a prompt for another one; null: there is no whole block to send, or nowhere
-    to send it to."""
+    """What a server answers that computed a prompt for another one; null: it computed nothing, for there is no whole
+    block to send, or nowhere to send it to."""
 
     kv_transfer_params: KvTransferParams | None
-    usage: UsageBody
+    usage: UsageBody | msgspec.UnsetType = msgspec.UNSET
 
 
 def is_prefill(body: GenerationRequest) -> bool:
@@ -64,23 +65,26 @@ def with_transfer(
         return replace(
             request, params=params, prediction=None, beams=None, texts=None, terms=terms
         )  # its token is dropped
-    blocks = blocks_of(key, _mark(context, exchange, request), asked.remote_request_id or "")
+    blocks = blocks_of(key, _mark(context, request), asked.remote_request_id or "")
     if blocks is None:
         context.metrics.refused_tickets += 1
+        exchange.add_headers([_REFUSED])
         return request
     return replace(request, terms=replace(request.terms, coming=blocks))
 
 
 async def answer_prefill(context: ServerContext, exchange: Exchange, asks: list[GenerateAsk]) -> None:
-    """Compute a prompt, and answer with its ticket. Blocks are on their way before."""
+    """Compute a prompt, and answer with its ticket. Blocks are on their way before. If there can be none, nothing is
+    computed: the server that answers would have to do it again."""
     request = asks[0].request
     block = context.engine.card.cache_block
     blocks = (len(request.prompt_token_ids) - 1) // block if block and not request.prompt_embeds else 0
-    made, works = None, not context.engine.stats.remote_tier.get("failed")
-    if blocks and works and len(asks) == 1:
-        _, key = _peer(context, exchange)
-        ticket = ticket_for(key, _mark(context, exchange, request), blocks)
-        made = KvTransferParams(do_remote_prefill=True, do_remote_decode=False, remote_request_id=ticket)
+    if not blocks or len(asks) > 1 or context.engine.stats.remote_tier.get("failed"):
+        await exchange.respond(200, msgspec.json.encode(PrefillAnswer(kv_transfer_params=None)))
+        return
+    _, key = _peer(context, exchange)
+    ticket = ticket_for(key, _mark(context, request), blocks)
+    made = KvTransferParams(do_remote_prefill=True, do_remote_decode=False, remote_request_id=ticket)
 
     def pieces_of(run: HttpGeneration) -> Iterator[bytes]:
         yield msgspec.json.encode(PrefillAnswer(kv_transfer_params=made, usage=run.usage()))
@@ -90,11 +94,12 @@ async def answer_prefill(context: ServerContext, exchange: Exchange, asks: list[
 
 def _peer(context: ServerContext, exchange: Exchange) -> tuple[str, bytes]:
     """The server's role, and its key, which the sender of a request has shown to have. Raises ApiError."""
-    role, path = context.engine.card.peers
+    role, path, _ = context.engine.card.peers
     if role:
         key = _read_key(path)
         if is_peer(key, exchange.header(b"x-request-id"), exchange.header(PEER.encode())):
             return role, key
+    exchange.add_headers([_REFUSED])
     raise _refusal("only a router that has the key of this server's --kv-tiers divides requests")
 
 
@@ -102,8 +107,7 @@ def _refusal(why: str) -> ApiError:
     return ApiError(400, f"{_NAME}: {why}", code="unsupported_parameter", param=_NAME)
 
 
-def _mark(context: ServerContext, exchange: Exchange, request: Request) -> bytes:
-    assert exchange.served is not None, "a route that generates calls generating_model first"
-    model = exchange.served.fingerprint(context.engine.card)
-    space = space_of(request.adapter, request.namespace)
-    return prompt_mark(model, request.tenant, space, request.prompt_token_ids.tobytes())
+def _mark(context: ServerContext, request: Request) -> bytes:
+    """What names the blocks of a prompt: a server that would give them other names refuses the ticket."""
+    space, tokens = space_of(request.adapter, request.namespace), request.prompt_token_ids.tobytes()
+    return prompt_mark(context.engine.card.peers[2], request.tenant, space, tokens)

@@ -17,12 +17,13 @@ from quire.worker.swap_space import SwapSpace
 
 _SHARE = 0.02  # of a step's time for copies of blocks to save, or one
 _COPY_RATE = 5e9  # bytes a second, about
+LOOK_SECONDS = 0.005  # at least between two looks at the server while a prompt waits for blocks
 SAVE_SECONDS = 3.0  # for blocks that are kept nowhere yet, before the engine sleeps or ends
 
 
 class BlockTiers:
-    """See core.tier.Tier and worker.BlockStore. `ram` is None without host memory; `kept` are the others. An `eager`
-    engine saves all that it has computed in the next step: others wait for it."""
+    """See core.tier.Tier and worker.BlockStore. `ram` is None without host memory; `kept` are the others, the server
+    last. An `eager` engine saves all that it has computed in the next step: others wait for it."""
 
     def __init__(self, ram: SwapSpace | None, kept: Sequence[KeptBlocks], *, eager: bool = False) -> None:
         self.ram, self.kept, self.fingerprint = ram, kept, kept[0].fingerprint
@@ -31,6 +32,7 @@ class BlockTiers:
         self.sleeping = False  # what leaves the cache now is not damaged: it is kept
         self._unsaved: dict[Name, tuple[int, str]] = {}  # and the block and the tenant of each
         self._looked = time.monotonic()  # when the last step began
+        self._seen = 0.0  # when `look` asked last
         self._turn = 0  # which of `kept` gives contents first
 
     @property
@@ -97,10 +99,12 @@ class BlockTiers:
         return any(each.holds(name) for each in self.kept)
 
     def look(self) -> bool:
-        """See what other engines have kept; whether any of them can be asked now."""
-        for each in self.kept:
-            each.look()
-        return any(each.works for each in self.kept)
+        """See what other engines have kept on the server, now and then; whether it can be asked now."""
+        now, server = time.monotonic(), self.kept[-1]
+        if now - self._seen >= LOOK_SECONDS:
+            self._seen = now
+            server.look()
+        return server.works
 
     def copy_seconds(self, name: Name) -> float:
         if self.ram is not None and self.ram.holds(name):

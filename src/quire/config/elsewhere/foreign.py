@@ -156,6 +156,11 @@ def spelled_out(option: str, text: str) -> Settings:
     return [(option, text)]
 
 
+def by_hand(option: str, text: str) -> Settings:  # noqa: ARG001
+    """What other values say here."""
+    raise ValueError(f"has no translation: set {option}")
+
+
 def or_zero(option: str, text: str) -> Settings:
     """A number; 0 turns off what -1 turns off there."""
     return [(option, "0" if text == "-1" else text)]

@@ -223,6 +223,7 @@ class Ready(_Message, frozen=True, tag=2):
     startup: tuple[Span, ...] = ()
     ids: int = 0  # token ids that a prompt may have, when that is not `vocab`
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
+    blocks: str = ""  # fingerprint, in hex, of what names blocks in tiers, if there are any
 
 
 class Fatal(_Message, frozen=True, tag=3):

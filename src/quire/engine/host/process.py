@@ -111,6 +111,7 @@ def _ready(built: Built, startup: Startup) -> Ready:
         startup=startup.spans,
         ids=built.program.ids,
         embed_dim=built.embed_dim,
+        blocks="" if built.core.tiers is None else built.core.tiers.fingerprint.hex(),
     )
 
 
