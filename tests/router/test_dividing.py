@@ -156,6 +156,20 @@ def test_what_goes_wrong_there_costs_no_answer(tmp_path: Path, made: bytes, hang
 
 
 @pytest.mark.usefixtures("always")
+def test_one_that_is_slower_than_expected_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.router.dividing._MARGIN", 0.05)
+    with dividing(tmp_path, b"", hangs=True, breaker_failures=1) as (router, _):
+        found = router.service.context.dividing
+        router.do(lambda: found.costs.computed(1000, 1e-6))
+        for number in range(2):
+            assert router.chat(f"{number} {TEXT}").status == 200
+        assert found.fallbacks == {"late": 1}, "it is left alone after that"
+        assert router.backends.all[1].state(0.0) == "ready"
+
+
+@pytest.mark.usefixtures("always")
 def test_what_cannot_be_divided_is_not(tmp_path: Path) -> None:
     with dividing(tmp_path, answer(200, TICKET)) as (router, other):
         router.chat("short")

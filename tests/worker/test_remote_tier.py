@@ -30,12 +30,15 @@ class Shelf:
     """A server in this process, which can be ended and started again at its address."""
 
     def __init__(self, size: int = 2**20) -> None:
-        self.size, self.port = size, 0
+        self.size = size
+        self.holder = socket.socket()  # nobody else gets the port meanwhile: it is bound, and does not listen
+        self.holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.holder.bind(("127.0.0.1", 0))
+        self.port = self.holder.getsockname()[1]
         self.start()
 
     def start(self) -> None:
-        listener = socket.create_server(("127.0.0.1", self.port))
-        self.port = listener.getsockname()[1]
+        listener = socket.create_server(("127.0.0.1", self.port))  # with SO_REUSEADDR
         self.server = KvServer(BlockShelf(self.size), KEY, listener)
         self.shelf = self.server.shelf
         self.thread = threading.Thread(target=self.server.run)
@@ -63,6 +66,7 @@ def shelf() -> Iterator[Shelf]:
     made = Shelf()
     yield made
     made.stop()
+    made.holder.close()
 
 
 @pytest.fixture

@@ -295,8 +295,7 @@ class ModelCard:
     max_num_seqs: int = 0  # sequences that run at once
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
     service_classes: tuple[ServiceClass, ...] = ()
-    # the role among servers that share blocks, the file of their key, and the fingerprint of what names blocks, in hex
-    peers: tuple[str, str, str] = ("", "", "")
+    peers: tuple[str, str, str] = ("", "", "")  # role in a division, key file, mark of its blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,8 @@ from quire.worker.kv_wire import read_key
 
 _SEVERAL = re.compile(rb'\s*\[\s*["\[]')  # prompts in a list
 PREFILL = b'{"do_remote_decode":true}'
-FALLBACKS = (
-    "failed",
-    "late",
-    "refused",
-    "nothing",
-    "ticket",
-)  # why a prompt was not computed elsewhere after all; ticket: the server that answers did not take it
+# Why a prompt was not computed elsewhere after all; ticket: the server that answers did not take it.
+FALLBACKS = ("failed", "late", "refused", "nothing", "ticket")
 _MARGIN, _TIMES = 1.0, 4.0  # a server is late after so many seconds, and so many times as long as expected
 _ALONE = 5.0  # seconds for which nothing is divided with a server with which it came to nothing
 
