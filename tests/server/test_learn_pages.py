@@ -14,6 +14,7 @@ from helpers.server import LiveServer, serving
 from quire.bench.lesson import measured_levels
 from quire.cli.serve import simulated
 from quire.core.policy import BACKGROUND
+from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import EngineState, GenerateAsk, Stream
 from quire.executor import sampler
 from quire.executor.base import SampledRows
@@ -30,6 +31,7 @@ from quire.program.step_work import MachinePeaks
 from quire.server.pages import real_lanes
 from quire.server.pages.see import SIGHTS
 from quire.speculate.prediction import PredictionProposer
+from quire.steplog.recorder import Recorder
 from quire.types import NewSeq
 from quire.util.platform import usable_cores
 
@@ -269,6 +271,19 @@ def test_lanes_that_would_take_too_long_are_not_run(
     assert "the lanes would take too long" in found["remark"]
     assert len(found["tables"]) == 1
     assert not any(label.startswith("this server") for label in scene_of(server, "8?real=false")["numbers"])
+
+
+def test_steps_of_a_pipeline_are_not_counted(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has half of the rows."""
+    log = Recorder(SchedulerConfig(num_blocks=8, block_size=16, steps_in_flight=2, takes_turns=True)).ring()
+
+    async def of_a_pipeline(self: Any) -> bytes:
+        return log
+
+    monkeypatch.setattr(type(server.engine), "log", of_a_pipeline)
+    found = scene_of(server, "8?requests=8")
+    assert "In a pipeline each step has half of the rows" in found["remark"]
+    assert not any(label.startswith("this server") for label in found["numbers"])
 
 
 def test_phases_are_measured_here(server: LiveServer) -> None:
