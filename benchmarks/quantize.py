@@ -26,7 +26,8 @@ from quire.offline.gate import GateOptions, gate
 
 # method, bits, group size (0: one scale per output), more options
 RUNS: list[tuple[str, int, int | None, tuple[str, ...]]] = [
-    *((method, bits, group, ()) for bits in (4, 3, 2) for group in (64, 32) for method in ("rtn", "gptq", "awq")),
+    *((method, bits, group, ())
+      for bits in (4, 3, 2) for group in (64, 32) for method in ("rtn", "gptq", "awq", "awq-gptq")),
     ("rtn", 8, 64, ()),
     ("gptq", 4, 64, ("--no-symmetric",)),
     ("rtn", 4, 64, ("--no-symmetric",)),
@@ -47,7 +48,7 @@ def make(
     method, bits, group, options = run
     command = [sys.executable, "-m", "quire.cli.main", "quantize", model, "--out", str(out), "--method", method,
                "--no-eval", "--quiet", *options, *more]  # fmt: skip
-    if method in {"rtn", "gptq", "awq"}:
+    if method in {"rtn", "gptq", "awq", "awq-gptq"}:
         command += ["--bits", str(bits)]
     if group is not None:
         command += ["--group-size", str(group)]

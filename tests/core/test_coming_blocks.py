@@ -52,6 +52,15 @@ def made(tier: Shared, **changes: object) -> tuple[Arrivals, Scheduler]:
     return Arrivals(tier, scheduler.caches, scheduler.config, lambda: tier.now), scheduler
 
 
+def missing(arrivals: Arrivals, request: Request) -> list[Name]:
+    """The blocks that a request waits for."""
+    prompt, found = arrivals._missing(request, 0.0), []
+    while (name := prompt.next()) is not None:
+        found.append(name)
+        prompt.at += 1
+    return found
+
+
 PROMPT = [*range(14)]  # three whole blocks, and two tokens that are computed in any case
 
 
@@ -93,9 +102,9 @@ def test_only_blocks_that_are_needed_and_missing_are_waited_for() -> None:
     groups = FullGroup((0,)), SlidingGroup((1,), window=6)
     arrivals, scheduler = made(tier, groups=groups, num_blocks=20)
     names = digests(PROMPT)
-    found = arrivals._missing(coming("a", PROMPT, 99))
+    found = missing(arrivals, coming("a", PROMPT, 99))
     assert found == [(names[0], 0), (names[1], 0), (names[1], 1), (names[2], 0), (names[2], 1)]
-    assert arrivals._missing(coming("a", PROMPT[:12], 3)) == [
+    assert missing(arrivals, coming("a", PROMPT[:12], 3)) == [
         (names[0], 0),
         (names[0], 1),
         (names[1], 0),
@@ -105,9 +114,9 @@ def test_only_blocks_that_are_needed_and_missing_are_waited_for() -> None:
     while scheduler.has_work():
         out = scheduler.schedule()
         update(scheduler, out)
-    assert arrivals._missing(coming("a", PROMPT, 3)) == found[1:]
+    assert missing(arrivals, coming("a", PROMPT, 3)) == found[1:]
     other = replace(coming("c", PROMPT, 3), tenant="other")
-    assert next(name for name, _ in arrivals._missing(other)) == digests(PROMPT, "other")[0]
+    assert next(name for name, _ in missing(arrivals, other)) == digests(PROMPT, "other")[0]
 
 
 def test_cached_blocks_of_a_prompt_are_sent_again() -> None:

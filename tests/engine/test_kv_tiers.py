@@ -157,6 +157,7 @@ def test_tiers_are_read() -> None:
     assert parse_tiers("disk=1:/v,disk-key=/k") == parse_tiers("disk-key=/k,disk=1:/v") == sealed
     assert parse_tiers("ram=1,remote=[::1]:7070:k") == KvTiers(1, 0, "", ("::1", 7070), "k")
     assert parse_tiers("role=both,remote=a:1:k") == KvTiers(0, 0, "", ("a", 1), "k", "", "both")
+    assert parse_tiers("remote=a:1:k,role=kv_producer").role == "prefill"
     for wrong in (
         "",
         "role=prefill",

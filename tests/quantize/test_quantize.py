@@ -54,8 +54,8 @@ def recipe(method: str, **more: Any) -> Recipe:
 
 CASES = [
     recipe("rtn"), recipe("gptq"), recipe("gptq", bits=3), recipe("gptq", bits=2, group_size=0), recipe("gptq", bits=8),
-    recipe("gptq", symmetric=False, desc_act=False), recipe("awq"), recipe("awq", bits=3), recipe("smoothquant"),
-    recipe("fp8"), recipe("fp8", activations="static"), recipe("gguf", gguf_type="Q4_0"),
+    recipe("gptq", symmetric=False, desc_act=False), recipe("awq"), recipe("awq", bits=3), recipe("awq-gptq"),
+    recipe("smoothquant"), recipe("fp8"), recipe("fp8", activations="static"), recipe("gguf", gguf_type="Q4_0"),
     recipe("gguf", target_bits=5.0), recipe("gptq", target_bits=5.5), recipe("awq", target_bits=4.0),
     recipe("rtn", target_bits=3.5, bits=2),
 ]  # fmt: skip
@@ -78,7 +78,7 @@ def test_what_is_written_loads(how: Recipe, model: Path, text: str, tmp_path: Pa
     bits = {2: 0.8, 3: 0.4, 4: 0.2, 8: 0.04}[how.bits]
     with open_weights(found) as source:
         for name, weight in original.items():
-            if not name.endswith("proj.weight") or how.method in {"awq", "smoothquant"}:
+            if not name.endswith("proj.weight") or how.method in {"awq", "awq-gptq", "smoothquant"}:
                 continue  # whose columns are scaled
             values = np.asarray(source.read(name), np.float32)
             if how.method == "gguf" and name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -97,7 +97,12 @@ def test_a_prompt_gives_nearly_the_same_logits(model: Path, text: str, tmp_path:
     """AWQ and SmoothQuant also change norms and other weights: together they are the same model."""
     from quire.offline.gate import GateOptions, gate
 
-    for how, most in ((recipe("awq"), 0.1), (recipe("smoothquant"), 0.01), (recipe("gptq", bits=8), 0.01)):
+    for how, most in (
+        (recipe("awq"), 0.1),
+        (recipe("awq-gptq"), 0.1),
+        (recipe("smoothquant"), 0.01),
+        (recipe("gptq", bits=8), 0.01),
+    ):
         quantize(str(model), tmp_path / how.method, how, ASKED, calibration=text)
         report = gate(
             open_model(model),

@@ -129,7 +129,7 @@ def test_llama_cpp_gives_the_same_answer(kind: str, tmp_path: Path) -> None:
     [
         {"method": "gptq"}, {"method": "gptq", "symmetric": False}, {"method": "gptq", "bits": 8},
         {"method": "gptq", "bits": 3, "group_size": 32}, {"method": "gptq", "bits": 2, "group_size": 32},
-        {"method": "gptq", "target_bits": 4.5}, {"method": "awq"}, {"method": "awq", "bits": 3},
+        {"method": "gptq", "target_bits": 4.5}, {"method": "awq"}, {"method": "awq", "bits": 3}, {"method": "awq-gptq"},
     ],
     ids=lambda how: " ".join(map(str, how.values())),
 )  # fmt: skip

@@ -166,10 +166,13 @@ def test_what_cannot_be_divided_is_not(tmp_path: Path) -> None:
         ):
             router.chat(TEXT, **fields)
         router.request("POST", "/generate", {"inputs": TEXT, "parameters": {"max_new_tokens": 2}})
+        once = {"messages": [{"role": "user", "content": TEXT}]}
+        router.request("POST", "/v1/chat/completions", once, {"idempotency-key": "k"})
         assert not other.asked
-        assert len(router.fakes[0].seen) == 5
-        router.chat(TEXT)
+        assert len(router.fakes[0].seen) == 6
+        router.chat(TEXT, kv_transfer_params=None)
         assert len(other.asked) == 1
+        assert "kv_transfer_params" in router.fakes[0].seen[-1][1]
 
 
 def test_nobody_is_asked_while_nobody_is_held_up(tmp_path: Path) -> None:

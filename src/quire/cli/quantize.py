@@ -3,6 +3,7 @@
 rtn          rounding to nearest; needs no text
 gptq         each column makes up for the error of those before it (arXiv 2210.17323)
 awq          columns that activations make important are scaled up first (arXiv 2306.00978)
+awq-gptq     both: columns are scaled as by awq, then rounded as by gptq
 smoothquant  8-bit weights and activations, outliers moved into the weights (arXiv 2211.10438)
 fp8          E4M3 weights, one scale per output, with dynamic or static activations
 gguf         a GGUF file, with an importance matrix: Q4_0, Q5_0, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS
@@ -18,7 +19,7 @@ from quire.cli.gate import add_gate_arguments, make_judge
 from quire.cli.options import add_model_argument, named_model
 from quire.util.sizes import parse_size
 
-_METHODS = ("rtn", "gptq", "awq", "smoothquant", "fp8", "gguf")
+_METHODS = ("rtn", "gptq", "awq", "awq-gptq", "smoothquant", "fp8", "gguf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,23 +37,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bits",
         type=int,
         metavar="N",
-        help="rtn, gptq, awq: 8, 4, 3 or 2 bits per weight; gguf: also 5 or 6 (default: 4)",
+        help="rtn, gptq, awq, awq-gptq: 8, 4, 3 or 2 bits per weight; gguf: also 5 or 6 (default: 4)",
     )
     add(
         "--group-size", type=int, metavar="N",
-        help="rtn, gptq, awq: input features that share a scale; 0 for one scale per output (default: 128, or the "
-        "largest below that fits the model)",
+        help="rtn, gptq, awq, awq-gptq: input features that share a scale; 0 for one scale per output (default: 128, "
+        "or the largest below that fits the model)",
     )  # fmt: skip
     add(
         "--symmetric", action=argparse.BooleanOptionalAction, default=None,
-        help="rtn, gptq, awq: without zero points (default: on, off for awq)",
+        help="rtn, gptq, awq, awq-gptq: without zero points (default: on, off for both awq)",
     )  # fmt: skip
     add(
         "--desc-act", action=argparse.BooleanOptionalAction, default=True,
-        help="gptq: the columns of largest activations first, with static groups in storage order (default: on)",
+        help="gptq, awq-gptq: the columns of largest activations first, with static groups in storage order "
+        "(default: on)",
     )  # fmt: skip
     add("--damping", type=float, default=0.01, metavar="X",
-        help="gptq: share of the mean diagonal that is added to the Hessian (default: 0.01)")  # fmt: skip
+        help="gptq, awq-gptq: share of the mean diagonal that is added to the Hessian (default: 0.01)")  # fmt: skip
     add("--alpha", type=float, default=0.5, metavar="X",
         help="smoothquant: how much of the outliers moves into the weights, 0 to 1 (default: 0.5)")  # fmt: skip
     add("--activations", choices=("dynamic", "static"), default="dynamic",
@@ -64,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gguf: type of the linears (default: Q4_K, or what --bits says)",
     )
     add("--target-bits", type=float, default=0.0, metavar="X",
-        help="rtn, gptq, awq, gguf: mean bits of a weight; each linear gets bits by its measured error")  # fmt: skip
+        help="rtn, gptq, awq, awq-gptq, gguf: mean bits of a weight; each linear gets bits by its measured "
+        "error")  # fmt: skip
     add_calibration_arguments(parser)
     add_run_arguments(parser)
     add_gate_arguments(parser)

@@ -10,6 +10,7 @@ from quire.util.sizes import parse_size
 
 _FORM = "write ram=SIZE, disk=SIZE:FOLDER, disk-key=KEYFILE, remote=HOST:PORT:KEYFILE, role=ROLE, or several by commas"
 ROLES = ("prefill", "decode", "both")
+_VLLM = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+):(\d{1,5}):(.+)")
 
 
@@ -38,8 +39,8 @@ def parse_tiers(text: str) -> KvTiers:
         if name == "disk-key" and value and not disk_key:
             disk_key = value
             continue
-        if name == "role" and value in ROLES and not role:
-            role = value
+        if name == "role" and (known := _VLLM.get(value, value)) in ROLES and not role:
+            role = known
             continue
         if name == "remote" and remote is None:
             if not (named := _ADDRESS.fullmatch(value)) or not 0 < int(named[2]) <= 65535:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import field
 from typing import Protocol
 
 from quire.core.cached_prefix import TOKEN_BYTES
@@ -17,7 +16,7 @@ from quire.core.capacity import first_live_block
 from quire.core.prefix_cache import PrefixCaches
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.soft_tokens import NO_MARKS, block_keys
-from quire.core.tier import Name, Tier, chain, root_digest, space_of
+from quire.core.tier import DIGEST_BYTES, Name, Tier, chain, root_digest, space_of
 from quire.records import dataclass
 from quire.types import NO_BLOCK, Request
 
@@ -34,13 +33,25 @@ class SharedTier(Tier, Protocol):
 
 @dataclass(slots=True)
 class _Prompt:
-    """Blocks of a prompt in order, of which the first `there` have come."""
+    """Blocks that a prompt needs, `first` to the end of `digests`, of which those before `at` have come: counted over
+    all groups of each block in turn. A group needs none before the block that `firsts` has for it."""
 
-    names: list[Name]
+    digests: bytes
+    firsts: list[int]
+    at: int
     began: float
     moved: float  # when the last one came
-    there: int = field(default=0)
     ended: bool = False
+
+    def next(self) -> Name | None:
+        """The first block that has not come, None at the end."""
+        groups = len(self.firsts)
+        while (index := self.at // groups) < len(self.digests) // DIGEST_BYTES:
+            if index >= self.firsts[self.at % groups]:
+                start = index * DIGEST_BYTES
+                return self.digests[start : start + DIGEST_BYTES], self.at % groups
+            self.at += 1
+        return None
 
 
 class Arrivals:
@@ -75,12 +86,12 @@ class Arrivals:
         now = self._clock()
         prompt = self._prompts.get(request.request_id)
         if prompt is None:
-            prompt = self._prompts[request.request_id] = _Prompt(self._missing(request), now, now)
+            prompt = self._prompts[request.request_id] = self._missing(request, now)
         if prompt.ended:
             return False
-        while prompt.there < len(prompt.names) and self._tier.holds(prompt.names[prompt.there]):
-            prompt.there, prompt.moved = prompt.there + 1, now
-        complete = prompt.there == len(prompt.names)
+        while (name := prompt.next()) is not None and self._tier.holds(name):
+            prompt.at, prompt.moved = prompt.at + 1, now
+        complete = name is None
         patient = now - prompt.moved < PATIENCE and now - prompt.began < MOST_SECONDS
         if not complete and patient and self._tier.look():
             return True
@@ -97,20 +108,21 @@ class Arrivals:
     def _key(self, request: Request, tokens: int) -> bytes:
         return request.prompt_token_ids.tobytes()[: tokens // self._size * self._size * TOKEN_BYTES]
 
-    def _missing(self, request: Request) -> list[Name]:
-        """The blocks that the end of the prompt needs and that are not cached here."""
+    def _missing(self, request: Request, now: float) -> _Prompt:
+        """The blocks that the end of the prompt needs, after those that are cached here."""
         usable = min(request.terms.coming * self._size, len(request.prompt_token_ids) - 1)
         key, space = self._key(request, usable), space_of(request.adapter, request.namespace)
-        nodes = self._caches.path(request.tenant, key, space, NO_MARKS)
-        digest, names = root_digest(self._tier.fingerprint, request.tenant, space), list[Name]()
         keys = block_keys(key, self._size * TOKEN_BYTES, NO_MARKS)
         firsts = [
             first_live_block(len(keys) * self._size, group.window, self._size) for group in self._groups
         ]
-        for index, block_key in enumerate(keys):
+        digest, digests = root_digest(self._tier.fingerprint, request.tenant, space), []
+        for block_key in keys:
             digest = chain(digest, block_key)
-            for group, first in enumerate(firsts):
-                cached = index < len(nodes) and nodes[index].value[group] != NO_BLOCK
-                if index >= first and not cached:
-                    names.append((digest, group))
-        return names
+            digests.append(digest)
+        cached = 0
+        for index, node in enumerate(self._caches.path(request.tenant, key, space, NO_MARKS)):
+            if any(node.value[g] == NO_BLOCK for g, first in enumerate(firsts) if index >= first):
+                break
+            cached = index + 1
+        return _Prompt(b"".join(digests), firsts, cached * len(firsts), now, now)

@@ -18,12 +18,14 @@ import msgspec
 from quire.config.routing import RouterConfig
 from quire.router.backends import Backends, BackendServer
 from quire.router.resuming import RESUMABLE
-from quire.router.routed_request import AskedOfServers
+from quire.router.routed_request import AskedOfServers, with_field
 from quire.routing.router_policies import RoutedPrompt, policy_named
 from quire.routing.transfer import MovingCosts
+from quire.server.exchange import Exchange
 from quire.util.http_client import ClientError, Whole
 from quire.worker.kv_wire import read_key
 
+PREFILL = b'{"do_remote_decode":true}'
 FALLBACKS = ("failed", "late", "refused", "nothing")  # why a prompt was not computed elsewhere after all
 _MARGIN, _TIMES = 1.0, 4.0  # a server is late after so many seconds, and so many times as long as expected
 
@@ -43,17 +45,19 @@ class _PrefillAnswer(msgspec.Struct):
     usage: _Usage = _Usage()
 
 
-def divisible(path: str, kind: str, asked: AskedOfServers) -> bool:
-    """Whether another server could compute the prompt of a request."""
+def divisible(exchange: Exchange, asked: AskedOfServers) -> bool:
+    """Whether another server could compute the prompt of a request. One that is sent with a key to be sent again must
+    have the same body each time."""
+    kind = exchange.header(b"content-type").partition(";")[0].strip().lower()
     return (
-        path in RESUMABLE and kind.partition(";")[0].strip().lower() == "application/json"
+        exchange.path in RESUMABLE and kind == "application/json" and not exchange.header(b"idempotency-key")
         and not (asked.prompt_logprobs or asked.echo or asked.kv_transfer_params)
     )  # fmt: skip
 
 
-def with_params(body: bytes, params: bytes) -> bytes:
-    """The body of a request that has no kv_transfer_params, with some."""
-    return body[: body.rindex(b"}")] + b',"kv_transfer_params":%b}' % params
+def with_params(body: bytes, asked: AskedOfServers, params: bytes) -> bytes:
+    """The body of a divisible request, with kv_transfer_params."""
+    return with_field(body, "kv_transfer_params", params, replaces=asked.kv_transfer_params is None)
 
 
 class Dividing:
@@ -85,10 +89,9 @@ class Dividing:
         return chosen if self.costs.pays(tokens, ahead, answering.requests - 1) else None
 
     async def ticket(
-        self, server: BackendServer, prompt: RoutedPrompt, head: Callable[[int], bytes], body: bytes
+        self, server: BackendServer, prompt: RoutedPrompt, head: Callable[[int], bytes], asked: bytes
     ) -> bytes | None:
         """Have a server compute the prompt of a request; what to send to the one that answers, None for nothing."""
-        asked = with_params(body, b'{"do_remote_decode":true}')
         uncached = max(prompt.prompt_tokens - prompt.cached(server.name), 1.0)
         expected, answer = self.costs.compute * (uncached + server.work / server.weight), Whole()
         limit = self._config.prefill_timeout

@@ -7,7 +7,7 @@ import time
 
 from quire.config.routing import RouterConfig
 from quire.router.backends import BackendServer
-from quire.router.dividing import divisible, with_params
+from quire.router.dividing import PREFILL, divisible, with_params
 from quire.router.relay import Relay, StreamPieces
 from quire.router.resuming import CannotResumeError, DeliveredStream, ResumedStream, is_resumable, with_seed
 from quire.router.routed_request import AskedOfServers, response_id, usage_of
@@ -52,7 +52,7 @@ class Forwarding:
             self._body = with_seed(body, asked)
         self._predicted = 0.0  # tokens that the chosen server has probably cached
         self._ticket: bytes | None = None  # of the prompt, once another server has computed it
-        self._divisible = divisible(exchange.path, exchange.header(b"content-type"), asked)
+        self._divisible = divisible(exchange, asked)
 
     async def answer(self) -> None:
         """Answer the request. Raises ApiError if no server could take it, and ClientGoneError."""
@@ -148,8 +148,9 @@ class Forwarding:
             if other is not None:
                 self._divisible = False  # once
                 self._ticket = await dividing.ticket(
-                    other, prompt, lambda size: self._head(other, size, peer=True), self._body
-                )
+                    other, prompt, lambda size: self._head(other, size, peer=True),
+                    with_params(self._body, self._asked, PREFILL),
+                )  # fmt: skip
                 if self._ticket is not None:
                     self._context.backends.sent(
                         other.name, self._exchange.request_id, self._digests, self._bytes
@@ -157,7 +158,7 @@ class Forwarding:
         if self._ticket is None:
             return self._body
         self._predicted = prompt.prompt_tokens
-        return with_params(self._body, self._ticket)
+        return with_params(self._body, self._asked, self._ticket)
 
     async def _begins(
         self, backend: BackendServer, relay: Relay, request: asyncio.Task[None]

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from quire.router.routed_request import AskedOfServers
+from quire.router.routed_request import AskedOfServers, with_field
 from quire.types import QuireError
 
 # Paths whose streams can go on, and the text fields of a delta there.
@@ -38,10 +38,9 @@ def is_resumable(path: str, asked: AskedOfServers) -> bool:
 
 def with_seed(body: bytes, asked: AskedOfServers) -> bytes:
     """The body with a seed, drawn here if the client has given none: another server must draw the same tokens."""
-    if asked.seed is not None:
+    if asked.seed is not None and asked.seed is not msgspec.UNSET:
         return body
-    seed = secrets.randbelow(_SEEDS)
-    return body[: body.rindex(b"}")] + b',"seed":%d}' % seed  # behind a null: of two, servers take the last
+    return with_field(body, "seed", b"%d" % secrets.randbelow(_SEEDS), replaces=asked.seed is None)
 
 
 def events_of(data: bytes) -> Iterator[bytes]:

@@ -48,13 +48,13 @@ class AskedOfServers(msgspec.Struct):
     max_output_tokens: Any = None
     n_predict: Any = None
     stream: Any = None
-    seed: Any = None
+    seed: Any = msgspec.UNSET
     n: Any = None
     best_of: Any = None
     logprobs: Any = None
     prompt_logprobs: Any = None
     echo: Any = None
-    kv_transfer_params: Any = None
+    kv_transfer_params: Any = msgspec.UNSET
 
     def parts(self) -> list[bytes]:
         """The prompt in the order in which chat templates write it."""
@@ -89,6 +89,14 @@ def asked_of(exchange: Exchange, body: bytes) -> AskedOfServers:
         return msgspec.json.decode(body, type=AskedOfServers) if body else AskedOfServers()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return AskedOfServers()
+
+
+def with_field(body: bytes, name: str, value: bytes, *, replaces: bool) -> bytes:
+    """A body with a field more, or with another value of one: servers refuse repeated ones."""
+    if replaces:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return msgspec.json.encode(fields | {name: msgspec.Raw(value)})
+    return body[: body.rindex(b"}")] + b',"%b":%b}' % (name.encode(), value)
 
 
 def response_id(beginning: bytes) -> bytes | None:

@@ -54,11 +54,13 @@ class _Live:
 
 
 class _Planned(NamedTuple):
-    """Of a step: four numbers for each row, if there may be drafts; rows with drafts; samples that were preempted."""
+    """Of a step: four numbers for each row; rows with drafts; samples that were preempted; three numbers for each that
+    started."""
 
     rows: list[int]
     drafting: list[int]
     preempted: list[int]
+    started: list[int]
 
 
 class StepTimes(NamedTuple):
@@ -224,11 +226,11 @@ class Recorder:
             live = self._live.get(new.request_id)
             number = -1 if live is None else live.number
             self._keys[new.seq_id] = number << SAMPLE_BITS | new.sample_index
+        started = self._started(out) if out.new else _NONE
+        drafting = _NONE
         if self._drafts:
             drafting = [index for index, row in enumerate(out.scheduled) if row.logits > 1]
-            self._planned.append(_Planned(self._rows(out), drafting, preempted))
-        else:
-            self._planned.append(_Planned(_NONE, _NONE, preempted))
+        self._planned.append(_Planned(self._rows(out), drafting, preempted, started))
 
     def _rows(self, out: SchedulerOutput) -> list[int]:
         """Four numbers for each row; the last one is to be the tokens that it accepts."""
@@ -247,9 +249,7 @@ class Recorder:
         facts: StepFacts,
     ) -> None:
         """A step has ended."""
-        flat, self._drafting, preempted = self._planned.popleft()
-        if not self._drafts:
-            flat = self._rows(out)
+        flat, self._drafting, preempted, started = self._planned.popleft()
         flat[3::4] = map(len, result.token_ids)
         at, scheduled, executed, updated, draft = times
         predicted, blocks, waiting, limits, fetching = facts
@@ -261,7 +261,7 @@ class Recorder:
                 int(1e6 * seconds.get("forward", 0.0)), int(1e6 * seconds.get("sample", 0.0)), draft // 1000,
                 self._stolen.microseconds(updated) if updated >= self._stolen.due else 0,
                 predicted, blocks, waiting, limits, flat, self._notes(flat, out, result, ended),
-                self._started(out) if out.new else _NONE, preempted, fetching,
+                started, preempted, fetching,
             )
         )  # fmt: skip
         for event, live in ended:

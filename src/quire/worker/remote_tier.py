@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from quire.core.tier import Name
 from quire.worker.kept_blocks import ENTRY_BYTES, KeptBlocks, buffers_of
@@ -41,6 +42,7 @@ class RemoteTier(KeptBlocks):
         self._names: OrderedDict[Name, None] = OrderedDict()
         self._epoch, self._listed = b"", 0
         self._links: dict[int, tuple[socket.socket, Peer]] = {}  # by reader
+        self._sent: Name | None = None  # the block that was sent last, if the server has not answered yet
         self._up = self._was_up = False
         self._retry, self._pause = 0.0, _PAUSES[0]
         self._since = 0.0  # it is up
@@ -100,11 +102,21 @@ class RemoteTier(KeptBlocks):
 
     def _keep(self, name: Name, content: U8, tenant: str) -> None:  # noqa: ARG002
         data = memoryview(content)  # type: ignore[arg-type]
-        check = content_sum(self.fingerprint, *name, data)
-        self._call(_WRITER, Frame(Kind.PUT, *name, 0, len(data), check), bytearray(), data)
-        self.blocks_out += 1
-        with self._lock:
-            self._names[name] = None
+        check = content_sum(self.fingerprint, *name, data)  # while the server checks the block before
+        self._settle()
+        self._begin(_WRITER, Frame(Kind.PUT, *name, 0, len(data), check), data)
+        self._sent = name
+        if self._writes.empty():
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait until the server has the block that was sent last. Raises OSError."""
+        name, self._sent = self._sent, None
+        if name is not None:
+            self._end(_WRITER, bytearray())
+            self.blocks_out += 1
+            with self._lock:
+                self._names[name] = None
 
     def _erase(self, name: Name, place: int | None) -> None:  # noqa: ARG002
         if self._up:
@@ -121,10 +133,20 @@ class RemoteTier(KeptBlocks):
         self._lose(name)
         return False
 
-    def _call(
-        self, reader: int, frame: Frame, into: bytearray | memoryview, content: memoryview | bytes = b""
-    ) -> Frame:
+    def _call(self, reader: int, frame: Frame, into: bytearray | memoryview) -> Frame:
         """Ask, and wait for the answer, whose content is put into `into`. Raises OSError."""
+        if reader == _WRITER:
+            self._settle()
+        self._begin(reader, frame)
+        return self._end(reader, into)
+
+    def _begin(self, reader: int, frame: Frame, content: memoryview | bytes = b"") -> None:
+        """Ask. Raises OSError."""
+        with self._dropping(reader):
+            self._peer(reader).send(frame, content, seconds=CALL_SECONDS)
+
+    def _end(self, reader: int, into: bytearray | memoryview) -> Frame:
+        """Wait for the answer. Raises OSError."""
 
         def room(answer: Frame) -> memoryview:
             if isinstance(into, bytearray):
@@ -132,10 +154,14 @@ class RemoteTier(KeptBlocks):
                 return memoryview(into)
             return into
 
+        with self._dropping(reader):
+            return self._links[reader][1].receive(room, seconds=CALL_SECONDS)
+
+    @contextlib.contextmanager
+    def _dropping(self, reader: int) -> Iterator[None]:
+        """A connection ends with the first thing that fails on it."""
         try:
-            peer = self._peer(reader)
-            peer.send(frame, content, seconds=CALL_SECONDS)
-            return peer.receive(room, seconds=CALL_SECONDS)
+            yield
         except OSError:
             if (link := self._links.pop(reader, None)) is not None:
                 link[0].close()

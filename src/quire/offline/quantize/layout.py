@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from quire.loader.source import Array, TensorInfo
 from quire.offline.quantize.grid import Grid
-from quire.offline.quantize.recipe import PRUNERS, Recipe, parse_pattern
+from quire.offline.quantize.recipe import PRUNERS, SCALED, Recipe, parse_pattern
 from quire.quant.compressed import E4M3
 from quire.quant.gptq import pack_awq, pack_gptq
 from quire.records import dataclass
@@ -54,7 +54,7 @@ def layout_of(recipe: Recipe) -> str:
     """The layout of tensors that a recipe is written in; "floats": as the checkpoint's own."""
     if recipe.method in PRUNERS:
         return "floats"
-    if recipe.method == "awq" and recipe.bits == 4 and not recipe.target_bits:
+    if recipe.method in SCALED and recipe.bits == 4 and not recipe.target_bits:
         return "awq"
     return {"smoothquant": "int-quantized", "fp8": "float-quantized"}.get(recipe.method, "gptq")
 

@@ -15,7 +15,7 @@ from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.grid import GridKind, find_grid
 from quire.offline.quantize.layer import LayerWeights
 from quire.offline.quantize.layout import Rounded
-from quire.offline.quantize.recipe import Recipe, parse_pattern
+from quire.offline.quantize.recipe import SCALED, Recipe, parse_pattern
 from quire.offline.quantize.scaling import apply_factors, awq_factors, scaled_gram, smooth_factors
 from quire.offline.quantize.sites import Module, Site
 from quire.quant.floats import to_e4m3
@@ -36,7 +36,7 @@ def round_weights(
     error is tr(ΔW·H·ΔWᵀ) / tr(W·H·Wᵀ). Threads of the pool take whole weights, so their number changes no bit.
     """
     mine = dict(grams)
-    if recipe.method in {"awq", "smoothquant"}:
+    if recipe.method in {*SCALED, "smoothquant"}:
         mine |= _scaled(recipe, weights, sites, grams, widths, pool)
     modules = {module: mine.get((site.op, module.expert)) for site in sites for module in site.modules}
     modules |= dict.fromkeys(unseen)
@@ -69,7 +69,7 @@ def _scaled(
     seen = [(site, grams[site.op, -1]) for site in sites if (site.op, -1) in grams]
 
     def factors_of(item: tuple[Site, GramMatrix]) -> F32 | None:
-        if recipe.method == "awq":
+        if recipe.method in SCALED:
             of_site = _of_width(recipe, widths.get(item[0].modules[0].tensor))
             return awq_factors(weights, *item, kind_of(of_site))
         return smooth_factors(weights, *item, recipe.alpha)
@@ -173,6 +173,6 @@ def _sparsegpt(recipe: Recipe, gram: GramMatrix) -> Round:
 
 
 _PREPARE: dict[str, Callable[[Recipe, GramMatrix], Round]] = {
-    "rtn": _nearest, "gptq": _gptq, "awq": _awq, "smoothquant": _smoothquant, "fp8": _fp8,
+    "rtn": _nearest, "gptq": _gptq, "awq": _awq, "awq-gptq": _gptq, "smoothquant": _smoothquant, "fp8": _fp8,
     "magnitude": _magnitude, "wanda": _wanda, "sparsegpt": _sparsegpt,
 }  # fmt: skip

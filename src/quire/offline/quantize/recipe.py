@@ -11,15 +11,16 @@ from typing import Any, Literal
 from quire.records import dataclass
 
 Method = Literal[
-    "rtn", "gptq", "awq", "smoothquant", "fp8", "gguf", "magnitude", "wanda", "sparsegpt", "structured"
-]
-METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "smoothquant", "fp8", "gguf")
+    "rtn", "gptq", "awq", "awq-gptq", "smoothquant", "fp8", "gguf", "magnitude", "wanda", "sparsegpt", "structured"
+]  # fmt: skip
+METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "awq-gptq", "smoothquant", "fp8", "gguf")
+SCALED = ("awq", "awq-gptq")  # by activations, before they are rounded
 PRUNERS: tuple[Method, ...] = ("magnitude", "wanda", "sparsegpt", "structured")  # of `quire prune`
 STRUCTURES = ("heads", "channels", "layers")
 BITS = (2, 3, 4, 8)
 _SAME = 1e-6
 _SIZES = (128, 64, 32, 16)
-_MIXED = ("rtn", "gptq", "awq", "gguf")
+_MIXED = ("rtn", "gptq", *SCALED, "gguf")
 _WITHOUT_TEXT = {"rtn", "magnitude"}  # and fp8 with dynamic activations
 
 
@@ -43,7 +44,7 @@ class Recipe:
     """How a model is quantized.
 
     bits, group_size (0: one scale per output; None: 128, or the largest below that divides all input features),
-    symmetric (None: not for awq): the grid of rtn, gptq and awq. desc_act, damping: see gptq.
+    symmetric (None: not for awq): the grid of rtn, gptq, awq and both together. desc_act, damping: see gptq.
     alpha: how much of the difficulty SmoothQuant moves into the weights. activations: fp8's, "dynamic" or "static".
     gguf_type: the type of linears in a GGUF file. samples windows of `length` tokens are taken of the calibration text.
     target_bits: mean bits of a weight with its share of scales, for mixed precision; the linears' own then stand in
@@ -72,7 +73,7 @@ class Recipe:
         if self.method not in METHODS + PRUNERS:
             raise ValueError(f"method: {self.method!r} is not one of {', '.join(METHODS + PRUNERS)}")
         self._check_pruning()
-        if self.method in {"rtn", "gptq", "awq"} and self.bits not in BITS:
+        if self.method in {"rtn", "gptq", *SCALED} and self.bits not in BITS:
             raise ValueError(f"bits: {self.bits} is not one of {', '.join(map(str, BITS))}")
         if self.method == "gguf" and self.bits not in {2, 3, 4, 5, 6, 8}:
             raise ValueError(f"bits: {self.bits} is not one of 2, 3, 4, 5, 6, 8")
@@ -119,7 +120,7 @@ class Recipe:
         size, columns = self.group_size, set(columns)
         if size is None:
             size = next((size for size in _SIZES if all(cols % size == 0 for cols in columns)), 0)
-        symmetric = self.method != "awq" if self.symmetric is None else self.symmetric
+        symmetric = self.method not in SCALED if self.symmetric is None else self.symmetric
         return replace(self, group_size=size, symmetric=symmetric)
 
     @property
@@ -139,6 +140,7 @@ class Recipe:
             "rtn": ("bits", "group_size", "symmetric"),
             "gptq": ("bits", "group_size", "symmetric", "desc_act", "damping"),
             "awq": ("bits", "group_size", "symmetric"),
+            "awq-gptq": ("bits", "group_size", "symmetric", "desc_act", "damping"),
             "smoothquant": ("bits", "alpha"),
             "fp8": ("bits", "activations"),
             "magnitude": ("sparsity", "pattern"),
