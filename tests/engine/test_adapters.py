@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.low_rank import merge, random_adapter
+from helpers.low_rank import merge, random_adapter, write_adapter
 from helpers.speculating import costs_without_a_clock
 from helpers.tokenizers import Folder
 from quire import LLM, RequestOutput, SamplingParams
@@ -201,6 +201,31 @@ def test_a_shipped_adapter_is_read_from_its_files() -> None:
         with pytest.raises(CheckpointError, match="no adapter folder or file"):
             llm.load_adapter("pirate", "no/such/adapter")
         assert bits(llm.chat(chat, one, adapter="pirate")[0]) == bits(read)
+
+
+@pytest.mark.parametrize("kept", [None, 2])
+def test_adapters_that_are_kept_need_no_files(checkpoint: Folder, kept: int | None, tmp_path: Path) -> None:
+    """Others are read again when they come back into the pool, and refused if their files are not what they were."""
+    folder = checkpoint("qwen3")
+    spec, one = read_model(folder).spec, params(max_tokens=3)
+    adapters = [random_adapter(spec, seed, RANK, dora=seed == 1) for seed in range(3)]
+    paths = {f"a{n}": write_adapter(tmp_path / f"a{n}", adapters[n]) for n in range(2)}
+    with LLM(folder, adapters=paths, max_loras=1, max_cpu_loras=kept, **LORA, **COMMON) as llm:
+        found = {name: bits(llm.generate(prompt(1, 9), one, adapter=name)[0]) for name in paths}
+        broken = dict(adapters[0].parts)
+        last = list(broken)[-1]
+        broken[last] = replace(broken[last], b=np.full_like(broken[last].b, np.nan))
+        (paths["a1"] / "adapter_model.safetensors").unlink()
+        for changed in (adapters[2], replace(adapters[0], parts=broken)):
+            write_adapter(paths["a0"], changed)
+            for name in paths:
+                (output,) = llm.generate(prompt(1, 9), one, adapter=name)
+                if kept:
+                    assert bits(output) == found[name]
+                else:
+                    assert output.outputs[0].finish_reason == "error"
+        write_adapter(paths["a0"], adapters[0])
+        assert bits(llm.generate(prompt(1, 9), one, adapter="a0")[0]) == found["a0"]
 
 
 def test_slots_are_in_the_memory_plan(checkpoint: Folder) -> None:

@@ -1,4 +1,4 @@
-"""Tokens of an answer that were accepted drafts, named for those who ask; every answer has drafts by a prediction."""
+"""Tokens of an answer that were accepted drafts, named for those who ask. How many are run depends on the load."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_whole_answer_names_its_accepted_drafts(server: LiveServer) -> None:
     positions = choice.pop("accepted_drafts")
     assert rising(positions, len(choice.pop("token_ids")))
     counts = body["usage"]["completion_tokens_details"]
-    assert len(positions) == counts["accepted_prediction_tokens"] > 0
+    assert len(positions) == counts["accepted_prediction_tokens"]
     assert [choice] == plain
     (choice,) = server.chat(**MARKED).json["choices"]
     assert choice["accepted_drafts"] == []
@@ -66,7 +66,7 @@ def test_chunks_name_their_own(server: LiveServer, more: dict[str, Any]) -> None
     (positions,) = marks(reply).values()
     counts = reply.events[-2]["usage"]["completion_tokens_details"]
     assert rising(positions, 60)
-    assert len(positions) == counts["accepted_prediction_tokens"] > 0
+    assert len(positions) == counts["accepted_prediction_tokens"]
 
 
 def test_each_choice_of_completions_has_its_own(server: LiveServer) -> None:

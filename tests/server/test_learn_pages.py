@@ -107,7 +107,7 @@ def test_what_a_chapter_shows_runs_on_this_engine(server: LiveServer, name: str)
     if name == "batch":
         assert figures["as many times"] > 0
     if name == "blocks":
-        assert -16 <= figures["held and unused"] < 2 * figures["a block"]
+        assert figures["held and unused"] < 2 * figures["a block"]
         assert figures["its blocks"] > 1
     if name == "memory":
         parts = server.engine.stats.memory_parts

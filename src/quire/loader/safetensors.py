@@ -151,14 +151,12 @@ class SafetensorsFile:
             data = np.frombuffer(self._map, np.uint8, entry.end - entry.begin, self._start + entry.begin)
             return data.view(NUMPY_TYPES[entry.info.dtype]).reshape(())
         start, stop = entry.info.rows(start, stop)
-        shape = (stop - start, *entry.info.shape[1:])
-        info = TensorInfo(name, entry.info.dtype, shape)
+        shape, dtype = (stop - start, *entry.info.shape[1:]), NUMPY_TYPES[entry.info.dtype]
         row_bytes = (entry.end - entry.begin) // max(entry.info.shape[0], 1)
-        offset = self._start + entry.begin + start * row_bytes
-        if info.nbytes == 0:
-            return np.empty(shape, NUMPY_TYPES[info.dtype])
-        flat = np.frombuffer(self._map, np.uint8, info.nbytes, offset)
-        return flat.view(NUMPY_TYPES[info.dtype]).reshape(shape)
+        begin = entry.begin + start * row_bytes
+        if row_bytes * (stop - start) == 0:
+            return np.empty(shape, dtype)
+        return self.between(begin, entry.begin + stop * row_bytes).view(dtype).reshape(shape)
 
     def between(self, begin: int, end: int) -> Array:
         """Bytes [begin, end) of the data part, as TensorEntry has them."""

@@ -282,7 +282,8 @@ class AdapterService:
             except BaseException:
                 clear_slot(self._executor, slot)
                 raise
-            return _Loaded(self._pages_of(adapter), adapter.whole() if self._most_kept else None)
+            pages = self._pages.get(digest) or self._pages_of(adapter)
+            return _Loaded(pages, adapter.whole() if self._most_kept else None)
 
     def _keep(self, adapter: Adapter) -> None:
         self._kept[adapter.digest] = adapter

@@ -99,7 +99,11 @@ def _sizes(places: list[tuple[Adapted, int]]) -> tuple[int, int]:
 
 def shape_of(program: Program, adapter: AdapterNumbers) -> AdapterShape:
     """What an adapter that fits takes room for with this program; it has gains, no magnitudes."""
-    places, parts = _places([program]), dict[str, list[tuple[int, bool]]]()
+    return _shape(program, _places([program]), adapter)
+
+
+def _shape(program: Program, places: Places, adapter: AdapterNumbers) -> AdapterShape:
+    parts: dict[str, list[tuple[int, bool]]] = {}
     for key, outline in adapter.outline.items():
         for adapted, number in places.get(key, ()):
             parts.setdefault(adapted.name, [(0, False)] * len(adapted.parts))[number] = outline
@@ -113,8 +117,8 @@ def fill_slot(executor: Runnable, slot: int, adapter: AdapterNumbers) -> None:
     is not defined.
     """
     ranks = [(slots, _places([slots.program])) for slots in executor.adapter_slots]
-    for slots, _ in ranks:
-        slots.open_adapter(slot, shape_of(slots.program, adapter))
+    for slots, places in ranks:
+        slots.open_adapter(slot, _shape(slots.program, places, adapter))
         _put_whole(slots, slot, adapter.modules_to_save)
     for key, part in adapter.each():
         for slots, places in ranks:

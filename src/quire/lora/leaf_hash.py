@@ -23,7 +23,10 @@ from typing import NamedTuple
 from quire.types import CheckpointError
 from quire.util.files import Identity, identity_of, open_regular
 
-LEAF = 2**18  # bytes; a leaf stays in the L2 cache between reading and hashing
+LEAF = (
+    2**20
+)  # bytes; with smaller ones threads wait more for Python's lock, which each needs between two leaves
+_AHEAD = 64  # leaves that are read in one call, without that lock, where nothing is to be hashed
 REST_NS = 90 * 10**9
 
 
@@ -61,14 +64,17 @@ class LeafHash:
         self._rests = time.time_ns() - max(self._identity.written_ns, self._changed_ns) >= REST_NS
         known = self._memory.known
         self.known = known if known and known[1:3] == (self._identity, self._changed_ns) else None
-        self._leaves = [b""] * -(-self._identity.size // LEAF)
-        self._taken, self._lock = 0, Lock()
+        self._leaves = [b""] * (0 if self.known else -(-self._identity.size // LEAF))
+        self._taken, self._lock, self._closed = 0, Lock(), False
         self._buffer = memoryview(bytearray(LEAF))
         self._pool = ThreadPoolExecutor(1, "leaves")
-        self._beside = self._pool.submit(self._reach, len(self._leaves), memoryview(bytearray(LEAF)))
+        if self.known is None:
+            self._beside = self._pool.submit(self._reach, len(self._leaves), memoryview(bytearray(LEAF)))
+        else:
+            self._beside = self._pool.submit(self._read_ahead)
 
     def reach(self, end: int) -> None:
-        """Read, and hash, until all leaves before byte `end` have been read, or are being read."""
+        """Hash until all leaves before byte `end` have been read, or are being read."""
         self._reach(min(-(-end // LEAF), len(self._leaves)), self._buffer)
 
     def digest(self, head: bytes, read: Identity) -> str:
@@ -90,18 +96,28 @@ class LeafHash:
     def close(self) -> None:
         """End the thread and close the file."""
         with self._lock:
-            self._taken = len(self._leaves)
+            self._taken, self._closed = len(self._leaves), True
         self._pool.shutdown()
         self._file.close()
 
     def _reach(self, stop: int, buffer: memoryview) -> None:
         while (leaf := self._take(stop)) is not None:
             first = leaf * LEAF
-            room = buffer[: min(LEAF, self._identity.size - first)]
-            if os.preadv(self._file.fileno(), [room], first) != len(room):
-                raise self._error()
-            if self.known is None:
-                self._leaves[leaf] = hashlib.sha256(room).digest()
+            room, done = buffer[: min(LEAF, self._identity.size - first)], 0
+            while done < len(room):
+                got = os.preadv(self._file.fileno(), [room[done:]], first + done)
+                if not got:
+                    raise self._error()
+                done += got
+            self._leaves[leaf] = hashlib.sha256(room).digest()
+
+    def _read_ahead(self) -> None:
+        """Have the page cache hold the file, in order: all of it goes through one buffer."""
+        for first in range(0, self._identity.size, _AHEAD * LEAF):
+            if self._closed:
+                return
+            left = -(-(self._identity.size - first) // LEAF)
+            os.preadv(self._file.fileno(), [self._buffer] * min(_AHEAD, left), first)
 
     def _take(self, stop: int) -> int | None:
         """The next leaf before `stop` that nobody has taken."""

@@ -111,7 +111,7 @@ async def _blocks(context: ServerContext, exchange: Exchange) -> Scene:
     tokens, blocks = [*seen.items()][-1]
     figures = [
         Figure("a block", size, "tokens"), Figure("tokens, at the last look", tokens), Figure("its blocks", blocks),
-        Figure("held and unused", blocks * size - tokens, "tokens"),
+        Figure("held and unused", max(0, blocks * size - tokens), "tokens"),  # the latest tokens have no place yet
         Figure("the longest answer set aside", engine.card.max_model_len, "tokens", "as contiguous memory would"),
     ]  # fmt: skip
     chart = Chart(
