@@ -334,7 +334,8 @@ def test_a_server_that_is_gone_or_hangs_costs_nothing_but_its_blocks(
     monkeypatch.setattr(remote_tier, "CALL_SECONDS", 0.1)
     monkeypatch.setattr(shelf.server, "_answer", lambda *_: time.sleep(0.5))
     begun = time.monotonic()
-    assert fetch(tier, *range(1, 7)) == []
+    # not 1: a connection that waits for a request already still answers that one
+    assert fetch(tier, *range(2, 8)) == []
     assert time.monotonic() - begun < 20
     assert not tier.works
 

@@ -190,14 +190,16 @@ class RemoteTier(KeptBlocks):
         if self._up and now - self._since > _PAUSES[1]:
             self._pause = _PAUSES[0]
         self._retry, self._pause = now + self._pause, min(2 * self._pause, _PAUSES[1])
-        if self._up or not self._was_up:
+        with self._lock:  # of several threads on whose connections it fails, one tells it
+            tells = self._up or not self._was_up
+            self._up, self._was_up = False, True
+        if tells:
             what = (
                 "it does not answer in time"
                 if isinstance(error, TimeoutError)
                 else error.strerror or str(error)
             )
             self._say(f"{what}; KV blocks are computed until it can be used")
-        self._up, self._was_up = False, True
 
     def _say(self, what: str) -> None:
         host, port = self._address
