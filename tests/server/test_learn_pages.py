@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from helpers.server import LiveServer, serving
+from helpers.server import GUARD, LiveServer, serving
 from quire.bench.lesson import measured_levels
 from quire.cli.serve import simulated
 from quire.core.policy import BACKGROUND
@@ -227,8 +227,11 @@ def test_a_prefix_is_found_by_the_real_cache(server: LiveServer, folder: Path) -
 
 
 @pytest.mark.parametrize("variance", [0, 50, 100])
-def test_lanes_of_batching_are_requests_of_this_engine(server: LiveServer, variance: int) -> None:
+def test_lanes_of_batching_are_requests_of_this_engine(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, variance: int
+) -> None:
     """Steps are those that the engine counts: a closed batch takes as many as its longest answer has tokens."""
+    monkeypatch.setattr(real_lanes, "_LANE_SECONDS", GUARD)  # all requests come, however slow steps are
     before = server.engine.stats.steps
     found = scene_of(server, f"8?variance={variance}&rate=20&requests=24&seed=3")
     lengths = lanes.lengths_of(8, variance, 3)
