@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,8 +127,8 @@ def test_an_answer_that_is_cancelled_in_a_tree_leaves_nothing(
             core.add(Request(request_id=name, prompt_token_ids=TokenIds(PROMPT), params=ASKED, stepwise=True))
         while core.has_work():
             before = len(trees)
-            out = core.scheduler.schedule()
-            result = core._execute(out, time.perf_counter())
+            step = core._plan()
+            out, result = step.out, core._execute(step, None, core.clock())
             if len(trees) > max(before, 4):
                 break
             core.scheduler.update(out, result)

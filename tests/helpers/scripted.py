@@ -17,6 +17,7 @@ import torch
 from helpers.byte_tokenizer import byte_tokenizer, write_tokenizer
 from helpers.checkpoints import TinyModel, save
 from quire.engine.core import EngineCore
+from quire.engine.planned_step import PlannedStep
 from quire.types import SchedulerOutput, StepOutput
 
 VOCAB = 384
@@ -74,10 +75,11 @@ class Script:
         """Engines in this process follow the script, without grammars; steps without scripted rows are as ever."""
         ordinary = EngineCore._execute
 
-        def execute(core: Any, out: SchedulerOutput, start: float) -> StepOutput:
+        def execute(core: Any, step: PlannedStep, beside: PlannedStep | None, begun: int) -> StepOutput:
+            out = step.out
             self._begin(out)
             if self._rest.keys().isdisjoint(row.seq_id for row in out.scheduled):
-                return ordinary(core, out, start)
+                return ordinary(core, step, beside, begun)
             core._worker.begin(out)
             core._worker.forward(out)
             masks = {row.seq_id: self._masks(row.seq_id, int(row.logits)) for row in out.scheduled}

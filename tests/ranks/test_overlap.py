@@ -18,6 +18,7 @@ from helpers.rank_processes import Wide, answers, asked, bits, make
 from quire import LLM, SamplingParams, StructuredOutput
 from quire.beams import Beams
 from quire.engine.api import Ask
+from quire.engine.build import rank_processes
 from quire.engine.sync_engine import SyncEngine
 from quire.executor.base import HalfStep, Outputs
 from quire.executor.native_ranks import LeadingExecutor
@@ -224,8 +225,35 @@ def test_a_stage_that_dies_between_the_halves_ends_the_step(wide: Wide, number: 
             engine.step()
         assert llm.built.core._next is not None
         os.kill(llm.built.ranks.pids[0], number)
-        began = time.monotonic()
         reason = "was killed by SIGKILL" if number == signal.SIGKILL else "does not answer"
         with pytest.raises(RankLostError, match=f"rank 0 of 2 {reason}"):
             keep_busy(engine, prompts, params)
-        assert time.monotonic() - began < 20
+
+
+@pytest.mark.ranks
+def test_stages_end_by_themselves_in_the_middle_of_a_step(
+    wide: Wide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first half still runs a step when all are to end: its first stage stands still until it is waited for."""
+    monkeypatch.setattr(rank_processes, "_END_SECONDS", 60.0)  # those that do not end by then are killed
+    with make(wide("gpt-oss"), pipeline_parallel_size=4) as llm:
+        ranks, executor, engine = llm.built.ranks, llm.built.executor, SyncEngine(llm.built)
+        assert ranks is not None
+        assert isinstance(executor, LeadingExecutor)
+        for seed in range(3):
+            prompt = np.random.default_rng(seed).integers(3, 128, 20).tolist()
+            engine.add(Ask(prompt=prompt, params=SamplingParams(max_tokens=60, ignore_eos=True)))
+        for _ in range(4):
+            engine.step()
+        executor._settle()
+        stopped, settle = ranks.pids[0], LeadingExecutor._settle
+
+        def settling(self: LeadingExecutor, first: int = 0) -> None:
+            os.kill(stopped, signal.SIGCONT)
+            settle(self, first)
+
+        os.kill(stopped, signal.SIGSTOP)
+        engine.step()
+        assert llm.built.core._next is not None
+        monkeypatch.setattr(LeadingExecutor, "_settle", settling)
+    assert {process.returncode for process in ranks._processes.values()} == {0}

@@ -10,10 +10,11 @@ from urllib.parse import urlencode
 
 import pytest
 
-from helpers.server import LiveServer, serving
+from helpers.server import GUARD, LiveServer, serving
 from quire.bench.lesson import measured_levels
 from quire.cli.serve import simulated
 from quire.core.policy import BACKGROUND
+from quire.core.scheduler_config import SchedulerConfig
 from quire.engine.api import EngineState, GenerateAsk, Stream
 from quire.executor import sampler
 from quire.executor.base import SampledRows
@@ -30,6 +31,7 @@ from quire.program.step_work import MachinePeaks
 from quire.server.pages import real_lanes
 from quire.server.pages.see import SIGHTS
 from quire.speculate.prediction import PredictionProposer
+from quire.steplog.recorder import Recorder
 from quire.types import NewSeq
 from quire.util.platform import usable_cores
 
@@ -225,8 +227,11 @@ def test_a_prefix_is_found_by_the_real_cache(server: LiveServer, folder: Path) -
 
 
 @pytest.mark.parametrize("variance", [0, 50, 100])
-def test_lanes_of_batching_are_requests_of_this_engine(server: LiveServer, variance: int) -> None:
+def test_lanes_of_batching_are_requests_of_this_engine(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, variance: int
+) -> None:
     """Steps are those that the engine counts: a closed batch takes as many as its longest answer has tokens."""
+    monkeypatch.setattr(real_lanes, "_LANE_SECONDS", GUARD)  # all requests come, however slow steps are
     before = server.engine.stats.steps
     found = scene_of(server, f"8?variance={variance}&rate=20&requests=24&seed=3")
     lengths = lanes.lengths_of(8, variance, 3)
@@ -269,6 +274,19 @@ def test_lanes_that_would_take_too_long_are_not_run(
     assert "the lanes would take too long" in found["remark"]
     assert len(found["tables"]) == 1
     assert not any(label.startswith("this server") for label in scene_of(server, "8?real=false")["numbers"])
+
+
+def test_steps_of_a_pipeline_are_not_counted(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has half of the rows."""
+    log = Recorder(SchedulerConfig(num_blocks=8, block_size=16, steps_in_flight=2, takes_turns=True)).ring()
+
+    async def of_a_pipeline(self: Any) -> bytes:
+        return log
+
+    monkeypatch.setattr(type(server.engine), "log", of_a_pipeline)
+    found = scene_of(server, "8?requests=8")
+    assert "In a pipeline each step has half of the rows" in found["remark"]
+    assert not any(label.startswith("this server") for label in found["numbers"])
 
 
 def test_phases_are_measured_here(server: LiveServer) -> None:

@@ -38,7 +38,7 @@ from quire.core.step_plan import (
     take_drafts,
     take_prompt_logprobs,
 )
-from quire.core.step_sharing import CHUNK, share_of_streams
+from quire.core.step_sharing import CHUNK, passed_over, share_of_streams
 from quire.core.streams import decoding, most_tokens_of
 from quire.core.waiting_queues import OUTPUT_PRICE
 from quire.types import (
@@ -112,18 +112,22 @@ class Scheduler(SchedulerState):
         if len(flights) >= self.config.steps_in_flight:
             raise ValueError(f"step {flights[0].step} has not been passed to update")
         ahead = dict(zip(flights[0].seqs, flights[0].rows, strict=True)) if flights else self._none_ahead
-        tokens, streams = min(self.limits.tokens, self.caps.tokens), NEVER
-        if self.shares:
+        tokens, streams, passed = min(self.limits.tokens, self.caps.tokens), NEVER, self._none_passed
+        if shares := self.shares:
             streams = share_of_streams(self._running, ahead)
+            passed = passed if ahead else passed_over(self._running, self._had_turn)
             if self.config.enable_chunked_prefill:
                 tokens = min(tokens, streams + CHUNK)
-        step = StepPlan(tokens, ahead, streams)
+        step = StepPlan(tokens, ahead, streams, passed)
         # The only rule: a sequence has computed < len(tokens); spend the token budget until it is used up.
         # A prompt, a chunk of one, a decoded token, the rest after a hit, resuming: all are a sequence catching up.
         if self._resumed:
             self._resumed.look()
         self._blocks.caches.pass_time()
         self._advance_running(step)
+        if step.passed and not step.rows:
+            step.passed = self._none_passed  # they may hold what the others wait for
+            self._advance_running(step)
         if (
             self._resumed
             and self._running
@@ -145,6 +149,8 @@ class Scheduler(SchedulerState):
         self._step += 1
         if step.rows:
             flights.append(Flight(self._step, step.rows, step.seqs))
+            if shares:
+                self._had_turn = {seq.seq_id for seq in step.seqs}
         gone, self._gone = self._gone, []
         caches = self._blocks.caches
         caches.save(idle=not (step.rows or ahead))
@@ -290,12 +296,13 @@ class Scheduler(SchedulerState):
     def _advance_running(self, step: StepPlan) -> None:
         rows, seqs, no_blocks = step.rows, step.seqs, self._no_blocks
         budget, context, decode, ahead, streams = step.budget, 0, 0, step.ahead, step.streams
+        passed, usual = step.passed, not (ahead or step.passed)
         kept = None if self._by_arrival or self._all_decode else decoding(self._running)
         for seq in self._running:  # a preemption shortens this list at its end, never before the cursor
             tokens, start = seq.tokens, seq.computed
             end = known = len(tokens)
             fits = budget and decode < streams and end <= seq.table.capacity
-            if end - start == 1 and fits and start >= seq.prompt_len and not ahead:
+            if end - start == 1 and fits and start >= seq.prompt_len and usual:
                 # Most rows of most steps; what follows does the same for any row.
                 budget -= 1
                 context += end
@@ -306,7 +313,7 @@ class Scheduler(SchedulerState):
             if ahead and seq in ahead:
                 start, end = after(ahead[seq], seq, takes_turns=self.config.takes_turns)
                 known = end
-            if start == end or (decode >= streams and start >= seq.prompt_len):
+            if start == end or (start >= seq.prompt_len and (decode >= streams or seq.seq_id in passed)):
                 continue
             most = budget if kept is None else most_tokens_of(seq, budget, kept)
             if end - start > most:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import islice
@@ -85,6 +85,8 @@ class SchedulerState:
         # Shared by every row that needs no block: readers never change a row.
         self._no_blocks: tuple[list[int], ...] = tuple([] for _ in config.groups)
         self._none_ahead: dict[Sequence, ScheduledSeq] = {}
+        self._none_passed: Collection[int] = ()
+        self._had_turn: Collection[int] = ()  # ids of sequences in the last step that shared
         self._next_floors: dict[str, int] | None = None  # that wait for a request to end
         self._drafts_wait = False  # of some sequence, or in rows in flight
         self._all_decode = False  # no running sequence has tokens of its prompt left to compute

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import field, replace
 from operator import add
@@ -37,11 +37,13 @@ class StepCounts:
 
 @dataclass(slots=True)
 class StepPlan:
-    """A step being assembled. `seqs[i]` is the sequence of `rows[i]`; `ahead` are the rows of a running step."""
+    """A step being assembled. `seqs[i]` is the sequence of `rows[i]`; `ahead` are the rows of a running step.
+    `passed`: ids of sequences that decode in a later one."""
 
     budget: int  # tokens not yet spent
     ahead: Mapping[Sequence, ScheduledSeq]
     streams: int  # rows that decode, at most
+    passed: Collection[int] = ()
     rows: list[ScheduledSeq] = field(default_factory=list)
     seqs: list[Sequence] = field(default_factory=list)
     new: list[NewSeq] = field(default_factory=list)

@@ -152,6 +152,7 @@ class EngineCore:
         self._gate = gate
         self._drafting = 0  # nanoseconds for the drafts of the last step
         self._next: PlannedStep | None = None  # in flight between two calls of `step`
+        self._ran_alone = False  # the last step: the next one may have to, too, and shares no sequences
         self._leaving: list[str] = []  # adapters, until what is in flight has ended
         self.features: StepFeatures = ()  # of the last step, for the cost model
         self._resume = 0.0  # no step before this time: only moves would be looked at
@@ -311,6 +312,7 @@ class EngineCore:
         updated = self.clock()
         self.rows, self._resume, self.features = len(step.out.scheduled), 0.0, step.features
         if self.rows:
+            self._ran_alone = self.scheduler.config.takes_turns and beside is None and step.alone
             times = StepTimes(begun, scheduled, executed, updated, self._drafting)
             self._record(step, result, events, times)
         elif not result.filled:
@@ -327,7 +329,7 @@ class EngineCore:
     def _plan(self) -> PlannedStep:
         """Schedule a step."""
         scheduler, beams = self.scheduler, self._beams
-        scheduler.turns = beams is None or not beams.searching
+        scheduler.turns = not self._ran_alone and (beams is None or not beams.searching)
         out = scheduler.schedule()
         flight = scheduler.newest if out.scheduled else None
         started = [new.request_id for new in out.new if new.leader is None]

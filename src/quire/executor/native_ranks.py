@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from quire import _native
 from quire.executor.base import U8, AdapterSlots, Executor, HalfStep, Limits, Outputs, StepArrays
@@ -81,13 +81,19 @@ class LeadingExecutor(NativeExecutor):
         self._programs = kind.programs
         self._step: SharedStep | None = None
         self._lost: Callable[[], str] = lambda: ""
+        self._ending: Callable[[], None] = lambda: None
+        self._within = False  # a command that this rank is not done with
         self._others: Sequence[AdapterSlots] = ()
 
     def lead(
-        self, ranks: _native.SharedRanks, lost: Callable[[], str], others: Sequence[AdapterSlots] = ()
+        self,
+        ranks: _native.SharedRanks,
+        lost: Callable[[], str],
+        ending: Callable[[], None],
+        others: Sequence[AdapterSlots] = (),
     ) -> None:
         """Lead those ranks; see LeadingRank."""
-        self._others = others
+        self._others, self._ending = others, ending
         self._step, self._lost = SharedStep(ranks, self._programs, leading_rank(self._programs)), lost
 
     @property
@@ -102,6 +108,7 @@ class LeadingExecutor(NativeExecutor):
         Raises RankLostError if one has left."""
         ranks = self._shared.ranks
         self._settle()
+        self._within = True
         ranks.say((int(act), *numbers, *[0] * (9 - len(numbers))))
         try:
             yield
@@ -110,6 +117,7 @@ class LeadingExecutor(NativeExecutor):
                 raise self._error() from None
             raise
         ranks.finish(0)
+        self._within = False
         self._settle(self._shared.second_half if act == RankAct.RUN else 0)
 
     def _settle(self, first: int = 0) -> None:
@@ -217,7 +225,13 @@ class LeadingExecutor(NativeExecutor):
 
     def close(self) -> None:
         """Free everything, and tell the other ranks to end."""
-        if self._step is not None and not self._step.ranks.left:
-            self._step.ranks.say((int(RankAct.CLOSE), *[0] * 9))
+        if self._step is not None:
+            with suppress(RankLostError):
+                # The first half of the stages may still run a step, whose command must not be changed. Where this rank
+                # was interrupted in one, the others may wait for it: they are ended after a moment.
+                if not self._within:
+                    self._settle()
+                self._ending()
+                self._step.ranks.say((int(RankAct.CLOSE), *[0] * 9))
         self._step = None
         super().close()

@@ -93,9 +93,14 @@ class LeadingRank(Executor, Protocol):
     """An executor that leads other ranks."""
 
     def lead(
-        self, ranks: _native.SharedRanks, lost: Callable[[], str], others: Sequence[AdapterSlots] = ()
+        self,
+        ranks: _native.SharedRanks,
+        lost: Callable[[], str],
+        ending: Callable[[], None],
+        others: Sequence[AdapterSlots] = (),
     ) -> None:
-        """Lead those ranks; before bind. `lost` says why a rank has left. `others`: their slots for adapters."""
+        """Lead those ranks; before bind. `lost` says why a rank has left; `ending` is called before they are told to
+        end. `others`: their slots for adapters."""
 
 
 @dataclass(frozen=True, slots=True)

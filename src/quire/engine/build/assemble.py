@@ -140,8 +140,6 @@ class Built:
             self.core.adapters.close()
         if self.draft is not None:
             self.draft.close()
-        if self.ranks is not None:
-            self.ranks.expect_end()
         self.executor.close()
         if self.ranks is not None:
             self.ranks.close()

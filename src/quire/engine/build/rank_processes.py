@@ -102,10 +102,10 @@ def started_ranks(
         return
     ranks = RankProcesses(model, asked, programs, limits, lost, cores)
     try:
-        cast("LeadingRank", executor).lead(ranks.ranks, ranks.reason, list(ranks.slots.values()))
+        slots = list(ranks.slots.values())
+        cast("LeadingRank", executor).lead(ranks.ranks, ranks.reason, ranks.expect_end, slots)
         yield ranks
     except BaseException:
-        ranks.expect_end()
         executor.close()
         ranks.close()
         raise

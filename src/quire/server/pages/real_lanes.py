@@ -34,7 +34,7 @@ from quire.server.context import ServerContext
 from quire.server.exchange import Exchange
 from quire.server.pages.timed_answers import TimedAnswer, answered, likeliest
 from quire.steplog.log_files import read_rows
-from quire.steplog.log_rows import SAMPLE_BITS, Arrived, Step
+from quire.steplog.log_rows import SAMPLE_BITS, Arrived, Opened, Step
 
 _LANE_SECONDS = 1.0  # that arrivals of a lane may last
 _LANE_REQUESTS = 24  # of a lane: the log keeps room for what others asked
@@ -141,6 +141,12 @@ def _steps(log: bytes, tokens: Mapping[str, int], began: float) -> list[LaneStep
     return found
 
 
+def _shared(log: bytes) -> bool:
+    """Whether steps share the sequences that decode, as those of a pipeline do."""
+    rows = read_rows(log, keep=lambda row: isinstance(row, Opened)).rows if log else []
+    return any(row.options.get("takes_turns") for row in rows if isinstance(row, Opened))
+
+
 async def real_lanes(context: ServerContext, exchange: Exchange, values: Mapping[str, Value]) -> Scene:
     """A closed batch, and three lanes of the same arrivals. The clock of the arrivals goes as fast as this engine's
     steps: one of them takes the place of the lesson's."""
@@ -148,6 +154,11 @@ async def real_lanes(context: ServerContext, exchange: Exchange, values: Mapping
         return Scene([])
     if len(context.engine.stats.replica_requests) > 1:
         return Scene([], remark="Replicas have steps of their own: they are not counted here.")
+    if await asyncio.to_thread(_shared, await context.engine.log()):
+        return Scene(
+            [],
+            remark="In a pipeline each step has half of the rows, so there are twice as many: none are counted.",
+        )
     start = await context.engine.encode(STORY)
     lanes = _Lanes(context, exchange, [*start, *start * PROMPT][:PROMPT])
     variance, seed = int(values["variance"]), int(values["seed"])
