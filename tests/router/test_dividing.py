@@ -217,6 +217,13 @@ def test_one_that_computes_prompts_answers_when_nobody_else_can(tmp_path: Path) 
         assert "x-quire-peer" not in other.asked[0][0]
 
 
+def test_what_only_they_have_is_listed(tmp_path: Path) -> None:
+    with dividing(tmp_path, answer(200, TICKET)) as (router, _):
+        router.do(lambda: setattr(router.backends.all[1], "models", [{"id": "rare"}]))
+        listed = router.request("GET", "/v1/models").json["data"]
+        assert [each["id"] for each in listed] == ["fake-model", "rare"]
+
+
 def test_roles_are_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "backends.toml"
     file.write_text(
