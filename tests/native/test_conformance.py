@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers import page_sums
 from helpers.attention import Latent, Shape, attend_index, random_tokens
 from helpers.fours import drop_two
 from helpers.group_codes import codes_of
@@ -339,6 +340,11 @@ def probes(isa: str) -> None:
         assert _native.measure_flops(core, dtype, 1000) > 0
 
 
+def summed_pages(isa: str) -> None:
+    data = np.arange(5000, dtype=np.uint16).view(np.uint8)
+    assert _native.sum_pages(data, page_sums.KEY, isa) == page_sums.defined(data.tobytes())
+
+
 # Names and formats of decoders that are cases of kernels.
 DECODERS = [
     ("gqa", "f32"),
@@ -370,6 +376,7 @@ CASES: dict[str, Callable[[str], None]] = {
     **dict.fromkeys(("race_bounds", "race_span", "race_list"), sampling),
     **dict.fromkeys(("read_sum", "fma_loop", "bf16_loop", "i8_loop"), probes),
     "compress_kv": rounded_tokens,
+    "sum_pages": summed_pages,
     "pack_codes": functools.partial(ops, "gqa", "i4-f32", codes=True),
     "attend_merge": functools.partial(long_decode, Shape(2, 1, 16)),
     "latent_merge": functools.partial(long_decode, Latent(4, 32, 8)),

@@ -12,6 +12,7 @@ import msgspec
 from quire.engine.api import EngineUnavailableError
 from quire.engine.host.hosts import Host
 from quire.engine.host.messages import (
+    Abort,
     Command,
     Fatal,
     FrameReader,
@@ -75,15 +76,17 @@ class EngineConnection(asyncio.Protocol):
         """Send a command; never blocks. The command is dropped when the engine has gone: `on_lost` reports that.
 
         What is sent in one turn of the event loop goes together at its end: an engine that waits wakes up once, and
-        requests that begin together are in one step.
+        requests that begin together are in one step. An abort goes at once, with what was sent before it.
         """
         if not self._frames:
             asyncio.get_running_loop().call_soon(self._flush)
         self._frames.append(frame(command))
+        if isinstance(command, Abort):
+            self._flush()
 
     def _flush(self) -> None:
         frames, self._frames = self._frames, []
-        if self._transport is not None and not self._transport.is_closing():
+        if frames and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(frames))
 
     async def close(self) -> None:
