@@ -1,13 +1,51 @@
-"""A `quire kv-server` of its own."""
+"""Servers of KV blocks: a `quire kv-server` of its own, and one in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Generic, TypeVar
+
+from quire.worker.kv_server import BlockShelf, KvServer
+
+S = TypeVar("S", bound=KvServer)
+
+
+class ServerHere(Generic[S]):
+    """A server in this process, which can be ended and started again at its address, with nothing in it."""
+
+    server: S
+
+    def __init__(self, kind: type[S], key: bytes, size: int) -> None:
+        self.kind, self.key, self.size = kind, key, size
+        self._holder = (
+            socket.socket()
+        )  # nobody else gets the port meanwhile: it is bound, and does not listen
+        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._holder.bind(("127.0.0.1", 0))
+        self.port = self._holder.getsockname()[1]
+        self.start()
+
+    def start(self) -> None:
+        listener = socket.create_server(("127.0.0.1", self.port))  # with SO_REUSEADDR
+        self.server = self.kind(BlockShelf(self.size), self.key, listener)
+        self._thread = threading.Thread(target=self.server.run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.server.close()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Stop, and let others have the port."""
+        self.stop()
+        self._holder.close()
 
 
 @contextlib.contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from helpers.kv_servers import ServerHere
 from helpers.process import until
 from helpers.routed import Routed, routed
 from helpers.server import GUARD, LiveServer, Reply, served_folder
 from quire.routing.tickets import peer_proof
 from quire.routing.transfer import MovingCosts
-from quire.worker.kv_server import BlockShelf, KvServer
+from quire.worker.kv_server import KvServer
 from quire.worker.kv_wire import Peer
 
 KEY = b"a key that all of them have"
@@ -38,32 +37,11 @@ class Faulty(KvServer):
         super()._answer(peer, fingerprint, size)
 
 
-class Shelf:
-    """A server of blocks, which can be ended and started again at its address."""
-
-    def __init__(self) -> None:
-        self.holder = socket.socket()  # nobody else gets the port meanwhile: it is bound, and does not listen
-        self.holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.holder.bind(("127.0.0.1", 0))
-        self.port = self.holder.getsockname()[1]
-        self.start()
-
-    def start(self) -> None:
-        listener = socket.create_server(("127.0.0.1", self.port))  # with SO_REUSEADDR
-        self.server = Faulty(BlockShelf(2**26), KEY, listener)
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.server.close()
-        self.thread.join()
-
-
 @dataclass
 class Pair:
     """One that computes prompts, and one that answers."""
 
-    shelf: Shelf
+    shelf: ServerHere[Faulty]
     key: Path
     prefill: LiveServer
     decode: LiveServer
@@ -135,7 +113,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("transfers")
     key = folder / "kv.key"
     key.write_bytes(KEY)
-    shelf, model = Shelf(), served_folder(folder / "model")
+    shelf, model = ServerHere(Faulty, KEY, 2**26), served_folder(folder / "model")
     tiers = f"remote=127.0.0.1:{shelf.port}:{key}"
     serving = {"api_key": ("one", "two"), "stall_timeout": GUARD, "hang_timeout": GUARD}
     made = [
@@ -149,8 +127,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     yield pair
     for server in made:
         server.close()
-    shelf.stop()
-    shelf.holder.close()
+    shelf.close()
 
 
 def test_two_servers_give_the_text_of_one(pair: Pair) -> None:

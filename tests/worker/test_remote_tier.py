@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.kv_servers import ServerHere
 from quire.worker import remote_tier
 from quire.worker.kept_blocks import buffers_of
 from quire.worker.kv_server import ENTRY_BYTES, MOST_CONNECTIONS, BlockShelf, KvServer
@@ -26,27 +27,15 @@ KEY = b"a key that both sides have"
 Make = Callable[..., RemoteTier]
 
 
-class Shelf:
-    """A server in this process, which can be ended and started again at its address."""
+class Shelf(ServerHere[KvServer]):
+    """A server in this process, and clients of it."""
 
     def __init__(self, size: int = 2**20) -> None:
-        self.size = size
-        self.holder = socket.socket()  # nobody else gets the port meanwhile: it is bound, and does not listen
-        self.holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.holder.bind(("127.0.0.1", 0))
-        self.port = self.holder.getsockname()[1]
-        self.start()
+        super().__init__(KvServer, KEY, size)
 
-    def start(self) -> None:
-        listener = socket.create_server(("127.0.0.1", self.port))  # with SO_REUSEADDR
-        self.server = KvServer(BlockShelf(self.size), KEY, listener)
-        self.shelf = self.server.shelf
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
-
-    def stop(self) -> None:
-        self.server.close()
-        self.thread.join()
+    @property
+    def shelf(self) -> BlockShelf:
+        return self.server.shelf
 
     def connect(
         self, key: bytes = KEY, mark: bytes = MARK, size: int = BLOCK
@@ -65,8 +54,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def shelf() -> Iterator[Shelf]:
     made = Shelf()
     yield made
-    made.stop()
-    made.holder.close()
+    made.close()
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ async def answer_prefill(context: ServerContext, exchange: Exchange, asks: list[
     def pieces_of(run: HttpGeneration) -> Iterator[bytes]:
         yield msgspec.json.encode(PrefillAnswer(kv_transfer_params=made, usage=run.usage()))
 
-    await answer_whole(context, exchange, asks[:1], pieces_of)
+    await answer_whole(context, exchange, asks, pieces_of)
 
 
 def _peer(context: ServerContext, exchange: Exchange) -> tuple[str, bytes]:

@@ -7,6 +7,7 @@ capitals and in quotes, order, and facts of two words.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from . import arithmetic, tables
 from .columns import SIGNS, equation
@@ -88,9 +89,9 @@ def _sorted(draw: Draw) -> Item:
     return ", ".join(names), f"- {', '.join(sorted(names))}"
 
 
-def _ordered(draw: Draw) -> Item:
+def _ordered(draw: Draw, *, down: bool = False) -> Item:
     numbers = draw.sample(range(1, draw.pick((10, 20, 100))), draw.between(2, 4))
-    return ", ".join(map(str, numbers)), f"- {', '.join(map(str, sorted(numbers)))}"
+    return ", ".join(map(str, numbers)), f"- {', '.join(map(str, sorted(numbers, reverse=down)))}"
 
 
 def _reversed(draw: Draw) -> Item:
@@ -98,29 +99,26 @@ def _reversed(draw: Draw) -> Item:
     return ", ".join(names), f"- {', '.join(names[::-1])}"
 
 
-def _descending(draw: Draw) -> Item:
-    numbers = draw.sample(range(1, draw.pick((10, 20, 100))), draw.between(2, 4))
-    return ", ".join(map(str, numbers)), f"- {', '.join(map(str, sorted(numbers, reverse=True)))}"
+def _two(draw: Draw) -> list[int]:
+    return draw.sample(range(1, draw.pick((10, 100, 100))), 2)
 
 
-def _larger(draw: Draw) -> Item:
-    a, b = draw.sample(range(1, draw.pick((10, 100, 100))), 2)
-    return f"{a} or {b}", f"{max(a, b)} is larger than {min(a, b)}"
+def _comparison(a: int, b: int, *, larger: bool) -> str:
+    low, high = sorted((a, b))
+    return f"{high} is larger than {low}" if larger else f"{low} is smaller than {high}"
 
 
-def _smaller(draw: Draw) -> Item:
-    a, b = draw.sample(range(1, draw.pick((10, 100, 100))), 2)
-    return f"{a} or {b}", f"{min(a, b)} is smaller than {max(a, b)}"
+def _compared(draw: Draw, *, larger: bool) -> Item:
+    a, b = _two(draw)
+    return f"{a} or {b}", _comparison(a, b, larger=larger)
 
 
-def _compared(draw: Draw) -> Item:
+def _asked(draw: Draw) -> Item:
     """A yes or no is only right by the numbers, and half of them are right."""
-    a, b = draw.sample(range(1, draw.pick((10, 100, 100))), 2)
+    a, b = _two(draw)
     w = draw.pick(("larger", "smaller"))
     right = (a > b) == (w == "larger")
-    low, high = sorted((a, b))
-    said = f"{high} is larger than {low}" if w == "larger" else f"{low} is smaller than {high}"
-    return f"is {a} {w} than {b}", f"{'Yes' if right else 'No'}, {said}"
+    return f"is {a} {w} than {b}", f"{'Yes' if right else 'No'}, {_comparison(a, b, larger=w == 'larger')}"
 
 
 def _claimed(draw: Draw) -> Item:
@@ -155,13 +153,17 @@ def _copied(draw: Draw) -> Item:
     return names, names
 
 
+def _phrase(draw: Draw) -> str:
+    return " ".join(common_word(draw) for _ in range(draw.between(2, 4)))
+
+
 def _phrase_raised(draw: Draw) -> Item:
-    names = " ".join(common_word(draw) for _ in range(draw.between(2, 4)))
+    names = _phrase(draw)
     return names, names.upper()
 
 
 def _phrase_lowered(draw: Draw) -> Item:
-    names = " ".join(common_word(draw) for _ in range(draw.between(2, 4)))
+    names = _phrase(draw)
     return names.upper(), names
 
 
@@ -198,11 +200,11 @@ _KINDS: tuple[tuple[tuple[str, Callable[[Draw], Item]], float], ...] = (
     (("begun", _begun), 0.03),
     (("sorted", _sorted), 0.1),
     (("ordered", _ordered), 0.05),
-    (("descending", _descending), 0.03),
+    (("descending", partial(_ordered, down=True)), 0.03),
     (("reversed", _reversed), 0.06),
-    (("larger", _larger), 0.03),
-    (("smaller", _smaller), 0.02),
-    (("compared", _compared), 0.03),
+    (("larger", partial(_compared, larger=True)), 0.03),
+    (("smaller", partial(_compared, larger=False)), 0.02),
+    (("compared", _asked), 0.03),
     (("claimed", _claimed), 0.02),
     (("swapped", _swapped), 0.08),
     (("cut", _cut), 0.05),
