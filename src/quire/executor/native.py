@@ -32,6 +32,7 @@ from quire.executor.base import (
 )
 from quire.executor.plans import PlanCounts, StepPlans, StepSize
 from quire.executor.sampler import HostSampler, sampler_bytes
+from quire.executor.stored_adapters import StoredPair, native_pairs
 from quire.loader.finite import first_nonfinite
 from quire.program.formats import DTYPE_BYTES
 from quire.program.memory import (
@@ -453,6 +454,10 @@ class NativeExecutor:
         self._core.put_adapter(
             slot, name, part, a.ctypes.data, types[0], b.ctypes.data, types[1], scale, at, len(a)
         )
+
+    def put_stored(self, slot: int, file: int, pairs: Sequence[tuple[str, int, StoredPair]]) -> None:
+        """Fill parts of a slot from a file; see TakesStored."""
+        self._core.put_stored(slot, file, native_pairs(pairs))
 
     def put_own_rows(self, slot: int, name: str, first: int, rows: F32) -> None:
         """Fill rows of a parameter in a slot; see Runnable.put_own_rows."""

@@ -73,6 +73,11 @@ class LeafHash:
         else:
             self._beside = self._pool.submit(self._read_ahead)
 
+    @property
+    def file(self) -> int:
+        """The open file, whose content the digest is of."""
+        return self._file.fileno()
+
     def reach(self, end: int) -> None:
         """Hash until all leaves before byte `end` have been read, or are being read."""
         self._reach(min(-(-end // LEAF), len(self._leaves)), self._buffer)
