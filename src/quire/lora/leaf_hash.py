@@ -12,6 +12,7 @@ until it has been brought to the disk, which begins after 30 s; so what rests ha
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -26,7 +27,7 @@ from quire.util.files import Identity, identity_of, open_regular
 LEAF = (
     2**20
 )  # bytes; with smaller ones threads wait more for Python's lock, which each needs between two leaves
-_AHEAD = 64  # leaves that are read in one call, without that lock, where nothing is to be hashed
+_AHEAD = 2**26  # bytes that are read in one call, without that lock, where nothing is to be hashed
 REST_NS = 90 * 10**9
 
 
@@ -117,12 +118,16 @@ class LeafHash:
             self._leaves[leaf] = hashlib.sha256(room).digest()
 
     def _read_ahead(self) -> None:
-        """Have the page cache hold the file, in order: all of it goes through one buffer."""
-        for first in range(0, self._identity.size, _AHEAD * LEAF):
-            if self._closed:
-                return
-            left = -(-(self._identity.size - first) // LEAF)
-            os.preadv(self._file.fileno(), [self._buffer] * min(_AHEAD, left), first)
+        """Have the page cache hold the file, in order. Sent to nowhere it is read by small pieces in one call: what the
+        kernel reads ahead for best, and without a copy. Whoever needs the bytes finds out what is wrong with them.
+        """
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+            at = 0
+            while at < self._identity.size and not self._closed:
+                sent = os.sendfile(nowhere.fileno(), self._file.fileno(), at, _AHEAD)
+                if not sent:
+                    return
+                at += sent
 
     def _take(self, stop: int) -> int | None:
         """The next leaf before `stop` that nobody has taken."""
