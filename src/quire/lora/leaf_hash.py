@@ -1,8 +1,8 @@
 """SHA-256 of a file by leaves, which two threads take in turns while the file is read.
 
 The digest is that of the digests of all leaves, LEAF bytes each but the last. Leaves are read one after the other,
-which is what the kernel reads ahead for. Whoever needs bytes of the file reads on until they are there, so one thread
-hashes while another waits for the disk, looks at numbers, or packs them.
+while another thread has the page cache hold what comes next. Whoever needs bytes of the file hashes on until they are
+there, or reads them by itself and takes leaves afterwards; so one thread hashes while another one packs numbers.
 
 A file that had rested when it was hashed, and has not been written to since, is read and not hashed again. Its times
 say so: the kernel sets the time of the last change, which no program can choose. They can be equal before and after a
@@ -27,7 +27,7 @@ from quire.util.files import Identity, identity_of, open_regular
 LEAF = (
     2**20
 )  # bytes; with smaller ones threads wait more for Python's lock, which each needs between two leaves
-_AHEAD = 2**26  # bytes that are read in one call, without that lock, where nothing is to be hashed
+_AHEAD = 2**26  # bytes that are read in one call, without that lock
 REST_NS = 90 * 10**9
 
 
@@ -50,7 +50,7 @@ class Memory:
 
 
 class LeafHash:
-    """The digest of a file that is open; one thread calls it, another one reads beside it from now on.
+    """The digest of a file that is open; one thread calls it, others read ahead and hash beside it from now on.
 
     `memory` is where its digest is looked up and kept. Raises CheckpointError if the file cannot be opened, or changes.
     """
@@ -68,11 +68,9 @@ class LeafHash:
         self._leaves = [b""] * (0 if self.known else -(-self._identity.size // LEAF))
         self._taken, self._lock, self._closed = 0, Lock(), False
         self._buffer = memoryview(bytearray(LEAF))
-        self._pool = ThreadPoolExecutor(1, "leaves")
-        if self.known is None:
-            self._beside = self._pool.submit(self._reach, len(self._leaves), memoryview(bytearray(LEAF)))
-        else:
-            self._beside = self._pool.submit(self._read_ahead)
+        self._pool = ThreadPoolExecutor(2, "leaves")
+        self._pool.submit(self._read_ahead)
+        self._beside = self._pool.submit(self._reach, len(self._leaves), memoryview(bytearray(LEAF)))
 
     @property
     def file(self) -> int:
