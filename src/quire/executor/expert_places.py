@@ -8,7 +8,6 @@ the bits of its expert wherever that is.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,51 +15,8 @@ import numpy as np
 from quire import _native
 from quire.executor.base import I64, U8
 from quire.program.memory import param_bytes
-from quire.program.ops.experts import Experts, Route
 from quire.program.program import Program
-from quire.program.tensors import Param
-from quire.records import dataclass
-
-_LAYER = re.compile(r"layers\.(\d+)\.")
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertLayer:
-    """A layer with experts as one rank has it.
-
-    `router`: the number of its router among those of the program. `experts` of all ranks; this one holds `held`, from
-    place `first` on, each with a matrix or a vector in each of `params`.
-    """
-
-    router: int
-    experts: int
-    first: int
-    held: int
-    params: tuple[Param, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """The most bytes of one expert."""
-        return sum(param_bytes(param) // param.experts for param in self.params)
-
-
-def expert_layers(program: Program) -> dict[int, ExpertLayer]:
-    """Those of a program, by their numbers in the model."""
-    params = {param.name: param for param in program.params}
-    found: dict[int, ExpertLayer] = {}
-    router = -1
-    for op in program.body:
-        router += isinstance(op, Route)
-        if not isinstance(op, Experts):
-            continue
-        match = _LAYER.match(op.weight)
-        assert match is not None, op.weight
-        mine = tuple(params[name] for name in (op.weight, op.bias) if name)
-        before = found.get(int(match[1]))
-        found[int(match[1])] = ExpertLayer(
-            router, op.experts, op.first, mine[0].experts, mine if before is None else before.params + mine
-        )
-    return found
+from quire.program.tensors import ExpertLayer
 
 
 class UncountedExperts:
@@ -83,15 +39,16 @@ class HeldExperts:
     ranks = 1
 
     def __init__(self, core: _native.Executor, program: Program) -> None:
-        self.layers = expert_layers(program)
+        self.layers = {layer.layer: layer for layer in program.expert_layers}
         self._core = core
+        self._routers = {layer.layer: router for router, layer in enumerate(program.expert_layers)}
         self._places = {number: [*range(layer.experts)] for number, layer in self.layers.items()}
 
     def take_pairs(self) -> dict[int, I64]:
         """See ExpertLoads.take_pairs."""
         return {
-            number: np.array(self._core.take_expert_pairs(layer.router), np.int64)
-            for number, layer in self.layers.items()
+            number: np.array(self._core.take_expert_pairs(router), np.int64)
+            for number, router in self._routers.items()
         }
 
     def swap(self, layer: int, one: int, other: int) -> None:
@@ -105,17 +62,17 @@ class HeldExperts:
     def read(self, layer: int, place: int, into: U8) -> None:
         """Copy out the weights of the expert at a place of this rank."""
         at = self.layers[layer]
-        for param in at.params:
-            nbytes = self._core.expert_bytes(param.name)
-            self._core.read_expert(param.name, place - at.first, into[:nbytes].ctypes.data)
+        for name in at.params:
+            nbytes = self._core.expert_bytes(name)
+            self._core.read_expert(name, place - at.first, into[:nbytes].ctypes.data)
             into = into[nbytes:]
 
     def replace(self, layer: int, place: int, content: U8) -> None:
         """Put other weights at a place of this rank: what `read` gave on another one."""
         at = self.layers[layer]
-        for param in at.params:
-            nbytes = self._core.expert_bytes(param.name)
-            self._core.replace_expert(param.name, place - at.first, content[:nbytes].ctypes.data)
+        for name in at.params:
+            nbytes = self._core.expert_bytes(name)
+            self._core.replace_expert(name, place - at.first, content[:nbytes].ctypes.data)
             content = content[nbytes:]
 
     def renumber(self, layer: int, one: int, other: int) -> None:
@@ -123,7 +80,7 @@ class HeldExperts:
         places = self._places[layer]
         first, second = places.index(one), places.index(other)
         places[first], places[second] = other, one
-        self._core.place_experts(self.layers[layer].router, places)
+        self._core.place_experts(self._routers[layer], places)
 
 
 def _alone(layer: int, one: int, other: int) -> RuntimeError:
@@ -132,16 +89,21 @@ def _alone(layer: int, one: int, other: int) -> RuntimeError:
 
 def shared_expert_bytes(programs: Sequence[Program]) -> int:
     """Bytes that ranks of these programs share for what they do with experts."""
-    layers = [layer for program in programs for layer in expert_layers(program).values()]
-    if not layers:
-        return 0
-    moves = programs[0].plan.expert_parallel and programs[0].plan.tensor_parallel_size > 1
-    exchange = 2 * _whole(max(layer.nbytes for layer in layers)) if moves else 0
-    return exchange + _pairs_bytes(programs)
+    plan = programs[0].plan
+    moves = plan.expert_parallel and plan.tensor_parallel_size > 1
+    one = max(
+        [_expert_bytes(program, layer) for program in programs for layer in program.expert_layers], default=0
+    )
+    return (2 * _whole(one) if moves else 0) + _pairs_bytes(programs)
+
+
+def _expert_bytes(program: Program, layer: ExpertLayer) -> int:
+    params = map(program.param, layer.params)
+    return sum(param_bytes(param) // param.experts for param in params)
 
 
 def _pairs_bytes(programs: Sequence[Program]) -> int:
-    numbered = {number: layer for program in programs for number, layer in expert_layers(program).items()}
+    numbered = {layer.layer: layer for program in programs for layer in program.expert_layers}
     return sum(8 * layer.experts for layer in numbered.values())
 
 
@@ -165,9 +127,9 @@ class SharedExperts:
         numbers: I64 = memory[split:].view(np.int64)
         self.pairs: dict[int, I64] = {}
         for program in programs:
-            for number, layer in expert_layers(program).items():
-                if number not in self.pairs:
-                    self.pairs[number], numbers = numbers[: layer.experts], numbers[layer.experts :]
+            for layer in program.expert_layers:
+                if layer.layer not in self.pairs:
+                    self.pairs[layer.layer], numbers = numbers[: layer.experts], numbers[layer.experts :]
 
     def show(self, layer: int, one: int, other: int) -> None:
         """Show those of the experts at two places that are here."""

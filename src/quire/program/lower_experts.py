@@ -12,7 +12,7 @@ from quire.program.ops.experts import Combine, Dispatch, Experts, Route, ShrinkE
 from quire.program.ops.linear import Linear
 from quire.program.ops.rows import GatedAct
 from quire.program.ranks import Share
-from quire.program.tensors import Adapted, AdaptedPart, Param, Part
+from quire.program.tensors import Adapted, AdaptedPart, ExpertLayer, Param, Part
 from quire.spec import MoE, Router
 from quire.types import UnsupportedModelError
 
@@ -35,17 +35,28 @@ def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
     )
     to.axes["mlp"] = columns
 
-    weight = _gate_up(to, index, moe, mine)
-    taken = to.rounded(hidden, weight)
-    adapted, shrunk = _shrink(to, weight, taken, moe, route)
-    x = to.quantized(to.body, taken, weight)
+    gate_up_weight = _gate_up(to, index, moe, mine)
+    taken = to.rounded(hidden, gate_up_weight)
+    adapted, shrunk = _shrink(to, gate_up_weight, taken, moe, route)
+    x = to.quantized(to.body, taken, gate_up_weight)
     source = to.buffers[x]
     rows = to.declare(replace(source, name="expert_rows", per=k))
     gate_up = to.buffer("expert_gate_up", 2 * columns.count, "f32", per=k)
-    bias = f"{weight}.bias" if moe.bias else None
+    gate_up_bias = f"{gate_up_weight}.bias" if moe.bias else None
     to.body.append(Dispatch(x, route.places, rows))
     to.body.append(
-        Experts(rows, route.ids, route.places, weight, bias, gate_up, count, mine.start, adapted, shrunk)
+        Experts(
+            rows,
+            route.ids,
+            route.places,
+            gate_up_weight,
+            gate_up_bias,
+            gate_up,
+            count,
+            mine.start,
+            adapted,
+            shrunk,
+        )
     )
 
     weight = _down(to, index, moe, mine)
@@ -64,6 +75,10 @@ def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
         to.body.append(Experts(x, route.ids, route.places, weight, bias, whole, count, mine.start))
         to.body.append(AllToAll(whole, route.ids, each, to.plan.tensor_parallel_size, count))
 
+    params = (gate_up_weight, gate_up_bias, weight, bias)
+    to.expert_layers.append(
+        ExpertLayer(index, count, mine.start, mine.count, tuple(name for name in params if name))
+    )
     out = to.part("delta", hidden_columns)
     to.body.append(Combine(each, route.places, route.weights, shared, gate, out))
     return out
