@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from helpers.kv_servers import ServerHere
+from quire.routing.tickets import read_key
 from quire.worker import remote_tier
 from quire.worker.kept_blocks import buffers_of
 from quire.worker.kv_server import ENTRY_BYTES, MOST_CONNECTIONS, BlockShelf, KvServer
-from quire.worker.kv_wire import NAME, Frame, Kind, WireError, ask, read_key, sums_with
+from quire.worker.kv_wire import NAME, Frame, Kind, WireError, ask, sums_with
 from quire.worker.remote_tier import RemoteTier
 
 from .keeping import BLOCK, MARK, content_of, fetch, keep, name_of, wait

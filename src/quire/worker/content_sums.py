@@ -26,14 +26,11 @@ class ContentSums:
     def __init__(self, key: bytes) -> None:
         self._key = key
         made = shake_256(b"sums of pages" + key).digest(2 * _native.SUM_KEY_BYTES)
-        self._levels = made[: _native.SUM_KEY_BYTES], made[_native.SUM_KEY_BYTES :]
+        self._pages, self._above = made[: _native.SUM_KEY_BYTES], made[_native.SUM_KEY_BYTES :]
 
     def of(self, name: bytes, content: bytes | bytearray | memoryview) -> bytes:
-        """What stands for a content, which begins at a multiple of 8 bytes in memory, and its name."""
-        sums = content
-        for level in self._levels:
-            if len(sums):
-                sums = _native.sum_pages(np.frombuffer(sums, np.uint8), level)
+        """What stands for a content, which is not empty and begins at a multiple of 8 bytes in memory, and its name."""
+        sums = _native.sum_pages(np.frombuffer(content, np.uint8), self._pages, self._above)
         found = blake2b(name, digest_size=SUM_BYTES, key=self._key)
         found.update(len(content).to_bytes(8, "little"))
         found.update(sums)

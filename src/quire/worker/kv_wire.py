@@ -25,7 +25,6 @@ from collections.abc import Callable
 from enum import IntEnum
 from functools import lru_cache
 from hashlib import blake2b
-from pathlib import Path
 from typing import NamedTuple
 
 from quire.worker.content_sums import ContentSums
@@ -33,7 +32,6 @@ from quire.worker.content_sums import ContentSums
 MAGIC = b"quire kv 2\n"
 NONCE, PROOF = 32, 32
 FINGERPRINT = 64
-LEAST_KEY, MOST_KEY = 16, 4096  # bytes
 HELLO_SECONDS = 5.0
 _HELLO = struct.Struct(f"<{len(MAGIC)}s8s{NONCE}s")
 _CLIENT = struct.Struct(f"<{len(MAGIC)}s{NONCE}s{FINGERPRINT}sQ{PROOF}s")
@@ -70,18 +68,6 @@ class Frame(NamedTuple):
     number: int = 0
     length: int = 0
     sum: bytes = bytes(16)
-
-
-def read_key(path: str) -> bytes:
-    """The shared key in a file: all of it but space around it. Raises ValueError naming what is wrong."""
-    try:
-        with Path(path).open("rb") as file:
-            key = file.read(MOST_KEY + 1).strip()
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}") from None
-    if not LEAST_KEY <= len(key) <= MOST_KEY:
-        raise ValueError(f"{path}: a key has {LEAST_KEY} to {MOST_KEY} bytes")
-    return key
 
 
 @lru_cache(64)
