@@ -38,7 +38,7 @@ class _Layout:
         self.log: list[tuple[int, Name]] = []
 
 
-class Kept:
+class ShelvedBlock:
     """A content and its check sum; `order`: the how many-th to come. So many connections are being sent it now."""
 
     __slots__ = ("content", "lent", "order", "sum")
@@ -56,7 +56,7 @@ class BlockShelf:
         self.stored = self.served = self.evicted = 0
         self._lock = threading.Lock()
         self._order = 0
-        self._found: OrderedDict[_Key, Kept] = OrderedDict()  # used longest ago first
+        self._found: OrderedDict[_Key, ShelvedBlock] = OrderedDict()  # used longest ago first
         self._layouts: OrderedDict[bytes, _Layout] = OrderedDict()
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ class BlockShelf:
                 self.used -= len(content) + ENTRY_BYTES
                 return
             self._order += 1
-            self._found[key] = Kept(self._order, check, content)
+            self._found[key] = ShelvedBlock(self._order, check, content)
             layout.blocks += 1
             layout.log.append((self._order, name))
             self.stored += 1
@@ -118,7 +118,7 @@ class BlockShelf:
                 layout.log = [each for each in layout.log if self._is_there(fingerprint, each)]
 
     @contextlib.contextmanager
-    def lent(self, fingerprint: bytes, name: Name) -> Iterator[Kept | None]:
+    def lent(self, fingerprint: bytes, name: Name) -> Iterator[ShelvedBlock | None]:
         """A block, which is used last now, and whose memory nobody else gets meanwhile."""
         with self._lock:
             found = self._found.get((fingerprint, *name))
@@ -154,7 +154,7 @@ class BlockShelf:
         found = self._found.get((fingerprint, *entry[1]))
         return found is not None and found.order == entry[0]
 
-    def _remove(self, key: _Key) -> Kept:
+    def _remove(self, key: _Key) -> ShelvedBlock:
         gone = self._found.pop(key)
         self.used -= len(gone.content) + ENTRY_BYTES
         self._layouts[key[0]].blocks -= 1
