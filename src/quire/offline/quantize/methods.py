@@ -16,7 +16,6 @@ from quire.offline.quantize.grid import GridKind, find_grid
 from quire.offline.quantize.layer import LayerWeights
 from quire.offline.quantize.layout import Rounded
 from quire.offline.quantize.recipe import SCALED, Recipe, parse_pattern
-from quire.offline.quantize.refinement import refined
 from quire.offline.quantize.scaling import apply_factors, awq_factors, scaled_gram, smooth_factors
 from quire.offline.quantize.sites import Module, Site
 from quire.quant.floats import to_e4m3
@@ -115,21 +114,6 @@ def _gptq(recipe: Recipe, gram: GramMatrix) -> Round:
     return make
 
 
-def _awq_gptq(recipe: Recipe, gram: GramMatrix) -> Round:
-    first = _gptq(recipe, gram)
-    if not gram.rows:
-        return first
-
-    def make(weight: F32) -> Rounded:
-        found = first(weight)
-        assert found.grid is not None
-        assert found.codes is not None
-        grid, codes = refined(weight, found.grid, found.codes, gram, damping=recipe.damping)
-        return Rounded(codes, grid)
-
-    return make
-
-
 def _awq(recipe: Recipe, gram: GramMatrix) -> Round:
     def make(weight: F32) -> Rounded:
         grid = find_grid(weight, kind_of(recipe), gram.h if gram.rows else None)
@@ -189,6 +173,6 @@ def _sparsegpt(recipe: Recipe, gram: GramMatrix) -> Round:
 
 
 _PREPARE: dict[str, Callable[[Recipe, GramMatrix], Round]] = {
-    "rtn": _nearest, "gptq": _gptq, "awq": _awq, "awq-gptq": _awq_gptq, "smoothquant": _smoothquant, "fp8": _fp8,
+    "rtn": _nearest, "gptq": _gptq, "awq": _awq, "awq-gptq": _gptq, "smoothquant": _smoothquant, "fp8": _fp8,
     "magnitude": _magnitude, "wanda": _wanda, "sparsegpt": _sparsegpt,
 }  # fmt: skip
