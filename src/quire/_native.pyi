@@ -460,10 +460,11 @@ SUM_KEY_BYTES: int = 1072
 def sum_pages(
     data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
     key: bytes,
+    above: bytes = ...,
     isa: str = "",
 ) -> bytes:
     """
-    Four NH check sums of 64 bits for every 1024 bytes; key: SUM_KEY_BYTES bytes. The same on every instruction set. Releases the interpreter lock.
+    Four NH check sums of 64 bits for every 1024 bytes; key: SUM_KEY_BYTES bytes. With another key `above`, the sums of these sums: four for every 32 KiB. The same on every instruction set. Releases the interpreter lock.
     """
 
 def claim_all(threads: int, phases: Sequence[int]) -> list[list[list[int]]]:

@@ -10,10 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers.memory import memory_for
+from helpers.process import until
 from helpers.tokenizers import Folder
 from quire import LLM, SamplingParams
+from quire.config.schema import EngineConfig
 from quire.engine.host import core_shares
 from quire.engine.host.core_shares import GRACE_SECONDS, CoreShares
+from quire.engine.host.messages import FrameReader, Load, Ready, Stop, frame, report_decoder
+from quire.engine.host.spawn import Spawned
 
 
 def shares(path: Path, count: int, cores: int = 4) -> list[CoreShares]:
@@ -87,6 +92,31 @@ def test_an_engine_that_was_killed_in_a_step_has_no_part(
     killed.communicate()
     assert threads(one) == 2
     assert threads(*shares(path, 1, cores=2)) == 1
+
+
+def test_an_engine_has_its_part_from_its_start_to_its_end(checkpoint: Folder, tmp_path: Path) -> None:
+    path = tmp_path / "cores"
+
+    def row() -> float:
+        data = path.read_bytes() if path.exists() else b""
+        return float(memoryview(data).cast("d")[1]) if data else 0.0
+
+    spawned = Spawned(cores=str(path))
+    until(lambda: row() < 0)  # without any command
+    process, sock = spawned.take()
+    config = EngineConfig(memory=memory_for(2**30), threads=1, max_model_len=64, num_kv_blocks=64)
+    reader, decode, seen = FrameReader(), report_decoder().decode, set[type]()
+    with process, sock:
+        sock.sendall(frame(Load(str(checkpoint("qwen3")), config)))
+        while Ready not in seen and (data := sock.recv(2**16)):
+            seen |= {type(decode(body)) for body in reader.feed(data)}
+        assert Ready in seen
+        assert row() > 0  # it is idle
+        sock.sendall(frame(Stop()))
+        while sock.recv(2**16):
+            pass
+        assert process.wait() == 0
+    assert row() < 0  # as long as nobody has found that it is gone
 
 
 def test_any_number_of_threads_gives_the_same_bits(checkpoint: Folder) -> None:

@@ -186,16 +186,12 @@ class EngineCore:
             raise
 
     def _admit(self, request: Request) -> None:
-        if request.adapter:
-            if self.adapters is None:
-                raise RequestError("adapter", "this engine has no adapters: use enable_lora")
-            if request.request_id in self._preparing or request.request_id in self._adapted:
-                raise RequestError("request_id", f"{request.request_id!r} is already in use")
+        if request.adapter and self.adapters is None:
+            raise RequestError("adapter", "this engine has no adapters: use enable_lora")
+        if request.request_id in self._preparing or request.request_id in self._adapted:
+            raise RequestError("request_id", f"{request.request_id!r} is already in use")
+        if request.adapter or (self.arrivals is not None and request.terms.coming):
             self.scheduler.config.length_limit(request)
-        if self.arrivals is not None and request.terms.coming:
-            self.scheduler.config.length_limit(request)
-            if request.request_id in self._preparing:
-                raise RequestError("request_id", f"{request.request_id!r} is already in use")
         if self.arrivals is not None and request.terms.sent:
             self.arrivals.send(request)
         self._add(request)
@@ -449,8 +445,6 @@ class EngineCore:
             self._grammars = self._make_grammars()
         if self._grammars is None or self.vocabulary is None:
             raise RequestError("grammar", "this engine has no vocabulary for grammars")
-        if request.request_id in self._preparing:
-            raise RequestError("request_id", f"{request.request_id!r} is already in use")
         self.scheduler.config.length_limit(request)
         return self._grammars.prepare(grammar, self.vocabulary)
 

@@ -129,8 +129,8 @@ class AsyncEngine(EngineSettings, EngineTexts):
             raise ValueError("lora_modules: they need enable_lora")
         self._progress = progress
         self._startup = Startup()
-        self._new_host = host_factory(in_process=in_process, spawned=spawned)
-        self._in_process, self._cores, self._memory = in_process, cores, memory
+        self._new_host = host_factory(in_process=in_process, spawned=spawned, cores=cores)
+        self._in_process, self._memory = in_process, memory
         self._like, self._apart = like, apart or bool(cores)
         self._opened: tuple[Model, TextService] | None = None
         self.left: Callable[[Request], None] = lambda _: None  # called when a request has ended
@@ -229,9 +229,7 @@ class AsyncEngine(EngineSettings, EngineTexts):
         else:
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
         first = adapter_paths(self.serving.lora_modules)
-        load = Load(
-            str(folder), self._config, beside, self._cores, adapters=tuple(first.values()), near=self.near
-        )
+        load = Load(str(folder), self._config, beside, adapters=tuple(first.values()), near=self.near)
         events = parse_kv_events(self.serving.kv_events_config)
         self._cache = make_cache_log(events, self.rank, self.adapter_name)
         client = self._client = EngineClient(load, self.serving, self._new_host, self, self._memory)

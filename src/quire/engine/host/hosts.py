@@ -47,13 +47,13 @@ class ProcessHost:
     """An engine process: a fresh interpreter, never a fork of this one.
 
     A thread of ours forwards its stderr, keeps the last lines, and waits for its exit. `spawned` is a process started
-    earlier; the first start uses it.
+    earlier; the first start uses it. `cores`: see engine/host/process.
     """
 
     module = "quire.engine.host.process"
 
-    def __init__(self, spawned: Spawned | None = None) -> None:
-        self._spawned = spawned
+    def __init__(self, spawned: Spawned | None = None, cores: str = "") -> None:
+        self._spawned, self._cores = spawned, cores
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: deque[bytes] = deque(maxlen=_STDERR_LINES)
         self._exit: asyncio.Future[int] | None = None
@@ -65,7 +65,7 @@ class ProcessHost:
     async def start(self) -> socket.socket:
         loop = asyncio.get_running_loop()
         self._exit = loop.create_future()
-        spawned, self._spawned = self._spawned or Spawned(self.module), None
+        spawned, self._spawned = self._spawned or Spawned(self.module, self._cores), None
         self._process, ours = spawned.take()
         try:
             threading.Thread(
@@ -155,12 +155,14 @@ class ThreadHost:
         return None
 
 
-def host_factory(*, in_process: bool, spawned: Spawned | None = None) -> Callable[[], Host]:
-    """A factory of hosts, one per start of the engine; the first one uses the process `spawned`."""
+def host_factory(*, in_process: bool, spawned: Spawned | None = None, cores: str = "") -> Callable[[], Host]:
+    """A factory of hosts, one per start of the engine; the first one uses the process `spawned`. `cores` is for
+    processes: see engine/host/process.
+    """
     if in_process:
         return ThreadHost
     waiting = [spawned] if spawned is not None else []
-    return lambda: ProcessHost(waiting.pop() if waiting else None)
+    return lambda: ProcessHost(waiting.pop() if waiting else None, cores)
 
 
 def _set_once(future: asyncio.Future[int], status: int) -> None:

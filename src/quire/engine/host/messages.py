@@ -48,16 +48,15 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Load(_Message, frozen=True, tag=1):
-    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `cores`
-    the file by which several engines share the cores (core_shares), "" for one that is alone; `lent` the most bytes
-    that it may borrow from them, None where nothing is lent. `adapters`: paths of those that it begins with, for which
-    there must be room. `near`: the processors that the engine and its ranks stay on, any if there are none.
+    """First message: the checkpoint folder and options. `beside` is memory held by another process, by part; `lent`
+    the most bytes that it may borrow from other engines, None where nothing is lent. `adapters`: paths of those that it
+    begins with, for which there must be room. `near`: the processors that the engine and its ranks stay on, any if
+    there are none.
     """
 
     folder: str
     config: EngineConfig
     beside: dict[str, int] = {}
-    cores: str = ""
     lent: int | None = None
     adapters: tuple[str, ...] = ()
     near: tuple[int, ...] = ()

@@ -1,4 +1,7 @@
-"""The engine process: python -m quire.engine.host.process FD PARENT_PID, started by engine/host.
+"""The engine process: python -m quire.engine.host.process FD PARENT_PID [CORES], started by engine/host.
+
+CORES: the file by which the engines of a server share the cores (core_shares). One that starts or ends takes its part,
+as one that computes does: the others' threads would else meet at barriers, and wait for the one that lost its core.
 
 It depends on its parent: it ends when the socket closes, and on Linux the kernel ends it with its parent. The parent
 handles interrupts and termination signals: it drains, then sends Stop.
@@ -13,11 +16,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 
 if __name__ == "__main__":  # the imports below take most of the start-up time
     gc.disable()  # imported objects are not garbage
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would disturb the kernels
+    from quire.engine.host import core_shares  # before them: they are what disturbs the steps of others
+
+    _cores = core_shares.CoreShares(sys.argv[3]) if len(sys.argv) > 3 else None
+    if _cores is not None:
+        _cores.begin()
 
 from quire.engine.build.adapter_room import with_room_for
 from quire.engine.build.assemble import Built, build
@@ -35,10 +42,13 @@ from quire.util.startup_spans import Startup
 _PROGRESS_SECONDS = 0.1
 
 
-def serve(sock: socket.socket, lost: Callable[[str], None] = lambda _: None) -> None:
+def serve(
+    sock: socket.socket, lost: Callable[[str], None] = lambda _: None, cores: CoreShares | None = None
+) -> None:
     """Load the model of the first command, then run its engine until a Stop command or until the parent goes away.
 
-    `lost`: called once when another rank of the model has ended or hangs, with the reason.
+    `lost`: called once when another rank of the model has ended or hangs, with the reason. `cores`: its part of the
+    cores, which it takes while it loads, computes, and ends.
     """
     channel, startup = Channel(sock), Startup("engine")
     try:
@@ -47,12 +57,11 @@ def serve(sock: socket.socket, lost: Callable[[str], None] = lambda _: None) -> 
             return
         if not isinstance(first[0], Load) or len(first) > 1:
             raise TypeError(f"{type(first[-1]).__name__} arrived before the engine was ready")
-        cores = CoreShares(first[0].cores) if first[0].cores else None
-        with cores.step() if cores is not None else nullcontext():
-            built = _load(first[0], channel, startup, lost)
+        built = _load(first[0], channel, startup, lost)
         if built is None:
             return
         if cores is not None:
+            cores.end()
             cores.bind(built.config.threads, built.executor.use_threads)
         try:
             startup.mark("ready")
@@ -60,6 +69,8 @@ def serve(sock: socket.socket, lost: Callable[[str], None] = lambda _: None) -> 
             room = _room(built, channel) if first[0].lent is not None else None
             EngineLoop(built.core, channel, cores, built.give_pages, room).run()
         finally:
+            if cores is not None:
+                cores.begin()  # until the process is gone
             built.close()
     except ChannelClosedError:
         pass
@@ -124,7 +135,7 @@ def main() -> None:
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     end_with_parent(parent)
     with socket.socket(fileno=fd) as sock:
-        serve(sock, _end)
+        serve(sock, _end, _cores)
 
 
 def _end(reason: str) -> None:

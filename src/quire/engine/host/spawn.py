@@ -13,16 +13,17 @@ _SOCKET_BYTES = 2**20  # room for the reports of steps while the API process is 
 class Spawned:
     """An engine process waiting for its first command, and our end of the socket to it.
 
-    The caller of `take` owns both; `close` ends a process that was not taken.
+    The caller of `take` owns both; `close` ends a process that was not taken. `cores`: see engine/host/process.
     """
 
-    def __init__(self, module: str = "quire.engine.host.process") -> None:
+    def __init__(self, module: str = "quire.engine.host.process", cores: str = "") -> None:
         ours, theirs = socket_pair()
         command = [sys.executable, "-P", "-X", "faulthandler", "-m", module]
+        shared = [cores] if cores else []
         try:
             # The kernel ends the process together with the thread that started it (engine/host/process).
             self.process = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(os.getpid())],
+                [*command, str(theirs.fileno()), str(os.getpid()), *shared],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -249,4 +249,4 @@ def _load_of(served: ServedModel) -> Load:
     folder = find_model(served.model)
     first = tuple(adapter_paths(served.serving.lora_modules).values())
     beside = tokenizer_beside(folder, gguf_files(folder))
-    return Load(str(folder), served.config, beside, "cores", adapters=first)
+    return Load(str(folder), served.config, beside, adapters=first)
