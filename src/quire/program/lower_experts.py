@@ -35,28 +35,17 @@ def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
     )
     to.axes["mlp"] = columns
 
-    gate_up_weight = _gate_up(to, index, moe, mine)
-    taken = to.rounded(hidden, gate_up_weight)
-    adapted, shrunk = _shrink(to, gate_up_weight, taken, moe, route)
-    x = to.quantized(to.body, taken, gate_up_weight)
+    weight = _gate_up(to, index, moe, mine)
+    taken = to.rounded(hidden, weight)
+    adapted, shrunk = _shrink(to, weight, taken, moe, route)
+    x = to.quantized(to.body, taken, weight)
     source = to.buffers[x]
     rows = to.declare(replace(source, name="expert_rows", per=k))
     gate_up = to.buffer("expert_gate_up", 2 * columns.count, "f32", per=k)
-    gate_up_bias = f"{gate_up_weight}.bias" if moe.bias else None
+    bias = f"{weight}.bias" if moe.bias else None
     to.body.append(Dispatch(x, route.places, rows))
     to.body.append(
-        Experts(
-            rows,
-            route.ids,
-            route.places,
-            gate_up_weight,
-            gate_up_bias,
-            gate_up,
-            count,
-            mine.start,
-            adapted,
-            shrunk,
-        )
+        Experts(rows, route.ids, route.places, weight, bias, gate_up, count, mine.start, adapted, shrunk)
     )
 
     weight = _down(to, index, moe, mine)
@@ -75,10 +64,8 @@ def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
         to.body.append(Experts(x, route.ids, route.places, weight, bias, whole, count, mine.start))
         to.body.append(AllToAll(whole, route.ids, each, to.plan.tensor_parallel_size, count))
 
-    params = (gate_up_weight, gate_up_bias, weight, bias)
-    to.expert_layers.append(
-        ExpertLayer(index, count, mine.start, mine.count, tuple(name for name in params if name))
-    )
+    held = tuple(name for name in to.params if name.startswith(f"{at}.experts."))
+    to.expert_layers.append(ExpertLayer(index, count, mine.start, mine.count, held))
     out = to.part("delta", hidden_columns)
     to.body.append(Combine(each, route.places, route.weights, shared, gate, out))
     return out
