@@ -190,8 +190,9 @@ class _ScriptedWorker:
                 for key in step.started[::3]:
                     self._starts.setdefault(key, deque()).append(first.get(key, 0))
 
-    def part(self, seq: Sequence, _end: int) -> tuple[list[int], int]:
+    def part(self, seq: Sequence, end: int) -> tuple[list[int], int]:
         """As SequenceBlocks.part, by the log."""
+        del end
         starts = self._starts.get(int(seq.state.request.request_id) << SAMPLE_BITS | seq.sample_index)
         found = starts.popleft() - seq.computed if starts else 0
         part = found if 0 < found < self._block_size else 0
