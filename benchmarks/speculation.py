@@ -2,6 +2,7 @@
 
     python benchmarks/speculation.py known [--formats bf16 int8 int4] [--draft trimmed full none]
     python benchmarks/speculation.py load [--formats int8] [--streams 1 2 4 8 16 32] [--rates 0 0.5 0.7 0.9]
+    python benchmarks/speculation.py load --model quire-mini --method '{"method": …}'     its own drafts, as chosen
     python benchmarks/speculation.py repeat --model SmolLM2.gguf
     python benchmarks/speculation.py prediction [--formats int8]
     python benchmarks/speculation.py structures
@@ -98,23 +99,27 @@ def stored_engine(
         quantization=FORMATS[form], max_num_seqs=max(2, streams), max_model_len=2048,
         enable_prefix_caching=False,
     )  # fmt: skip
-    speculating = (
-        asked.replace(draft_model=args.draft_model) if args.draft_model else asked.replace(speculate="ngram")
-    )
+    if args.method:
+        speculating = asked.replace(speculative_config=args.method)
+    elif args.draft_model:
+        speculating = asked.replace(draft_model=args.draft_model)
+    else:
+        speculating = asked.replace(speculate="ngram")
     with BenchEngine(args.model, asked, tokenizer=False):
         pass  # now they are in the cache
-    with loaded(args.model, speculating, asked, plain_first=plain_first) as engines:
+    own = bool(args.method)
+    with loaded(args.model, speculating, asked, plain_first=plain_first, tokenizer=own) as engines:
         yield engines
 
 
 @contextmanager
 def loaded(
-    model: str, speculating: EngineConfig, asked: EngineConfig, *, plain_first: bool
+    model: str, speculating: EngineConfig, asked: EngineConfig, *, plain_first: bool, tokenizer: bool = False
 ) -> Iterator[tuple[BenchEngine, BenchEngine]]:
     """Both engines, loaded in one order or the other."""
     order = [asked, speculating] if plain_first else [speculating, asked]
     with ExitStack() as stack:
-        engines = [stack.enter_context(BenchEngine(model, each, tokenizer=False)) for each in order]
+        engines = [stack.enter_context(BenchEngine(model, each, tokenizer=tokenizer)) for each in order]
         yield engines[plain_first], engines[not plain_first]
 
 
@@ -150,7 +155,7 @@ class Lab:
         self, engine: BenchEngine, plain: BenchEngine, streams: int, args: argparse.Namespace
     ) -> None:
         self.engine, self.plain, self.args = engine, plain, args
-        self.prompts = Prompts(engine.program.vocab, 0).make(streams, args.prompt)
+        self.prompts = bench.read_prompts(engine, None, args.prompt, streams)
         self.outputs = bench.recorded(plain, self.prompts, args.tokens)
 
     def side(self, rate: float, counts: int | None = None) -> bench.Side:
@@ -182,8 +187,10 @@ class Lab:
         return [*rows.values()]
 
     def load(self, streams: int) -> list[dict[str, Any]]:
-        """A row for each rate."""
+        """A row for each rate, or one for the method's own drafts."""
         sides = {str(rate): self.side(rate) for rate in self.args.rates}
+        if self.args.method:
+            sides = {"own": bench.Side(self.engine, self.engine.built.core.speculation)}
         off = bench.Side(self.plain, None)
         return bench.compare(off, sides, self.prompts[:streams], self.args.tokens, self.args.pairs)
 
@@ -191,7 +198,10 @@ class Lab:
 def labs(args: argparse.Namespace, streams: int) -> Iterator[tuple[dict[str, Any], Lab]]:
     """An engine for each format, draft and order of loading, and what names its units."""
     model = args.model and Path(args.model).name
-    drafts = ["stored" if args.draft_model else "none"] if model else args.draft
+    drafts = args.draft
+    if model:
+        name = json.loads(args.method)["method"] if args.method else "stored"
+        drafts = [name if args.method or args.draft_model else "none"]
     orders = [False, True] if args.both_orders else [False]
     for form, draft, first in itertools.product(args.formats, drafts, orders):
         made = (
@@ -455,6 +465,9 @@ def main() -> None:
     )
     parser.add_argument("--model", help="of `repeat`, and in place of a shape: a GGUF file or a folder")
     parser.add_argument("--draft-model", help="of `known` and `load` with --model: a folder")
+    parser.add_argument(
+        "--method", metavar="JSON", help="of `load` with --model: its own drafts, as of --speculative-config"
+    )
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--formats", nargs="+", choices=FORMATS)
     parser.add_argument("--draft", nargs="+", choices=["trimmed", "full", "none"])

@@ -171,6 +171,14 @@ def with_copies(program: Program, unit: Unit, copies: int) -> Copied:
     return Copied(copied, first, copies, len(timed))
 
 
+def with_head(copied: Copied, program: Program) -> Copied:
+    """The same with the head of a program after the units."""
+    names = {name for op in program.head for name in param_names(op)}
+    known = {param.name for param in copied.program.params}
+    params = (*copied.program.params, *(program.param(name) for name in sorted(names - known)))
+    return replace(copied, program=replace(copied.program, params=params, head=program.head))
+
+
 def _for_other_layers(before: Sequence[Op], op: Op, layers: int, caches: int) -> list[Op]:
     """Ops that fill the caches of layers 1 … as `op` fills those of layer 0, which has `caches`. Inputs are recomputed
     each time, because the op rotates in place."""
@@ -244,7 +252,8 @@ class Bench:
 
     def fill(self, rows: Sequence[Row], *, units: bool = False) -> None:
         """Prepare a step: row b continues sequence b. Earlier keys and values are computed first; `units`: those of
-        caches that the units write themselves, too.
+        caches that the units write themselves, too, from inputs in which nothing was attended to: a long context
+        takes seconds then.
         """
         taken = 0
         for slot, row in enumerate(rows):
@@ -257,9 +266,17 @@ class Bench:
                 self._describe([Row(stop - start, start)], [slot])
                 self._prepare()
                 if units:
-                    self.run(0, self.copied.copies)
+                    self._write_caches()
         self._describe(rows, range(len(rows)))
         self._prepare()
+
+    def _write_caches(self) -> None:
+        """Run the ops of the units that come before their attention."""
+        copied = self.copied
+        ops = copied.program.ops[copied.first : copied.first + copied.length]
+        count = next((index for index, op in enumerate(ops) if kind_of(op) == "attend"), len(ops))
+        for start in range(copied.first, copied.first + copied.copies * copied.length, copied.length):
+            self._run(start, start + count)
 
     def _describe(self, rows: Sequence[Row], slots: Sequence[int]) -> None:
         arrays, token = self.arrays, 0
@@ -286,6 +303,10 @@ class Bench:
         """Run units [begin, end) in one native call."""
         first, length = self.copied.first, self.copied.length
         self._run(first + begin * length, first + end * length)
+
+    def run_all(self) -> None:
+        """Run the units and what follows them."""
+        self._run(self.copied.first, len(self.copied.program.ops))
 
     def _run(self, begin: int, end: int) -> None:
         logits = min(self._tokens, self.limits.max_logit_rows) if self.copied.program.head else 0
