@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from quire import _native
-
-STORED_TYPES = {"F32": _native.DType.f32, "BF16": _native.DType.bf16}
+STORED_TYPES = frozenset({"F32", "BF16"})
 
 
 class StoredMatrix(NamedTuple):
@@ -35,13 +33,3 @@ class TakesStored(Protocol):
 
         Raises ValueError for what does not fit, and RuntimeError if the file cannot be read or ends before.
         """
-
-
-def native_pairs(pairs: Sequence[tuple[str, int, StoredPair]]) -> list[_native.StoredPair]:
-    """These as the native executor takes them."""
-    return [
-        _native.StoredPair(
-            name, part, rank, a.begin, STORED_TYPES[a.dtype], b.begin, STORED_TYPES[b.dtype], scale
-        )
-        for name, part, (a, b, rank, scale) in pairs
-    ]

@@ -288,11 +288,7 @@ class PeftFolder:
         return max(self._file.place_of(info.name)[1] for info in pair.tensors)
 
     def _stored(self, pair: _Pair) -> StoredPair | None:
-        if (
-            pair.turned
-            or pair.magnitude is not None
-            or not {pair.a.dtype, pair.b.dtype} <= STORED_TYPES.keys()
-        ):
+        if pair.turned or pair.magnitude is not None or not {pair.a.dtype, pair.b.dtype} <= STORED_TYPES:
             return None
         a, b = (StoredMatrix(self._file.place_of(info.name)[0], info.dtype) for info in (pair.a, pair.b))
         return StoredPair(a, b, pair.rank, pair.scale)
