@@ -252,7 +252,7 @@ def test_a_part_that_cannot_start_ends_all(tmp_path: Path) -> None:
     made = command("up", file, "--detach")
     assert made.returncode == 1
     assert "prefill-1 | quire: /nowhere: no such file or folder" in made.stderr
-    assert "prefill-1 | quire: it ended with status 1" in made.stderr
+    assert "prefill-1 | quire: prefill-1 ended with status 1 before it worked" in made.stderr
     assert command("down", file).stdout == "some is not up\n"
 
 

@@ -109,6 +109,13 @@ class StackLife:
             self._up = False
             await self._down()
             await asyncio.gather(*tasks)
+            for each in self._made.values():
+                if each.state == "failed":
+                    self._log.say(
+                        each.name, f"quire: {each.name} {each.why} before it worked; its last lines:"
+                    )
+                    for line in each.last:
+                        self._log.say(each.name, line)
             (self._config.state / "status.json").unlink(missing_ok=True)
             self._log.close()
         return int(failed)

@@ -7,12 +7,14 @@ import contextlib
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 PAUSES = (0.5, 30.0)  # seconds before it is started again: first, and at most
 STEADY = 30.0  # seconds up after which the next pause is the first again
 _LOOK = 0.1  # seconds between two looks whether it works
 _LINE = 2**16  # bytes of the longest line of its output
+_LAST = 3  # lines of its output that are remembered
 _LAST_WORDS = 1.0  # seconds in which its output must end with it
 
 
@@ -36,6 +38,7 @@ class Supervised:
         self.state, self.restarts, self.since = "waiting", 0, time.time()
         self.pid: int | None = None
         self.why = ""  # it ended last time
+        self.last: deque[str] = deque(maxlen=_LAST)  # lines of its output
         self.settled = asyncio.Event()  # it was up, or has failed
         self._ending = asyncio.Event()
         self._readers: set[asyncio.Task[None]] = set()
@@ -120,9 +123,14 @@ class Supervised:
             if len(rest) > _LINE:
                 lines, rest = [*lines, rest], b""
             for line in lines:
-                self._say(self.name, line.decode("utf-8", "replace"))
+                self._pass_on(line)
         if rest:
-            self._say(self.name, rest.decode("utf-8", "replace"))
+            self._pass_on(rest)
+
+    def _pass_on(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace")
+        self.last.append(text)
+        self._say(self.name, text)
 
     def _signal(self, number: int) -> None:
         if self.pid is not None:
