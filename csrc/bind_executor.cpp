@@ -148,6 +148,32 @@ void bind_building(nb::class_<Executor>& c) {
            "activations"_a = 0, "activations: the address of arena_bytes for them; 0 for memory of its own.");
 }
 
+void bind_experts(nb::class_<Executor>& c) {
+  c.def(
+       "place_experts",
+       [](Executor& e, int router, const std::vector<int32_t>& places) { e.experts(router).put(places); }, "router"_a,
+       "places"_a, "The place of each expert of a router, whose weights are there.")
+      .def(
+          "take_expert_pairs", [](Executor& e, int router) { return e.experts(router).take_pairs(); }, "router"_a,
+          "Pairs of (token, expert) that each place has had since the last call.")
+      .def(
+          "expert_bytes", [](const Executor& e, const std::string& name) { return e.weights().matrix(name, 0).second; },
+          "name"_a, "Bytes of one expert in a packed parameter.")
+      .def(
+          "read_expert",
+          [](const Executor& e, const std::string& name, int number, uintptr_t into) {
+            const auto [begin, bytes] = e.weights().matrix(name, number);
+            std::memcpy(reinterpret_cast<void*>(into), begin, bytes);
+          },
+          nogil(), "name"_a, "number"_a, "into"_a)
+      .def(
+          "replace_expert",
+          [](Executor& e, const std::string& name, int number, uintptr_t packed) {
+            e.weights().replace_matrix(name, number, at<void>(packed));
+          },
+          nogil(), "name"_a, "number"_a, "packed"_a, "Put what read_expert gave, of the same parameter on another rank.");
+}
+
 void bind_adapters(nb::class_<Executor>& c) {
   c.def(
        "set_adapter_layout", [](Executor& e, const quire::AdapterLayout& l) { e.adapters().set_layout(l); }, "layout"_a)
@@ -271,6 +297,7 @@ void bind_executor(nb::module_& m) {
   bind_adapter_layout(m);
   nb::class_<Executor> executor(m, "Executor");
   bind_building(executor);
+  bind_experts(executor);
   bind_adapters(executor);
   bind_running(executor);
 }

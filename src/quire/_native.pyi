@@ -299,6 +299,19 @@ class Executor:
         activations: the address of arena_bytes for them; 0 for memory of its own.
         """
 
+    def place_experts(self, router: int, places: Sequence[int]) -> None:
+        """The place of each expert of a router, whose weights are there."""
+
+    def take_expert_pairs(self, router: int) -> list[int]:
+        """Pairs of (token, expert) that each place has had since the last call."""
+
+    def expert_bytes(self, name: str) -> int:
+        """Bytes of one expert in a packed parameter."""
+
+    def read_expert(self, name: str, number: int, into: int) -> None: ...
+    def replace_expert(self, name: str, number: int, packed: int) -> None:
+        """Put what read_expert gave, of the same parameter on another rank."""
+
     def set_adapter_layout(self, layout: AdapterLayout) -> None: ...
     def open_adapter(
         self, slot: int, parts: Mapping[str, Sequence[tuple[int, bool]]], own: Sequence[str]

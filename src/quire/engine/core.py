@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # a simulation needs no arrays
     from quire.lora.adapter_service import AdapterService
     from quire.program.step_work import MachinePeaks, StepWork
     from quire.worker.block_tiers import BlockTiers
+    from quire.worker.expert_balance import ExpertBalance
     from quire.worker.swap_space import SwapSpace
     from quire.worker.worker import Masks
 
@@ -130,9 +131,8 @@ class EngineCore:
         self.tiers: BlockTiers | None = None  # beyond the swap space
         self.arrivals: Arrivals | None = None  # of prompts that other engines compute
         self.work: StepWork | None = None
-        self.rank_seconds: Callable[[], Iterable[float]] = (
-            tuple  # in which each rank worked, if there are several
-        )
+        self.rank_seconds: Callable[[], Iterable[float]] = tuple  # that each worked, if there are several
+        self.experts: ExpertBalance | None = None
         self.peaks: MachinePeaks | None = None  # those that were measured on this machine
         self._adapted: dict[
             str, tuple[str, int]

@@ -21,6 +21,7 @@ from quire.executor.base import (
     AdapterSlots,
     Embeddings,
     Executor,
+    ExpertLoads,
     Limits,
     Outputs,
     StepArrays,
@@ -30,6 +31,7 @@ from quire.executor.base import (
     check_own_rows,
     check_program,
 )
+from quire.executor.expert_places import HeldExperts
 from quire.executor.plans import PlanCounts, StepPlans, StepSize
 from quire.executor.sampler import HostSampler, sampler_bytes
 from quire.loader.finite import first_nonfinite
@@ -128,6 +130,7 @@ class NativeExecutor:
             assert beside is not None, f"{param.name} belongs to another executor"
             self._core.borrow_param(beside.core, param.name)
         self._core.allocate_weights()
+        self.held_experts = HeldExperts(self._core, program)
         self._limits: Limits | None = None
         self._arrays: StepArrays | None = None
         self._outputs: list[tuple[str, F32, bool]] = []  # name, all its rows, whether they are logit rows
@@ -295,6 +298,11 @@ class NativeExecutor:
     def overlaps(self) -> bool:
         """No; see Runnable.overlaps."""
         return False
+
+    @property
+    def experts(self) -> ExpertLoads:
+        """Those that it holds; see Runnable.experts."""
+        return self.held_experts
 
     def use(self, arrays: StepArrays) -> None:
         """Later steps are in these arrays, which are like those of bind."""
@@ -535,7 +543,7 @@ class NativeExecutor:
         self._arrays = None
         while self._samplers:
             self._samplers.pop().close()  # a native sampler keeps its executor
-        del self._core
+        del self._core, self.held_experts
 
 
 def _layout(isa: str) -> str:
