@@ -193,7 +193,7 @@ def bare(contents: list[Any], *, back: bool) -> float:
     sock.close()
     listener.close()
     os.waitpid(child, 0)
-    return sum(each.nbytes for each in contents) / took
+    return float(sum(each.nbytes for each in contents) / took)
 
 
 def _move(sock: socket.socket, contents: list[Any], *, send: bool) -> None:
