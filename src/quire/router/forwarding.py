@@ -18,7 +18,7 @@ from quire.routing.tickets import PEER, TICKET, peer_proof
 from quire.server.errors import ApiError, retry_headers
 from quire.server.exchange import Exchange
 from quire.server.logs import log
-from quire.util.http_client import Body, ClientError, body_size
+from quire.util.http_client import ClientError, SentBody, body_size
 
 # Answers after which another server is asked: this one is busy, ends, or is not there. An internal error is none of
 # them: what brought one server down might bring down all.
@@ -43,7 +43,7 @@ class Forwarding:
         self, context: RouterContext, exchange: Exchange, body: bytes, asked: AskedOfServers
     ) -> None:
         self._context, self._exchange, self._asked = context, exchange, asked
-        self._body: Body = body
+        self._body: SentBody = body
         self._config: RouterConfig = context.backends.config
         parts = asked.parts()
         self._digests = prompt_digests(self._domain(), parts)
@@ -125,7 +125,7 @@ class Forwarding:
         return refusal
 
     async def _ask(
-        self, backend: BackendServer, prompt: RoutedPrompt, body: Body, began: float
+        self, backend: BackendServer, prompt: RoutedPrompt, body: SentBody, began: float
     ) -> ApiError | Relay | None:
         """Send a server the request, which began then, and its answer to the client; see _try."""
         context, divided, sent = self._context, body is not self._body, time.monotonic()
@@ -157,7 +157,7 @@ class Forwarding:
             relay.forget()
         return None
 
-    async def _divided(self, backend: BackendServer, prompt: RoutedPrompt) -> Body:
+    async def _divided(self, backend: BackendServer, prompt: RoutedPrompt) -> SentBody:
         """The body for the server that answers, once another one has computed the prompt if that pays."""
         dividing, model = self._context.dividing, self._asked.model or self._asked.name
         if self._ticket is None and self._divisible:

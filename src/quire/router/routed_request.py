@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.server.exchange import Exchange
-from quire.util.http_client import Body
+from quire.util.http_client import SentBody
 
 _NO_RAW = msgspec.Raw(b"")
 _ID = re.compile(rb'"id":\s*"(resp_[\w-]{1,128})"')
@@ -93,7 +93,7 @@ def asked_of(exchange: Exchange, body: bytes) -> AskedOfServers:
         return AskedOfServers()
 
 
-def with_field(body: Body, name: str, value: bytes, *, replaces: bool) -> Body:
+def with_field(body: SentBody, name: str, value: bytes, *, replaces: bool) -> SentBody:
     """A body with a field more, behind what there is, or with another value of one: servers refuse repeated ones."""
     parts = (body,) if isinstance(body, bytes) else body
     if replaces:
