@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -78,8 +79,10 @@ def memory_of(pid: int) -> int:
 
 
 def run(folder: Path, rounds: int) -> dict[str, Any]:
-    """The best of some rounds, in turns."""
+    """Medians of some rounds in turns, and their least and greatest."""
     found: dict[str, Any] = {name: {} for name in PLANS}
+    rates: dict[str, dict[str, list[float]]] = {name: {} for name in PLANS}
+    share = 1.0
     for number in range(rounds):
         for name, options in PLANS.items():
             common: dict[str, Any] = {
@@ -90,11 +93,11 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
             }
             with LLM(folder, progress=False, load_format="random", **common, **options) as llm:
                 for what, rate in measure(llm).items():
-                    found[name][what] = max(rate, found[name].get(what, 0.0))
+                    rates[name].setdefault(what, []).append(rate)
                 if "tensor_parallel_size" in options:
                     found[name]["step"] = collectives(llm)
                 if name == STAGES:
-                    found[name]["bounds"] = bounds(found, dearest_share(llm))
+                    share = dearest_share(llm)
                 if not number:
                     pids = [os.getpid(), *(llm.built.ranks.pids.values() if llm.built.ranks else ())]
                     plan = llm.built.plan.parts
@@ -102,6 +105,10 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
                     found[name]["planned_mib"] = {
                         part: plan[part] >> 20 for part in ("weights", "kv", "activations", "tables")
                     }
+    for name, of in rates.items():
+        found[name] |= {what: statistics.median(each) for what, each in of.items()}
+        found[name]["spread"] = {what: (min(each), max(each)) for what, each in of.items()}
+    found[STAGES]["bounds"] = bounds(found, share)
     return found
 
 

@@ -53,6 +53,12 @@ void Arena::map(int fd, size_t bytes) {
   read_only_ = true;
 }
 
+void Arena::make_writable(const char* begin, size_t bytes) {
+  if (!read_only_) return;
+  const size_t page = 4096, first = (begin - data_) / page * page, end = align_up(begin - data_ + bytes, page);
+  if (mprotect(data_ + first, end - first, PROT_READ | PROT_WRITE)) throw std::bad_alloc();
+}
+
 void Arena::use(char* data, size_t bytes) {
   release();
   data_ = data, bytes_ = bytes, borrowed_ = true;

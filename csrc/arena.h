@@ -20,6 +20,9 @@ class Arena {
   void release();
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  // Bytes of a mapped file may be written from now on, in memory of this process: the file does not change. Throws
+  // std::bad_alloc.
+  void make_writable(const char* begin, size_t bytes);
   bool read_only() const { return read_only_; }
 
  private:

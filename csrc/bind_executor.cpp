@@ -12,6 +12,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "adapter_file.h"
 #include "executor.h"
 
 namespace nb = nanobind;
@@ -148,6 +149,32 @@ void bind_building(nb::class_<Executor>& c) {
            "activations"_a = 0, "activations: the address of arena_bytes for them; 0 for memory of its own.");
 }
 
+void bind_experts(nb::class_<Executor>& c) {
+  c.def(
+       "place_experts",
+       [](Executor& e, int router, const std::vector<int32_t>& places) { e.experts(router).put(places); }, "router"_a,
+       "places"_a, "The place of each expert of a router, whose weights are there.")
+      .def(
+          "take_expert_pairs", [](Executor& e, int router) { return e.experts(router).take_pairs(); }, "router"_a,
+          "Pairs of (token, expert) that each place has had since the last call.")
+      .def(
+          "expert_bytes", [](const Executor& e, const std::string& name) { return e.weights().matrix(name, 0).second; },
+          "name"_a, "Bytes of one expert in a packed parameter.")
+      .def(
+          "read_expert",
+          [](const Executor& e, const std::string& name, int number, uintptr_t into) {
+            const auto [begin, bytes] = e.weights().matrix(name, number);
+            std::memcpy(reinterpret_cast<void*>(into), begin, bytes);
+          },
+          nogil(), "name"_a, "number"_a, "into"_a)
+      .def(
+          "replace_expert",
+          [](Executor& e, const std::string& name, int number, uintptr_t packed) {
+            e.weights().replace_matrix(name, number, at<void>(packed));
+          },
+          nogil(), "name"_a, "number"_a, "packed"_a, "Put what read_expert gave, of the same parameter on another rank.");
+}
+
 void bind_adapters(nb::class_<Executor>& c) {
   c.def(
        "set_adapter_layout", [](Executor& e, const quire::AdapterLayout& l) { e.adapters().set_layout(l); }, "layout"_a)
@@ -166,6 +193,12 @@ void bind_adapters(nb::class_<Executor>& c) {
           },
           nogil(), "slot"_a, "name"_a, "part"_a, "a"_a, "a_dtype"_a, "b"_a, "b_dtype"_a, "scale"_a, "gain"_a, "rank"_a)
       .def(
+          "put_stored",
+          [](Executor& e, int slot, int file, const std::vector<quire::StoredPair>& pairs) {
+            put_stored(&e.adapters(), slot, file, pairs);
+          },
+          nogil(), "slot"_a, "file"_a, "pairs"_a)
+      .def(
           "put_own_rows",
           [](Executor& e, int slot, const std::string& name, int first, uintptr_t rows, int count, int cols) {
             e.adapters().put_rows(slot, name, first, at<float>(rows), count, cols);
@@ -180,6 +213,13 @@ void bind_adapters(nb::class_<Executor>& c) {
 }
 
 void bind_adapter_layout(nb::module_& m) {
+  nb::class_<quire::StoredPair>(m, "StoredPair", "A and B of a part of a linear at some bytes of a file.")
+      .def(
+          "__init__",
+          [](quire::StoredPair* pair, const std::string& linear, int part, int rank, uint64_t a, DType a_dtype,
+             uint64_t b, DType b_dtype,
+             float scale) { new (pair) quire::StoredPair{linear, part, rank, a, b, a_dtype, b_dtype, scale}; },
+          "linear"_a, "part"_a, "rank"_a, "a"_a, "a_dtype"_a, "b"_a, "b_dtype"_a, "scale"_a);
   using quire::AdapterLayout;
   nb::class_<AdapterLayout>(m, "AdapterLayout", "How adapters lie in the pages of a pool.")
       .def(nb::init<>())
@@ -271,6 +311,7 @@ void bind_executor(nb::module_& m) {
   bind_adapter_layout(m);
   nb::class_<Executor> executor(m, "Executor");
   bind_building(executor);
+  bind_experts(executor);
   bind_adapters(executor);
   bind_running(executor);
 }

@@ -42,15 +42,31 @@ std::vector<std::vector<std::vector<int>>> claim_all(int threads, const std::vec
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-nb::bytes sum_pages(const Bytes& data, const nb::bytes& key, const std::string& isa) {
-  if (key.size() != quire::kSumKeyWords * sizeof(uint64_t)) throw std::invalid_argument("key: not SUM_KEY_BYTES bytes");
+// Sums of pages by one key; with another one `above`, the sums of these sums, which are put on the stack alone.
+nb::bytes sum_pages(const Bytes& data, const nb::bytes& key, const nb::bytes& above, const std::string& isa) {
+  constexpr size_t kKeyBytes = quire::kSumKeyWords * sizeof(uint64_t);
+  if (key.size() != kKeyBytes) throw std::invalid_argument("key: not SUM_KEY_BYTES bytes");
+  if (above.size() && above.size() != kKeyBytes) throw std::invalid_argument("above: not SUM_KEY_BYTES bytes");
   if (reinterpret_cast<uintptr_t>(data.data()) % 8) throw std::invalid_argument("data: not aligned to 8 bytes");
-  uint64_t words[quire::kSumKeyWords];
-  std::memcpy(words, key.c_str(), sizeof(words));
-  std::vector<uint64_t> sums((data.size() + quire::kSumPage - 1) / quire::kSumPage * quire::kPageSums);
+  uint64_t keys[2][quire::kSumKeyWords];
+  std::memcpy(keys[0], key.c_str(), kKeyBytes);
+  std::memcpy(keys[1], above.c_str(), above.size());
+  const size_t part = above.size() ? size_t(quire::kSumPage) * quire::kPageWords / quire::kPageSums : quire::kSumPage;
+  std::vector<uint64_t> sums((data.size() + part - 1) / part * quire::kPageSums);
   {
     nb::gil_scoped_release other_threads_run;
-    quire::kernels_for(isa).sum_pages({data.data(), data.size(), words, sums.data()});
+    const quire::Kernels& kernels = quire::kernels_for(isa);
+    if (!above.size()) {
+      kernels.sum_pages({data.data(), data.size(), keys[0], sums.data()});
+    } else {
+      for (size_t at = 0, i = 0; at < data.size(); at += part, i += quire::kPageSums) {
+        const size_t bytes = std::min(part, data.size() - at);
+        uint64_t below[quire::kPageWords];
+        kernels.sum_pages({data.data() + at, bytes, keys[0], below});
+        const size_t pages = (bytes + quire::kSumPage - 1) / quire::kSumPage;
+        kernels.sum_pages({below, pages * quire::kPageSums * sizeof(uint64_t), keys[1], &sums[i]});
+      }
+    }
   }
   return nb::bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(uint64_t));
 }
@@ -68,9 +84,9 @@ void bind_parts(nb::module_& m) {
       .def("claim", &Tasks::claim, "thread"_a);
   m.attr("SUM_KEY_BYTES") = quire::kSumKeyWords * sizeof(uint64_t);
   m.def(
-      "sum_pages", &sum_pages, "data"_a, "key"_a, "isa"_a = "",
-      "Four NH check sums of 64 bits for every 1024 bytes; key: SUM_KEY_BYTES bytes. The same on every instruction set. "
-      "Releases the interpreter lock.");
+      "sum_pages", &sum_pages, "data"_a, "key"_a, "above"_a = nb::bytes("", 0), "isa"_a = "",
+      "Four NH check sums of 64 bits for every 1024 bytes; key: SUM_KEY_BYTES bytes. With another key `above`, the sums "
+      "of these sums: four for every 32 KiB. The same on every instruction set. Releases the interpreter lock.");
   m.def("claim_all", &claim_all, nb::call_guard<nb::gil_scoped_release>(), "threads"_a, "phases"_a,
         "What each thread of a pool claims of phases of so many tasks: [phase][thread][task].");
   nb::class_<Processors>(m, "Processors")

@@ -11,6 +11,7 @@
 #include "adapter_pool.h"
 #include "arena.h"
 #include "attention.h"
+#include "expert_places.h"
 #include "expert_plan.h"
 #include "group.h"
 #include "kernels.h"
@@ -102,6 +103,7 @@ struct Context {
   std::unordered_map<std::string, const Buffer*> buffer_names;
   std::deque<Rope> ropes;
   std::deque<KVLayer> kv_layers;
+  std::deque<ExpertPlaces> expert_places;  // of each router of the program; addresses stay
 
   // Ranks that run the program together, this one's number, and what they meet in; `apart` once they did not.
   int ranks = 1, rank = 0;

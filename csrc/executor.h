@@ -48,6 +48,8 @@ class Executor {
   void copy_blocks(const int32_t* blocks, const int32_t* targets, size_t count);
   // Pages of blocks from this one on are not brought into memory ahead of use.
   void warm_blocks(int count) { kv_pages_->stop_at(context_.block_bytes * static_cast<size_t>(count < 0 ? 0 : count)); }
+  // Of the routers of the program, in its order: see ExpertPlaces. Throws std::out_of_range for one that does not exist.
+  ExpertPlaces& experts(int router) { return context_.expert_places.at(static_cast<size_t>(router)); }
   void fill_cache(uint8_t byte);  // every byte of the cache; tests fill it with NaN of each format
   void stop_after(int op) { stop_after_ = op; }
   // Measure every op of later steps, or no longer; after bind.

@@ -161,4 +161,20 @@ void Weights::put_codes(const std::string& name, int row_offset, int rows, const
   });
 }
 
+std::pair<const char*, size_t> Weights::matrix(const std::string& name, int number) const {
+  const Param& p = at(name);
+  if (number < 0 || number >= p.matrices) throw std::invalid_argument(name + ": has no matrix of this number");
+  if (p.layout == Param::Layout::rows) throw std::invalid_argument(name + ": is not of matrices");
+  const size_t bytes = p.layout == Param::Layout::vector ? p.matrix_rows * sizeof(float)
+                                                         : p.matrix_panels() * p.panel_bytes();
+  return {p.data() + static_cast<size_t>(number) * bytes, bytes};
+}
+
+void Weights::replace_matrix(const std::string& name, int number, const void* packed) {
+  const auto [begin, bytes] = matrix(name, number);
+  if (at(name).arena != &arena_) throw std::logic_error(name + ": belongs to other weights");
+  arena_.make_writable(begin, bytes);
+  std::memcpy(const_cast<char*>(begin), packed, bytes);
+}
+
 }  // namespace quire

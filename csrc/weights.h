@@ -5,6 +5,7 @@
 #include <deque>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "arena.h"
@@ -67,6 +68,12 @@ class Weights {
   // Take the weights from a file that `save` wrote, instead of `put`: mapped, and every checksum compared.
   // False, with the weights empty as before, when one differs. The file holds at least `bytes()`.
   bool map(int fd, const std::vector<uint64_t>& sums);
+
+  // One of a parameter's matrices as it is packed, and its bytes. Throws std::invalid_argument for a name or number that
+  // does not exist.
+  std::pair<const char*, size_t> matrix(const std::string& name, int number) const;
+  // Put another in its place, which is packed as this one. Weights that are mapped get pages of their own for it.
+  void replace_matrix(const std::string& name, int number, const void* packed);
 
   // Throws std::invalid_argument for a name that was not declared.
   const Param& at(const std::string& name) const;

@@ -156,21 +156,26 @@ struct Route final : RowOp {
                   places.cols == router.top_k && (!correction || correction->rows == router.experts),
               "buffers must have the router's widths");
     c.experts.want(router.experts, router.top_k);
+    experts = &c.expert_places.emplace_back(router.experts);
   }
 
   void run_rows(int begin, int end, int) override {
     kernels().route(
         {logits.f32(), correction ? correction->vector() : nullptr, out_.i32(), weights.f32(), router, begin, end});
+    experts->find(out_.i32() + static_cast<size_t>(begin) * router.top_k, (end - begin) * router.top_k);
     // the last task sorts all pairs, before any thread leaves the op
     if (routed.fetch_add(1, std::memory_order_acq_rel) + 1 < tasks()) return;
     routed.store(0, std::memory_order_relaxed);  // for the next step, which starts behind a barrier
-    context_.experts.sort(out_.i32(), context_.tokens, router.top_k, router.experts, places.i32());
+    ExpertPlan& plan = context_.experts;
+    plan.sort(out_.i32(), context_.tokens, router.top_k, router.experts, places.i32());
+    for (int i = 0; i < plan.size(); ++i) experts->count(plan[i].expert, plan[i].end - plan[i].begin);
   }
 
   const Buffer& logits;
   const Param* correction;
   const Buffer &weights, &places;
   Router router;
+  ExpertPlaces* experts;
   std::atomic<int> routed{0};  // tasks that are done
 };
 

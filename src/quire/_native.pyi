@@ -207,6 +207,13 @@ class Limits:
 class Group:
     pass
 
+class StoredPair:
+    """A and B of a part of a linear at some bytes of a file."""
+
+    def __init__(
+        self, linear: str, part: int, rank: int, a: int, a_dtype: DType, b: int, b_dtype: DType, scale: float
+    ) -> None: ...
+
 class AdapterLayout:
     """How adapters lie in the pages of a pool."""
 
@@ -299,6 +306,19 @@ class Executor:
         activations: the address of arena_bytes for them; 0 for memory of its own.
         """
 
+    def place_experts(self, router: int, places: Sequence[int]) -> None:
+        """The place of each expert of a router, whose weights are there."""
+
+    def take_expert_pairs(self, router: int) -> list[int]:
+        """Pairs of (token, expert) that each place has had since the last call."""
+
+    def expert_bytes(self, name: str) -> int:
+        """Bytes of one expert in a packed parameter."""
+
+    def read_expert(self, name: str, number: int, into: int) -> None: ...
+    def replace_expert(self, name: str, number: int, packed: int) -> None:
+        """Put what read_expert gave, of the same parameter on another rank."""
+
     def set_adapter_layout(self, layout: AdapterLayout) -> None: ...
     def open_adapter(
         self, slot: int, parts: Mapping[str, Sequence[tuple[int, bool]]], own: Sequence[str]
@@ -316,6 +336,7 @@ class Executor:
         gain: int,
         rank: int,
     ) -> None: ...
+    def put_stored(self, slot: int, file: int, pairs: Sequence[StoredPair]) -> None: ...
     def put_own_rows(self, slot: int, name: str, first: int, rows: int, count: int, cols: int) -> None: ...
     def clear_adapter(self, slot: int) -> None: ...
     def adapter_pages(self, slot: int) -> list[int]:
@@ -447,10 +468,11 @@ SUM_KEY_BYTES: int = 1072
 def sum_pages(
     data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
     key: bytes,
+    above: bytes = ...,
     isa: str = "",
 ) -> bytes:
     """
-    Four NH check sums of 64 bits for every 1024 bytes; key: SUM_KEY_BYTES bytes. The same on every instruction set. Releases the interpreter lock.
+    Four NH check sums of 64 bits for every 1024 bytes; key: SUM_KEY_BYTES bytes. With another key `above`, the sums of these sums: four for every 32 KiB. The same on every instruction set. Releases the interpreter lock.
     """
 
 def claim_all(threads: int, phases: Sequence[int]) -> list[list[list[int]]]:

@@ -20,12 +20,14 @@ WIDER = {"hidden_size": 192, "intermediate_size": 200, "vocab_size": 330}
 
 
 def wider(model: TinyModel) -> TinyModel:
-    """The same family, with enough panels to split."""
+    """The same family, with enough panels to split, and a context that the prompts fit into."""
     widths = ("moe_intermediate_size", "shared_expert_intermediate_size")
-    return replace(
-        model,
-        overrides={**model.overrides, **WIDER, **{name: 136 for name in widths if name in model.overrides}},
-    )
+    more: dict[str, Any] = {name: 136 for name in widths if name in model.overrides}
+    if model.config_class == "Phi3Config":  # whose rope has a factor for each pair of a head's columns
+        more["num_attention_heads"] = 12
+    if "max_position_embeddings" in model.overrides:
+        more["max_position_embeddings"] = max(48, model.overrides["max_position_embeddings"])
+    return replace(model, overrides={**model.overrides, **WIDER, **more})
 
 
 def make(folder: Path, **options: Any) -> LLM:

@@ -342,7 +342,7 @@ def probes(isa: str) -> None:
 
 def summed_pages(isa: str) -> None:
     data = np.arange(5000, dtype=np.uint16).view(np.uint8)
-    assert _native.sum_pages(data, page_sums.KEY, isa) == page_sums.defined(data.tobytes())
+    assert _native.sum_pages(data, page_sums.KEY, isa=isa) == page_sums.defined(data.tobytes())
 
 
 # Names and formats of decoders that are cases of kernels.

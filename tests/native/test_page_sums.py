@@ -13,9 +13,9 @@ from quire import _native
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 1000, 1024, 1025, 5000, 2**16])
 def test_sums_are_those_of_the_definition(size: int, isa: str) -> None:
     data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
-    assert _native.sum_pages(data, KEY, isa) == defined(data.tobytes())
+    assert _native.sum_pages(data, KEY, isa=isa) == defined(data.tobytes())
     largest = np.full(size, 255, np.uint8)
-    assert _native.sum_pages(largest, KEY, isa) == defined(largest.tobytes())
+    assert _native.sum_pages(largest, KEY, isa=isa) == defined(largest.tobytes())
 
 
 def test_every_flipped_bit_changes_the_sums_of_its_page_alone() -> None:
@@ -35,4 +35,4 @@ def test_what_it_cannot_read_is_refused() -> None:
     with pytest.raises(ValueError, match="data: not aligned to 8 bytes"):
         _native.sum_pages(data[1:], KEY)
     with pytest.raises(ValueError, match="cannot run here"):
-        _native.sum_pages(data, KEY, "none")
+        _native.sum_pages(data, KEY, isa="none")

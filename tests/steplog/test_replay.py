@@ -29,6 +29,9 @@ SHAPES: list[dict[str, Any]] = [
     {"max_draft_tokens": 6, "steps_in_flight": 2, "takes_turns": True},
     {"slo": ("chat:ttft=500ms,tpot=3ms",), "steps_in_flight": 2, "takes_turns": True},
     {"num_blocks": 24, "max_draft_tokens": 6, "policy": "edf"},
+    {"copy_partial": True, "block_size": 8},
+    {"copy_partial": True, "block_size": 8, "num_blocks": 12, "steps_in_flight": 2, "takes_turns": True},
+    {"copy_partial": True, "block_size": 8, "num_blocks": 12, "policy": "lpm"},
 ]
 
 

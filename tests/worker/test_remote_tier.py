@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from helpers.kv_servers import ServerHere
+from quire.routing.tickets import read_key
 from quire.worker import remote_tier
 from quire.worker.kept_blocks import buffers_of
 from quire.worker.kv_server import ENTRY_BYTES, MOST_CONNECTIONS, BlockShelf, KvServer
-from quire.worker.kv_wire import Frame, Kind, WireError, ask, content_sum, read_key
+from quire.worker.kv_wire import NAME, Frame, Kind, WireError, ask, sums_with
 from quire.worker.remote_tier import RemoteTier
 
 from .keeping import BLOCK, MARK, content_of, fetch, keep, name_of, wait
@@ -194,7 +195,7 @@ def test_other_layouts_are_refused(make: Make, shelf: Shelf) -> None:
 def test_wrong_frames_end_the_connection(shelf: Shelf, wrong: str) -> None:
     sock, peer = shelf.connect()
     content = bytes(content_of(1))
-    check = content_sum(MARK, *name_of(1), content)
+    check = sums_with(KEY, MARK).of(NAME.pack(*name_of(1)), content)
     frame = Frame(Kind.PUT, *name_of(1), 0, BLOCK, check)
     if wrong == "size":
         peer.send(frame._replace(length=100), content[:100], seconds=5)
@@ -227,9 +228,8 @@ def test_a_frame_that_is_cut_off_leaves_nothing(shelf: Shelf, sent: int) -> None
     content = bytes(content_of(1))
     frames: list[bytes] = []
     peer._sock = type("Sink", (), {"sendall": frames.append, "settimeout": lambda *_: None})()  # type: ignore[assignment]
-    peer.send(
-        Frame(Kind.PUT, *name_of(1), 0, BLOCK, content_sum(MARK, *name_of(1), content)), content, seconds=5
-    )
+    check = sums_with(KEY, MARK).of(NAME.pack(*name_of(1)), content)
+    peer.send(Frame(Kind.PUT, *name_of(1), 0, BLOCK, check), content, seconds=5)
     sock.sendall(b"".join(map(bytes, frames))[:sent])
     if sent > 1000:
         wait(lambda: shelf.shelf.used > 0)
@@ -242,13 +242,9 @@ def test_flipped_bits_are_never_read(make: Make, shelf: Shelf) -> None:
     """In the server's memory, by itself or by an error."""
     tier = make()
     keep(tier, 1, 2, 3)
-    order, check, content = shelf.shelf._found[MARK, *name_of(1)]
-    content[17] ^= 1
-    shelf.shelf._found[MARK, *name_of(2)] = (
-        order,
-        check,
-        shelf.shelf._found[MARK, *name_of(3)][2],
-    )  # exchanged
+    first, second, third = (shelf.shelf._found[MARK, *name_of(number)] for number in (1, 2, 3))
+    first.content[17] ^= 1
+    second.content = third.content  # exchanged
     assert fetch(tier, 1, 2, 3) == [3]
     assert tier.damaged == 2
     wait(lambda: len(shelf.shelf) == 1)
@@ -295,7 +291,7 @@ def test_bytes_changed_on_the_way_are_never_read(make: Make, shelf: Shelf) -> No
     assert shelf.server.refused > 0
     for name in list(shelf.shelf._found):
         content = content_of(int(name[1].split()[1]))
-        assert shelf.shelf._found[name][2] == content.tobytes()
+        assert shelf.shelf._found[name].content == content.tobytes()
     stopped.set()
     shelf.server.close()
     tier.close()

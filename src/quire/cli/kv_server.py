@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from quire.routing.tickets import read_key
     from quire.worker.kv_server import BlockShelf, KvServer
-    from quire.worker.kv_wire import read_key
 
     if args.size < LEAST_SIZE:
         raise ValueError(f"size: {args.size} bytes are below the minimum of {LEAST_SIZE}")

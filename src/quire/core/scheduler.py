@@ -464,7 +464,7 @@ class Scheduler(SchedulerState):
         end = first_end(self.config, seq, hit, step.budget)
         blocks.start(seq, hit)
         end = min(end, blocks.reachable_end(seq, blocks.room(seq)))
-        source, part = blocks.part(seq, end)
+        source, part = self.part(seq, end)
         found = hit.length + part
         if not state.started:
             state.started = True

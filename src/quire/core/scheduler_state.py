@@ -66,6 +66,7 @@ class SchedulerState:
         self.turns = True  # steps may share the sequences, if they take turns
         self.wasted_rows = 0  # rows whose sequence ended or was preempted while they ran
         self._rng, self._blocks = rng or random.Random(), SequenceBlocks(config, tier)
+        self.part = self._blocks.part  # a replay has what the log says
         self.pool = self._blocks.pool  # to look at, and for what watches its top
         caches = self._blocks.caches
         self.policies = config.policies()

@@ -316,8 +316,7 @@ STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges and counters of an engine; times are seconds. The engine process reports most of them; the last five are
-    known in the API process alone.
+    """Gauges and counters of an engine; times are seconds. The last five are known in the API process alone.
 
     `step_*` are totals since start; `step_tokens` counts steps by their tokens, one more entry than
     STEP_TOKEN_BOUNDS, the last for larger steps. `step_plans` are step sizes that the executor has prepared: hits are
@@ -341,9 +340,10 @@ class EngineStats:
     steps: int = 0
     step_seconds: float = 0.0
     step_phase_seconds: Mapping[str, float] = field(default_factory=dict)
-    rank_seconds: tuple[
-        float, ...
-    ] = ()  # in which ranks worked, and did not wait for stages or for a command
+    rank_seconds: tuple[float, ...] = ()  # in which ranks worked, without waits for stages and commands
+    expert_pairs: tuple[int, ...] = ()  # of (token, expert), by rank
+    expert_moves: int = 0
+    expert_load: Mapping[str, float] = field(default_factory=dict)  # see ExpertBalance.ratios
     flops: Mapping[str, float] = field(default_factory=dict)  # of all steps, by number format
     moved_bytes: float = 0.0  # of weights, keys and values
     compute_share: float | None = None  # of the machine's limit, in recent steps; None: not known
@@ -587,8 +587,8 @@ class Engine(Protocol):
     async def debug(self) -> Mapping[str, Any]:
         """The latest step records, to explain latency."""
 
-    async def log(self) -> bytes:
-        """The latest rows of the engine's log, as a log; see quire.steplog."""
+    async def log(self, request_id: str = "", replica: int = 0) -> bytes:
+        """The latest rows of a log, as a log (quire.steplog): of the engine that has a request, or of a replica."""
 
     async def view(self, after: int) -> EngineView:
         """What the engine holds now, with the rows of its log after the first `after`."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # a simulation needs no arrays
     from quire.lora.adapter_service import AdapterService
     from quire.program.step_work import MachinePeaks, StepWork
     from quire.worker.block_tiers import BlockTiers
+    from quire.worker.expert_balance import ExpertBalance
     from quire.worker.swap_space import SwapSpace
     from quire.worker.worker import Masks
 
@@ -130,9 +131,8 @@ class EngineCore:
         self.tiers: BlockTiers | None = None  # beyond the swap space
         self.arrivals: Arrivals | None = None  # of prompts that other engines compute
         self.work: StepWork | None = None
-        self.rank_seconds: Callable[[], Iterable[float]] = (
-            tuple  # in which each rank worked, if there are several
-        )
+        self.rank_seconds: Callable[[], Iterable[float]] = tuple  # that each worked, if there are several
+        self.experts: ExpertBalance | None = None
         self.peaks: MachinePeaks | None = None  # those that were measured on this machine
         self._adapted: dict[
             str, tuple[str, int]
@@ -186,16 +186,12 @@ class EngineCore:
             raise
 
     def _admit(self, request: Request) -> None:
-        if request.adapter:
-            if self.adapters is None:
-                raise RequestError("adapter", "this engine has no adapters: use enable_lora")
-            if request.request_id in self._preparing or request.request_id in self._adapted:
-                raise RequestError("request_id", f"{request.request_id!r} is already in use")
+        if request.adapter and self.adapters is None:
+            raise RequestError("adapter", "this engine has no adapters: use enable_lora")
+        if request.request_id in self._preparing or request.request_id in self._adapted:
+            raise RequestError("request_id", f"{request.request_id!r} is already in use")
+        if request.adapter or (self.arrivals is not None and request.terms.coming):
             self.scheduler.config.length_limit(request)
-        if self.arrivals is not None and request.terms.coming:
-            self.scheduler.config.length_limit(request)
-            if request.request_id in self._preparing:
-                raise RequestError("request_id", f"{request.request_id!r} is already in use")
         if self.arrivals is not None and request.terms.sent:
             self.arrivals.send(request)
         self._add(request)
@@ -449,8 +445,6 @@ class EngineCore:
             self._grammars = self._make_grammars()
         if self._grammars is None or self.vocabulary is None:
             raise RequestError("grammar", "this engine has no vocabulary for grammars")
-        if request.request_id in self._preparing:
-            raise RequestError("request_id", f"{request.request_id!r} is already in use")
         self.scheduler.config.length_limit(request)
         return self._grammars.prepare(grammar, self.vocabulary)
 

@@ -32,6 +32,7 @@ from quire.records import dataclass
 from quire.types import FinishReason, NewSeq, UnsupportedModelError
 
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 # What a step left, by the names of Program.outputs, until the next run. Looking an output up brings it to host memory.
@@ -412,6 +413,24 @@ class AdapterSlots(Protocol):
         """Return when steps find all that was put. Raises what was wrong with it, if that is not known yet."""
 
 
+class ExpertLoads(Protocol):
+    """How busy the experts of a model are, over all its ranks.
+
+    The experts of a layer are at places 0, 1, …; with `ranks` above 1, ranks hold runs of places, as even_share cuts
+    them.
+    """
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that hold whole experts; 1 if each has a part of all, or there is one rank."""
+
+    def take_pairs(self) -> Mapping[int, I64]:
+        """By layer: pairs of (token, expert) that each place has had since the last call. Between steps."""
+
+    def swap(self, layer: int, one: int, other: int) -> None:
+        """Let the experts at two places of different ranks change. Between steps; changes no bit of a result."""
+
+
 class Runnable(AdapterSlots, Protocol):
     """Runs steps of a program, once all weights are there."""
 
@@ -435,6 +454,10 @@ class Runnable(AdapterSlots, Protocol):
     def overlaps(self) -> bool:
         """Whether the first half of a step may run beside the second half of the one before; then this is an
         Overlapping, and the arrays that it is bound to have a twin."""
+
+    @property
+    def experts(self) -> ExpertLoads:
+        """Those of the model; without layers if it has none."""
 
     def write(self, buffer: str, rows: F32) -> None:
         """Fill the first rows of the buffer of an input, before a step; see Program.inputs."""

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from quire import _native
-from quire.executor.base import U8, AdapterSlots, Executor, HalfStep, Limits, Outputs, StepArrays
+from quire.executor.base import (
+    I64,
+    U8,
+    AdapterSlots,
+    Executor,
+    ExpertLoads,
+    HalfStep,
+    Limits,
+    Outputs,
+    StepArrays,
+)
+from quire.executor.expert_places import shared_expert_bytes
 from quire.executor.native import NativeExecutor, NativeKind
 from quire.executor.plans import StepSize
 from quire.executor.ranked import (
@@ -56,6 +67,7 @@ class RankedKind:
         planned = {part: sum(each[part] for each in found) for part in found[0]}
         if held is self.programs:
             planned["activations"] += embedding_bytes(held, limits) + handover_bytes(held, limits)
+            planned["activations"] += shared_expert_bytes(held)
         return planned
 
     def block_bytes(self, program: Program, block_size: int) -> int:
@@ -158,6 +170,31 @@ class LeadingExecutor(NativeExecutor):
             if outputs is None and numbers[-4]:
                 raise self._error()
         return outputs or {}
+
+    @property
+    def experts(self) -> ExpertLoads:
+        """Those of all ranks; see Runnable.experts."""
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that hold whole experts; see ExpertLoads."""
+        return self._shared.experts.ranks
+
+    def take_pairs(self) -> Mapping[int, I64]:
+        """What the experts of all ranks have had; see ExpertLoads.take_pairs."""
+        experts = self._shared.experts
+        with self._all(RankAct.COUNT_EXPERTS):
+            experts.count()
+        return {layer: pairs.copy() for layer, pairs in experts.pairs.items()}
+
+    def swap(self, layer: int, one: int, other: int) -> None:
+        """Let two experts change places; see ExpertLoads.swap."""
+        experts = self._shared.experts
+        with self._all(RankAct.SHOW_EXPERTS, layer, one, other):
+            experts.show(layer, one, other)
+        with self._all(RankAct.TAKE_EXPERTS, layer, one, other):
+            experts.take(layer, one, other)
 
     def run_head(self, num_logit_rows: int) -> Outputs:
         """The head for other rows of the same step; see Runnable.run_head."""

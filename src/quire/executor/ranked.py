@@ -6,6 +6,7 @@ activations, which others read in place where the programs meet. Ranks that wait
     step arrays   the worker of the leading rank fills them, all ranks have bound them; twice in a pipeline
     pairs         blocks to copy, and their targets; or where embeddings begin and end
     embeddings    of a step's soft tokens, one after the other
+    experts       two that change places, and how many tokens each one has had
     hand-over     what the first half of a pipeline's stages leaves to the second; once for each of the step arrays
     block         a KV block that is copied out or in: the parts of all ranks
     activations   of rank 0, 1, …
@@ -43,6 +44,7 @@ from quire.executor.base import (
     StepArrays,
     step_array_bytes,
 )
+from quire.executor.expert_places import HeldExperts, SharedExperts, shared_expert_bytes
 from quire.program.memory import kv_block_bytes, plan_arena
 from quire.program.program import Program
 from quire.records import dataclass
@@ -65,6 +67,9 @@ class RankAct(enum.IntEnum):
     WRITE = 9
     GIVE_PAGES = 10
     CLOSE = 11
+    SHOW_EXPERTS = 12
+    TAKE_EXPERTS = 13
+    COUNT_EXPERTS = 14
 
 
 class RankLostError(RuntimeError):
@@ -78,6 +83,8 @@ def leading_rank(programs: Sequence[Program]) -> int:
 
 class RankExecutor(Executor, Protocol):
     """An executor of one rank."""
+
+    held_experts: HeldExperts
 
     def place_activations(self, address: int) -> None:
         """Have activations there, in memory that outlives the executor; before bind."""
@@ -110,6 +117,7 @@ class RankMemory:
     arrays: int
     pairs: int
     embeddings: int
+    experts: int
     handover: int
     blocks: tuple[int, ...]
     activations: tuple[int, ...]
@@ -137,6 +145,8 @@ def rank_memory(programs: Sequence[Program], limits: Limits) -> RankMemory:
     at += _whole(2 * 4 * PAIRS)
     embeddings = at
     at += _whole(embedding_bytes(programs, limits))
+    experts = at
+    at += _whole(shared_expert_bytes(programs))
     handover = at
     blocks = [at + _whole(handover_bytes(programs, limits))]
     for program in programs:
@@ -146,7 +156,7 @@ def rank_memory(programs: Sequence[Program], limits: Limits) -> RankMemory:
     for program in programs:
         activations.append(at)
         at += _whole(plan_arena(program, limits.max_tokens, limits.max_logit_rows).total)
-    return RankMemory(arrays, pairs, embeddings, handover, tuple(blocks), tuple(activations), at)
+    return RankMemory(arrays, pairs, embeddings, experts, handover, tuple(blocks), tuple(activations), at)
 
 
 def _whole(nbytes: int) -> int:
@@ -184,6 +194,8 @@ class SharedStep:
         self._embeddings, self._arrays = rows.reshape(limits.max_tokens, -1), arrays
         given = self._memory[memory.handover :][: handover_bytes(self._programs, limits)].view(np.float32)
         self._handover = given.reshape(2, limits.max_tokens, -1)
+        experts = self._memory[memory.experts :][: shared_expert_bytes(self._programs)]
+        self.experts = SharedExperts(executor.held_experts, self._programs, self.rank, experts)
         arrays.move_to(self._memory[memory.arrays : memory.pairs], keep=keep)
         executor.place_activations(ranks.address + memory.activations[self.rank])
         size = plan.tensor_parallel_size
@@ -290,8 +302,19 @@ def _obey(executor: RankExecutor, step: SharedStep, act: RankAct, numbers: Seque
             executor.write_blocks(numbers[:1], step.own_part[None])
         case RankAct.GIVE_PAGES:
             executor.give_pages()
+        case RankAct.SHOW_EXPERTS | RankAct.TAKE_EXPERTS | RankAct.COUNT_EXPERTS:
+            _obey_about_experts(step.experts, act, numbers)
         case RankAct.WARM:
             return executor.warm_blocks(numbers[0]) or 0
         case _:
             pass
     return 0
+
+
+def _obey_about_experts(experts: SharedExperts, act: RankAct, numbers: Sequence[int]) -> None:
+    if act == RankAct.SHOW_EXPERTS:
+        experts.show(*numbers[:3])
+    elif act == RankAct.TAKE_EXPERTS:
+        experts.take(*numbers[:3])
+    else:
+        experts.count()

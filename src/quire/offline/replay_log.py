@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from hashlib import blake2b
@@ -24,6 +25,7 @@ from quire.core.controller import StepController
 from quire.core.cost_model import StepCostModel
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
+from quire.core.sequence import Sequence
 from quire.engine.core import EngineCore
 from quire.engine.whole_batches import WholeBatchScheduler
 from quire.executor.plans import PlanCounts
@@ -171,13 +173,30 @@ class _ScriptedWorker:
 
     plans = PlanCounts()
 
-    def __init__(self, lines: _Lines) -> None:
-        self._lines = lines
+    def __init__(self, lines: _Lines, block_size: int) -> None:
+        self._lines, self._block_size = lines, block_size
         self._step: rows.Step | None = None
         self._out: SchedulerOutput | None = None
         self._made: dict[int, int] = {}  # key -> tokens known
         self._keys: dict[int, int] = {}
         self.scored: dict[int, int] = {}  # tokens of prompts that get logprobs, by request
+        self._starts: dict[int, deque[int]] = {}  # by key: positions at which it starts and resumes
+
+    def expect(self, log: list[AnyRow]) -> None:
+        """Take from the log what copies of parts of blocks saved: made-up tokens are shared in whole blocks."""
+        for step in log:
+            if isinstance(step, rows.Step) and step.started:
+                first = dict(zip(step.rows[::4], step.rows[1::4], strict=True))
+                for key in step.started[::3]:
+                    self._starts.setdefault(key, deque()).append(first.get(key, 0))
+
+    def part(self, seq: Sequence, end: int) -> tuple[list[int], int]:
+        """As SequenceBlocks.part, by the log."""
+        del end
+        starts = self._starts.get(int(seq.state.request.request_id) << SAMPLE_BITS | seq.sample_index)
+        found = starts.popleft() - seq.computed if starts else 0
+        part = found if 0 < found < self._block_size else 0
+        return [-1] * len(seq.table.blocks), part  # nothing is copied
 
     def plan(self, step: rows.Step) -> None:
         """The step to come."""
@@ -271,8 +290,11 @@ def replay(log: Log, *, core: EngineCore | None = None, speed: float = 0.0) -> R
     lines, begun = _Lines(log.rows, config.block_size), time.monotonic()
     worker = None
     if core is None:
-        worker = _ScriptedWorker(lines)
+        worker = _ScriptedWorker(lines, config.block_size)
         core = _scripted(opened, config, worker)
+        if not opened.prompts:
+            worker.expect(log.rows)
+            core.scheduler.part = worker.part
     run = _Run(core, lines, worker, config, log.rows)
     found = run.found
     first, started = opened.at, time.monotonic_ns()

@@ -126,6 +126,7 @@ def made_program(to: Lowering, groups: tuple[CacheGroup, ...], kept: list[Keeps]
         plan=to.plan,
         adapted=tuple(to.adapted.values()),
         owned=tuple(to.owned.values()),
+        expert_layers=tuple(to.expert_layers),
         **more,
     )
 

@@ -12,7 +12,7 @@ from quire.program.ops.experts import Combine, Dispatch, Experts, Route, ShrinkE
 from quire.program.ops.linear import Linear
 from quire.program.ops.rows import GatedAct
 from quire.program.ranks import Share
-from quire.program.tensors import Adapted, AdaptedPart, Param, Part
+from quire.program.tensors import Adapted, AdaptedPart, ExpertLayer, Param, Part
 from quire.spec import MoE, Router
 from quire.types import UnsupportedModelError
 
@@ -64,6 +64,8 @@ def lower_experts(to: Lowering, index: int, moe: MoE, hidden: str) -> str:
         to.body.append(Experts(x, route.ids, route.places, weight, bias, whole, count, mine.start))
         to.body.append(AllToAll(whole, route.ids, each, to.plan.tensor_parallel_size, count))
 
+    held = tuple(name for name in to.params if name.startswith(f"{at}.experts."))
+    to.expert_layers.append(ExpertLayer(index, count, mine.start, mine.count, held))
     out = to.part("delta", hidden_columns)
     to.body.append(Combine(each, route.places, route.weights, shared, gate, out))
     return out

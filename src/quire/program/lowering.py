@@ -12,7 +12,7 @@ from quire.program.ops.collectives import AllGather, AllReduce
 from quire.program.ops.linear import Expand, HeadLinear, Linear, Shrink, ShrinkIds
 from quire.program.ops.rows import Norm, Quantize
 from quire.program.ranks import RankPlan, Share
-from quire.program.tensors import Adapted, AdaptedPart, Buffer, Owned, Param, Part
+from quire.program.tensors import Adapted, AdaptedPart, Buffer, ExpertLayer, Owned, Param, Part
 from quire.records import dataclass
 from quire.spec import ModelSpec, NormSpec, Rope
 from quire.types import UnsupportedModelError
@@ -47,6 +47,7 @@ class Lowering:
         self.layers = plan.layers(len(spec.layers))
         self.axes: dict[str, Share] = {}
         self.params: dict[str, Param] = {}
+        self.expert_layers: list[ExpertLayer] = []
         self.borrowed: set[str] = set()  # names of those that another program's executor holds
         self.buffers: dict[str, Buffer] = {}
         self.body: list[Op] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.cache_kinds import CacheGroup, KVType
 from quire.program.op import Op
 from quire.program.ranks import RankPlan
-from quire.program.tensors import Adapted, Buffer, KVLayer, Owned, Param, StateLayer
+from quire.program.tensors import Adapted, Buffer, ExpertLayer, KVLayer, Owned, Param, StateLayer
 from quire.records import dataclass
 from quire.spec import Rope
 
@@ -78,6 +78,7 @@ class Program:
     whole: bool = False
     adapted: tuple[Adapted, ...] = ()
     owned: tuple[Owned, ...] = ()
+    expert_layers: tuple[ExpertLayer, ...] = ()
 
     def __post_init__(self) -> None:
         floats = {buffer.name for buffer in self.buffers if buffer.dtype == "f32"}

@@ -216,3 +216,18 @@ class StateLayer:
     bytes: int
     group: int = 0
     index_in_group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """A layer with experts as one rank has it, in the order of routers.
+
+    `experts` of all ranks; this one holds `held`, from place `first` on (see executor/expert_places), each with a
+    matrix or a vector in each of `params`, by name.
+    """
+
+    layer: int
+    experts: int
+    first: int
+    held: int
+    params: tuple[str, ...]

@@ -21,10 +21,10 @@ from quire.router.backends import Backends, BackendServer
 from quire.router.resuming import RESUMABLE
 from quire.router.routed_request import AskedOfServers, with_field
 from quire.routing.router_policies import RoutedPrompt, policy_named
+from quire.routing.tickets import read_key
 from quire.routing.transfer import MovingCosts
 from quire.server.exchange import Exchange
 from quire.util.http_client import ClientError, Whole
-from quire.worker.kv_wire import read_key
 
 _SEVERAL = re.compile(rb'\s*\[\s*["\[]')  # prompts in a list
 PREFILL = b'{"do_remote_decode":true}'

@@ -12,12 +12,26 @@ import base64
 import binascii
 import hmac
 from hashlib import blake2b
+from pathlib import Path
 
 PEER = "x-quire-peer"  # header with the proof
 TICKET = "x-quire-ticket"  # header of an answer: "refused" by a server that cannot take this router's tickets
 _CODE = 16
 _COUNT = 4
 MOST_TICKET = 64  # characters
+LEAST_KEY, MOST_KEY = 16, 4096  # bytes
+
+
+def read_key(path: str) -> bytes:
+    """The shared key in a file: all of it but space around it. Raises ValueError naming what is wrong."""
+    try:
+        with Path(path).open("rb") as file:
+            key = file.read(MOST_KEY + 1).strip()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
+    if not LEAST_KEY <= len(key) <= MOST_KEY:
+        raise ValueError(f"{path}: a key has {LEAST_KEY} to {MOST_KEY} bytes")
+    return key
 
 
 def peer_proof(key: bytes, request_id: str) -> str:

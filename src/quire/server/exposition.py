@@ -344,6 +344,7 @@ _OWN: tuple[tuple[str, type[Metric], str, Callable[[EngineStats], float]], ...] 
     ("quire_prompt_text_tokens", CounterMetricFamily, "tokens of the same prompts", lambda s: s.words[1]),
     ("quire_step_moved_bytes", CounterMetricFamily, "bytes of weights, keys and values that steps read and write",
      lambda s: s.moved_bytes),
+    ("quire_expert_moves", CounterMetricFamily, "exchanges of two experts between ranks", lambda s: s.expert_moves),
     ("quire_head_of_line_seconds", CounterMetricFamily, "time that requests waited while longer prompts were computed",
      lambda s: s.head_of_line_seconds),
     ("quire_step_plans", GaugeMetricFamily, "step sizes prepared ahead", lambda s: s.step_plans),
@@ -413,6 +414,9 @@ def _engine_families(stats: EngineStats, labels: dict[str, str], acceptance: str
     yield _by_part(
         CounterMetricFamily, "quire_rank_work_seconds", "rank", [(str(rank), spent) for rank, spent in ranks]
     )
+    pairs = [(str(rank), count) for rank, count in enumerate(stats.expert_pairs)]
+    yield _by_part(CounterMetricFamily, "quire_expert_pairs", "rank", pairs)
+    yield _by_part(GaugeMetricFamily, "quire_expert_load_ratio", "of", stats.expert_load.items())
     yield _by_part(CounterMetricFamily, "quire_step_flops", "format", stats.flops.items())
     for limit, share in (("compute", stats.compute_share), ("bandwidth", stats.bandwidth_share)):
         text = f"share of the machine's {limit} in recent steps, where it was measured"

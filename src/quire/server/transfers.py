@@ -18,7 +18,7 @@ import msgspec
 
 from quire.core.tier import space_of
 from quire.engine.api import GenerateAsk
-from quire.routing.tickets import PEER, TICKET, blocks_of, is_peer, prompt_mark, ticket_for
+from quire.routing.tickets import PEER, TICKET, blocks_of, is_peer, prompt_mark, read_key, ticket_for
 from quire.server.answering import answer_whole
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
@@ -27,7 +27,6 @@ from quire.server.generation import HttpGeneration
 from quire.server.requests import GenerationRequest, KvTransferParams
 from quire.server.responses import UsageBody
 from quire.types import Request, SamplingParams
-from quire.worker.kv_wire import read_key
 
 _NAME = "kv_transfer_params"
 _REFUSED = (TICKET.encode(), b"refused")

@@ -4,10 +4,10 @@
     table      64 bytes a place: digest, cache group, order of writing, check sum, owner, nonce
     contents   one place after the other, whole pages
 
-A place is written in two steps, content and then record, and its check sum covers both with the fingerprint as key: NH
-sums of every 1024 bytes, and over them BLAKE2b, which alone would take longer than the disk. So
-a process may be killed at any moment, a disk may flip bits and another process may write over a place while it is read:
-what does not fit its record is not served. Nothing is flushed, as a record that outlives its content is found out.
+A place is written in two steps, content and then record, and its check sum (worker.content_sums) covers both with the
+fingerprint as key. So a process may be killed at any moment, a disk may flip bits and another process may write over a
+place while it is read: what does not fit its record is not served. Nothing is flushed, as a record that outlives its
+content is found out.
 
 With a key (worker.sealing) contents are encrypted: a tag is the check sum, and digests are hashed with the key.
 """
@@ -19,24 +19,22 @@ import os
 import stat
 import struct
 from dataclasses import replace
-from functools import lru_cache
-from hashlib import blake2b, shake_256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire import _native
 from quire.core.tier import Name
 from quire.records import dataclass
 from quire.types import QuireError
+from quire.worker.content_sums import ContentSums
 from quire.worker.sealing import Sealing
 
 U8 = NDArray[np.uint8]
 PAGE = 4096
 _MAGIC = b"quire kv blocks\n"
-_VERSION = 3
+_VERSION = 4
 _HEADER = struct.Struct("<16sI64sQQ16s")
 _RECORD = struct.Struct("<16sIQ16s8s12s")
 _TABLE = np.dtype(
@@ -94,6 +92,7 @@ class KvFile:
     def __init__(self, path: Path, fd: int, layout: KvLayout, sealing: Sealing | None = None) -> None:
         self.path, self.layout = path, layout
         self._fd, self._sealing = fd, sealing
+        self._sums = ContentSums(layout.fingerprint)
 
     @classmethod
     def own(cls, folder: Path, layout: KvLayout, sealing: Sealing | None = None) -> KvFile:
@@ -175,7 +174,7 @@ class KvFile:
         data = memoryview(content)  # type: ignore[arg-type]
         further, nonce = _further(name, order, owner), bytes(12)
         if self._sealing is None:
-            check = self._sum(further, data)
+            check = self._sums.of(further, data)
         else:
             nonce, data, check = self._sealing.seal(data, further)
         offset = self.layout.contents + place * self.layout.pitch
@@ -203,7 +202,7 @@ class KvFile:
         further = _further(name, order, owner)
         if self._sealing is not None:
             return self._sealing.open(nonce, check, further, whole)
-        return bool(self._sum(further, whole) == check)
+        return self._sums.fits(further, whole, check)
 
     def erase(self, place: int) -> None:
         """Have the table name nothing in a place. Raises OSError."""
@@ -214,15 +213,6 @@ class KvFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def _sum(self, further: bytes, content: memoryview) -> bytes:
-        sums = _native.sum_pages(np.frombuffer(content, np.uint8), _sum_key(self.layout.fingerprint))
-        return blake2b(further + sums, digest_size=16, key=self.layout.fingerprint).digest()
-
-
-@lru_cache(8)
-def _sum_key(fingerprint: bytes) -> bytes:
-    return shake_256(b"sums of pages" + fingerprint).digest(_native.SUM_KEY_BYTES)
 
 
 def _further(name: Name, order: int, owner: bytes) -> bytes:

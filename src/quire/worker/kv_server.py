@@ -2,7 +2,7 @@
 
 A connection is of one layout, the fingerprint and size of blocks that its engine has proved to know the key with, and
 sees blocks of no other. All contents together, and those that are coming, have one bound; the block used longest ago
-makes room.
+makes room. Memory that a block gives up is the room of the next one: new memory costs ten times as much as to fill it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import socket
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Iterator
 from operator import itemgetter
 
 from quire.core.tier import Name
-from quire.worker.kv_wire import LISTED, NAME, Frame, Kind, Peer, WireError, content_sum, offer
+from quire.worker.content_sums import SUM_BYTES
+from quire.worker.kv_wire import LISTED, NAME, Frame, Kind, Peer, WireError, offer, sums_with
 
 MOST_CONNECTIONS = 64
 MOST_LAYOUTS = 64
@@ -36,6 +38,16 @@ class _Layout:
         self.log: list[tuple[int, Name]] = []
 
 
+class ShelvedBlock:
+    """A content and its check sum; `order`: the how many-th to come. So many connections are being sent it now."""
+
+    __slots__ = ("content", "lent", "order", "sum")
+
+    def __init__(self, order: int, check: bytes, content: bytearray) -> None:
+        self.order, self.sum, self.content = order, check, content
+        self.lent = 0
+
+
 class BlockShelf:
     """Contents by fingerprint and name, in at most `size` bytes. Calls may come from different threads."""
 
@@ -44,7 +56,7 @@ class BlockShelf:
         self.stored = self.served = self.evicted = 0
         self._lock = threading.Lock()
         self._order = 0
-        self._found: OrderedDict[_Key, tuple[int, bytes, bytearray]] = OrderedDict()  # order, sum, content
+        self._found: OrderedDict[_Key, ShelvedBlock] = OrderedDict()  # used longest ago first
         self._layouts: OrderedDict[bytes, _Layout] = OrderedDict()
 
     def __len__(self) -> int:
@@ -71,15 +83,19 @@ class BlockShelf:
             self._layouts[fingerprint] = _Layout(size)
             return True
 
-    def reserve(self, length: int) -> None:
-        """Make room for a content that comes."""
+    def reserve(self, length: int) -> bytearray:
+        """Make room for a content that comes. Raises WireError."""
+        room = None
         with self._lock:
             while self.used + length + ENTRY_BYTES > self.size and self._found:
-                self._remove(next(iter(self._found)))
+                gone = self._remove(next(iter(self._found)))
                 self.evicted += 1
+                if not gone.lent and len(gone.content) == length:
+                    room = gone.content
             if self.used + length + ENTRY_BYTES > self.size:
                 raise WireError("too many contents come at once")
             self.used += length + ENTRY_BYTES
+        return bytearray(length) if room is None else room
 
     def release(self, length: int) -> None:
         """A content for which there was room does not come, or is not kept."""
@@ -94,22 +110,28 @@ class BlockShelf:
                 self.used -= len(content) + ENTRY_BYTES
                 return
             self._order += 1
-            self._found[key] = self._order, check, content
+            self._found[key] = ShelvedBlock(self._order, check, content)
             layout.blocks += 1
             layout.log.append((self._order, name))
             self.stored += 1
             if len(layout.log) > 2 * layout.blocks + 64:
                 layout.log = [each for each in layout.log if self._is_there(fingerprint, each)]
 
-    def get(self, fingerprint: bytes, name: Name) -> tuple[bytes, bytearray] | None:
-        """The sum and the content of a block, which is used last now."""
+    @contextlib.contextmanager
+    def lent(self, fingerprint: bytes, name: Name) -> Iterator[ShelvedBlock | None]:
+        """A block, which is used last now, and whose memory nobody else gets meanwhile."""
         with self._lock:
             found = self._found.get((fingerprint, *name))
-            if found is None:
-                return None
-            self._found.move_to_end((fingerprint, *name))
-            self.served += 1
-            return found[1:]
+            if found is not None:
+                self._found.move_to_end((fingerprint, *name))
+                self.served += 1
+                found.lent += 1
+        try:
+            yield found
+        finally:
+            if found is not None:
+                with self._lock:
+                    found.lent -= 1
 
     def drop(self, fingerprint: bytes, name: Name) -> None:
         """Forget a block."""
@@ -130,12 +152,13 @@ class BlockShelf:
 
     def _is_there(self, fingerprint: bytes, entry: tuple[int, Name]) -> bool:
         found = self._found.get((fingerprint, *entry[1]))
-        return found is not None and found[0] == entry[0]
+        return found is not None and found.order == entry[0]
 
-    def _remove(self, key: _Key) -> None:
-        _, _, content = self._found.pop(key)
-        self.used -= len(content) + ENTRY_BYTES
+    def _remove(self, key: _Key) -> ShelvedBlock:
+        gone = self._found.pop(key)
+        self.used -= len(gone.content) + ENTRY_BYTES
         self._layouts[key[0]].blocks -= 1
+        return gone
 
 
 class KvServer:
@@ -197,6 +220,31 @@ class KvServer:
 
     def _answer(self, peer: Peer, fingerprint: bytes, size: int) -> None:
         """Answer a request. Raises OSError, WireError for one that is wrong."""
+        shelf, frame = self.shelf, self._request(peer, fingerprint, size)
+        name = frame.digest, frame.group
+        if frame.kind is Kind.GET:
+            with shelf.lent(fingerprint, name) as found:
+                content = b"" if found is None else found.content
+                answer = Frame(Kind.MISSING, *name)
+                if found is not None:
+                    answer = Frame(Kind.CONTENT, *name, 0, size, found.sum)
+                peer.send(answer, memoryview(content), seconds=_FRAME_SECONDS)
+            return
+        names, number = b"", 0
+        if frame.kind is Kind.LIST:
+            listed, number = shelf.after(fingerprint, frame.number)
+            names = b"".join([NAME.pack(*each) for each in listed])
+        elif frame.kind is Kind.DROP:
+            shelf.drop(fingerprint, name)
+        elif frame.kind is not Kind.PUT:
+            raise WireError(f"{frame.kind.name} is no request")
+        check = sums_with(self._key, fingerprint).of(bytes(NAME.size), names) if names else bytes(SUM_BYTES)
+        peer.send(
+            Frame(Kind.DONE, number=number, length=len(names), sum=check), names, seconds=_FRAME_SECONDS
+        )
+
+    def _request(self, peer: Peer, fingerprint: bytes, size: int) -> Frame:
+        """The next request; a content that comes with it is kept. Raises OSError, WireError for one that is wrong."""
         shelf, coming = self.shelf, bytearray()
         reserved = 0
 
@@ -204,36 +252,18 @@ class KvServer:
             nonlocal coming, reserved
             if frame.kind is not Kind.PUT or frame.length != size:
                 return None
-            shelf.reserve(size)
-            reserved, coming = size, bytearray(size)
+            coming, reserved = shelf.reserve(size), size
             return memoryview(coming)
 
         try:
             frame = peer.receive(room, seconds=_FRAME_SECONDS, idle=_IDLE_SECONDS)
-            name = frame.digest, frame.group
             if frame.kind is Kind.PUT:
-                if not reserved or content_sum(fingerprint, *name, memoryview(coming)) != frame.sum:
+                sums = sums_with(self._key, fingerprint)
+                if not reserved or not sums.fits(NAME.pack(frame.digest, frame.group), coming, frame.sum):
                     raise WireError("a content does not fit its sum")
                 reserved = 0
-                shelf.put(fingerprint, name, frame.sum, coming)
+                shelf.put(fingerprint, (frame.digest, frame.group), frame.sum, coming)
         finally:
             if reserved:
                 shelf.release(reserved)
-        content: bytes | bytearray = b""
-        answer = Frame(Kind.DONE)
-        if frame.kind is Kind.GET:
-            found = shelf.get(fingerprint, name)
-            answer = Frame(Kind.MISSING, *name)
-            if found is not None:
-                content = found[1]
-                answer = Frame(Kind.CONTENT, *name, 0, len(content), found[0])
-        elif frame.kind is Kind.DROP:
-            shelf.drop(fingerprint, name)
-        elif frame.kind is Kind.LIST:
-            names, number = shelf.after(fingerprint, frame.number)
-            content = b"".join([NAME.pack(*each) for each in names])
-            check = content_sum(fingerprint, bytes(16), 0, content)
-            answer = Frame(Kind.DONE, number=number, length=len(content), sum=check)
-        elif frame.kind is not Kind.PUT:
-            raise WireError(f"{frame.kind.name} is no request")
-        peer.send(answer, memoryview(content), seconds=_FRAME_SECONDS)
+        return frame

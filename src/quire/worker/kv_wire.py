@@ -9,8 +9,9 @@ Proofs are HMACs of all that was said, with the key and the name of the side. A 
 in the stream and its direction, with a key of the session; the head has the sum of the content. So nothing can be
 changed, left out, repeated or put in by whoever has not the key. What is sent is no secret: blocks are in plain text.
 
-The sum of a content is keyed with the fingerprint, and covers its name: it is made where the block was computed, stored
-with it, and checked by the server when it comes and by each engine that reads it.
+The sum of a content (worker.content_sums) is keyed with the shared key and the fingerprint, and covers its name: it is
+made where the block was computed, stored with it, and checked by the server when it comes and by each engine that reads
+it.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ import struct
 import time
 from collections.abc import Callable
 from enum import IntEnum
+from functools import lru_cache
 from hashlib import blake2b
-from pathlib import Path
 from typing import NamedTuple
 
-MAGIC = b"quire kv 1\n"
+from quire.worker.content_sums import ContentSums
+
+MAGIC = b"quire kv 2\n"
 NONCE, PROOF = 32, 32
 FINGERPRINT = 64
-LEAST_KEY, MOST_KEY = 16, 4096  # bytes
 HELLO_SECONDS = 5.0
 _HELLO = struct.Struct(f"<{len(MAGIC)}s8s{NONCE}s")
 _CLIENT = struct.Struct(f"<{len(MAGIC)}s{NONCE}s{FINGERPRINT}sQ{PROOF}s")
@@ -68,24 +70,10 @@ class Frame(NamedTuple):
     sum: bytes = bytes(16)
 
 
-def read_key(path: str) -> bytes:
-    """The shared key in a file: all of it but space around it. Raises ValueError naming what is wrong."""
-    try:
-        with Path(path).open("rb") as file:
-            key = file.read(MOST_KEY + 1).strip()
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}") from None
-    if not LEAST_KEY <= len(key) <= MOST_KEY:
-        raise ValueError(f"{path}: a key has {LEAST_KEY} to {MOST_KEY} bytes")
-    return key
-
-
-def content_sum(fingerprint: bytes, digest: bytes, group: int, content: bytes | memoryview) -> bytes:
-    """What stands for a content and its name."""
-    found = blake2b(digest, digest_size=16, key=fingerprint)
-    found.update(group.to_bytes(8, "little"))
-    found.update(content)
-    return found.digest()
+@lru_cache(64)
+def sums_with(key: bytes, fingerprint: bytes) -> ContentSums:
+    """Check sums of contents, which those alone can make who have the key; a name is NAME.pack(digest, group)."""
+    return ContentSums(hmac.digest(key, b"sums" + fingerprint, "sha256"))
 
 
 class Peer:

@@ -12,18 +12,19 @@ import socket
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 from quire.core.tier import Name
 from quire.worker.kept_blocks import ENTRY_BYTES, KeptBlocks, buffers_of
 from quire.worker.kv_file import U8
-from quire.worker.kv_wire import NAME, Frame, Kind, Peer, WireError, ask, content_sum
+from quire.worker.kv_wire import NAME, Frame, Kind, Peer, WireError, ask, sums_with
 
 MOST_NAMES = 2**16  # that are known to be on the server
 CALL_SECONDS = 1.0  # for a block
 _PAUSES = (1.0, 30.0)  # seconds until a server that failed is asked again, and at most
 _WRITER = -1
+_UNANSWERED = 4  # blocks that are sent before the server has answered for the first of them
 
 
 def remote_bytes(block_bytes: int) -> int:
@@ -39,10 +40,11 @@ class RemoteTier(KeptBlocks):
     def __init__(self, address: tuple[str, int], key: bytes, block_bytes: int, fingerprint: bytes) -> None:
         super().__init__(block_bytes, fingerprint)
         self._address, self._key = address, key
+        self._sums = sums_with(key, fingerprint)
         self._names: OrderedDict[Name, None] = OrderedDict()
         self._epoch, self._listed = b"", 0
         self._links: dict[int, tuple[socket.socket, Peer]] = {}  # by reader
-        self._sent: Name | None = None  # the block that was sent last, if the server has not answered yet
+        self._sent: deque[Name] = deque()  # blocks for which the server has not answered yet
         self._up = self._was_up = False
         self._retry, self._pause = 0.0, _PAUSES[0]
         self._since = 0.0  # it is up
@@ -84,7 +86,7 @@ class RemoteTier(KeptBlocks):
         while more and not self._ending.is_set():
             listed = bytearray()
             answer = self._call(_WRITER, Frame(Kind.LIST, number=self._listed), listed)
-            if listed and content_sum(self.fingerprint, bytes(16), 0, bytes(listed)) != answer.sum:
+            if listed and not self._sums.fits(bytes(NAME.size), listed, answer.sum):
                 raise WireError("a list that does not fit its sum")
             names = [*NAME.iter_unpack(listed)]
             with self._lock:
@@ -102,21 +104,20 @@ class RemoteTier(KeptBlocks):
 
     def _keep(self, name: Name, content: U8, tenant: str) -> None:  # noqa: ARG002
         data = memoryview(content)  # type: ignore[arg-type]
-        check = content_sum(self.fingerprint, *name, data)  # while the server checks the block before
-        self._settle()
+        check = self._sums.of(NAME.pack(*name), data)
+        self._settle(_UNANSWERED - 1)
         self._begin(_WRITER, Frame(Kind.PUT, *name, 0, len(data), check), data)
-        self._sent = name
+        self._sent.append(name)
         if self._writes.empty():
             self._settle()
 
-    def _settle(self) -> None:
-        """Wait until the server has the block that was sent last. Raises OSError."""
-        name, self._sent = self._sent, None
-        if name is not None:
+    def _settle(self, left: int = 0) -> None:
+        """Wait until the server has answered for all blocks that were sent but so many. Raises OSError."""
+        while len(self._sent) > left:
             self._end(_WRITER, bytearray())
             self.blocks_out += 1
             with self._lock:
-                self._names[name] = None
+                self._names[self._sent.popleft()] = None
 
     def _erase(self, name: Name, place: int | None) -> None:  # noqa: ARG002
         if self._up:
@@ -126,7 +127,7 @@ class RemoteTier(KeptBlocks):
         room = memoryview(into)  # type: ignore[arg-type]
         answer = self._call(reader, Frame(Kind.GET, *name), room)
         if answer.kind is Kind.CONTENT and (answer.digest, answer.group, answer.length) == (*name, len(room)):
-            if content_sum(self.fingerprint, *name, room) == answer.sum:
+            if self._sums.fits(NAME.pack(*name), room, answer.sum):
                 return True
             self.damaged += 1
             self.forget(name)
@@ -165,6 +166,8 @@ class RemoteTier(KeptBlocks):
         except OSError:
             if (link := self._links.pop(reader, None)) is not None:
                 link[0].close()
+            if reader == _WRITER:
+                self._sent.clear()
             raise
 
     def _peer(self, reader: int) -> Peer:

@@ -36,6 +36,7 @@ from quire.executor.plans import PlanCounts, StepSize, decode_sizes
 from quire.logprobs import LogprobTable
 from quire.records import dataclass
 from quire.types import FinishReason, ScheduledSeq, SchedulerOutput, StepOutput
+from quire.worker.expert_balance import ExpertBalance
 from quire.worker.proposals import Proposals
 from quire.worker.slots import EmbeddingStore, Filled, Slots, fill_rows, soft_rows
 from quire.worker.trees import PlantedTree, StepBranches
@@ -113,6 +114,7 @@ class Worker:
         executor.bind(limits, self.arrays)
         executor.prepare(decode_sizes(limits.max_rows))
         self._executor, self._limits = executor, limits
+        self.experts = ExpertBalance(executor.experts)
         self._sampler = self._make_sampler(executor)
         self._slots = Slots(self.arrays, limits.max_rows)
         self._branches = StepBranches(self.arrays, limits)
@@ -171,6 +173,7 @@ class Worker:
         copies. Its first half runs meanwhile; it is the next one that is given to `forward`.
         """
         started = time.perf_counter() - self._begun
+        self.experts.step()
         if beside is not None or self._ahead is not None:
             self._forward_half(out, beside, started)
             return

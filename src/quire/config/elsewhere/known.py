@@ -57,6 +57,7 @@ _CACHE = "the KV cache stays in the engine, and its blocks in main memory"
 _CPU = "the native kernels run on the CPU"
 _GRAPHS = "steps are never captured as graphs"
 _EXPERTS = "--enable-expert-parallel spreads experts over the ranks that split a layer"
+_EPLB = "experts change ranks by their load, without copies, and nothing is to be chosen"
 _FORMATS = "formats of {} are data of Quire"
 _LOGGED = "requests are logged with --access-log only"
 _CERTIFICATES = "client certificates are not checked; do it in a proxy in front of the server"
@@ -223,7 +224,11 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--sharded", _T, "--tensor-parallel-size says how many ranks share a model"),
     called("-dp --dp-size --dp", _VS, "--data-parallel-size"),
     switched("--enable-ep-moe", _S, "--enable-expert-parallel"),
-    lacks("--enable-eplb --enable-dp-attention", _VS, _EXPERTS, arity=""),
+    always("--enable-eplb", _VS, "ranks that hold whole experts exchange them by their load"),
+    lacks("--eplb-config", _V, _EPLB),
+    lacks("--eplb-algorithm --init-expert-location --eplb-rebalance-num-iterations", _S, _EPLB),
+    only("--ep-num-redundant-experts", _S, "0", _EPLB),
+    lacks("--enable-dp-attention", _VS, _EXPERTS, arity=""),
     only("--expert-parallel-size --ep-size --ep", _VS, "1", _EXPERTS),
     only("--nnodes", _VS, "1", _RANK),
     lacks("--data-parallel-rank --data-parallel-size-local --data-parallel-address --data-parallel-rpc-port "

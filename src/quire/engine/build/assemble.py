@@ -464,7 +464,7 @@ def _build(
     core = EngineCore(
         scheduler, worker, make_gate(scheduler, config), grammars, speculation, adapters, costs, controller
     )
-    core.swap, core.tiers, core.work = swap, tiers, StepWork(program)
+    core.swap, core.tiers, core.work, core.experts = swap, tiers, StepWork(program), worker.experts
     if ranks is not None:
         core.rank_seconds = ranks.worked
     if tiers is not None and asked.cache.tiers is not None and asked.cache.tiers.role:

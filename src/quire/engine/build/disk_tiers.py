@@ -13,10 +13,10 @@ from quire.engine.build.drafts import Draft
 from quire.engine.build.load_weights import weights_fingerprint
 from quire.engine.build.opening import Model
 from quire.program.program import Program
+from quire.routing.tickets import read_key
 from quire.worker.block_tiers import BlockTiers
 from quire.worker.disk_tier import DiskTier, tier_bytes
 from quire.worker.kept_blocks import KeptBlocks
-from quire.worker.kv_wire import read_key
 from quire.worker.remote_tier import RemoteTier, remote_bytes
 from quire.worker.swap_space import SwapSpace
 

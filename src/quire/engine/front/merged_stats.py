@@ -12,7 +12,7 @@ from quire.engine.usage_ledger import UsageTotals
 
 # Equal in all, or counted once for all.
 _SAME = {"block_size", "calls", "max_loras", "step_bends", "step_costs", "words"}
-_WORST = {"degrade_steps", "length_error", "step_cost_error", "step_cost_spread"}
+_WORST = {"degrade_steps", "expert_load", "length_error", "step_cost_error", "step_cost_spread"}
 
 
 def merged_stats(reports: Sequence[EngineStats]) -> EngineStats:

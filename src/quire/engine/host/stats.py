@@ -16,6 +16,7 @@ from quire.engine.usage_ledger import UsageTotals
 from quire.util.platform import resident_bytes
 
 if TYPE_CHECKING:
+    from quire.worker.expert_balance import ExpertBalance
     from quire.worker.swap_space import SwapSpace
 
 _SHARE_SECONDS = 5.0
@@ -83,6 +84,7 @@ class StepTotals:
             step_seconds=self._seconds,
             step_phase_seconds=dict(self._phases),
             rank_seconds=tuple(self._core.rank_seconds()),
+            **_expert_counts(self._core.experts),
             **self._shares.fields(self._seconds),
             head_of_line_seconds=self._behind,
             prefill_tokens=self._prefill,
@@ -117,6 +119,16 @@ class StepTotals:
             draft_faults=drafts.faults if drafts else 0,
             speculation_seconds_won=drafts.seconds_won if drafts else 0.0,
         )
+
+
+def _expert_counts(experts: ExpertBalance | None) -> dict[str, Any]:
+    if experts is None or not any(experts.pairs):
+        return {}
+    return {
+        "expert_pairs": tuple(experts.pairs),
+        "expert_moves": experts.moved,
+        "expert_load": experts.ratios(),
+    }
 
 
 class _Shares:

@@ -13,6 +13,7 @@ from quire.executor.base import (
     F32,
     U8,
     AdapterSlots,
+    ExpertLoads,
     Limits,
     Outputs,
     StepArrays,
@@ -20,6 +21,7 @@ from quire.executor.base import (
     check_embeddings,
     check_program,
 )
+from quire.executor.expert_places import UncountedExperts
 from quire.executor.group import Group
 from quire.executor.plans import PlanCounts, StepSize
 from quire.executor.sampler import HostSampler
@@ -132,6 +134,11 @@ class TorchExecutor:
     def overlaps(self) -> bool:
         """No; see Runnable.overlaps."""
         return False
+
+    @property
+    def experts(self) -> ExpertLoads:
+        """Not counted; see Runnable.experts."""
+        return UncountedExperts()
 
     def run(self, num_tokens: int, num_rows: int, num_logit_rows: int, first_op: int = 0) -> Outputs:
         self._step = self._bound()[1].read(num_tokens, num_rows)

@@ -1,0 +1,124 @@
+"""Which experts change places between ranks, and when."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.executor.base import I64
+from quire.program.ranks import even_share
+from quire.worker import expert_balance
+from quire.worker.expert_balance import ExpertBalance, exchanges, rank_loads
+
+
+def balanced(pairs: list[int], ranks: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Pairs by place after all exchanges, and these."""
+    found = list(exchanges(np.array(pairs), ranks))
+    for one, other in found:
+        pairs[one], pairs[other] = pairs[other], pairs[one]
+    return pairs, found
+
+
+def test_busy_experts_are_spread() -> None:
+    after, found = balanced([8, 8, 8, 8, 0, 0, 0, 0], 2)
+    assert rank_loads(after, 2) == [16, 16]
+    assert len(found) == 2
+
+
+def test_what_is_even_stays() -> None:
+    assert balanced([5, 1, 1, 5], 2)[1] == []
+    assert balanced([0, 0, 0, 0], 2)[1] == []
+    assert balanced([100, 100, 101, 100], 2)[1] == []  # not worth it
+
+
+def test_one_busy_expert_cannot_be_divided() -> None:
+    assert balanced([90, 1, 1, 1], 2)[1] == []
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=4, max_size=64), st.integers(2, 4))
+def test_exchanges_end_and_each_one_helps(pairs: list[int], ranks: int) -> None:
+    kept, places = sorted(pairs), list(pairs)
+    highest = max(rank_loads(places, ranks))
+    for one, other in exchanges(np.array(pairs), ranks):
+        owners = [
+            next(r for r in range(ranks) if p < even_share(len(pairs), ranks, r).stop) for p in (one, other)
+        ]
+        assert owners[0] != owners[1]
+        places[one], places[other] = places[other], places[one]
+        assert max(rank_loads(places, ranks)) <= highest
+        highest = max(rank_loads(places, ranks))
+    assert sorted(places) == kept
+
+
+class Model:
+    """Two layers of four experts on two ranks, whose router likes some of them. Implements ExpertLoads."""
+
+    ranks = 2
+
+    def __init__(self, likes: list[int]) -> None:
+        self.experts = {0: [0, 1, 2, 3], 5: [0, 1, 2, 3]}  # by place
+        self.likes = likes
+
+    def take_pairs(self) -> dict[int, I64]:
+        return {layer: np.array([self.likes[e] for e in at]) for layer, at in self.experts.items()}
+
+    def swap(self, layer: int, one: int, other: int) -> None:
+        at = self.experts[layer]
+        at[one], at[other] = at[other], at[one]
+
+
+def test_loads_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_balance, "_SHARE", 1e9)  # of a step's time
+    model = Model([400, 300, 20, 10])
+    balance = ExpertBalance(model)
+    for _ in range(4 * expert_balance.LOOK_STEPS):
+        balance.step()
+    assert all(rank_loads([model.likes[e] for e in at], 2) == [320, 410] for at in model.experts.values())
+    assert balance.moved == 2
+    assert sum(balance.pairs) == 4 * 2 * 730
+    ratios = balance.ratios()
+    assert ratios["expert"] == pytest.approx(400 / 182.5, rel=0.01)
+    assert 1.0 < ratios["rank"] < 1.2
+
+    model.likes = [10, 400, 20, 300]  # now others
+    for _ in range(8 * expert_balance.LOOK_STEPS):
+        balance.step()
+    assert all(max(rank_loads([model.likes[e] for e in at], 2)) <= 420 for at in model.experts.values())
+
+
+def test_exchanges_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(expert_balance.time, "monotonic", lambda: now[0])
+    model = Model([400, 300, 20, 10])
+    swap = model.swap
+
+    def slow(layer: int, one: int, other: int) -> None:
+        now[0] += 0.010
+        swap(layer, one, other)
+
+    monkeypatch.setattr(model, "swap", slow)
+    balance = ExpertBalance(model)
+    balance.look()
+    before = 0
+    for step in range(1, 200):
+        now[0] += 0.020
+        balance.step()
+        if balance.moved == 2:
+            assert step - before > 20  # 0.010 s are 2 % of 0.5 s
+            return
+        before = before or step * balance.moved
+    raise AssertionError("two exchanges were due")
+
+
+def test_a_model_without_experts_has_nothing_to_do() -> None:
+    class Dense(Model):
+        def take_pairs(self) -> dict[int, I64]:
+            return {}
+
+    balance = ExpertBalance(Dense([0]))
+    for _ in range(expert_balance.LOOK_STEPS):
+        balance.step()
+    assert balance.ratios() == {}
+    assert balance.pairs == [0, 0]
