@@ -283,5 +283,7 @@ def test_a_server_with_replicas(folder: Path) -> None:
             listed = server.get("/v1/requests").json["data"]
             assert len(listed) == 2
         server.wait(server.idle)
+        for each in listed:  # by the log of the replica that had it
+            assert server.get(f"/v1/requests/{each['id']}/explain").json["finished"]
         assert server.get("/v1/overview").json["overview"]["state"] == "ready"
         assert server.get("/v1/models").json["data"][0]["max_model_len"] == 65_000

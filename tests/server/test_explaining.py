@@ -106,6 +106,7 @@ def test_an_administrator_asks_what_if(
     assert found["requests"] >= 3
     assert {"ttft_mean", "tpot_p50", "output_token_rate"} <= found["figures"].keys()
     log = read_rows(server.get("/admin/log", headers={"authorization": "Bearer boss"}).body)
+    server.get("/admin/log?replica=1", headers={"authorization": "Bearer boss"}).error(400, param="replica")
     missed = [row for row in log.rows if isinstance(row, Missed)]
     assert not log.damage
     assert missed

@@ -587,8 +587,8 @@ class Engine(Protocol):
     async def debug(self) -> Mapping[str, Any]:
         """The latest step records, to explain latency."""
 
-    async def log(self) -> bytes:
-        """The latest rows of the engine's log, as a log; see quire.steplog."""
+    async def log(self, request_id: str = "", replica: int = 0) -> bytes:
+        """The latest rows of a log, as a log (quire.steplog): of the engine that has a request, or of a replica."""
 
     async def view(self, after: int) -> EngineView:
         """What the engine holds now, with the rows of its log after the first `after`."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from quire.engine.cache_log import TooManyFollowersError
 from quire.server.answering import EVENTS
 from quire.server.context import ServerContext
-from quire.server.errors import ApiError, bad_request, retry_headers, shorten
+from quire.server.errors import ApiError, retry_headers
 from quire.server.exchange import Exchange
-from quire.server.query import query_of
+from quire.server.query import replica_of
 from quire.server.routes import NOTHING, Act, HttpRoute
 
 _PAUSE = 5.0  # seconds without an event after which the number of the last batch is sent
@@ -20,14 +20,11 @@ async def follow_cache(context: ServerContext, exchange: Exchange) -> bytes | No
         raise ApiError(
             404, f"{exchange.path} is off; a server with --kv-events-config has it", code="not_found"
         )
-    asked = query_of(exchange.scope["query_string"], ("replica",)).get("replica", "0")
-    if not asked.isdecimal() or int(asked) >= len(logs):
-        raise bad_request("replica", f"replica: {shorten(asked, 20)!r} is not one of 0 to {len(logs) - 1}")
+    log = logs[replica_of(exchange.scope["query_string"], len(logs))]
     if exchange.holds_back:
         raise ApiError(400, "events have no end, which HTTP/1.0 cannot say", code="bad_request")
     if exchange.method == "HEAD":
         return NOTHING
-    log = logs[int(asked)]
     log.named = context.owners.exchange_of
     try:
         follower = log.follow()

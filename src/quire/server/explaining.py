@@ -13,7 +13,7 @@ import msgspec
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
-from quire.server.query import query_of
+from quire.server.query import query_of, replica_of
 from quire.server.routes import Act, Get, HttpRoute
 from quire.steplog import log_rows as rows
 from quire.steplog.explain import PARTS, explain, sentence, text_of
@@ -112,13 +112,26 @@ def _unknown(name: str) -> ApiError:
     return ApiError(404, f"{name!r} is not a request of yours, or it was too long ago", code="not_found")
 
 
-async def _log(context: ServerContext, exchange: Exchange, request_id: str = "") -> list[rows.AnyRow]:
-    """The rows about requests, and the steps in the life of one. They count as a body that is being read."""
+async def _log(
+    context: ServerContext, exchange: Exchange, request_id: str = "", replica: int = 0
+) -> list[rows.AnyRow]:
+    """The rows about requests of a replica, or of the one that has a request, with the steps in its life.
+
+    They count as a body that is being read."""
+    data = await _data(context, exchange, request_id, replica)
+    return await asyncio.to_thread(_rows_of, data, request_id) if data else []
+
+
+async def _data(context: ServerContext, exchange: Exchange, request_id: str, replica: int) -> bytes:
     context.card()
-    data = await context.engine.log()
+    data = await context.engine.log(request_id, replica)
     pool = context.memory.work
     await exchange.held.take(pool, min(pool.limit, _ROW_MEMORY * len(data)))
-    return await asyncio.to_thread(_rows_of, data, request_id) if data else []
+    return data
+
+
+def _replicas(context: ServerContext) -> int:
+    return max(1, len(context.engine.stats.replica_requests))
 
 
 def _rows_of(data: bytes, request_id: str) -> list[rows.AnyRow]:
@@ -206,13 +219,15 @@ def _text(context: ServerContext, miss: rows.Missed, *, own: bool) -> MissText:
 
 async def cache_misses(context: ServerContext, exchange: Exchange) -> MissesBody:
     """What the latest prompts of the client lost in the cache."""
-    log, own = await _log(context, exchange), _own_domain(context, exchange)
-    numbers = {
-        row.number
-        for row in log
-        if isinstance(row, rows.Arrived) and context.owners.find(row.request_id, exchange)
-    }
-    missed = [row for row in log if isinstance(row, rows.Missed) and row.number in numbers]
+    own, missed = _own_domain(context, exchange), []
+    for replica in range(_replicas(context)):
+        log = await _log(context, exchange, replica=replica)
+        numbers = {
+            row.number
+            for row in log
+            if isinstance(row, rows.Arrived) and context.owners.find(row.request_id, exchange)
+        }
+        missed += [row for row in log if isinstance(row, rows.Missed) and row.number in numbers]
     lost: dict[str, int] = {}
     for row in missed:
         lost[row.kind] = lost.get(row.kind, 0) + row.lost
@@ -227,11 +242,9 @@ def _template(one: Template) -> TemplateBody:
 
 
 async def engine_log(context: ServerContext, exchange: Exchange) -> bytes:
-    """The latest rows as a log, for simulations; without the texts around misses, which are their clients'."""
-    context.card()
-    data = await context.engine.log()
-    pool = context.memory.work
-    await exchange.held.take(pool, min(pool.limit, _ROW_MEMORY * len(data)))
+    """The latest rows of a replica as a log, for simulations; without the texts around misses: they are of clients."""
+    replica = replica_of(exchange.scope["query_string"], _replicas(context))
+    data = await _data(context, exchange, "", replica)
     return await asyncio.to_thread(_without_texts, data)
 
 
@@ -257,8 +270,8 @@ ROUTES: tuple[HttpRoute, ...] = (
         path="/v1/cache/misses", summary="Why prompts of the client were not in the prefix cache", tag="status",
         handler=cache_misses, response=MissesBody,
     ),
-    Get(
-        path="/admin/log", summary="The latest rows of the engine's log, for quire whatif", tag="admin",
-        handler=engine_log, response=str, media=b"application/octet-stream", admin=True, api="",
+    Act(
+        verb="GET", path="/admin/log", summary="The latest rows of the engine's log, for quire whatif", tag="admin",
+        handler=engine_log, response=str, query=("replica",), media=b"application/octet-stream", admin=True, api="",
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
-from quire.server.errors import bad_request
+from quire.server.errors import bad_request, shorten
 
 T = TypeVar("T")
 
@@ -29,6 +29,14 @@ def query_of(query: bytes, known: Collection[str] | None = None) -> dict[str, st
             raise bad_request(name, f"{name}: sent more than once")
         found[name] = value
     return found
+
+
+def replica_of(query: bytes, count: int) -> int:
+    """The parameter `replica`, the only one, of `count` replicas; by default the first. Raises ApiError 400."""
+    asked = query_of(query, ("replica",)).get("replica", "0")
+    if not (asked.isascii() and asked.isdigit() and len(asked) < 9 and int(asked) < count):
+        raise bad_request("replica", f"replica: {shorten(asked, 20)!r} is not one of 0 to {count - 1}")
+    return int(asked)
 
 
 def page_of(

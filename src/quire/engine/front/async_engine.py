@@ -321,7 +321,8 @@ class AsyncEngine(EngineSettings, EngineTexts):
         records = await self._client.records() if self._client else []
         return {"steps": msgspec.to_builtins(records)}
 
-    async def log(self) -> bytes:
+    async def log(self, request_id: str = "", replica: int = 0) -> bytes:
+        del request_id, replica  # there is one log
         return await self._client.log() if self._client else b""
 
     async def view(self, after: int) -> EngineView:

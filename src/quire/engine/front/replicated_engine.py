@@ -391,9 +391,8 @@ class ReplicatedEngine(EngineTexts):
         found = [await engine.debug() for engine in self._ready()]
         return {"steps": [step for each in found for step in each["steps"]]}
 
-    async def log(self) -> bytes:
-        """That of the first replica."""
-        return await self._first.log()
+    async def log(self, request_id: str = "", replica: int = 0) -> bytes:
+        return await self._where.get(request_id, self._engines[replica]).log()
 
     async def view(self, after: int) -> EngineView:
         """What the first replica holds."""

@@ -40,7 +40,7 @@ async def lifecycle(context: ServerContext, exchange: Exchange, values: Mapping[
     seen = await answered(context, exchange, ids, likeliest(tokens))
     times, texts = [1e3 * (arrived - began) + at for at in seen.times], seen.texts
     try:
-        rows = await asyncio.to_thread(_rows, await engine.log())
+        rows = await asyncio.to_thread(_rows, await engine.log(seen.request_id))
     except EngineUnavailableError as error:
         raise ValueError(f"prompt: {error}") from None
     found = explain(rows, seen.request_id)
