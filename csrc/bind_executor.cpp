@@ -12,6 +12,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "adapter_file.h"
 #include "executor.h"
 
 namespace nb = nanobind;
@@ -192,6 +193,12 @@ void bind_adapters(nb::class_<Executor>& c) {
           },
           nogil(), "slot"_a, "name"_a, "part"_a, "a"_a, "a_dtype"_a, "b"_a, "b_dtype"_a, "scale"_a, "gain"_a, "rank"_a)
       .def(
+          "put_stored",
+          [](Executor& e, int slot, int file, const std::vector<quire::StoredPair>& pairs) {
+            put_stored(&e.adapters(), slot, file, pairs);
+          },
+          nogil(), "slot"_a, "file"_a, "pairs"_a)
+      .def(
           "put_own_rows",
           [](Executor& e, int slot, const std::string& name, int first, uintptr_t rows, int count, int cols) {
             e.adapters().put_rows(slot, name, first, at<float>(rows), count, cols);
@@ -206,6 +213,13 @@ void bind_adapters(nb::class_<Executor>& c) {
 }
 
 void bind_adapter_layout(nb::module_& m) {
+  nb::class_<quire::StoredPair>(m, "StoredPair", "A and B of a part of a linear at some bytes of a file.")
+      .def(
+          "__init__",
+          [](quire::StoredPair* pair, const std::string& linear, int part, int rank, uint64_t a, DType a_dtype,
+             uint64_t b, DType b_dtype,
+             float scale) { new (pair) quire::StoredPair{linear, part, rank, a, b, a_dtype, b_dtype, scale}; },
+          "linear"_a, "part"_a, "rank"_a, "a"_a, "a_dtype"_a, "b"_a, "b_dtype"_a, "scale"_a);
   using quire::AdapterLayout;
   nb::class_<AdapterLayout>(m, "AdapterLayout", "How adapters lie in the pages of a pool.")
       .def(nb::init<>())

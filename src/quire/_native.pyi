@@ -207,6 +207,13 @@ class Limits:
 class Group:
     pass
 
+class StoredPair:
+    """A and B of a part of a linear at some bytes of a file."""
+
+    def __init__(
+        self, linear: str, part: int, rank: int, a: int, a_dtype: DType, b: int, b_dtype: DType, scale: float
+    ) -> None: ...
+
 class AdapterLayout:
     """How adapters lie in the pages of a pool."""
 
@@ -329,6 +336,7 @@ class Executor:
         gain: int,
         rank: int,
     ) -> None: ...
+    def put_stored(self, slot: int, file: int, pairs: Sequence[StoredPair]) -> None: ...
     def put_own_rows(self, slot: int, name: str, first: int, rows: int, count: int, cols: int) -> None: ...
     def clear_adapter(self, slot: int) -> None: ...
     def adapter_pages(self, slot: int) -> list[int]:

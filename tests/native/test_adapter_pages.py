@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from helpers.specs import decoder_spec
 from helpers.stepper import Stepper
 from quire.executor.base import F32, Limits
 from quire.executor.native import NativeExecutor
+from quire.executor.stored_adapters import StoredMatrix, StoredPair
 from quire.loader import RandomWeights, load
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
@@ -22,6 +24,7 @@ from quire.program.lowering import LoraRoom
 from quire.program.memory import adapter_layout, largest_adapter
 from quire.program.program import Program
 from quire.program.tensors import AdapterShape
+from quire.quant.floats import from_float32
 
 RANK, SLOTS, PAGES = 40, 6, 9
 LIMITS = Limits(max_tokens=64, max_rows=1, max_logit_rows=64, max_len=64, num_blocks=8, max_loras=SLOTS)
@@ -157,3 +160,43 @@ def test_the_pool_takes_what_is_planned() -> None:
     planned = adapter_layout(WHOLE).pool_bytes(SLOTS, limits.adapter_pages)
     assert executor.memory()["adapters"] == planned
     assert planned < 1.02 * limits.adapter_pages * adapter_layout(WHOLE).page_bytes
+
+
+@pytest.mark.parametrize(
+    ("a_type", "b_type"), [("F32", "F32"), ("BF16", "F32"), ("F32", "BF16"), ("BF16", "BF16")]
+)
+@pytest.mark.parametrize("rank", [3, 16, 40])
+def test_a_file_gives_the_bits_of_its_matrices(a_type: str, b_type: str, rank: int, tmp_path: Path) -> None:
+    """Wherever A and B lie in it, aligned or not."""
+    executor, stepper = made(PROGRAM, 2 * adapter_layout(PROGRAM).pages(every(rank).parts, []))
+    random, stored, put = np.random.default_rng(rank), bytearray(b"odd"), []
+    for slot in range(2):
+        executor.open_adapter(slot, every(rank))
+    for adapted in PROGRAM.adapted:
+        for number, part in enumerate(adapted.parts):
+            a = random.standard_normal((rank, adapted.cols), np.float32) / 16
+            b = random.standard_normal((part.rows, rank), np.float32)
+            kept, places = [], []
+            for matrix, kind in ((a, a_type), (b, b_type)):
+                kept.append(from_float32(matrix, kind))
+                places.append(StoredMatrix(len(stored), kind))
+                stored += kept[-1].tobytes()
+            executor.put_adapter(0, adapted.name, number, *kept, None, 0.7)
+            put.append((adapted.name, number, StoredPair(*places, rank, 0.7)))
+    path = tmp_path / "matrices"
+    path.write_bytes(stored)
+    with path.open("rb") as file:
+        executor.put_stored(1, file.fileno(), put[::-1])
+        assert np.array_equal(logits(executor, stepper, 0), logits(executor, stepper, 1))
+        name, number, pair = put[0]
+        for wrong, told in (
+            ((name, 9, pair), "no such part"),
+            ((name, 0, pair._replace(rank=rank + 1)), "rank"),
+        ):
+            with pytest.raises(ValueError, match=told):
+                executor.put_stored(1, file.fileno(), [wrong])
+        path.write_bytes(stored[:-1])
+        with pytest.raises(RuntimeError, match="it became shorter while it was read"):
+            executor.put_stored(1, file.fileno(), put)
+    with pytest.raises(RuntimeError, match="Bad file descriptor"):
+        executor.put_stored(1, -1, put)

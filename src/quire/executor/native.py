@@ -18,20 +18,18 @@ from quire import _native
 from quire.executor.base import (
     F32,
     U8,
-    AdapterSlots,
     Embeddings,
     Executor,
     ExpertLoads,
     Limits,
     Outputs,
     StepArrays,
-    check_adapter,
     check_blocks,
     check_embeddings,
-    check_own_rows,
     check_program,
 )
 from quire.executor.expert_places import HeldExperts
+from quire.executor.native_adapters import NativeAdapters
 from quire.executor.plans import PlanCounts, StepPlans, StepSize
 from quire.executor.sampler import HostSampler, sampler_bytes
 from quire.loader.finite import first_nonfinite
@@ -54,9 +52,8 @@ from quire.program.memory import (
 )
 from quire.program.op import AttentionScratch, ExpertScratch, RowScratch
 from quire.program.program import Program
-from quire.program.tensors import AdapterShape, Buffer, Param
+from quire.program.tensors import Buffer, Param
 from quire.quant import GroupCodes, check_codes, quantize
-from quire.quant.floats import FloatsOrBits
 from quire.quant.groups import rotate, weight_share
 from quire.records import dataclass
 from quire.spec.rope import cos_sin
@@ -65,7 +62,6 @@ from quire.util.given_pages import give_pages
 from quire.util.sizes import format_size
 
 _SOURCE_DTYPES = {"F32": _native.DType.f32, "F16": _native.DType.f16, "BF16": _native.DType.bf16}
-_NUMBERS = {np.dtype(np.float32): _native.DType.f32, np.dtype(np.uint16): _native.DType.bf16}
 _SOURCE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 _Field = str | int | float | bool | None
 
@@ -113,7 +109,7 @@ class NativeKind:
         return NativeExecutor(program, threads=self.threads, isa=self.isa, beside=other)
 
 
-class NativeExecutor:
+class NativeExecutor(NativeAdapters):
     """Executor over the C++ core. `isa` forces an instruction set ("" takes the best of this machine). It takes turns
     with the one `beside` it on its threads, if one is given, and uses parameters of it."""
 
@@ -122,7 +118,6 @@ class NativeExecutor:
     ) -> None:
         check_program(program)
         self.program = program
-        self._linears = {each.name: each for each in program.adapted}
         self._core = _native.Executor(isa, threads) if beside is None else _native.Executor(isa, beside.core)
         for param in program.params:
             self._core.add_param(param.name, packed(param))
@@ -429,48 +424,6 @@ class NativeExecutor:
     def _bytes(self, name: str, offset: int, size: int) -> npt.NDArray[np.uint8]:
         address = self._core.buffer(name) + offset
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
-
-    @property
-    def adapter_slots(self) -> Sequence[AdapterSlots]:
-        """Its own; see Runnable.adapter_slots."""
-        return (self,)
-
-    def settle_adapters(self) -> None:
-        """Nothing: what was put is there; see AdapterSlots."""
-
-    def open_adapter(self, slot: int, shape: AdapterShape) -> None:
-        """Give a slot the pages for an adapter; see Runnable.open_adapter."""
-        self._core.open_adapter(slot, shape.parts, shape.own)
-
-    def put_adapter(
-        self,
-        slot: int,
-        name: str,
-        part: int,
-        a: FloatsOrBits,
-        b: FloatsOrBits,
-        gain: F32 | None = None,
-        scale: float = 1.0,
-    ) -> None:
-        """Fill a part of a slot; see Runnable.put_adapter."""
-        check_adapter(self._linears, name, part, a, b, gain)
-        a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
-        gains = None if gain is None else np.ascontiguousarray(gain, np.float32)
-        at = 0 if gains is None else gains.ctypes.data
-        types = [_NUMBERS[each.dtype] for each in (a, b)]
-        self._core.put_adapter(
-            slot, name, part, a.ctypes.data, types[0], b.ctypes.data, types[1], scale, at, len(a)
-        )
-
-    def put_own_rows(self, slot: int, name: str, first: int, rows: F32) -> None:
-        """Fill rows of a parameter in a slot; see Runnable.put_own_rows."""
-        check_own_rows(self.program, name, first, rows)
-        rows = np.ascontiguousarray(rows, np.float32)
-        self._core.put_own_rows(slot, name, first, rows.ctypes.data, *rows.shape)
-
-    def clear_adapter(self, slot: int) -> None:
-        """Empty a slot; see Runnable.clear_adapter."""
-        self._core.clear_adapter(slot)
 
     @property
     def block_bytes(self) -> int:

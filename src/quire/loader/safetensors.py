@@ -162,9 +162,10 @@ class SafetensorsFile:
         """Bytes [begin, end) of the data part, as TensorEntry has them."""
         return np.frombuffer(self._map, np.uint8, end - begin, self._start + begin)
 
-    def end_of(self, name: str) -> int:
-        """Where the bytes of a tensor end in the file."""
-        return self._start + self._entries[name].end
+    def place_of(self, name: str) -> tuple[int, int]:
+        """The bytes [begin, end) of a tensor in the file."""
+        entry = self._entries[name]
+        return self._start + entry.begin, self._start + entry.end
 
     def prefetch(self, name: str, start: int, stop: int) -> None:
         """Let the kernel read rows [start, stop) in the background."""

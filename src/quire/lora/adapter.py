@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.executor.stored_adapters import StoredPair
 from quire.quant.floats import FloatsOrBits
 from quire.records import dataclass
 
@@ -62,8 +63,13 @@ class AdapterNumbers(Protocol):
     def outline(self) -> Mapping[str, tuple[int, bool]]:
         """By module, its rank and whether it has a magnitude or gain."""
 
-    def each(self) -> Iterable[tuple[str, LowRank]]:
-        """The parts by module, once. CheckpointError for numbers that are not finite."""
+    def each(self, but: Collection[str] = ()) -> Iterable[tuple[str, LowRank]]:
+        """The parts by module, once, without some. CheckpointError for numbers that are not finite."""
+
+    def stored(self) -> tuple[int, Mapping[str, StoredPair]]:
+        """An open file, and parts that lie in it as they are, by module; their numbers are those of `digest`, and
+        finite if those were. (-1, {}) if there are none.
+        """
 
     @property
     def digest(self) -> str:
@@ -95,8 +101,11 @@ class Adapter:
             for module, part in self.parts.items()
         }
 
-    def each(self) -> Iterable[tuple[str, LowRank]]:
-        return self.parts.items()
+    def each(self, but: Collection[str] = ()) -> Iterable[tuple[str, LowRank]]:
+        return ((module, part) for module, part in self.parts.items() if module not in but)
+
+    def stored(self) -> tuple[int, Mapping[str, StoredPair]]:
+        return -1, {}
 
     def whole(self) -> Adapter:
         return self

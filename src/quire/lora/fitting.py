@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from quire.executor.base import AdapterSlots, Runnable
+from quire.executor.stored_adapters import TakesStored
 from quire.lora import BLOCK_BYTES
 from quire.lora.adapter import F32, Adapter, AdapterNumbers, LowRank, MatrixRows
 from quire.program.program import Program
@@ -120,13 +121,34 @@ def fill_slot(executor: Runnable, slot: int, adapter: AdapterNumbers) -> None:
     for slots, places in ranks:
         slots.open_adapter(slot, _shape(slots.program, places, adapter))
         _put_whole(slots, slot, adapter.modules_to_save)
-    for key, part in adapter.each():
+    for key, part in adapter.each(but=_put_stored(slot, ranks, adapter)):
         for slots, places in ranks:
             for adapted, number in places.get(key, ()):
                 a, b, gain, scale = _matrices(part, adapted.parts[number])
                 slots.put_adapter(slot, adapted.name, number, a, b, gain, scale)
     for slots, _ in ranks:
         slots.settle_adapters()
+
+
+def _put_stored(
+    slot: int, ranks: Sequence[tuple[AdapterSlots, Places]], adapter: AdapterNumbers
+) -> Collection[str]:
+    """Put what the file of an adapter has as a slot takes it; returns the modules that are in the slot now."""
+    slots, places = ranks[0]
+    if len(ranks) > 1 or not isinstance(slots, TakesStored):
+        return ()
+    file, pairs = adapter.stored()
+    plain = {key: pair for key, pair in pairs.items() if all(map(_is_plain, places.get(key, ())))}
+    put = [(at.name, number, pair) for key, pair in plain.items() for at, number in places.get(key, ())]
+    if put:
+        slots.put_stored(slot, file, put)
+    return plain.keys()
+
+
+def _is_plain(place: tuple[Adapted, int]) -> bool:
+    """Whether a part takes A and B as they are."""
+    adapted, number = place
+    return not (adapted.shared or adapted.parts[number].turned or adapted.parts[number].pieces)
 
 
 def clear_slot(executor: Runnable, slot: int) -> None:

@@ -1,8 +1,8 @@
 """SHA-256 of a file by leaves, which two threads take in turns while the file is read.
 
 The digest is that of the digests of all leaves, LEAF bytes each but the last. Leaves are read one after the other,
-which is what the kernel reads ahead for. Whoever needs bytes of the file reads on until they are there, so one thread
-hashes while another waits for the disk, looks at numbers, or packs them.
+while another thread has the page cache hold what comes next. Whoever needs bytes of the file hashes on until they are
+there, or reads them by itself and takes leaves afterwards; so one thread hashes while another one packs numbers.
 
 A file that had rested when it was hashed, and has not been written to since, is read and not hashed again. Its times
 say so: the kernel sets the time of the last change, which no program can choose. They can be equal before and after a
@@ -12,6 +12,7 @@ until it has been brought to the disk, which begins after 30 s; so what rests ha
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -26,7 +27,7 @@ from quire.util.files import Identity, identity_of, open_regular
 LEAF = (
     2**20
 )  # bytes; with smaller ones threads wait more for Python's lock, which each needs between two leaves
-_AHEAD = 64  # leaves that are read in one call, without that lock, where nothing is to be hashed
+_AHEAD = 2**26  # bytes that are read in one call, without that lock
 REST_NS = 90 * 10**9
 
 
@@ -49,7 +50,7 @@ class Memory:
 
 
 class LeafHash:
-    """The digest of a file that is open; one thread calls it, another one reads beside it from now on.
+    """The digest of a file that is open; one thread calls it, others read ahead and hash beside it from now on.
 
     `memory` is where its digest is looked up and kept. Raises CheckpointError if the file cannot be opened, or changes.
     """
@@ -67,11 +68,14 @@ class LeafHash:
         self._leaves = [b""] * (0 if self.known else -(-self._identity.size // LEAF))
         self._taken, self._lock, self._closed = 0, Lock(), False
         self._buffer = memoryview(bytearray(LEAF))
-        self._pool = ThreadPoolExecutor(1, "leaves")
-        if self.known is None:
-            self._beside = self._pool.submit(self._reach, len(self._leaves), memoryview(bytearray(LEAF)))
-        else:
-            self._beside = self._pool.submit(self._read_ahead)
+        self._pool = ThreadPoolExecutor(2, "leaves")
+        self._pool.submit(self._read_ahead)
+        self._beside = self._pool.submit(self._reach, len(self._leaves), memoryview(bytearray(LEAF)))
+
+    @property
+    def file(self) -> int:
+        """The open file, whose content the digest is of."""
+        return self._file.fileno()
 
     def reach(self, end: int) -> None:
         """Hash until all leaves before byte `end` have been read, or are being read."""
@@ -112,12 +116,16 @@ class LeafHash:
             self._leaves[leaf] = hashlib.sha256(room).digest()
 
     def _read_ahead(self) -> None:
-        """Have the page cache hold the file, in order: all of it goes through one buffer."""
-        for first in range(0, self._identity.size, _AHEAD * LEAF):
-            if self._closed:
-                return
-            left = -(-(self._identity.size - first) // LEAF)
-            os.preadv(self._file.fileno(), [self._buffer] * min(_AHEAD, left), first)
+        """Have the page cache hold the file, in order. Sent to nowhere it is read by small pieces in one call: what the
+        kernel reads ahead for best, and without a copy. Whoever needs the bytes finds out what is wrong with them.
+        """
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+            at = 0
+            while at < self._identity.size and not self._closed:
+                sent = os.sendfile(nowhere.fileno(), self._file.fileno(), at, _AHEAD)
+                if not sent:
+                    return
+                at += sent
 
     def _take(self, stop: int) -> int | None:
         """The next leaf before `stop` that nobody has taken."""

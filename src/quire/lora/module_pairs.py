@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from quire.executor.stored_adapters import StoredPair
 from quire.lora.adapter import LowRank, MatrixRows
 from quire.lora.base_modules import BaseModules
 from quire.quant.floats import floats
@@ -46,7 +47,8 @@ class AdapterFacts:
 class ModulePair:
     """A pair that changes `module`, a name of ModelSpec.names or a row range of one (BaseModules.fused).
 
-    `shape` is [out, in]. `read` returns finite numbers of these sizes, or raises CheckpointError.
+    `shape` is [out, in]. `read` returns finite numbers of these sizes, or raises CheckpointError. `stored`: where they
+    lie in the file, if it has them so.
     """
 
     module: str
@@ -56,6 +58,7 @@ class ModulePair:
     read: Callable[[], LowRank]
     dora: bool = False
     end: int = 0  # of its bytes in the file
+    stored: StoredPair | None = None
 
 
 class AdapterFile(Protocol):

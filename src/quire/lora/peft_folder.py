@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.executor.stored_adapters import STORED_TYPES, StoredMatrix, StoredPair
 from quire.loader.finite import FLOAT_FORMATS, FiniteTensors, first_nonfinite
 from quire.loader.safetensors import SafetensorsFile
 from quire.loader.source import TensorInfo
@@ -258,10 +259,10 @@ class PeftFolder:
             raise unknown(pair.module, pair.a.name, self.where)
         else:
             dora = pair.magnitude is not None
-            end = self._end_of(pair)
             yield ModulePair(
-                name, pair.a.name, pair.rank, pair.shape, lambda: self._low_rank(pair), dora, end
-            )
+                name, pair.a.name, pair.rank, pair.shape, lambda: self._low_rank(pair), dora, self._end_of(pair),
+                self._stored(pair),
+            )  # fmt: skip
 
     def _low_rank(self, pair: _Pair) -> LowRank:
         a, b = self._matrix(pair.a), self._matrix(pair.b)
@@ -284,7 +285,13 @@ class PeftFolder:
 
     def _end_of(self, pair: _Pair) -> int:
         """Where the last of a pair's tensors ends in the file."""
-        return max(self._file.end_of(info.name) for info in pair.tensors)
+        return max(self._file.place_of(info.name)[1] for info in pair.tensors)
+
+    def _stored(self, pair: _Pair) -> StoredPair | None:
+        if pair.turned or pair.magnitude is not None or not {pair.a.dtype, pair.b.dtype} <= STORED_TYPES:
+            return None
+        a, b = (StoredMatrix(self._file.place_of(info.name)[0], info.dtype) for info in (pair.a, pair.b))
+        return StoredPair(a, b, pair.rank, pair.scale)
 
     def _swapped(self, pair: _Pair, stack: Stack) -> bool:
         """Whether A takes what the linear gives out: PEFT did so before 0.19 for matrices [out, in]."""

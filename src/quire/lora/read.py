@@ -6,12 +6,13 @@ before the first number is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from quire.config.shipped import shipped_adapters
+from quire.executor.stored_adapters import StoredPair
 from quire.lora.adapter import Adapter, LowRank
 from quire.lora.base_modules import BaseModules
 from quire.lora.leaf_hash import LeafHash, Memory
@@ -190,10 +191,20 @@ class AdapterReading:
             check_rank(rank, max_rank, f"{file.where}: module {module}")
         self.modules_to_save = {module: file.read_saved(stored) for module, stored in saved.items()}
 
-    def each(self) -> Iterator[tuple[str, LowRank]]:
+    def each(self, but: Collection[str] = ()) -> Iterator[tuple[str, LowRank]]:
         for module, several in self._pairs.items():
+            if module in but:
+                continue
             self._hashing.reach(max(pair.end for pair in several))
             yield module, combined(several, module, self._base)
+
+    def stored(self) -> tuple[int, Mapping[str, StoredPair]]:
+        found = {
+            module: several[0].stored
+            for module, several in self._pairs.items()
+            if several[0].stored is not None and several[0].module == module
+        }
+        return self._hashing.file, found
 
     @property
     def digest(self) -> str:
