@@ -218,6 +218,33 @@ def test_features_of_short_steps_are_given_up_where_the_next_look_is_far() -> No
     assert proposer.shown > shown
 
 
+@pytest.mark.parametrize(("taking", "quiet"), [(0.0, False), (0.5, True)])
+def test_a_look_pays_for_the_features_that_were_taken_for_it(
+    taking: float, quiet: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that only they move: half a step of taking is paid by a hundred steps without."""
+
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self) -> float:
+            return self.now
+
+        thread_time = perf_counter
+
+    clock = Clock()
+
+    class Slow(FeatureGuesser):
+        def ran(self, rows: Sequence[ScheduledSeq], added: Sequence[Sequence[int]]) -> None:
+            clock.now += taking
+
+    monkeypatch.setattr("quire.speculate.speculation.time", clock)
+    running = Running(Slow(), [random_text(0)])
+    for _ in range(40):
+        running.step(seconds=1.0)
+    assert (running.speculation._rests.quiet() > 50) == quiet
+
+
 def test_a_prediction_keeps_features() -> None:
     """Its request is looked at again, and the method may go on where the prediction ends."""
     running = Running(FeatureGuesser(), [random_text(0)])

@@ -85,6 +85,7 @@ class Speculation:
         self._timed = 0  # answers to come
         self._looking = self._making = 0.0  # seconds for the drafts of a step: to choose them, to make them
         self._in_passes = 0.0  # seconds of passes, in making them
+        self._kept = 0.0  # seconds in which features were taken since the last look, which it must pay, too
         self._cold = _COLD
 
     def idles(self, out: SchedulerOutput, drafts: int) -> bool:
@@ -104,6 +105,7 @@ class Speculation:
         self._rests.idled(self._idled)
         self._unweighed += 1 + self._idled
         self._idle = self._idled = 0
+        started, passes = time.perf_counter(), self.proposer.passes
         for seq_id in out.gone:
             if seq_id in self._following:
                 self._extend(seq_id, [])
@@ -114,9 +116,11 @@ class Speculation:
                 self._start(new, text_of)
         rows = [row for row in out.scheduled if row.logits > 1]
         self._drafting = bool(rows)
+        if self._features is not None:
+            begun, started = started, time.perf_counter()
+            self._kept += started - begun
         if not rows:
             return
-        started, passes = time.perf_counter(), self.proposer.passes
         before = passes.seconds if passes else 0.0
         rooms = {
             row.seq_id: Room(row.drafts, row.depth or row.drafts)
@@ -137,6 +141,8 @@ class Speculation:
         if not self._following:
             self.last = NO_DRAFTS
         elif self._drafting or self._is_due(out, result):
+            if self._features is not None:
+                self._kept += time.perf_counter() - started
             self._look_around(out, result, seconds)
         else:
             self.last = NO_DRAFTS
@@ -146,6 +152,8 @@ class Speculation:
                 self._allotment.observe_step(out.num_tokens, seconds)
                 self._unweighed = 0
             self._idle = self._pause(len(out.scheduled), started)
+            if self._features is not None:
+                self._kept += time.perf_counter() - started
 
     def _pause(self, rows: int, started: float) -> int:
         """Steps to come in which there is nothing to do."""
@@ -205,7 +213,8 @@ class Speculation:
         asked = bool(places) and allowed and not self._rests.resting and self._ask(places, result, rows)
         self._looking = time.perf_counter() - started
         if places and not asked and (self._allotment.declined or not allowed):
-            self._rests.looked(self._looking, self._allotment.costs.seconds(rows))
+            self._rests.looked(self._looking + self._kept, self._allotment.costs.seconds(rows))
+        self._kept = 0.0
 
     def _tell(self, out: SchedulerOutput, result: StepOutput) -> None:
         """Let the proposer take in all tokens of the rows of a step."""
