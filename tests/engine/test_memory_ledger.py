@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import deque
 from dataclasses import field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -277,3 +278,112 @@ def test_memory_for_something_else_is_there_or_not() -> None:
     with ledger.spare(60 * MIB) as first, ledger.spare(60 * MIB) as second:
         assert (first, second, ledger.used) == (True, False, 60 * MIB)
     assert ledger.used == 0
+
+
+class Waits(Exception):
+    """An engine reads its socket, and nothing is there."""
+
+
+class Versions:
+    """Versions of a model in place of each other under one ledger, with both ends as they are: what one end says is
+    heard later, in order, and what an engine says right after it has loaded may be heard before the ledger knows that.
+    """
+
+    SHARE, FIXED, PLACE = 160 * MIB, 66 * MIB, MIB // 16
+
+    def __init__(self, seed: int) -> None:
+        self.draw, self.ledger = random.Random(seed), MemoryLedger(387 * MIB)
+        self.entries: list[LedgerEntry] = []
+        self.rooms: dict[int, RoomInUse] = {}
+        self.pools: dict[int, BlockPool] = {}
+        self.down: dict[int, deque[GrantRoom]] = {}
+        self.up: dict[int, deque[UsesRoom | None]] = {}  # None: it has loaded
+        self.wanted: dict[int, int] = {}
+
+    async def add(self) -> None:
+        number, entry = len(self.entries), self.ledger.entry(self.SHARE)
+        self.entries.append(entry)
+        self.down[number], self.up[number] = deque(), deque()
+        await entry.enter(lambda *told: self.down[number].append(GrantRoom(*told)))
+        kv = self.SHARE - self.FIXED
+        swap = SwapSpace(0, self.PLACE, entry.most_borrowed // self.PLACE)
+        self.pools[number] = BlockPool(kv // self.PLACE)
+        end = SimpleNamespace(send=self.up[number].append, receive=lambda wait: self.receive(number))
+        room = RoomInUse(end, self.pools[number], kv, [Cache()], swap)  # type: ignore[arg-type, list-item]
+        self.up[number].append(None)
+        room.begin()
+        self.rooms[number] = room
+
+    def receive(self, number: int) -> list[GrantRoom]:
+        if not self.down[number]:
+            raise Waits
+        return [self.down[number].popleft()]
+
+    def hear(self, number: int) -> None:
+        """The ledger hears the next thing that an engine has said."""
+        entry, up = self.entries[number], self.up[number]
+        if up and up[0] is None and len(up) > 1 and self.draw.random() < 0.5:
+            said = up[1]
+            del up[1]
+        elif up:
+            said = up.popleft()
+        else:
+            return
+        if said is None:
+            entry.loaded(self.FIXED, self.SHARE - self.FIXED)
+        else:
+            entry.use(said.seen, said.own, said.borrowed, said.held)
+
+    def work(self, number: int) -> bool:
+        """An engine goes on; returns whether it can."""
+        pool, room = self.pools[number], self.rooms[number]
+        if number not in self.wanted and self.draw.random() < 0.5 and pool.top < pool.num_blocks:
+            self.wanted[number] = min(pool.num_blocks, pool.top + self.draw.randint(1, 400))
+        try:
+            if number in self.wanted:
+                room.reach(self.wanted[number])
+                pool.top = self.wanted.pop(number)
+            elif self.down[number]:
+                room.obey(self.down[number].popleft())
+        except Waits:
+            return False
+        return True
+
+    def end(self, number: int) -> None:
+        self.entries[number].leave()
+        for known in (self.rooms, self.up, self.down, self.wanted):
+            known.pop(number, None)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_an_engine_that_takes_blocks_at_once_is_answered(seed: int) -> None:
+    async def run() -> None:
+        world = Versions(seed)
+        coming = asyncio.create_task(world.add())
+        for _ in range(500):
+            await asyncio.sleep(0)
+            if not world.rooms:
+                continue
+            number = world.draw.choice([*world.rooms])
+            world.draw.choice((world.work, world.hear))(number)
+            assert world.ledger.used <= world.ledger.bound
+            if coming.done() and len(world.rooms) == 1 and world.draw.random() < 0.02:
+                coming = asyncio.create_task(world.add())
+            elif len(world.rooms) == 2 and world.draw.random() < 0.03:
+                world.end(min(world.rooms))
+        for _ in range(50):  # all that was said is heard
+            await asyncio.sleep(0)
+            for number in world.rooms:
+                while world.up[number]:
+                    world.hear(number)
+                world.work(number)
+        await coming
+        for number in [*world.rooms]:
+            for _ in range(9):
+                while world.up[number]:
+                    world.hear(number)
+                if world.work(number) and number not in world.wanted:
+                    break
+            assert number not in world.wanted, "it waits for ever"
+
+    asyncio.run(run())

@@ -37,6 +37,7 @@ class RoomInUse:
         self._own_bytes = own_bytes
         self._chunk = max(1, max(_CHUNK, own_bytes // 16) * pool.num_blocks // max(1, own_bytes))
         self._granted = self._asked = 0  # blocks of its own
+        self._given = 0  # bytes that the ledger has granted for them, and may still count
         self._borrowed = self._wished = 0  # bytes
         self._refused = self._seen = 0
 
@@ -45,6 +46,7 @@ class RoomInUse:
         found = [each.warm_blocks(self._chunk) for each in self._executors]
         touched = [self._pool.num_blocks if each is None else max(each, self._chunk) for each in found]
         self._granted = self._asked = min(self._pool.num_blocks, max(touched))
+        self._given = self._bytes(self._asked)
         self._pool.reach = self.reach
         self._say()
 
@@ -55,6 +57,8 @@ class RoomInUse:
             return
         if self._asked < min(self._pool.num_blocks, top + self._chunk // 2):
             self._asked = min(self._pool.num_blocks, top + self._chunk)
+            if self._bytes(self._asked) <= self._given:  # the same whole pages: nobody would answer
+                self._granted = self._asked
             self._say()
         later: list[Command] = []
         while self._granted < top:
@@ -70,6 +74,7 @@ class RoomInUse:
 
     def obey(self, command: GrantRoom) -> None:
         """Use what was granted, and give back what was taken away."""
+        self._given = command.own
         if command.own >= self._bytes(self._asked):
             self._granted = self._asked
         for each in self._executors:
@@ -103,7 +108,9 @@ class RoomInUse:
         self._say()
 
     def _say(self) -> None:
-        self._channel.send(UsesRoom(self._seen, self._bytes(self._asked), self._wished, self._borrowed))
+        own = self._bytes(self._asked)
+        self._given = min(self._given, own)  # the ledger counts no more once it has heard this
+        self._channel.send(UsesRoom(self._seen, own, self._wished, self._borrowed))
 
     def _bytes(self, blocks: int) -> int:
         """What so many blocks take at most, in whole pages."""

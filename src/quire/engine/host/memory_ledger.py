@@ -117,7 +117,7 @@ class LedgerEntry:
         self._ledger, self.share = ledger, share
         self.fixed = self.own = self.borrowed = self.held = self.wished = 0
         self._wants = 0  # own blocks that it claims
-        self._sent = 0
+        self._sent = self._told = 0  # messages, and the bytes of its own blocks that it knows to be granted
         self._send: Granted = _nobody
         self._entering: asyncio.Future[None] | None = None
 
@@ -149,7 +149,7 @@ class LedgerEntry:
     async def enter(self, send: Granted) -> None:
         """Return when its whole share is free: it begins to load. `send` tells it the bytes of its own blocks and of
         borrowed ones that it may have, once it has loaded."""
-        self._send, self._sent = send, 0
+        self._send, self._sent, self._told = send, 0, 0
         entering = self._entering = asyncio.get_running_loop().create_future()
         self._ledger.settle(self, claims=True)
         try:
@@ -171,8 +171,13 @@ class LedgerEntry:
         bytes that it would borrow, and has borrowed. That it has less counts once it knows all that it was granted."""
         if seen == self._sent:
             self.own, self.borrowed, self.held = min(self.own, own), min(self.borrowed, wished), held
+            self._told = min(self._told, self.own)
         self._wants, self.wished = own, wished
         self._ledger.settle(self, claims=own > self.own)
+        if (
+            self._told < own <= self.own
+        ):  # it waits for what is counted already, as all of it is after loading
+            self._tell()
 
     def leave(self, kept: int = 0) -> None:
         """Its process has ended; `kept` bytes stay in this one."""
@@ -199,7 +204,7 @@ class LedgerEntry:
         self._tell()
 
     def _tell(self) -> None:
-        self._sent += 1
+        self._sent, self._told = self._sent + 1, self.own
         self._send(self._sent, self.own, self.borrowed)
 
 
