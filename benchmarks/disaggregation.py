@@ -8,8 +8,8 @@ time with and without prompts. Streams are answers of 1,900 tokens, one after th
 1,600 tokens that nobody has seen. Clients, routers and the kv-server share the cores with the servers.
 
 With --transfer: blocks to a kv-server in another process and back, beside a bare socket to and from another process
-with pieces of the same size, all over loopback in turns. The server is full, as one is that runs for long; what the
-first blocks took, for which it had to get new memory, is told apart.
+with the same blocks, which are read into one place, all over loopback in turns. The server is full, as one is that runs
+for long; what the first blocks took, for which it had to get new memory, is told apart.
 """
 
 from __future__ import annotations
@@ -179,34 +179,37 @@ def _told(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def bare(block: int, count: int, *, back: bool) -> float:
+def bare(contents: list[Any], *, back: bool) -> float:
     """Bytes a second over a socket to another process, or from it."""
     listener = socket.create_server(("127.0.0.1", 0))
     child = os.fork()
     if not child:
-        sock, room = socket.create_connection(listener.getsockname()), memoryview(bytearray(block))
-        for _ in range(count):
-            _send_or_take(sock, room, send=back)
-        sock.recv(1)
+        _move(socket.create_connection(listener.getsockname()), contents, send=back)
         os._exit(0)
     sock, _ = listener.accept()
-    room = memoryview(bytearray(block))
     start = time.perf_counter()
-    for _ in range(count):
-        _send_or_take(sock, room, send=not back)
+    _move(sock, contents, send=not back)
     took = time.perf_counter() - start
     sock.close()
     listener.close()
     os.waitpid(child, 0)
-    return block * count / took
+    return float(sum(each.nbytes for each in contents) / took)
 
 
-def _send_or_take(sock: socket.socket, room: memoryview, *, send: bool) -> None:
+def _move(sock: socket.socket, contents: list[Any], *, send: bool) -> None:
+    """Send blocks and wait until they were read, or read as many."""
+    room = memoryview(bytearray(contents[0].nbytes))
+    for content in contents:
+        if send:
+            sock.sendall(content)
+            continue
+        left = room
+        while left:
+            left = left[sock.recv_into(left) :]
     if send:
-        sock.sendall(room)
-        return
-    while room:
-        room = room[sock.recv_into(room) :]
+        sock.recv(1)
+    else:
+        sock.sendall(b"!")
 
 
 def through(tier: KeptBlocks, contents: list[Any], number: int) -> tuple[float, float]:
@@ -249,8 +252,8 @@ def transfer(args: argparse.Namespace) -> None:
             while not tier.works:
                 time.sleep(0.01)
             for number in range(-2, args.rounds):
-                rates = (*through(tier, contents, number + 2), bare(args.block, args.blocks, back=False),
-                         bare(args.block, args.blocks, back=True))  # fmt: skip
+                rates = (*through(tier, contents, number + 2), bare(contents, back=False),
+                         bare(contents, back=True))  # fmt: skip
                 filling = filling or rates[0] / rates[2]
                 if number >= 0:
                     for name, rate in zip(found, rates, strict=True):

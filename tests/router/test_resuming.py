@@ -14,7 +14,8 @@ from helpers.process import Process, until
 from helpers.routed import routed
 from quire.config.shipped import shipped_models
 from quire.router.resuming import CannotResumeError, DeliveredStream, ResumedStream, is_resumable, with_seed
-from quire.router.routed_request import AskedOfServers
+from quire.router.routed_request import AskedOfServers, with_field
+from quire.util.http_client import body_size
 
 REASONING, TEXT = "let me think about it", "The answer is 42, and it stays 42 wherever it comes from. "
 
@@ -121,7 +122,16 @@ def test_what_can_go_on() -> None:
 
 def test_seeds() -> None:
     assert with_seed(b'{"seed": 3}', AskedOfServers(seed=3)) == b'{"seed": 3}'
+    given = b'{"prompt": "}"} '
+    made = with_seed(given, AskedOfServers())
+    assert isinstance(made, tuple)
+    assert memoryview(made[0]).obj is given, "nothing is copied"
+    both = with_field(made, "other", b"[1]", replaces=False)
+    assert isinstance(both, tuple)
+    assert json.loads(b"".join(both)).keys() == {"prompt", "seed", "other"}
+    assert len(b"".join(both)) == body_size(both)
     made = with_seed(b' {"seed": null, "stream": true} ', AskedOfServers(seed=None))
+    assert isinstance(made, bytes)
     assert made.count(b"seed") == 1, "servers refuse repeated fields"
     drawn = json.loads(made)
     assert drawn["stream"] is True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,51 +24,60 @@ _YAML = (".yaml", ".yml")
 _LISTS = {f.name for f in dataclasses.fields(ServingConfig) if f.default == ()}
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read the options of a file, by field name. Raises ValueError for unknown options."""
+def read_config(path: Path, further: type | None = None) -> dict[str, Any]:
+    """Read the options of a file, by field name; those of `further`, too. Raises ValueError for unknown options."""
     try:
         values = _parse(path.read_bytes(), path)
     except (OSError, ValueError, CheckpointError) as error:
         raise ValueError(f"config: {path}: {error}") from None
-    known = OPTIONS | {f.name: f for f in dataclasses.fields(ServingConfig)}
+    return options_of(values, f"config: {path}", further, texts=path.suffix in _YAML)
+
+
+def options_of(
+    values: Mapping[str, Any], where: str, further: type | None = None, *, texts: bool = False
+) -> dict[str, Any]:
+    """Options by field name, from those of a file; with `texts` all values are texts. Raises ValueError."""
+    known = OPTIONS | _fields(ServingConfig) | ({} if further is None else _fields(further))
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = key.replace("-", "_")
-        own = {name: value} if name in known or name in _EXTRA else _translated(path, key, value, known)
+        own = {name: value} if name in known or name in _EXTRA else _translated(where, key, value, known)
         for field, given in own.items():
             if field in found:
-                raise ValueError(f"config: {path}: {key!r} is given twice")
+                raise ValueError(f"{where}: {key!r} is given twice")
             try:
-                found[field] = _value(
-                    given, field, known.get(field), texts=field != name or path.suffix in _YAML
-                )
+                found[field] = _value(given, field, known.get(field), texts=texts or field != name)
             except (argparse.ArgumentTypeError, ValueError) as error:
-                raise ValueError(f"config: {path}: {key}: {error}") from None
+                raise ValueError(f"{where}: {key}: {error}") from None
     return found
 
 
 def option_value(value: Any, name: str) -> Any:
     """A value of a TOML file as that of an option of Quire. Raises ValueError for an unknown one and a wrong type."""
-    known = OPTIONS | {f.name: f for f in dataclasses.fields(ServingConfig)}
+    known = OPTIONS | _fields(ServingConfig)
     if name not in known:
         raise ValueError(f"{name!r} is unknown{nearest(name, known)}")
     made = _value(value, name, known[name], texts=False)
     return tuple(made) if isinstance(made, list) else made
 
 
-def _translated(path: Path, key: str, value: Any, known: Iterable[str]) -> dict[str, Any]:
+def _fields(config: type) -> dict[str, Any]:
+    return {f.name: f for f in dataclasses.fields(config)}
+
+
+def _translated(where: str, key: str, value: Any, known: Iterable[str]) -> dict[str, Any]:
     """An option of another server as options of Quire, by field name. Raises ValueError."""
     name = key.replace("_", "-")
     flag = f"--{name}" if len(name) > 3 or explain(f"--{name}") else f"-{name}"
     if not explain(flag):
-        raise ValueError(f"config: {path}: {key!r} is unknown{nearest(key, [*known, *_EXTRA])}")
+        raise ValueError(f"{where}: {key!r} is unknown{nearest(key, [*known, *_EXTRA])}")
     found: dict[str, Any] = {}
     for item in value if isinstance(value, list) else [value]:
         text = ("true" if item else "false") if isinstance(item, bool) else str(item)
         try:
             words = translate(flag, text)
         except ForeignOptionError as error:
-            raise ValueError(f"config: {path}: {key!r} {error}") from None
+            raise ValueError(f"{where}: {key!r} {error}") from None
         for option, given in words:
             on = not option.startswith("--no-")
             field = option.removeprefix("--" if on else "--no-").replace("-", "_")

@@ -44,6 +44,7 @@ COMMANDS = {
     "tokenize": ("quire.cli.tokenize", "show the tokens of a text, or the text of tokens"),
     "router": ("quire.cli.router", "pass requests on to servers, each to the one that answers it soonest"),
     "kv-server": ("quire.cli.kv_server", "keep KV blocks in memory for engines that share them"),
+    "stack": ("quire.cli.stack", "run a router, servers and their tiers on this machine, from one file"),
     "tenants": ("quire.cli.tenants", "make keys of tenants, and check a file of tenants"),
     "verify": ("quire.cli.verify", "check a model's files: digests, damaged weights, mismatched parts"),
     "train-draft": ("quire.cli.train_draft", "train a draft for speculative decoding"),

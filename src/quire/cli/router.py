@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,12 @@ def run(args: argparse.Namespace) -> int:
     given = dict(vars(args))
     given.pop("environment", None)
     file = given.pop("config")
-    options: dict[str, Any] = ({} if file is None else read_config(Path(file))) | given
+    options: dict[str, Any] = ({} if file is None else read_config(Path(file), RouterConfig)) | given
+    return _serve(*settings(options))
+
+
+def settings(options: Mapping[str, Any]) -> tuple[RouterConfig, ServingConfig]:
+    """The configs of a router with these options. Raises ValueError naming the one that is wrong."""
     own = {each.name for each in dataclasses.fields(RouterConfig)}
     for name in options:
         if name not in own and name not in _SHARED:
@@ -45,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
         name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
     }
     routing = RouterConfig(**{name: value for name, value in chosen.items() if name in own})
-    serving = ServingConfig(**{name: value for name, value in chosen.items() if name not in own})
-    return _serve(routing, serving)
+    return routing, ServingConfig(**{name: value for name, value in chosen.items() if name not in own})
 
 
 def _serve(routing: RouterConfig, serving: ServingConfig) -> int:

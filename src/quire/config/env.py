@@ -61,6 +61,12 @@ def store_folder() -> Path | None:
     return base and base / "quire" / "models"
 
 
+def state_folder(name: str) -> Path | None:
+    """A folder of what a command keeps while it runs: quire/NAME in the user's folder for state (XDG), or None."""
+    base = _base_folder("XDG_STATE_HOME", "~/.local/state")
+    return base and base / "quire" / name
+
+
 def _base_folder(variable: str, usual: str) -> Path | None:
     base = os.environ.get(variable, "")
     if not os.path.isabs(base):  # the XDG specification ignores relative paths

@@ -24,7 +24,7 @@ from quire.routing.router_policies import RoutedPrompt, policy_named
 from quire.routing.tickets import read_key
 from quire.routing.transfer import MovingCosts
 from quire.server.exchange import Exchange
-from quire.util.http_client import ClientError, Whole
+from quire.util.http_client import ClientError, SentBody, Whole, body_size
 
 _SEVERAL = re.compile(rb'\s*\[\s*["\[]')  # prompts in a list
 PREFILL = b'{"do_remote_decode":true}'
@@ -60,7 +60,7 @@ def divisible(exchange: Exchange, asked: AskedOfServers) -> bool:
     )  # fmt: skip
 
 
-def with_params(body: bytes, asked: AskedOfServers, params: bytes) -> bytes:
+def with_params(body: SentBody, asked: AskedOfServers, params: bytes) -> SentBody:
     """The body of a divisible request, with kv_transfer_params."""
     return with_field(
         body, "kv_transfer_params", params, replaces=asked.kv_transfer_params is not msgspec.UNSET
@@ -102,7 +102,7 @@ class Dividing:
         return chosen if self.costs.pays(tokens, ahead, answering.requests - 1) else None
 
     async def ticket(
-        self, server: BackendServer, prompt: RoutedPrompt, head: Callable[[int], bytes], asked: bytes
+        self, server: BackendServer, prompt: RoutedPrompt, head: Callable[[int], bytes], asked: SentBody
     ) -> bytes | None:
         """Have a server compute the prompt of a request; what to send to the one that answers, None for nothing."""
         uncached = max(prompt.prompt_tokens - prompt.cached(server.name), 1.0)
@@ -113,7 +113,7 @@ class Dividing:
         try:
             with self._backends.busy(server, uncached):
                 async with asyncio.timeout(limit):
-                    await server.client.request(head(len(asked)), asked, answer)
+                    await server.client.request(head(body_size(asked)), asked, answer)
         except TimeoutError:
             if limit == longest:
                 server.failed("did not compute a prompt in time", time.monotonic())

@@ -18,7 +18,7 @@ from quire.routing.tickets import PEER, TICKET, peer_proof
 from quire.server.errors import ApiError, retry_headers
 from quire.server.exchange import Exchange
 from quire.server.logs import log
-from quire.util.http_client import ClientError
+from quire.util.http_client import ClientError, SentBody, body_size
 
 # Answers after which another server is asked: this one is busy, ends, or is not there. An internal error is none of
 # them: what brought one server down might bring down all.
@@ -42,7 +42,8 @@ class Forwarding:
     def __init__(
         self, context: RouterContext, exchange: Exchange, body: bytes, asked: AskedOfServers
     ) -> None:
-        self._context, self._exchange, self._body, self._asked = context, exchange, body, asked
+        self._context, self._exchange, self._asked = context, exchange, asked
+        self._body: SentBody = body
         self._config: RouterConfig = context.backends.config
         parts = asked.parts()
         self._digests = prompt_digests(self._domain(), parts)
@@ -124,13 +125,13 @@ class Forwarding:
         return refusal
 
     async def _ask(
-        self, backend: BackendServer, prompt: RoutedPrompt, body: bytes, began: float
+        self, backend: BackendServer, prompt: RoutedPrompt, body: SentBody, began: float
     ) -> ApiError | Relay | None:
         """Send a server the request, which began then, and its answer to the client; see _try."""
         context, divided, sent = self._context, body is not self._body, time.monotonic()
         relay = Relay(self._exchange, context.keep if self._resumable else None)
         context.backends.sent(backend.name, self._exchange.request_id, self._digests, self._bytes)
-        head = self._head(backend, len(body), peer=divided)
+        head = self._head(backend, body_size(body), peer=divided)
         request = asyncio.create_task(backend.client.request(head, body, relay, taken=relay.take))
         try:
             failure = await self._begins(backend, relay, request)
@@ -156,7 +157,7 @@ class Forwarding:
             relay.forget()
         return None
 
-    async def _divided(self, backend: BackendServer, prompt: RoutedPrompt) -> bytes:
+    async def _divided(self, backend: BackendServer, prompt: RoutedPrompt) -> SentBody:
         """The body for the server that answers, once another one has computed the prompt if that pays."""
         dividing, model = self._context.dividing, self._asked.model or self._asked.name
         if self._ticket is None and self._divisible:
@@ -249,7 +250,7 @@ class Forwarding:
         delivered = DeliveredStream(b"".join(relay.sent))
         resumed, sink = ResumedStream(delivered), StreamPieces()
         with self._context.backends.busy(other, self._prompt().work(other.name)):
-            head = self._head(other, len(self._body))
+            head = self._head(other, body_size(self._body))
             request = asyncio.create_task(other.client.request(head, self._body, sink, taken=sink.take))
             try:
                 async for piece in sink.pieces(request):

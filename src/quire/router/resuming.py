@@ -16,6 +16,7 @@ import msgspec
 
 from quire.router.routed_request import AskedOfServers, with_field
 from quire.types import QuireError
+from quire.util.http_client import SentBody
 
 # Paths whose streams can go on, and the text fields of a delta there.
 RESUMABLE = ("/v1/chat/completions", "/v1/completions")
@@ -36,7 +37,7 @@ def is_resumable(path: str, asked: AskedOfServers) -> bool:
     return path in RESUMABLE and asked.stream is True and one and not asked.logprobs
 
 
-def with_seed(body: bytes, asked: AskedOfServers) -> bytes:
+def with_seed(body: SentBody, asked: AskedOfServers) -> SentBody:
     """The body with a seed, drawn here if the client has given none: another server must draw the same tokens."""
     if asked.seed is not None and asked.seed is not msgspec.UNSET:
         return body

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.server.exchange import Exchange
+from quire.util.http_client import SentBody
 
 _NO_RAW = msgspec.Raw(b"")
 _ID = re.compile(rb'"id":\s*"(resp_[\w-]{1,128})"')
@@ -92,12 +93,15 @@ def asked_of(exchange: Exchange, body: bytes) -> AskedOfServers:
         return AskedOfServers()
 
 
-def with_field(body: bytes, name: str, value: bytes, *, replaces: bool) -> bytes:
-    """A body with a field more, or with another value of one: servers refuse repeated ones."""
+def with_field(body: SentBody, name: str, value: bytes, *, replaces: bool) -> SentBody:
+    """A body with a field more, behind what there is, or with another value of one: servers refuse repeated ones."""
+    parts = (body,) if isinstance(body, bytes) else body
     if replaces:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields = msgspec.json.decode(b"".join(parts), type=dict[str, msgspec.Raw])
         return msgspec.json.encode(fields | {name: msgspec.Raw(value)})
-    return body[: body.rindex(b"}")] + b',"%b":%b}' % (name.encode(), value)
+    last = parts[-1]
+    assert isinstance(last, bytes)  # the client's body, or the end of what was put behind it
+    return (*parts[:-1], memoryview(last)[: last.rindex(b"}")], b',"%b":%b}' % (name.encode(), value))
 
 
 def response_id(beginning: bytes) -> bytes | None:

@@ -20,12 +20,18 @@ from quire.records import dataclass
 from quire.types import QuireError
 
 Clock = Callable[[], float]
+SentBody = bytes | tuple[bytes | memoryview, ...]  # of a request: whole, or in parts, none of which is copied
 MAX_BODY_BYTES = 64 << 20  # of an answer that is not a stream
 MAX_HEADER_BYTES = 64 << 10
 
 
 class ClientError(QuireError):
     """A request without a usable answer. The message is one line and starts with the kind of failure."""
+
+
+def body_size(body: SentBody) -> int:
+    """Bytes of a body."""
+    return len(body) if isinstance(body, bytes) else sum(map(len, body))
 
 
 class AnswerSink(Protocol):
@@ -156,7 +162,7 @@ class ClientConnection(asyncio.Protocol):
         return self._bytes
 
     async def send(
-        self, head: bytes, body: bytes, exchange: AnswerSink, sent: Callable[[float], None]
+        self, head: bytes, body: SentBody, exchange: AnswerSink, sent: Callable[[float], None]
     ) -> None:
         """Send a request and wait for the end of its answer. `sent` gets the time at which the first byte is written.
 
@@ -170,7 +176,7 @@ class ClientConnection(asyncio.Protocol):
         self._exchange = exchange
         self._done = asyncio.get_running_loop().create_future()
         sent(self._clock())
-        transport.write(head + body)
+        transport.writelines((head, body) if isinstance(body, bytes) else (head, *body))
         try:
             await self._done
         except BaseException:
@@ -247,7 +253,7 @@ class Client:
     async def request(
         self,
         head: bytes,
-        body: bytes,
+        body: SentBody,
         exchange: AnswerSink,
         sent: Callable[[float], None] = lambda _at: None,
         taken: Callable[[ClientConnection], None] = lambda _connection: None,

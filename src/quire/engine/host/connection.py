@@ -87,7 +87,7 @@ class EngineConnection(asyncio.Protocol):
     def _flush(self) -> None:
         frames, self._frames = self._frames, []
         if frames and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(frames))
+            self._transport.writelines(frames)
 
     async def close(self) -> None:
         """Stop the engine, and make sure that it ends."""

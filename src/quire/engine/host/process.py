@@ -25,6 +25,8 @@ if __name__ == "__main__":  # the imports below take most of the start-up time
     _cores = core_shares.CoreShares(sys.argv[3]) if len(sys.argv) > 3 else None
     if _cores is not None:
         _cores.begin()
+else:  # whoever has it run calls main()
+    _cores = None
 
 from quire.engine.build.adapter_room import with_room_for
 from quire.engine.build.assemble import Built, build

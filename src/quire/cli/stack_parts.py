@@ -1,0 +1,219 @@
+"""The parts of a stack: what each is started with, where it listens, and what it may take of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.config_file import options_of
+from quire.cli.kv_server import LEAST_SIZE
+from quire.cli.router import settings as router_settings
+from quire.cli.serve import settings
+from quire.config.routing import RouterConfig
+from quire.config.serving import ServingConfig
+from quire.config.stack import StackConfig, StackServer
+from quire.records import dataclass
+from quire.util.platform import usable_cores
+from quire.util.sizes import parse_size
+
+if TYPE_CHECKING:
+    from quire.config.schema import EngineConfig
+
+HERE = "127.0.0.1"
+ROUTER_PROCESS = 96 * 2**20
+BLOCKS_PROCESS = 64 * 2**20  # of a kv-server without blocks
+
+
+@dataclass(slots=True)
+class StackPart:
+    """A part: its command, and the options of its file by field name. `port` 0 is any that is free; `memory` is what
+    it takes at most, in bytes; `seconds`: what it may take to end."""
+
+    name: str
+    kind: str  # the command
+    host: str
+    port: int
+    memory: int
+    seconds: float
+    options: dict[str, Any] = field(default_factory=dict)
+    role: str = ""
+    tls: bool = False
+    model: str = ""
+    engine: EngineConfig | None = None
+    serving: ServingConfig | None = None
+
+    @property
+    def url(self) -> str:
+        """Its address, as its clients write it."""
+        at = f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port or '(free)'}"
+        return at if self.kind == "kv-server" else f"http{'s' if self.tls else ''}://{at}"
+
+
+def parts_of(config: StackConfig) -> list[StackPart]:
+    """The parts in the order in which they start, the router last. Raises ValueError naming the field."""
+    router = _router(config)
+    first = config.first_port
+    if first is None:
+        first = router.port + 1 if router.port else 0
+    made = [] if config.kv_server is None else [_blocks(config.kv_server)]
+    threads = max(1, usable_cores() // len(config.servers))
+    made += [_server(each, threads, config.kv_server is not None) for each in config.servers]
+    for each in made:
+        if not each.port and first:
+            each.port, first = first, first + 1
+    if first > 65536:
+        raise ValueError(f"first-port: {config.first_port} leaves no room for {len(made)} ports")
+    ports = [each.port for each in [*made, router] if each.port]
+    for port in ports:
+        if ports.count(port) > 1:
+            raise ValueError(f"first-port: two parts would have port {port}")
+    return [*made, router]
+
+
+def write_files(config: StackConfig, parts: list[StackPart]) -> dict[str, list[str]]:
+    """Write what the parts read, once all ports are known; returns their commands. Raises OSError."""
+    state, key = config.state, config.state / "kv.key"
+    blocks = next((each for each in parts if each.kind == "kv-server"), None)
+    if blocks is not None and not key.exists():
+        write_whole(key, b64encode(os.urandom(32)).decode())
+    backends, commands = [], {}
+    for part in parts:
+        options = dict(part.options)
+        if part.kind == "kv-server":
+            words = [
+                f"--size={options['size']}",
+                f"--key-file={key}",
+                f"--host={HERE}",
+                f"--port={part.port}",
+            ]
+        else:
+            if part.kind == "serve":
+                options |= {"host": HERE, "port": part.port}
+                if blocks is not None:
+                    options["kv_tiers"] = _tiers(options, part.role, f"{HERE}:{blocks.port}:{key}")
+                backends.append(
+                    {"name": part.name, "url": part.url} | ({"role": part.role} if part.role else {})
+                )
+            else:
+                options |= {
+                    "host": part.host,
+                    "port": part.port,
+                    "backends_file": str(state / "backends.toml"),
+                }
+                if any(each.role for each in parts):
+                    options["kv_key_file"] = str(key)
+            file = state / f"{part.name}.json"
+            write_whole(file, json.dumps(options, indent=1))
+            words = [f"--config={file}"]
+        commands[part.name] = [
+            sys.executable, "-m", "quire.cli.stack_process", str(os.getpid()), part.kind, *words
+        ]  # fmt: skip
+    write_whole(state / "backends.toml", "\n".join(_backend(each) for each in backends))
+    seen = [{"targets": [f"{each.host}:{each.port}"], "labels": {"part": each.name}}
+            for each in parts if each.kind != "kv-server"]  # fmt: skip
+    write_whole(state / "prometheus.json", json.dumps(seen, indent=1))
+    return commands
+
+
+def _router(config: StackConfig) -> StackPart:
+    options = options_of(config.router, "router", RouterConfig)
+    own = {"backends_file": str(config.state / "backends.toml")}
+    if any(each.role for each in config.servers):
+        own["kv_key_file"] = str(config.state / "kv.key")
+    for name in own:
+        if name in options:
+            raise ValueError(f"router: {name.replace('_', '-')}: is the stack's to choose")
+    try:
+        _, serving = router_settings(options | own)
+    except ValueError as error:
+        raise ValueError(f"router: {error}") from None
+    from quire.router.router_context import BODY_MEMORY, KEPT_MEMORY
+
+    return StackPart(
+        "router", "router", serving.host, serving.port, ROUTER_PROCESS + BODY_MEMORY + KEPT_MEMORY,
+        serving.shutdown_timeout, options, tls=serving.ssl_certfile is not None, serving=serving,
+    )  # fmt: skip
+
+
+def _blocks(given: Mapping[str, Any]) -> StackPart:
+    options = {"size": "1GiB", "port": 0} | dict(given)
+    for name in options.keys() - {"size", "port"}:
+        raise ValueError(f"kv-server: {name.replace('_', '-')}: is not one of size, port")
+    size, port = options["size"], options["port"]
+    try:
+        found = parse_size(str(size)) if type(size) in {str, int} else 0
+    except ValueError as error:
+        raise ValueError(f"kv-server: size: {error}") from None
+    if found < LEAST_SIZE:
+        raise ValueError(f"kv-server: size: {size!r} is not a size of {LEAST_SIZE} bytes or more")
+    if type(port) is not int or not 0 <= port <= 65535:
+        raise ValueError(f"kv-server: port: {port!r} is not in [0, 65535]")
+    return StackPart("kv-server", "kv-server", HERE, port, found + BLOCKS_PROCESS, 1.0, {"size": found})
+
+
+def _server(each: StackServer, threads: int, with_blocks: bool) -> StackPart:
+    options = {"threads": threads} | options_of(each.options, each.where)
+    checked = options | {"quiet": True}
+    if with_blocks:
+        checked["kv_tiers"] = _tiers(checked, each.role, f"{HERE}:1:key")
+    try:
+        model, engine, serving = settings({}, checked)
+    except ValueError as error:
+        raise ValueError(f"{each.where}: {error}") from None
+    if engine.limits.memory is None:
+        raise ValueError(f"{each.where}: memory: missing: say how much of this machine it may take")
+    return StackPart(
+        each.name, "serve", HERE, 0, engine.limits.memory, serving.shutdown_timeout, options, each.role,
+        serving.ssl_certfile is not None, model, engine, serving,
+    )  # fmt: skip
+
+
+def _tiers(options: Mapping[str, Any], role: str, remote: str) -> str:
+    own = [options["kv_tiers"]] if options.get("kv_tiers") else []
+    return ",".join([*own, f"remote={remote}", *([f"role={role}"] if role else [])])
+
+
+def _backend(entry: Mapping[str, str]) -> str:
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in entry.items())
+    return f"[[backend]]\n{lines}\n"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that its owner alone can read, whole or not at all."""
+    made = path.with_name(f".{path.name}.new")
+    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+    made.replace(path)
+
+
+class HeldPorts:
+    """Ports that nobody else gets while the stack is up, even while a part starts again: sockets that do not listen."""
+
+    def __init__(self) -> None:
+        self._socks: list[socket.socket] = []
+
+    def hold(self, parts: list[StackPart]) -> None:
+        """Hold the port of every part; one of port 0 gets a free one. Raises ValueError for one that is in use."""
+        for part in sorted(parts, key=lambda each: not each.port):
+            family = socket.AF_INET6 if ":" in part.host else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            self._socks.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((part.host.strip("[]"), part.port))
+            except OSError as error:
+                raise ValueError(f"{part.name}: {part.url}: {error.strerror or error}") from None
+            part.port = sock.getsockname()[1]
+
+    def close(self) -> None:
+        """Give them up."""
+        for sock in self._socks:
+            sock.close()

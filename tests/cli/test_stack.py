@@ -1,0 +1,278 @@
+"""`quire stack`: a file of a router, servers and their tiers; what is wrong in it is named, and what is up stays up."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.process import children, gone, until
+from helpers.server import GUARD
+from quire.cli.stack_parts import HeldPorts, StackPart, parts_of, write_files
+from quire.config.stack import read_stack
+
+SERVERS = """
+first-port = 0
+[router]
+port = 0
+[kv-server]
+size = "64MiB"
+[defaults]
+memory = "500MiB"
+max-model-len = 2048
+threads = 1
+[[serve]]
+role = "decode"
+[[serve]]
+role = "prefill"
+"""
+
+
+def stack(folder: Path, text: str) -> Path:
+    file = folder / "some.toml"
+    file.write_text(f"state = {json.dumps(str(folder / 'state'))}\n{text}")
+    return file
+
+
+def parts(folder: Path, text: str) -> list[StackPart]:
+    return parts_of(read_stack(stack(folder, text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1", "x: is not one of name, state, first-port"),
+        ("a", "some.toml: cannot be read: "),
+        ("name = 'a/b'\n[[serve]]", "name: 'a/b' is not of letters"),
+        ("first-port = 70000\n[[serve]]", r"first-port: 70000 is not in \[0, 65535\]"),
+        ("first-port = 65535\n[[serve]]\nmemory = '1GiB'\ncount = 3", "first-port: 65535 leaves no room for 3 ports"),
+        ("first-port = 8000\n[[serve]]\nmemory = '1GiB'", "first-port: two parts would have port 8000"),
+        ("[router]", r"serve: at least one \[\[serve\]\] table"),
+        ("[serve]\nmemory = '1GiB'", r"serve: at least one \[\[serve\]\] table"),
+        ("[[serve]]\nmemori = '1GiB'", r"serve 1: 'memori' is unknown \(did you mean memory\?\)"),
+        ("[[serve]]\nmemory = 'much'", "serve 1: memory: 'much' is not a size"),
+        ("[[serve]]\nmax-num-seqs = 0", "serve 1: max_num_seqs: 0 is not a positive integer"),
+        ("[[serve]]\nmax-num-seqs = 'all'", "serve 1: max_num_seqs: 'all' has the wrong type"),
+        ("[[serve]]\nmodel = 'quire-mini'", "serve 1: memory: missing"),
+        ("[[serve]]\nmemory = '1GiB'\n[[serve]]\nport = 1", "serve 2: port: is the stack's to choose"),
+        ("[defaults]\nhost = 'a'\n[[serve]]", "defaults: host: is the stack's to choose"),
+        ("[[serve]]\ncount = -1", r"serve 1: count: -1 is not in \[0, 64\]"),
+        ("[[serve]]\ncount = 0", "serve: 0 servers are not 1 to 64"),
+        ("[[serve]]\nrole = 'both'", r"serve 1: role: needs a table \[kv-server\]"),
+        ("[kv-server]\n[[serve]]\nrole = 'all'", "serve 1: role: 'all' is not one of prefill, decode, both"),
+        ("[kv-server]\n[[serve]]\nrole = 'prefill'", "serve: role: all of them are prefill"),
+        ("[kv-server]\n[[serve]]\nmemory = '1GiB'\nkv-tiers = 'tape=1'", "serve 1: kv_tiers: 'tape=1' is not a tier"),
+        ("[kv-server]\nsize = '1'\n[[serve]]", "kv-server: size: '1' is not a size of 1048576 bytes or more"),
+        ("[kv-server]\nsize = true\n[[serve]]", "kv-server: size: True is not a size"),
+        ("[kv-server]\ncolour = 1\n[[serve]]", "kv-server: colour: is not one of size, port"),
+        ("[router]\npolicy = 'best'\n[[serve]]", "router: policy: 'best' is not one of prefix"),
+        ("[router]\nbackend = ['http://a']\n[[serve]]", "router: backend: is the stack's to choose"),
+        ("[router]\nmemory = '1GiB'\n[[serve]]", "router: memory: is no option of a router"),
+        ("state = 'a'\n[[serve]]", "some.toml: cannot be read: Cannot overwrite"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parts(tmp_path, text)
+
+
+def test_parts_have_names_ports_and_what_they_need(tmp_path: Path) -> None:
+    text = """
+    [router]
+    port = 9000
+    [kv-server]
+    size = "64MiB"
+    [defaults]
+    memory = "500MiB"
+    kv-tiers = "ram=16MiB"
+    [[serve]]
+    role = "decode"
+    count = 2
+    [[serve]]
+    role = "prefill"
+    gpu-memory-utilization = 0.01
+    [[serve]]
+    memory = "600MiB"
+    served-model-name = "other"
+    """
+    config = read_stack(stack(tmp_path, text.replace("    gpu-memory-utilization = 0.01\n", "")))
+    made = parts_of(config)
+    assert [(each.name, each.port, each.role) for each in made] == [
+        ("kv-server", 9001, ""), ("decode-1", 9002, "decode"), ("decode-2", 9003, "decode"),
+        ("prefill-1", 9004, "prefill"), ("serve-1", 9005, ""), ("router", 9000, ""),
+    ]  # fmt: skip
+    config.state.mkdir()
+    commands = write_files(config, made)
+    assert commands["decode-2"][-2:] == ["serve", f"--config={config.state / 'decode-2.json'}"]
+    written = {
+        name: json.loads((config.state / f"{name}.json").read_text())
+        for name in ("prefill-1", "serve-1", "router")
+    }
+    key = config.state / "kv.key"
+    assert written["prefill-1"]["kv_tiers"] == f"ram=16MiB,remote=127.0.0.1:9001:{key},role=prefill"
+    assert written["serve-1"]["kv_tiers"] == f"ram=16MiB,remote=127.0.0.1:9001:{key}"
+    assert written["serve-1"]["served_model_name"] == ["other"]
+    assert written["router"]["kv_key_file"] == str(key)
+    before = key.read_bytes()
+    write_files(config, made)
+    assert key.read_bytes() == before, "servers that go on know this one"
+    assert all(file.stat().st_mode & 0o77 == 0 for file in config.state.iterdir())
+    with pytest.raises(ValueError, match="sets more than one of them"):
+        parts(tmp_path, text)
+
+
+def test_ports_are_held_and_can_be_listened_on(tmp_path: Path) -> None:
+    made = parts(tmp_path, SERVERS)
+    held = HeldPorts()
+    held.hold(made)
+    assert len({each.port for each in made}) == len(made)
+    with contextlib.closing(held), socket.create_server(("127.0.0.1", made[0].port)):
+        again = HeldPorts()
+        with (
+            contextlib.closing(again),
+            pytest.raises(ValueError, match=r"kv-server: 127\.0\.0\.1:\d+: .*in use"),
+        ):
+            again.hold(made[:1])
+
+
+def command(action: str, file: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "quire.cli.main", "stack", action, str(file), *options]
+    return subprocess.run(words, capture_output=True, text=True, timeout=GUARD, check=False)
+
+
+def status(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(command("status", file, "--json").stdout)
+    return found
+
+
+def pids(found: dict[str, Any]) -> list[int]:
+    """Processes of all parts, with those that they have started."""
+    own = [each["pid"] for each in found["parts"] if each["pid"] is not None]
+    return [*own, *(child for pid in own for child in children(pid, "*"))]
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Path]:
+    file = stack(tmp_path, SERVERS)
+    made = command("up", file, "--detach")
+    try:
+        assert made.returncode == 0, made.stderr
+        yield file
+    finally:
+        command("down", file)
+
+
+def ask(url: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=GUARD)
+    with contextlib.closing(connection):
+        body = {
+            "messages": [{"role": "user", "content": "What is 2 + 3?"}],
+            "max_tokens": 20,
+            "temperature": 0,
+        }
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
+        )
+        answer = connection.getresponse()
+        found = json.loads(answer.read())
+        return answer.status, found["choices"][0]["message"]["content"] if answer.status == 200 else str(
+            found
+        )
+
+
+def test_a_stack_answers_outlives_its_parts_and_leaves_nothing(up: Path) -> None:
+    found = status(up)
+    names = [each["name"] for each in found["parts"]]
+    assert names == ["kv-server", "decode-1", "prefill-1", "router"]
+    assert [each["state"] for each in found["parts"]] == ["up"] * 4
+    assert all(each["resident"] > 2**20 for each in found["parts"])
+    said = ask(found["url"])
+    assert said[0] == 200
+    again = command("up", up)
+    assert (again.returncode, "is up already" in again.stderr) == (1, True)
+    before = {each["name"]: each for each in found["parts"]}
+    for name in ("decode-1", "kv-server"):
+        os.kill(before[name]["pid"], signal.SIGKILL)
+
+    def back() -> bool:
+        now = {each["name"]: each for each in status(up)["parts"]}
+        return all(
+            now[name]["restarts"] == 1 and now[name]["state"] == "up" for name in ("decode-1", "kv-server")
+        )
+
+    until(back)
+    now = {each["name"]: each for each in status(up)["parts"]}
+    for name in names:
+        assert now[name]["url"] == before[name]["url"], "its port stays its own"
+        assert (now[name]["pid"] == before[name]["pid"]) == (name not in {"decode-1", "kv-server"})
+    assert now["decode-1"]["why"] == "ended by SIGKILL"
+    until(lambda: ask(found["url"]) == said)
+    processes = [status(up)["pid"], *pids(status(up))]
+    assert len(processes) > 6
+    down = command("down", up)
+    assert (down.returncode, down.stdout) == (0, "some is down\n")
+    until(lambda: all(map(gone, processes)))  # what was killed with them, too
+    assert command("status", up).returncode == 1
+    log = (up.parent / "state/log").read_text()
+    assert log.count("decode-1  | quire: serving quire-mini at") == 2
+    assert "decode-1  | quire: it ended by SIGKILL" in log
+    left = {each.name for each in (up.parent / "state").iterdir()}
+    assert left == {
+        "lock",
+        "log",
+        "kv.key",
+        "backends.toml",
+        "prometheus.json",
+        "decode-1.json",
+        "prefill-1.json",
+        "router.json",
+    }
+
+
+def test_parts_end_with_the_process_that_started_them(up: Path) -> None:
+    found = status(up)
+    processes = pids(found)
+    os.kill(found["pid"], signal.SIGKILL)
+    until(lambda: all(map(gone, [found["pid"], *processes])))
+    assert status(up) == {"name": "some", "up": False, "parts": []}
+
+
+def test_a_part_that_cannot_start_ends_all(tmp_path: Path) -> None:
+    file = stack(tmp_path, SERVERS.replace('role = "prefill"', 'role = "prefill"\nmodel = "/nowhere"'))
+    made = command("up", file, "--detach")
+    assert made.returncode == 1
+    assert "prefill-1 | quire: /nowhere: no such file or folder" in made.stderr
+    assert "prefill-1 | quire: prefill-1 ended with status 1 before it worked" in made.stderr
+    assert command("down", file).stdout == "some is not up\n"
+
+
+def test_a_plan_says_what_each_part_takes(tmp_path: Path) -> None:
+    file = stack(tmp_path, SERVERS)
+    made = command("plan", file, "--json")
+    assert made.returncode == 0, made.stderr
+    found = json.loads(made.stdout)
+    by_name = {each["name"]: each for each in found["parts"]}
+    assert found["memory"] == sum(each["memory"] for each in found["parts"])
+    assert by_name["decode-1"]["memory"] == 500 * 2**20 >= sum(by_name["decode-1"]["parts"].values())
+    assert by_name["decode-1"]["parts"]["tiers"] > 0
+    assert by_name["decode-1"]["kv_tokens"] > 2048
+    lines = command("plan", file).stdout.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["part", "kv-server", "decode-1", "prefill-1", "router"]
+    small = command("plan", stack(tmp_path, SERVERS.replace("500MiB", "50MiB")))
+    assert small.returncode == 1
+    assert "cannot hold one sequence" in small.stdout
+    large = stack(tmp_path, SERVERS.replace("500MiB", "100TiB"))
+    assert command("plan", large).returncode == 1
+    refused = command("up", large)
+    assert refused.returncode == 2
+    assert "more than this machine has" in refused.stderr
