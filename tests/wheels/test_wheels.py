@@ -6,16 +6,22 @@
 from __future__ import annotations
 
 import functools
+import gzip
+import hashlib
+import io
 import json
 import os
+import stat
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tools import image
 from tools.wheels import MAX_WHEEL, build
 
 from helpers.checkpoints import TINY_MODELS, TinyModel, save
@@ -133,3 +139,36 @@ def test_environment_stays_small(installed: Path) -> None:
     assert sum(by_package.values()) <= MAX_ENVIRONMENT, sorted(by_package.items(), key=lambda item: -item[1])[
         :12
     ]
+
+
+def test_an_image_runs_by_itself(installed: Path, tmp_path: Path) -> None:
+    """In a chroot, with nothing of this machine but its kernel and a null device, as a user without rights."""
+    out, root = tmp_path / "quire.tar", tmp_path / "root"
+    assert image.build(installed.parent, out) <= image.MOST_BYTES
+    with tarfile.open(out) as archive:
+        blobs = {Path(each.name).name: archive.extractfile(each) for each in archive.getmembers()}
+        data = {name: file.read() for name, file in blobs.items() if file is not None}
+    for name, content in data.items():
+        assert len(name) != 64 or hashlib.sha256(content).hexdigest() == name
+    (manifest,) = json.loads(data["index.json"])["manifests"]
+    parts = json.loads(data[manifest["digest"].partition(":")[2]])
+    config = json.loads(data[parts["config"]["digest"].partition(":")[2]])
+    layer = gzip.decompress(data[parts["layers"][0]["digest"].partition(":")[2]])
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}"]
+    if os.geteuid():
+        pytest.skip("chroot needs root")
+    with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
+        archive.extractall(root, filter="fully_trusted")
+    os.mknod(root / "dev/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    run = config["config"]
+    environment = dict(each.split("=", 1) for each in run["Env"])
+    command = ["/usr/sbin/chroot", f"--userspec={run['User']}", str(root), *run["Entrypoint"]]
+    for words, says in (
+        (["--version"], "quire"),
+        (["generate", "quire-mini", "2 + 3 =", "--max-tokens", "3"], "5"),
+    ):
+        made = subprocess.run(
+            [*command, *words], env=environment, capture_output=True, text=True, check=False
+        )
+        assert made.returncode == 0, made.stderr
+        assert says in made.stdout
