@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import http.client
 import io
 import json
 import os
@@ -142,12 +143,13 @@ def test_environment_stays_small(installed: Path) -> None:
 
 
 def test_an_image_runs_by_itself(installed: Path, tmp_path: Path) -> None:
-    """In a chroot, with nothing of this machine but its kernel and a null device, as a user without rights."""
+    """A server answers in a chroot, with nothing of this machine but its kernel, a null device and /proc, as a user
+    without rights."""
     out, root = tmp_path / "quire.tar", tmp_path / "root"
     assert image.build(installed.parent, out) <= image.MOST_BYTES
     with tarfile.open(out) as archive:
-        blobs = {Path(each.name).name: archive.extractfile(each) for each in archive.getmembers()}
-        data = {name: file.read() for name, file in blobs.items() if file is not None}
+        files = {Path(each.name).name: archive.extractfile(each) for each in archive.getmembers()}
+        data = {name: file.read() for name, file in files.items() if file is not None}
     for name, content in data.items():
         assert len(name) != 64 or hashlib.sha256(content).hexdigest() == name
     (manifest,) = json.loads(data["index.json"])["manifests"]
@@ -159,16 +161,35 @@ def test_an_image_runs_by_itself(installed: Path, tmp_path: Path) -> None:
         pytest.skip("chroot needs root")
     with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
         archive.extractall(root, filter="fully_trusted")
-    os.mknod(root / "dev/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    os.mknod(root / "dev/null", stat.S_IFCHR, os.makedev(1, 3))
+    (root / "dev/null").chmod(0o666)
     run = config["config"]
     environment = dict(each.split("=", 1) for each in run["Env"])
-    command = ["/usr/sbin/chroot", f"--userspec={run['User']}", str(root), *run["Entrypoint"]]
-    for words, says in (
-        (["--version"], "quire"),
-        (["generate", "quire-mini", "2 + 3 =", "--max-tokens", "3"], "5"),
-    ):
-        made = subprocess.run(
-            [*command, *words], env=environment, capture_output=True, text=True, check=False
-        )
-        assert made.returncode == 0, made.stderr
-        assert says in made.stdout
+    mounted = '/bin/mount -t proc proc "$1/proc" && shift && exec /usr/sbin/chroot "$@"'
+    inside = [f"--userspec={run['User']}", str(root), *run["Entrypoint"]]
+    command = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", mounted, "sh", str(root), *inside]
+    words = ["serve", "--port", "0", "--memory", "700MiB"]
+    with subprocess.Popen([*command, *words], env=environment, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            said = []
+            for line in server.stderr:
+                said.append(line)
+                if line.startswith("quire: serving"):
+                    break
+            assert server.poll() is None, "".join(said)
+            connection = http.client.HTTPConnection(f"127.0.0.1:{said[-1].rpartition(':')[2].strip()}")
+            body = {
+                "messages": [{"role": "user", "content": "What is 2 + 3?"}],
+                "max_tokens": 20,
+                "temperature": 0,
+            }
+            connection.request(
+                "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
+            )
+            answer = json.loads(connection.getresponse().read())
+            assert "5" in answer["choices"][0]["message"]["content"]
+            connection.close()
+        finally:
+            server.terminate()
+    assert server.returncode == 0
