@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -98,9 +97,9 @@ def ended(pids: dict[int, int]) -> None:
     assert not list(Path("/dev/shm").glob("*quire*"))
 
 
-def keep_busy(llm: LLM, stream: Iterator[Any]) -> None:
-    began = time.monotonic()
-    while time.monotonic() < began + 30:
+def keep_busy(llm: LLM, stream: Iterator[Any]) -> NoReturn:
+    """Until a step fails; one that waits for a rank that hangs ends in some seconds."""
+    while True:
         list(stream)
         stream = llm.stream([5, 6, 7], SamplingParams(max_tokens=70, ignore_eos=True))
 
@@ -113,11 +112,9 @@ def test_a_rank_that_dies_or_hangs_ends_the_step(wide: Wide, number: signal.Sign
         stream = llm.stream(np.arange(3, 20).tolist(), SamplingParams(max_tokens=70, ignore_eos=True))
         next(stream)
         os.kill(pids[1], number)
-        began = time.monotonic()
         reason = "was killed by SIGKILL" if number == signal.SIGKILL else "does not answer"
         with pytest.raises(RankLostError, match=f"rank 1 of 2 {reason}"):
             keep_busy(llm, stream)
-        assert time.monotonic() - began < 20
         with pytest.raises(QuireError, match=f"a step failed .RankLostError: rank 1 of 2 {reason}"):
             llm.generate([[5, 6, 7]])
     ended(pids)

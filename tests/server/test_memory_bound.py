@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 
 from helpers.cgroup import MemoryGroup, limited
+from helpers.low_rank import random_adapter, write_adapter
 from helpers.process import Process, children, gone, resident
 from helpers.server import GUARD, read_all, request_bytes
 from quire.config.shipped import DEFAULT_MODEL, shipped_models
 from quire.server.request_memory import BODY_BYTE
+from quire.spec import read_model
 
 MIB = 2**20
 ANSWERS = {200, 400, 413, 429, 503, 504}
@@ -333,3 +335,52 @@ def test_versions_that_are_swapped_under_load_stay_at_the_bound(tmp_path: Path) 
                 client.join()
         assert made.json["version"] == swaps + 1
         assert server.peak > 1.5 * share  # it is more than what one version may hold
+
+
+@pytest.mark.memory
+@pytest.mark.parametrize("kept", [0, 2])
+def test_adapters_of_all_sizes_that_come_and_go_stay_at_the_bound(tmp_path: Path, kept: int) -> None:
+    """Loads, reloads and unloads through a pool of three, while requests for all of them fill the cache."""
+    model, chance = shipped_models()[DEFAULT_MODEL], random.Random(5)
+    spec, ranks = read_model(model).spec, (4, 16, 64, 256, 32, 8, 128, 256)
+    for seed, rank in enumerate(ranks):
+        write_adapter(tmp_path / f"a{seed}", random_adapter(spec, seed, rank, scale=0.01))
+    admin = {"authorization": "Bearer for-administrators"}
+    options = [
+        "--enable-lora", "--lora-dir", str(tmp_path), "--max-loras", "3", "--max-lora-rank", "256", "--max-model-len",
+        "2048", "--admin-api-key", "for-administrators", "--max-connections", "256", "--max-cpu-loras", str(kept),
+    ]  # fmt: skip
+    done, names = threading.Event(), [f"n{number}" for number in range(5)]
+    with bounded(model, 400 * MIB, *(options if kept else options[:-2])) as server:
+
+        def act(verb: str, **body: str) -> None:
+            reply = server.process.request("POST", f"/v1/{verb}_lora_adapter", body, admin)
+            assert reply.status == 200, reply.text
+
+        def client(seed: int) -> None:
+            random_ = random.Random(seed)
+            while not done.is_set():
+                prompt = ids(random_.choice((10, 1900)), random_)
+                asked = {
+                    "model": random_.choice(names),
+                    "prompt": prompt,
+                    "max_tokens": 30,
+                    "ignore_eos": True,
+                }
+                server.ask("/v1/completions", asked)
+
+        for number, name in enumerate(names):
+            act("load", lora_name=name, lora_path=f"a{number}")
+        clients = [threading.Thread(target=client, args=(seed,)) for seed in range(6)]
+        for each in clients:
+            each.start()
+        try:
+            for _ in range(100):
+                act("load", lora_name=chance.choice(names), lora_path=f"a{chance.randrange(len(ranks))}")
+                act("load", lora_name="other", lora_path=f"a{chance.randrange(len(ranks))}")
+                act("unload", lora_name="other")
+        finally:
+            done.set()
+            for each in clients:
+                each.join()
+        assert set(server.seen) == {200}
