@@ -93,11 +93,13 @@ def test_refining_makes_no_output_worse(seed: int, kind: GridKind, tokens: int) 
     assert (error <= gram.error(weight - better.values(better.codes(weight)))).all()
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
-def test_refined_codes_have_no_better_neighbours(bits: int) -> None:
+@pytest.mark.parametrize(
+    "kind", [GridKind(bits, group, False) for bits in (2, 3, 4) for group in (0, 32)], ids=str
+)
+def test_refined_codes_have_no_better_neighbours(kind: GridKind) -> None:
     """After enough sweeps, one step of one code makes the error no smaller, and gptq's is above it."""
-    weight, gram = weight_and_gram(bits)
-    grid = find_grid(weight, GridKind(bits, 32, False), gram.h)
+    weight, gram = weight_and_gram(kind.bits)
+    grid = find_grid(weight, kind, gram.h)
     factor = Factor.of(gram)
     codes = gptq_codes(weight, grid, gram, factor)
     better, found = refined(weight, grid, codes, gram, added=factor.added, sweeps=30)
@@ -115,6 +117,25 @@ def test_refined_codes_have_no_better_neighbours(bits: int) -> None:
                 other = found.copy()
                 other[row, column] = int(found[row, column]) + step
                 assert error(better, other) > least * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.01])
+@pytest.mark.parametrize("live", [0, 40])
+def test_inputs_that_are_always_zero_are_refined_too(live: int, damping: float) -> None:
+    """No division by zero; codes of columns that nothing reaches stay on the grid."""
+    weight, _ = weight_and_gram(1)
+    gram = GramMatrix(64)
+    gram.add(
+        np.pad(np.random.default_rng(1).normal(size=(50, live)), ((0, 0), (0, 64 - live))).astype(np.float32)
+    )
+    grid, factor = find_grid(weight, GridKind(4, 32, True), gram.h), Factor.of(gram, damping=damping)
+    codes = gptq_codes(weight, grid, gram, factor)
+    with np.errstate(all="raise"):
+        better, found = refined(weight, grid, codes, gram, added=factor.added)
+    assert np.isfinite(better.scales).all()
+    assert (gram.error(weight - better.values(found)) <= gram.error(weight - grid.values(codes))).all()
+    if not live:
+        assert np.abs(weight - better.values(found)).max() < np.abs(weight).max() / 4
 
 
 def test_the_error_of_a_gram_matrix_is_that_of_the_outputs() -> None:
