@@ -88,6 +88,7 @@ def test_refining_makes_no_output_worse(seed: int, kind: GridKind, tokens: int) 
     better, found = refined(weight, grid, codes, gram, added=factor.added)
     assert found.max() <= kind.top
     np.testing.assert_array_equal(better.zeros, grid.zeros)
+    assert not kind.symmetric or (better.scales == grid.scales).all()
     error = gram.error(weight - better.values(found))
     assert (error <= gram.error(weight - grid.values(codes))).all()
     assert (error <= gram.error(weight - better.values(better.codes(weight)))).all()

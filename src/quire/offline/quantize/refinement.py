@@ -3,6 +3,7 @@
 With G = ΔW·H, the error of an output is least in code j, all others kept, at the value ŵ_j + G_j / H_jj, which is
 rounded to the grid; and in the scale s of a group with the whole numbers q, at s + (q · G) / (qᵀ·H·q), H that of the
 group's columns. No step makes the error larger. QuantEase (Behdin et al., arXiv 2309.01885) does so for codes.
+The scales of symmetric grids stay: there SmolLM2 loses more with them moved (docs/decisions/0172).
 
 Columns are taken in storage order, whatever order they were rounded in: a group's columns are neighbours there.
 """
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.offline.quantize.gram import GramMatrix
-from quire.offline.quantize.grid import SMALLEST_SCALE, Grid
+from quire.offline.quantize.grid import SMALLEST_SCALE, Grid, GridKind
 from quire.records import dataclass
 
 F32 = npt.NDArray[np.float32]
@@ -26,10 +27,10 @@ _BLOCK = 32  # columns whose changes reach the next ones one by one; those of ea
 def refined(
     weight: F32, grid: Grid, codes: U8, gram: GramMatrix, *, added: float, sweeps: int = SWEEPS
 ) -> tuple[Grid, U8]:
-    """Scales and codes of less error, from those that were found for a weight [rows, cols]; zeros stay.
+    """Scales and codes of less error, from those that were found for a weight [rows, cols].
 
-    `added`, above 0, is what the diagonal of H gets (`Factor.added`). An output keeps what it had if without it that
-    is better, and gets the nearest codes on its new grid where those are.
+    Zeros stay, and scales of symmetric grids. `added`, above 0, is what the diagonal of H gets (`Factor.added`). An
+    output keeps what it had if without it that is better, and gets the nearest codes on its new grid where those are.
     """
     state = _State.of(weight, grid, codes, gram.h, np.float32(added))
     for _ in range(sweeps):
@@ -56,7 +57,7 @@ class _State:
     added: np.float32
     scales: F32
     zeros: F32
-    top: int
+    kind: GridKind
     numbers: F32
     delta: F32
 
@@ -67,15 +68,16 @@ class _State:
         numbers = np.ascontiguousarray(codes.T, np.float32)
         numbers -= np.repeat(zeros, size, axis=0)
         delta = np.ascontiguousarray(weight.T) - numbers * np.repeat(scales, size, axis=0)
-        return cls(h, added, scales, zeros, grid.kind.top, numbers, delta)
+        return cls(h, added, scales, zeros, grid.kind, numbers, delta)
 
     def improve(self, group: int) -> None:
-        """The scale of a group and then each of its codes."""
+        """The scale of a group, and then each of its codes."""
         size = len(self.h) // len(self.scales)
         part = slice(group * size, (group + 1) * size)
         slope = self.h[part] @ self.delta
         slope += self.added * self.delta[part]
-        self._improve_scale(group, part, slope)
+        if not self.kind.symmetric:
+            self._improve_scale(group, part, slope)
         for begin in range(0, size, _BLOCK):
             end = min(begin + _BLOCK, size)
             first = part.start + begin
@@ -100,7 +102,7 @@ class _State:
     def _improve_codes(self, group: int, first: int, slope: F32) -> None:
         """The codes of columns from `first` on, as many as `slope` [columns, rows] has; it is used up."""
         scale, low = self.scales[group], -self.zeros[group]
-        high = low + np.float32(self.top)
+        high = low + np.float32(self.kind.top)
         for at in range(len(slope)):
             j = first + at
             wanted = slope[at] / (self.h[j, j] + self.added)
