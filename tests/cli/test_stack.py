@@ -254,8 +254,8 @@ def test_lines_that_nobody_reads_take_bounded_memory(monkeypatch: pytest.MonkeyP
         for _ in range(400):
             log.say("it", "x" * 2**16)
         assert 0 < log._waiting <= 8 * 2**20
-        lines = threading.Thread(target=lambda: seen.extend(output))
         seen: list[str] = []
+        lines = threading.Thread(target=lambda: seen.extend(output))
         lines.start()
         until(lambda: log._waiting == 0)
         log.say("it", "the last")
