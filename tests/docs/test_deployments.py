@@ -136,4 +136,5 @@ def test_units_are_ones_of_systemd(tmp_path: Path, unit: Path) -> None:
     made = tmp_path / unit.name
     made.write_text(text.replace(program, sys.executable))
     checked = subprocess.run(["systemd-analyze", "verify", made], capture_output=True, text=True, check=False)
-    assert (checked.returncode, checked.stderr) == (0, "")
+    stem = unit.stem.partition("@")[0]  # it also warns of units of this machine
+    assert (checked.returncode, [each for each in checked.stderr.splitlines() if stem in each]) == (0, [])
