@@ -172,7 +172,8 @@ void bind_experts(nb::class_<Executor>& c) {
           [](Executor& e, const std::string& name, int number, uintptr_t packed) {
             e.weights().replace_matrix(name, number, at<void>(packed));
           },
-          nogil(), "name"_a, "number"_a, "packed"_a, "Put what read_expert gave, of the same parameter on another rank.");
+          nogil(), "name"_a, "number"_a, "packed"_a,
+          "Put what read_expert gave, of the same parameter on another rank.");
 }
 
 void bind_adapters(nb::class_<Executor>& c) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,12 @@ import pytest
 
 from helpers.process import children, gone, until
 from helpers.server import GUARD
-from quire.cli.stack_parts import HeldPorts, StackPart, parts_of, write_files
+from quire.cli.stack import _holder, _locked
+from quire.cli.stack_life import LogView
+from quire.cli.stack_parts import HeldPorts, StackPart, own_folder, parts_of, write_files
 from quire.config.stack import read_stack
+from quire.types import QuireError
+from quire.util.supervised import Supervised
 
 SERVERS = """
 first-port = 0
@@ -56,6 +62,9 @@ def parts(folder: Path, text: str) -> list[StackPart]:
         ("name = 'a/b'\n[[serve]]", "name: 'a/b' is not of letters"),
         ("first-port = 70000\n[[serve]]", r"first-port: 70000 is not in \[0, 65535\]"),
         ("first-port = 65535\n[[serve]]\nmemory = '1GiB'\ncount = 3", "first-port: 65535 leaves no room for 3 ports"),
+        ("[router]\nport = 65535\n[[serve]]\nmemory = '1GiB'", "router: port: 65535 leaves no room after it for 1"),
+        ("[router]\nhost = ''\n[[serve]]\nmemory = '1GiB'", "router: host: is empty"),
+        ("[[serve]]\nssl-certfile = 'a'", "serve 1: ssl-certfile: is the stack's to choose"),
         ("first-port = 8000\n[[serve]]\nmemory = '1GiB'", "first-port: two parts would have port 8000"),
         ("[router]", r"serve: at least one \[\[serve\]\] table"),
         ("[serve]\nmemory = '1GiB'", r"serve: at least one \[\[serve\]\] table"),
@@ -111,7 +120,7 @@ def test_parts_have_names_ports_and_what_they_need(tmp_path: Path) -> None:
         ("kv-server", 9001, ""), ("decode-1", 9002, "decode"), ("decode-2", 9003, "decode"),
         ("prefill-1", 9004, "prefill"), ("serve-1", 9005, ""), ("router", 9000, ""),
     ]  # fmt: skip
-    config.state.mkdir()
+    config.state.mkdir(mode=0o700)
     commands = write_files(config, made)
     assert commands["decode-2"][-2:] == ["serve", f"--config={config.state / 'decode-2.json'}"]
     written = {
@@ -129,6 +138,133 @@ def test_parts_have_names_ports_and_what_they_need(tmp_path: Path) -> None:
     assert all(file.stat().st_mode & 0o77 == 0 for file in config.state.iterdir())
     with pytest.raises(ValueError, match="sets more than one of them"):
         parts(tmp_path, text)
+
+
+def test_addresses_are_ones_to_call(tmp_path: Path) -> None:
+    for host, at in (
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "[::1]"),
+        ("[::1]", "[::1]"),
+        ("a.example", "a.example"),
+    ):
+        config = read_stack(
+            stack(tmp_path, f"[router]\nport = 9000\nhost = '{host}'\n[[serve]]\nmemory = '1GiB'")
+        )
+        made = parts_of(config)
+        assert made[-1].url == f"http://{at}:9000"
+        config.state.mkdir(mode=0o700, exist_ok=True)
+        write_files(config, made)
+        seen = json.loads((config.state / "prometheus.json").read_text())
+        assert [each["targets"] for each in seen] == [["127.0.0.1:9001"], [f"{at}:9000"]]
+
+
+def test_state_is_found_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    file = tmp_path / "here/some.toml"
+    file.write_text("state = 'of/it'\n[[serve]]\nmemory = '1GiB'")
+    monkeypatch.chdir(tmp_path / "there")
+    for path in (file, Path("../here/some.toml")):
+        assert read_stack(path).state.resolve() == tmp_path / "here/of/it"
+
+
+def test_what_others_can_use_is_no_state(tmp_path: Path) -> None:
+    file = stack(tmp_path, SERVERS)
+    config = read_stack(file)
+    config.state.mkdir()
+    config.state.chmod(0o750)
+    for options in ((), ("--detach",)):
+        made = command("up", file, *options)
+        assert (made.returncode, "others can use it: its mode is 750" in made.stderr) == (2, True)
+    assert not [*config.state.iterdir()]
+    config.state.chmod(0o700)
+    key = config.state / "kv.key"
+    key.write_text("known to others")
+    key.chmod(0o644)
+    with pytest.raises(ValueError, match=r"kv\.key: others can use it: its mode is 644"):
+        write_files(config, parts_of(config))
+    key.unlink()
+    key.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"kv\.key: is not one of this user's own, or a link"):
+        write_files(config, parts_of(config))
+    config.state.rename(tmp_path / "moved")
+    config.state.symlink_to(tmp_path / "moved")
+    with pytest.raises(ValueError, match="state: is not one of this user's own, or a link"):
+        own_folder(config.state)
+    file.write_text(f"state = '/proc/nope/x'\n{SERVERS}")
+    for options in ((), ("--detach",)):
+        made = command("up", file, *options)
+        assert (made.returncode, made.stderr.count("\n")) == (2, 1), made.stderr
+        assert "state: /proc/nope" in made.stderr
+
+
+def test_the_kernel_says_who_has_a_stack_up(tmp_path: Path) -> None:
+    config = read_stack(stack(tmp_path, SERVERS))
+    held = (
+        "import sys; from pathlib import Path; from quire.cli.stack import _locked, read_stack\n"
+        "with _locked(read_stack(Path(sys.argv[1]))): print('held', flush=True); sys.stdin.read()"
+    )
+    assert _holder(config) is None
+    with subprocess.Popen(
+        [sys.executable, "-c", held, str(tmp_path / "some.toml")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        assert [_holder(config) for _ in range(3)] == [other.pid] * 3
+        with pytest.raises(QuireError, match=f"some is up already, as process {other.pid}"), _locked(config):
+            pytest.fail("two have it")
+        assert _holder(config) == other.pid
+    assert _holder(config) is None
+    (config.state / "lock").write_text("1")  # no number of a process is believed
+    assert _holder(config) is None
+    with _locked(config):  # nothing that asked holds it
+        pass
+
+
+def test_a_question_that_fails_does_not_end_the_watch() -> None:
+    said: list[str] = []
+
+    async def ready() -> bool:
+        raise ValueError("no such address")
+
+    async def watched() -> Supervised:
+        made = Supervised(
+            "it",
+            [sys.executable, "-c", "print('its line')"],
+            ready,
+            lambda _, line: said.append(line),
+            lambda: None,
+        )
+        await made.run()
+        assert made.settled.is_set()
+        return made
+
+    assert asyncio.run(watched()).state == "failed"
+    assert said.count("quire: whether it works cannot be asked: no such address") == 1
+    assert "its line" in said
+
+
+def test_lines_that_nobody_reads_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with open(writer, "w") as into, open(reader) as output:
+        monkeypatch.setattr(sys, "stderr", into)
+        log = LogView(["it"])
+        for _ in range(400):
+            log.say("it", "x" * 2**16)
+        assert 0 < log._waiting <= 8 * 2**20
+        seen: list[str] = []
+        lines = threading.Thread(target=lambda: seen.extend(output))
+        lines.start()
+        until(lambda: log._waiting == 0)
+        log.say("it", "the last")
+        log.close(GUARD)
+        into.close()
+        lines.join()
+    assert seen[-1] == "it | the last\n"
+    lost = 400 - sum("xxx" in line for line in seen)
+    assert seen[-2] == f"   | {lost} lines were not read in time\n"
 
 
 def test_ports_are_held_and_can_be_listened_on(tmp_path: Path) -> None:
@@ -199,7 +335,7 @@ def test_a_stack_answers_outlives_its_parts_and_leaves_nothing(up: Path) -> None
     said = ask(found["url"])
     assert said[0] == 200
     again = command("up", up)
-    assert (again.returncode, "is up already" in again.stderr) == (1, True)
+    assert (again.returncode, f"is up already, as process {found['pid']}" in again.stderr) == (1, True)
     before = {each["name"]: each for each in found["parts"]}
     for name in ("decode-1", "kv-server"):
         os.kill(before[name]["pid"], signal.SIGKILL)
@@ -223,6 +359,7 @@ def test_a_stack_answers_outlives_its_parts_and_leaves_nothing(up: Path) -> None
     assert (down.returncode, down.stdout) == (0, "some is down\n")
     until(lambda: all(map(gone, processes)))  # what was killed with them, too
     assert command("status", up).returncode == 1
+    assert (up.parent / "state/log").stat().st_mode & 0o777 == 0o600
     log = (up.parent / "state/log").read_text()
     assert log.count("decode-1  | quire: serving quire-mini at") == 2
     assert "decode-1  | quire: it ended by SIGKILL" in log

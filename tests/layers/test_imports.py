@@ -52,6 +52,7 @@ BROAD = {
     "engine/front/stream.py": "what a reader's sink raises must not end the step of all the others",
     "server/tracing.py": "the network edge: a collector must not end the thread that posts",
     "speculate/speculation.py": "a proposer that fails must not end the requests it guesses for",
+    "util/supervised.py": "a question that fails, in whatever way, must not end the watch over the process",
     "server/output_hooks.py": "an operator's code: whatever it raises is a failure of that call alone",
     "server/fleet/fleet_app.py": "the edge of a request, as in server/app.py",
     "server/kserve/grpc_connection.py": "the edge of a call, as in server/app.py",

@@ -13,6 +13,7 @@ from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.grid import Grid, GridKind, find_grid
 from quire.offline.quantize.knapsack import Choice, choose
 from quire.offline.quantize.layout import Rounded, arrays_of
+from quire.offline.quantize.refinement import refined
 from quire.quant.compressed import E4M3
 from quire.quant.floats import to_e4m3
 from quire.quant.gptq import awq, bits_of, gptq
@@ -75,6 +76,67 @@ def test_gptq_is_the_papers_update() -> None:
     kept = gram.error(weight - grid.values(codes)) != gram.error(weight - grid.values(grid.codes(weight)))
     assert kept.sum() > 20
     assert (codes[kept] == expected[kept]).mean() > 0.995  # float32 sums may turn a tie
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32), st.sampled_from(KINDS), st.sampled_from([3, 40, 300]))
+def test_refining_makes_no_output_worse(seed: int, kind: GridKind, tokens: int) -> None:
+    weight, gram = weight_and_gram(seed, tokens=tokens)
+    grid = find_grid(weight, kind, gram.h)
+    factor = Factor.of(gram)
+    codes = gptq_codes(weight, grid, gram, factor)
+    better, found = refined(weight, grid, codes, gram, added=factor.added)
+    assert found.max() <= kind.top
+    np.testing.assert_array_equal(better.zeros, grid.zeros)
+    assert not kind.symmetric or (better.scales == grid.scales).all()
+    error = gram.error(weight - better.values(found))
+    assert (error <= gram.error(weight - grid.values(codes))).all()
+    assert (error <= gram.error(weight - better.values(better.codes(weight)))).all()
+
+
+@pytest.mark.parametrize(
+    "kind", [GridKind(bits, group, False) for bits in (2, 3, 4) for group in (0, 32)], ids=str
+)
+def test_refined_codes_have_no_better_neighbours(kind: GridKind) -> None:
+    """After enough sweeps, one step of one code makes the error no smaller, and gptq's is above it."""
+    weight, gram = weight_and_gram(kind.bits)
+    grid = find_grid(weight, kind, gram.h)
+    factor = Factor.of(gram)
+    codes = gptq_codes(weight, grid, gram, factor)
+    better, found = refined(weight, grid, codes, gram, added=factor.added, sweeps=30)
+    h = gram.h.astype(np.float64) + factor.added * np.eye(64)
+
+    def error(of: Grid, numbers: npt.NDArray[np.uint8]) -> float:
+        delta = (weight - of.values(numbers)).astype(np.float64)
+        return float(np.einsum("ij,jk,ik->", delta, h, delta))
+
+    least = error(better, found)
+    assert least < 0.97 * error(grid, codes)
+    for row, column in [(0, 0), (3, 17), (31, 63), (12, 40)]:
+        for step in (-1, 1):
+            if 0 <= int(found[row, column]) + step <= better.kind.top:
+                other = found.copy()
+                other[row, column] = int(found[row, column]) + step
+                assert error(better, other) > least * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.01])
+@pytest.mark.parametrize("live", [0, 40])
+def test_inputs_that_are_always_zero_are_refined_too(live: int, damping: float) -> None:
+    """No division by zero; codes of columns that nothing reaches stay on the grid."""
+    weight, _ = weight_and_gram(1)
+    gram = GramMatrix(64)
+    gram.add(
+        np.pad(np.random.default_rng(1).normal(size=(50, live)), ((0, 0), (0, 64 - live))).astype(np.float32)
+    )
+    grid, factor = find_grid(weight, GridKind(4, 32, True), gram.h), Factor.of(gram, damping=damping)
+    codes = gptq_codes(weight, grid, gram, factor)
+    with np.errstate(all="raise"):
+        better, found = refined(weight, grid, codes, gram, added=factor.added)
+    assert np.isfinite(better.scales).all()
+    assert (gram.error(weight - better.values(found)) <= gram.error(weight - grid.values(codes))).all()
+    if not live:
+        assert np.abs(weight - better.values(found)).max() < np.abs(weight).max() / 4
 
 
 def test_the_error_of_a_gram_matrix_is_that_of_the_outputs() -> None:

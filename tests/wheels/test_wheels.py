@@ -6,16 +6,23 @@
 from __future__ import annotations
 
 import functools
+import gzip
+import hashlib
+import http.client
+import io
 import json
 import os
+import stat
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tools import image
 from tools.wheels import MAX_WHEEL, build
 
 from helpers.checkpoints import TINY_MODELS, TinyModel, save
@@ -133,3 +140,63 @@ def test_environment_stays_small(installed: Path) -> None:
     assert sum(by_package.values()) <= MAX_ENVIRONMENT, sorted(by_package.items(), key=lambda item: -item[1])[
         :12
     ]
+
+
+def test_an_image_runs_by_itself(installed: Path, tmp_path: Path) -> None:
+    """A server answers in a chroot, with nothing of this machine but its kernel, a null device and /proc, as a user
+    without rights."""
+    out, root = tmp_path / "quire.tar", tmp_path / "root"
+    assert image.build(installed.parent, out) <= image.MOST_BYTES
+    with tarfile.open(out) as archive:
+        files = {Path(each.name).name: archive.extractfile(each) for each in archive.getmembers()}
+        data = {name: file.read() for name, file in files.items() if file is not None}
+    for name, content in data.items():
+        assert len(name) != 64 or hashlib.sha256(content).hexdigest() == name
+    (manifest,) = json.loads(data["index.json"])["manifests"]
+    parts = json.loads(data[manifest["digest"].partition(":")[2]])
+    config = json.loads(data[parts["config"]["digest"].partition(":")[2]])
+    layer = gzip.decompress(data[parts["layers"][0]["digest"].partition(":")[2]])
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}"]
+    if os.geteuid():
+        pytest.skip("chroot needs root")
+    with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
+        archive.extractall(root, filter="fully_trusted")
+    mounted = '/bin/mount -t proc proc "$1/proc" && shift && exec "$@"'
+    isolated = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", mounted, "sh", str(root)]
+    try:
+        os.mknod(root / "dev/null", stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("a device needs CAP_MKNOD")
+    tried = subprocess.run([*isolated, "/bin/true"], stderr=subprocess.PIPE, text=True, check=False)
+    if any(each in tried.stderr.lower() for each in ("not permitted", "permission denied")):
+        pytest.skip(f"a mount needs CAP_SYS_ADMIN: {tried.stderr.strip()}")
+    (root / "dev/null").chmod(0o666)
+    run = config["config"]
+    environment = dict(each.split("=", 1) for each in run["Env"])
+    inside = [f"--userspec={run['User']}", str(root), *run["Entrypoint"]]
+    command = [*isolated, "/usr/sbin/chroot", *inside]
+    words = ["serve", "--port", "0", "--memory", "700MiB"]
+    with subprocess.Popen([*command, *words], env=environment, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            said = []
+            for line in server.stderr:
+                said.append(line)
+                if line.startswith("quire: serving"):
+                    break
+            assert server.poll() is None, "".join(said)
+            connection = http.client.HTTPConnection(f"127.0.0.1:{said[-1].rpartition(':')[2].strip()}")
+            body = {
+                "messages": [{"role": "user", "content": "What is 2 + 3?"}],
+                "max_tokens": 20,
+                "temperature": 0,
+            }
+            connection.request(
+                "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
+            )
+            answer = json.loads(connection.getresponse().read())
+            assert "5" in answer["choices"][0]["message"]["content"]
+            connection.close()
+        finally:
+            server.terminate()
+    assert server.returncode == 0

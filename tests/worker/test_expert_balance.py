@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -55,7 +57,7 @@ def test_exchanges_end_and_each_one_helps(pairs: list[int], ranks: int) -> None:
 class Model:
     """Two layers of four experts on two ranks, whose router likes some of them. Implements ExpertLoads."""
 
-    ranks = 2
+    ranks, move = 2, True
 
     def __init__(self, likes: list[int]) -> None:
         self.experts = {0: [0, 1, 2, 3], 5: [0, 1, 2, 3]}  # by place
@@ -78,7 +80,7 @@ def test_loads_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(rank_loads([model.likes[e] for e in at], 2) == [320, 410] for at in model.experts.values())
     assert balance.moved == 2
     assert sum(balance.pairs) == 4 * 2 * 730
-    ratios = balance.ratios()
+    ratios = balance.ratios
     assert ratios["expert"] == pytest.approx(400 / 182.5, rel=0.01)
     assert 1.0 < ratios["rank"] < 1.2
 
@@ -90,7 +92,7 @@ def test_loads_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_exchanges_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(expert_balance.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(expert_balance, "time", SimpleNamespace(monotonic=lambda: now[0]))
     model = Model([400, 300, 20, 10])
     swap = model.swap
 
@@ -112,6 +114,17 @@ def test_exchanges_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatc
     raise AssertionError("two exchanges were due")
 
 
+def test_large_experts_stay() -> None:
+    class Large(Model):
+        move = False
+
+    balance = ExpertBalance(Large([400, 300, 20, 10]))
+    for _ in range(3 * expert_balance.LOOK_STEPS):
+        balance.step()
+    assert balance.moved == 0
+    assert balance.ratios["rank"] > 1.5
+
+
 def test_a_model_without_experts_has_nothing_to_do() -> None:
     class Dense(Model):
         def take_pairs(self) -> dict[int, I64]:
@@ -120,5 +133,5 @@ def test_a_model_without_experts_has_nothing_to_do() -> None:
     balance = ExpertBalance(Dense([0]))
     for _ in range(expert_balance.LOOK_STEPS):
         balance.step()
-    assert balance.ratios() == {}
+    assert balance.ratios == {}
     assert balance.pairs == [0, 0]

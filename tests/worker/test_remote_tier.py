@@ -328,6 +328,19 @@ def test_a_server_that_is_gone_or_hangs_costs_nothing_but_its_blocks(
     assert not tier.works
 
 
+def test_what_was_handed_over_is_there_after_the_end(
+    make: Make, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_tier, "CALL_SECONDS", 60.0)
+    tier = make()
+    wait(lambda: tier.works)
+    for number in range(4):
+        assert tier.reserve(name_of(number))
+        tier.write(name_of(number), content_of(number))
+    tier.close()
+    assert (tier.blocks_out, len(shelf.shelf)) == (4, 4)
+
+
 def test_connections_are_few(shelf: Shelf) -> None:
     socks = [socket.create_connection(("127.0.0.1", shelf.port), 5) for _ in range(MOST_CONNECTIONS)]
     wait(lambda: shelf.server.connections == MOST_CONNECTIONS)

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _DOWN_SECONDS = 120.0  # for `down`, beside what the parts may take
 _LOOK = 0.1
+_FLOCK = "hhqqi4x"  # struct flock of Linux: type, whence, start, length, process
 _LOG_TAIL = 20  # lines of the log that are shown when it does not come up
 
 
@@ -52,21 +54,23 @@ def run(args: argparse.Namespace) -> int:
 
 def _up(config: StackConfig) -> int:
     from quire.cli.stack_life import StackLife
-    from quire.cli.stack_parts import HeldPorts, parts_of, write_files
+    from quire.cli.stack_parts import HeldPorts, memory_of, parts_of, write_files
     from quire.util.platform import total_memory
 
     parts = parts_of(config)
-    taken = sum(each.memory for each in parts)
+    taken = memory_of(parts)
     if taken > (there := total_memory()):
         raise ValueError(
-            f"memory: {format_size(taken)} of all parts, more than this machine has ({format_size(there)})"
+            f"memory: {format_size(taken)} of all parts and of this process, more than this machine has "
+            f"({format_size(there)})"
         )
     with _locked(config), contextlib.closing(HeldPorts()) as ports:
         ports.hold(parts)
         for name in _options_in_environment():
             os.environ.pop(name)  # they are of this command, and would be stronger than the files
-        life = StackLife(config, parts, write_files(config, parts))
-        return asyncio.run(life.run())
+        with _of_state(config):
+            commands = write_files(config, parts)
+        return asyncio.run(StackLife(config, parts, commands).run())
 
 
 def _options_in_environment() -> list[str]:
@@ -76,50 +80,69 @@ def _options_in_environment() -> list[str]:
 
 
 @contextlib.contextmanager
+def _of_state(config: StackConfig) -> Iterator[None]:
+    """What fails concerns the folder of the state."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"state: {error.filename or config.state}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
 def _locked(config: StackConfig) -> Iterator[None]:
     """The stack is this process's. Raises QuireError if it is up."""
+    from quire.cli.stack_parts import own_folder
+
+    with _of_state(config):
+        own_folder(config.state)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(config.state / "lock", flags, 0o600)
     try:
-        config.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(config.state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ValueError(f"state: {config.state}: {error.strerror or error}") from None
-    with contextlib.closing(os.fdopen(fd, "r+")) as file:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise QuireError(f"{config.name} is up already, as process {file.read().strip()}") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            pid = _holder(config)
+            raise QuireError(
+                f"{config.name} is up already" + (f", as process {pid}" if pid else "")
+            ) from None
         yield
+    finally:
+        os.close(fd)
 
 
 def _holder(config: StackConfig) -> int | None:
-    """The process that has the stack up."""
+    """The process that has the stack up, as the kernel knows it; to ask takes no lock. Raises QuireError."""
     try:
-        fd = os.open(config.state / "lock", os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(config.state / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
-    with contextlib.closing(os.fdopen(fd, "r")) as file:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with contextlib.suppress(ValueError):
-                return int(file.read())
-    return None
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    finally:
+        os.close(fd)
+    if kind == fcntl.F_UNLCK:
+        return None
+    if pid <= 0:
+        raise QuireError(f"{config.name} is up, but its process cannot be seen from this container")
+    return int(pid)
 
 
 def _detached(config: StackConfig, path: str) -> int:
     """Start it in the background, and wait until it works."""
     if (pid := _holder(config)) is not None:
         raise QuireError(f"{config.name} is up already, as process {pid}")
-    from quire.cli.stack_parts import parts_of
+    from quire.cli.stack_parts import own_folder, parts_of
 
     parts_of(config)  # what is wrong is said here
-    config.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = config.state / "log"
-    with log.open("ab") as file:
-        begin = file.tell()
+    with _of_state(config):
+        own_folder(config.state)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(log, flags, 0o600)
+        os.fchmod(fd, 0o600)  # of an older one
+    with open(fd, "ab") as file:
+        begin = os.fstat(fd).st_size
         made = subprocess.Popen(
             [sys.executable, "-m", "quire.cli.main", "stack", "up", path],
             stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
@@ -138,12 +161,14 @@ def _detached(config: StackConfig, path: str) -> int:
 
 
 def _plan(config: StackConfig, *, as_json: bool) -> int:
-    from quire.cli.stack_parts import parts_of
+    from quire.cli.stack_parts import STACK_PROCESS, memory_of, parts_of
     from quire.util.platform import total_memory
 
     parts = parts_of(config)
     made = [_planned(each) for each in parts]
-    taken, there = sum(each.memory for each in parts), total_memory()
+    made.append({"name": "stack", "kind": "stack", "url": "", "role": "", "memory": STACK_PROCESS, "parts": {},
+                 "error": "", "text": "the process that runs the others"})  # fmt: skip
+    taken, there = memory_of(parts), total_memory()
     if as_json:
         print(
             json.dumps(
@@ -200,11 +225,10 @@ def _status(config: StackConfig, *, as_json: bool) -> int:
         else:
             print(f"{config.name} is not up")
         return 1
-    from quire.util.platform import resident_exactly, started_by
+    from quire.util.platform import resident_of_tree
 
     for part in found["parts"]:
-        pids = [] if part["pid"] is None else [part["pid"], *started_by(part["pid"])]
-        part["resident"] = sum(resident_exactly(each) for each in pids if os.path.exists(f"/proc/{each}"))
+        part["resident"] = 0 if part["pid"] is None else resident_of_tree(part["pid"])
     if as_json:
         print(json.dumps(found))
         return 0

@@ -18,9 +18,9 @@ from quire.util.http_client import Client, ClientError, target
 from quire.util.printable import printable
 from quire.util.supervised import Supervised
 
-_WAITING_LINES = 10_000  # of the log, while nobody reads it
+_WAITING_BYTES = 8 * 2**20  # lines of the log, while nobody reads it
 _MORE_SECONDS = 10.0  # to end, beside those that running requests have
-_LOADING = 503
+_READY = 200
 
 
 class LogView:
@@ -28,25 +28,28 @@ class LogView:
 
     def __init__(self, names: list[str]) -> None:
         self._width = max(map(len, names))
-        self._lines: queue.Queue[str | None] = queue.Queue(_WAITING_LINES)
-        self._lost = 0
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._waiting = self._lost = 0  # bytes and lines
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._write, name="log", daemon=True)
         self._thread.start()
 
     def say(self, name: str, line: str) -> None:
-        """Show a line; it is lost if too many wait."""
-        if self._lost and not self._lines.full():
-            self._lines.put(f"{'':<{self._width}} | {self._lost} lines were not read in time\n")
-            self._lost = 0
-        try:
-            self._lines.put_nowait(f"{name:<{self._width}} | {printable(line)}\n")
-        except queue.Full:
-            self._lost += 1
+        """Show a line; it is lost if too much waits."""
+        text = f"{name:<{self._width}} | {printable(line)}\n"
+        if self._lost:
+            text = f"{'':<{self._width}} | {self._lost} lines were not read in time\n{text}"
+        with self._lock:
+            fits = self._waiting + sys.getsizeof(text) <= _WAITING_BYTES
+            if fits:
+                self._waiting += sys.getsizeof(text)
+        if fits:
+            self._lines.put(text)
+        self._lost = 0 if fits else self._lost + 1
 
     def close(self, seconds: float = 1.0) -> None:
         """Show what is left, if it is read within so many seconds."""
-        with contextlib.suppress(queue.Full):
-            self._lines.put(None, timeout=seconds)
+        self._lines.put(None)
         self._thread.join(seconds)
 
     def _write(self) -> None:
@@ -54,6 +57,8 @@ class LogView:
             with contextlib.suppress(OSError):
                 sys.stderr.write(line)
                 sys.stderr.flush()
+            with self._lock:
+                self._waiting -= sys.getsizeof(line)
 
 
 class StackLife:
@@ -81,7 +86,7 @@ class StackLife:
                 return False
             finally:
                 await client.close()
-            return status != _LOADING
+            return status == _READY
 
         return Supervised(part.name, command, ready, self._log.say, self._tell)
 
@@ -94,7 +99,9 @@ class StackLife:
         failed = False
         try:
             for group in self._groups():
-                tasks += [asyncio.create_task(each.run()) for each in group]
+                for each in group:
+                    tasks.append(asyncio.create_task(each.run()))
+                    tasks[-1].add_done_callback(self._see)
                 failed = failed or not await self._settled(group)
                 if failed or self._asked:
                     break
@@ -108,7 +115,7 @@ class StackLife:
         finally:
             self._up = False
             await self._down()
-            await asyncio.gather(*tasks)
+            found = await asyncio.gather(*tasks, return_exceptions=True)
             for each in self._made.values():
                 if each.state == "failed":
                     self._log.say(
@@ -118,7 +125,15 @@ class StackLife:
                         self._log.say(each.name, line)
             (self._config.state / "status.json").unlink(missing_ok=True)
             self._log.close()
+        for error in found:
+            if error is not None:
+                raise error
         return int(failed)
+
+    def _see(self, task: asyncio.Task[None]) -> None:
+        """A part is no longer kept running: by a mistake of this program, all end."""
+        if not task.cancelled() and task.exception() is not None:
+            self._ending.set()
 
     def _groups(self) -> list[list[Supervised]]:
         """What starts together: blocks, servers, router."""

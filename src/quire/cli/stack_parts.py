@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import sys
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 HERE = "127.0.0.1"
 ROUTER_PROCESS = 96 * 2**20
 BLOCKS_PROCESS = 64 * 2**20  # of a kv-server without blocks
+STACK_PROCESS = 96 * 2**20  # that runs the parts, with the lines of their logs that wait
+_ALL_ADDRESSES = {"0.0.0.0": HERE, "::": "::1"}  # and where they are reached from this machine
 
 
 @dataclass(slots=True)
@@ -50,10 +53,20 @@ class StackPart:
     serving: ServingConfig | None = None
 
     @property
+    def at(self) -> str:
+        """Its address and port, as its clients on this machine write them."""
+        host = _ALL_ADDRESSES.get(self.host, self.host)
+        return f"{f'[{host}]' if ':' in host else host}:{self.port or '(free)'}"
+
+    @property
     def url(self) -> str:
-        """Its address, as its clients write it."""
-        at = f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port or '(free)'}"
-        return at if self.kind == "kv-server" else f"http{'s' if self.tls else ''}://{at}"
+        """What its clients on this machine call."""
+        return self.at if self.kind == "kv-server" else f"http{'s' if self.tls else ''}://{self.at}"
+
+
+def memory_of(parts: list[StackPart]) -> int:
+    """Bytes that a stack takes at most."""
+    return STACK_PROCESS + sum(each.memory for each in parts)
 
 
 def parts_of(config: StackConfig) -> list[StackPart]:
@@ -69,6 +82,10 @@ def parts_of(config: StackConfig) -> list[StackPart]:
         if not each.port and first:
             each.port, first = first, first + 1
     if first > 65536:
+        if config.first_port is None:
+            raise ValueError(
+                f"router: port: {router.port} leaves no room after it for {len(made)}: give first-port"
+            )
         raise ValueError(f"first-port: {config.first_port} leaves no room for {len(made)} ports")
     ports = [each.port for each in [*made, router] if each.port]
     for port in ports:
@@ -78,11 +95,11 @@ def parts_of(config: StackConfig) -> list[StackPart]:
 
 
 def write_files(config: StackConfig, parts: list[StackPart]) -> dict[str, list[str]]:
-    """Write what the parts read, once all ports are known; returns their commands. Raises OSError."""
+    """Write what the parts read, once all ports are known; returns their commands. Raises OSError and ValueError."""
     state, key = config.state, config.state / "kv.key"
     blocks = next((each for each in parts if each.kind == "kv-server"), None)
-    if blocks is not None and not key.exists():
-        write_whole(key, b64encode(os.urandom(32)).decode())
+    if blocks is not None:
+        _make_key(key)
     backends, commands = [], {}
     for part in parts:
         options = dict(part.options)
@@ -116,7 +133,7 @@ def write_files(config: StackConfig, parts: list[StackPart]) -> dict[str, list[s
             sys.executable, "-m", "quire.cli.stack_process", str(os.getpid()), part.kind, *words
         ]  # fmt: skip
     write_whole(state / "backends.toml", "\n".join(_backend(each) for each in backends))
-    seen = [{"targets": [f"{each.host}:{each.port}"], "labels": {"part": each.name}}
+    seen = [{"targets": [each.at], "labels": {"part": each.name}}
             for each in parts if each.kind != "kv-server"]  # fmt: skip
     write_whole(state / "prometheus.json", json.dumps(seen, indent=1))
     return commands
@@ -134,10 +151,12 @@ def _router(config: StackConfig) -> StackPart:
         _, serving = router_settings(options | own)
     except ValueError as error:
         raise ValueError(f"router: {error}") from None
+    if not serving.host:
+        raise ValueError("router: host: is empty")
     from quire.router.router_context import BODY_MEMORY, KEPT_MEMORY
 
     return StackPart(
-        "router", "router", serving.host, serving.port, ROUTER_PROCESS + BODY_MEMORY + KEPT_MEMORY,
+        "router", "router", serving.host.strip("[]"), serving.port, ROUTER_PROCESS + BODY_MEMORY + KEPT_MEMORY,
         serving.shutdown_timeout, options, tls=serving.ssl_certfile is not None, serving=serving,
     )  # fmt: skip
 
@@ -185,10 +204,32 @@ def _backend(entry: Mapping[str, str]) -> str:
     return f"[[backend]]\n{lines}\n"
 
 
+def own_folder(folder: Path) -> None:
+    """Make a folder of the state, or see that it is one that this user alone can use. Raises OSError and ValueError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_own(folder, stat.S_ISDIR)
+
+
+def _make_key(key: Path) -> None:
+    if os.path.lexists(key):
+        _check_own(key, stat.S_ISREG)
+    else:
+        write_whole(key, b64encode(os.urandom(32)).decode())
+
+
+def _check_own(path: Path, is_kind: Callable[[int], bool]) -> None:
+    found = path.lstat()
+    if not is_kind(found.st_mode) or found.st_uid != os.geteuid():
+        raise ValueError(f"state: {path}: is not one of this user's own, or a link")
+    if found.st_mode & 0o077:
+        raise ValueError(f"state: {path}: others can use it: its mode is {found.st_mode & 0o777:o}")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file that its owner alone can read, whole or not at all."""
     made = path.with_name(f".{path.name}.new")
-    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    made.unlink(missing_ok=True)  # of a process that was killed
+    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
         file.write(text)
     made.replace(path)
@@ -208,7 +249,7 @@ class HeldPorts:
             self._socks.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                sock.bind((part.host.strip("[]"), part.port))
+                sock.bind((part.host, part.port))
             except OSError as error:
                 raise ValueError(f"{part.name}: {part.url}: {error.strerror or error}") from None
             part.port = sock.getsockname()[1]

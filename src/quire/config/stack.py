@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 _OWN = {
     "router": ("backend", "prefill", "backends_file", "uds", "quiet"),
     "kv_server": ("host", "key_file", "quiet"),
-    "serve": ("host", "port", "uds", "quiet", "models", "models_dir", "config"),
+    "serve": ("host", "port", "uds", "quiet", "models", "models_dir", "config", "ssl_keyfile", "ssl_certfile"),
 }  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def read_stack(path: Path) -> StackConfig:
         raise ValueError(f"first-port: {port!r} is not in [0, 65535]")
     router, blocks = _table(found, "router") or {}, _table(found, "kv_server")
     servers = _servers(found, blocks is not None)
-    return StackConfig(name, Path(folder).absolute(), port, router, blocks, servers)
+    return StackConfig(name, path.absolute().parent / folder, port, router, blocks, servers)
 
 
 def _servers(found: Mapping[str, Any], with_blocks: bool) -> tuple[StackServer, ...]:

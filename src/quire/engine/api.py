@@ -343,7 +343,7 @@ class EngineStats:
     rank_seconds: tuple[float, ...] = ()  # in which ranks worked, without waits for stages and commands
     expert_pairs: tuple[int, ...] = ()  # of (token, expert), by rank
     expert_moves: int = 0
-    expert_load: Mapping[str, float] = field(default_factory=dict)  # see ExpertBalance.ratios
+    expert_load: Mapping[str, float] = field(default_factory=dict)  # see ExpertBalance
     flops: Mapping[str, float] = field(default_factory=dict)  # of all steps, by number format
     moved_bytes: float = 0.0  # of weights, keys and values
     compute_share: float | None = None  # of the machine's limit, in recent steps; None: not known

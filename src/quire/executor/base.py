@@ -424,6 +424,10 @@ class ExpertLoads(Protocol):
     def ranks(self) -> int:
         """Ranks that hold whole experts; 1 if each has a part of all, or there is one rank."""
 
+    @property
+    def move(self) -> bool:
+        """Whether experts can change places: they are not too large for a pause between two steps."""
+
     def take_pairs(self) -> Mapping[int, I64]:
         """By layer: pairs of (token, expert) that each place has had since the last call. Between steps."""
 

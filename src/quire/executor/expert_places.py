@@ -18,11 +18,14 @@ from quire.program.memory import param_bytes
 from quire.program.program import Program
 from quire.program.tensors import ExpertLayer
 
+# An expert that is larger stays where it is: two are copied out and in between two steps, about 50 ms.
+MOST_BYTES = 64 << 20
+
 
 class UncountedExperts:
     """Of an executor that does not count them. Implements executor.base.ExpertLoads."""
 
-    ranks = 1
+    ranks, move = 1, False
 
     def take_pairs(self) -> dict[int, I64]:
         """None; see ExpertLoads.take_pairs."""
@@ -36,7 +39,7 @@ class UncountedExperts:
 class HeldExperts:
     """The experts that one executor holds. Implements executor.base.ExpertLoads; alone it has nobody to change with."""
 
-    ranks = 1
+    ranks, move = 1, False
 
     def __init__(self, core: _native.Executor, program: Program) -> None:
         self.layers = {layer.layer: layer for layer in program.expert_layers}
@@ -89,12 +92,16 @@ def _alone(layer: int, one: int, other: int) -> RuntimeError:
 
 def shared_expert_bytes(programs: Sequence[Program]) -> int:
     """Bytes that ranks of these programs share for what they do with experts."""
+    return 2 * _whole(_moved_bytes(programs)) + _pairs_bytes(programs)
+
+
+def _moved_bytes(programs: Sequence[Program]) -> int:
+    """The most bytes of an expert that may change places; 0 if none does."""
     plan = programs[0].plan
-    moves = plan.expert_parallel and plan.tensor_parallel_size > 1
-    one = max(
-        [_expert_bytes(program, layer) for program in programs for layer in program.expert_layers], default=0
-    )
-    return (2 * _whole(one) if moves else 0) + _pairs_bytes(programs)
+    if not plan.expert_parallel or plan.tensor_parallel_size == 1:
+        return 0
+    found = [_expert_bytes(program, layer) for program in programs for layer in program.expert_layers]
+    return max(found, default=0) if max(found, default=0) <= MOST_BYTES else 0
 
 
 def _expert_bytes(program: Program, layer: ExpertLayer) -> int:
@@ -120,6 +127,7 @@ class SharedExperts:
     def __init__(self, held: HeldExperts, programs: Sequence[Program], rank: int, memory: U8) -> None:
         plan = programs[rank].plan
         self.ranks = plan.tensor_parallel_size if plan.expert_parallel else 1
+        self.move = _moved_bytes(programs) > 0
         self._held, self._counts = held, not plan.tensor_parallel_rank
         pairs = _pairs_bytes(programs)
         split = len(memory) - pairs

@@ -181,6 +181,11 @@ class LeadingExecutor(NativeExecutor):
         """Ranks that hold whole experts; see ExpertLoads."""
         return self._shared.experts.ranks
 
+    @property
+    def move(self) -> bool:
+        """Whether these may change places; see ExpertLoads."""
+        return self._shared.experts.move
+
     def take_pairs(self) -> Mapping[int, I64]:
         """What the experts of all ranks have had; see ExpertLoads.take_pairs."""
         experts = self._shared.experts

@@ -117,7 +117,8 @@ async def _log(
 ) -> list[rows.AnyRow]:
     """The rows about requests of a replica, or of the one that has a request, with the steps in its life.
 
-    They count as a body that is being read."""
+    They count as a body that is being read.
+    """
     data = await _data(context, exchange, request_id, replica)
     return await asyncio.to_thread(_rows_of, data, request_id) if data else []
 
@@ -228,6 +229,9 @@ async def cache_misses(context: ServerContext, exchange: Exchange) -> MissesBody
             if isinstance(row, rows.Arrived) and context.owners.find(row.request_id, exchange)
         }
         missed += [row for row in log if isinstance(row, rows.Missed) and row.number in numbers]
+        exchange.held.give(
+            context.memory.work
+        )  # before the next: a request that holds some must not wait for more
     lost: dict[str, int] = {}
     for row in missed:
         lost[row.kind] = lost.get(row.kind, 0) + row.lost

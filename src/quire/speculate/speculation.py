@@ -105,7 +105,7 @@ class Speculation:
         self._rests.idled(self._idled)
         self._unweighed += 1 + self._idled
         self._idle = self._idled = 0
-        started, passes = time.perf_counter(), self.proposer.passes
+        begun = time.perf_counter()
         for seq_id in out.gone:
             if seq_id in self._following:
                 self._extend(seq_id, [])
@@ -116,8 +116,8 @@ class Speculation:
                 self._start(new, text_of)
         rows = [row for row in out.scheduled if row.logits > 1]
         self._drafting = bool(rows)
+        started, passes = time.perf_counter(), self.proposer.passes
         if self._features is not None:
-            begun, started = started, time.perf_counter()
             self._kept += started - begun
         if not rows:
             return

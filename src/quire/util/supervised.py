@@ -41,6 +41,7 @@ class Supervised:
         self.last: deque[str] = deque(maxlen=_LAST)  # lines of its output
         self.settled = asyncio.Event()  # it was up, or has failed
         self._ending = asyncio.Event()
+        self._unasked = False  # `ready` failed in a way that is not a connection's
         self._readers: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -114,6 +115,11 @@ class Supervised:
         try:
             return await self._ready()
         except OSError:
+            return False
+        except Exception as error:  # whatever it is, the process has to be looked after
+            if not self._unasked:
+                self._say(self.name, f"quire: whether it works cannot be asked: {error}")
+            self._unasked = True
             return False
 
     async def _read(self, output: asyncio.StreamReader) -> None:

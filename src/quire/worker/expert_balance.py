@@ -26,8 +26,9 @@ _GAIN = 0.02  # of the mean load of ranks: less is not worth an exchange
 
 def rank_loads(pairs: Sequence[int] | I64, ranks: int) -> list[int]:
     """Pairs of each rank, of those of each place."""
-    shares = [even_share(len(pairs), ranks, rank) for rank in range(ranks)]
-    return [int(sum(pairs[share.start : share.stop])) for share in shares]
+    starts = [even_share(len(pairs), ranks, rank).start for rank in range(ranks)]
+    found: list[int] = np.add.reduceat(np.asarray(pairs), starts).tolist()
+    return found
 
 
 def exchanges(pairs: I64, ranks: int) -> Iterator[tuple[int, int]]:
@@ -62,7 +63,9 @@ class ExpertBalance:
         }
         self.pairs = [0] * self.ranks  # of each rank, so far
         self.moved = 0  # exchanges
+        self.ratios: dict[str, float] = {}  # of the busiest expert, and of the busiest rank, to their mean
         self._steps = 0
+        self._unseen: deque[int] = deque()  # layers whose loads are new
         self._due: deque[tuple[int, int, int]] = deque()
         self._began, self._credit, self._cost = time.monotonic(), 0.0, 0.0
 
@@ -73,6 +76,8 @@ class ExpertBalance:
         self._steps += 1
         if self._steps % LOOK_STEPS == 0:
             self.look()
+        elif self._unseen and not self._due:
+            self._choose(self._unseen.popleft())
         now = time.monotonic()
         if self._due:
             self._credit += _SHARE * min(now - self._began, _LONG)
@@ -83,17 +88,19 @@ class ExpertBalance:
         self._began = now
 
     def look(self) -> None:
-        """Take what was counted, and decide which experts change."""
+        """Take what was counted. Which experts change is decided in the steps that follow, layer by layer."""
         for layer, pairs in self._experts.take_pairs().items():
             self.pairs = [sum(both) for both in zip(self.pairs, rank_loads(pairs, self.ranks), strict=True)]
             self._loads[layer] = (self._loads[layer] * _KEPT).astype(np.int64) + pairs
-        if self.ranks > 1:
-            self._due = deque(
-                (layer, *places)
-                for layer, pairs in self._loads.items()
-                if pairs.sum() >= _ENOUGH * len(pairs)
-                for places in exchanges(pairs, self.ranks)
-            )
+        self.ratios = self._ratios()
+        if self._experts.move:
+            self._due.clear()
+            self._unseen = deque(self._loads)
+
+    def _choose(self, layer: int) -> None:
+        pairs = self._loads[layer]
+        if pairs.sum() >= _ENOUGH * len(pairs):
+            self._due.extend((layer, *places) for places in exchanges(pairs, self.ranks))
 
     def _exchange(self, layer: int, one: int, other: int) -> None:
         self._experts.swap(layer, one, other)
@@ -101,15 +108,17 @@ class ExpertBalance:
         pairs[[one, other]] = pairs[[other, one]]
         self.moved += 1
 
-    def ratios(self) -> dict[str, float]:
-        """Pairs of the busiest expert, and of the busiest rank, over their mean, as a mean over layers."""
-        if not any(pairs.any() for pairs in self._loads.values()):
-            return {}
+    def _ratios(self) -> dict[str, float]:
         busy = [pairs for pairs in self._loads.values() if pairs.any()]
-        by_rank = [np.array(rank_loads(pairs, self.ranks)) for pairs in busy]
+        if not busy:
+            return {}
         found = {"expert": _ratio(busy)}
-        return found | {"rank": _ratio(by_rank)} if self.ranks > 1 else found
+        return (
+            found | {"rank": _ratio([rank_loads(pairs, self.ranks) for pairs in busy])}
+            if self.ranks > 1
+            else found
+        )
 
 
-def _ratio(loads: Sequence[I64]) -> float:
-    return float(np.mean([each.max() / each.mean() for each in loads]))
+def _ratio(loads: Sequence[Sequence[int] | I64]) -> float:
+    return float(np.mean([max(each) * len(each) / sum(each) for each in loads]))

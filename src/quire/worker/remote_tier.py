@@ -209,6 +209,9 @@ class RemoteTier(KeptBlocks):
         print(f"quire: KV blocks on {host}:{port}: {what}", file=sys.stderr, flush=True)
 
     def _closed(self) -> None:
+        # A connection that is closed with answers unread is reset, and the server loses what it has not read.
+        with contextlib.suppress(OSError):
+            self._settle()  # CALL_SECONDS for each of at most _UNANSWERED
         for sock, _ in self._links.values():
             with contextlib.suppress(OSError):
                 sock.close()

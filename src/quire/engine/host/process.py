@@ -72,6 +72,7 @@ def serve(
             EngineLoop(built.core, channel, cores, built.give_pages, room).run()
         finally:
             if cores is not None:
+                cores.bind(1, lambda _: None)  # ranks may wait for a step that has failed: they hear no more
                 cores.begin()  # until the process is gone
             built.close()
     except ChannelClosedError:

@@ -127,7 +127,7 @@ def _expert_counts(experts: ExpertBalance | None) -> dict[str, Any]:
     return {
         "expert_pairs": tuple(experts.pairs),
         "expert_moves": experts.moved,
-        "expert_load": experts.ratios(),
+        "expert_load": experts.ratios,
     }
 
 

@@ -28,10 +28,11 @@ _BLOCK = 32  # columns whose sums are made one by one; those of earlier blocks a
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """R, upper triangular, with R·Rᵀ = H in an order of columns, damped."""
+    """R, upper triangular, with R·Rᵀ = H in an order of columns, `added` on the diagonal of H."""
 
     r: F32
     order: npt.NDArray[np.int64]
+    added: float
 
     @classmethod
     def of(cls, gram: GramMatrix, *, damping: float = 0.01, desc_act: bool = True) -> Factor:
@@ -40,11 +41,14 @@ class Factor:
         order = np.argsort(-np.diagonal(gram.h), kind="stable") if desc_act else np.arange(cols)
         backwards = order[::-1]
         turned = gram.h[np.ix_(backwards, backwards)].astype(np.float64)
-        mean, places = float(np.trace(turned)) / cols, np.arange(cols)
+        mean, places, added = float(np.trace(turned)) / cols, np.arange(cols), 0.0
         while True:
-            turned[places, places] += damping * mean or 1.0
+            more = damping * mean or 1.0
+            turned[places, places] += more
+            added += more
             try:
-                return cls(np.ascontiguousarray(np.linalg.cholesky(turned)[::-1, ::-1], np.float32), order)
+                r = np.ascontiguousarray(np.linalg.cholesky(turned)[::-1, ::-1], np.float32)
+                return cls(r, order, added)
             except np.linalg.LinAlgError:  # fewer rows than columns were seen, in float32 sums
                 damping *= 10
 

@@ -20,7 +20,7 @@ U8 = npt.NDArray[np.uint8]
 # Shares of the widest range that are tried; fewer bits gain by cutting off more.
 _SHARES = {8: (1.0,), 4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7), 3: (1.0, 0.93, 0.86, 0.79, 0.72, 0.65, 0.58),
            2: (1.0, 0.9, 0.8, 0.7, 0.6, 0.52, 0.45, 0.38)}  # fmt: skip
-_SMALLEST = np.float32(2.0**-24)  # the least positive float16
+SMALLEST_SCALE = np.float32(2.0**-24)  # the least positive float16
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _step(lowest: F32, highest: F32, kind: GridKind, share: np.float32) -> tuple
         scale = wide * (share / kind.middle)
     else:
         scale = (highest - lowest) * (share / kind.top)
-    stored = np.clip(scale, _SMALLEST, 65504).astype(np.float16)
+    stored = np.clip(scale, SMALLEST_SCALE, 65504).astype(np.float16)
     if kind.symmetric:
         return stored, np.full(stored.shape, kind.middle, np.uint8)
     zero = np.clip(np.rint(-lowest * share / stored.astype(np.float32)), 0, kind.top)

@@ -16,6 +16,7 @@ from quire.offline.quantize.grid import GridKind, find_grid
 from quire.offline.quantize.layer import LayerWeights
 from quire.offline.quantize.layout import Rounded
 from quire.offline.quantize.recipe import SCALED, Recipe, parse_pattern
+from quire.offline.quantize.refinement import SWEEPS, refined
 from quire.offline.quantize.scaling import apply_factors, awq_factors, scaled_gram, smooth_factors
 from quire.offline.quantize.sites import Module, Site
 from quire.quant.floats import to_e4m3
@@ -102,16 +103,23 @@ def _nearest(recipe: Recipe, gram: GramMatrix) -> Round:
     return make
 
 
-def _gptq(recipe: Recipe, gram: GramMatrix) -> Round:
+def _gptq(recipe: Recipe, gram: GramMatrix, sweeps: int = SWEEPS) -> Round:
     if not gram.rows:
         return _nearest(recipe, gram)
     factor = Factor.of(gram, damping=recipe.damping, desc_act=recipe.desc_act)
 
     def make(weight: F32) -> Rounded:
         grid = find_grid(weight, kind_of(recipe), gram.h)
-        return Rounded(gptq_codes(weight, grid, gram, factor), grid)
+        codes = gptq_codes(weight, grid, gram, factor)
+        if sweeps:
+            grid, codes = refined(weight, grid, codes, gram, added=factor.added, sweeps=sweeps)
+        return Rounded(codes, grid)
 
     return make
+
+
+def _awq_gptq(recipe: Recipe, gram: GramMatrix) -> Round:
+    return _gptq(recipe, gram, sweeps=0)  # after awq's factors sweeps lose no less
 
 
 def _awq(recipe: Recipe, gram: GramMatrix) -> Round:
@@ -173,6 +181,6 @@ def _sparsegpt(recipe: Recipe, gram: GramMatrix) -> Round:
 
 
 _PREPARE: dict[str, Callable[[Recipe, GramMatrix], Round]] = {
-    "rtn": _nearest, "gptq": _gptq, "awq": _awq, "awq-gptq": _gptq, "smoothquant": _smoothquant, "fp8": _fp8,
+    "rtn": _nearest, "gptq": _gptq, "awq": _awq, "awq-gptq": _awq_gptq, "smoothquant": _smoothquant, "fp8": _fp8,
     "magnitude": _magnitude, "wanda": _wanda, "sparsegpt": _sparsegpt,
 }  # fmt: skip
