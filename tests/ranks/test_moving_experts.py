@@ -26,7 +26,7 @@ def move_at_random(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> list[tuple
             places = range(len(pairs))
             split = len(places) // self.ranks  # the first place of the second rank
             move = layer, chance.choice(places[:split]), chance.choice(places[split:])
-            self._experts.swap(*move)
+            self._executor.experts.swap(*move)
             moved.append(move)
 
     monkeypatch.setattr(ExpertBalance, "step", step)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.executor.base import I64
+from quire.executor.base import I64, ExpertLoads
 from quire.program.ranks import even_share
 from quire.worker import expert_balance
 from quire.worker.expert_balance import ExpertBalance, exchanges, rank_loads
@@ -55,19 +55,23 @@ def test_exchanges_end_and_each_one_helps(pairs: list[int], ranks: int) -> None:
 
 
 class Model:
-    """Two layers of four experts on two ranks, whose router likes some of them. Implements ExpertLoads."""
+    """Two layers of four experts on two ranks, whose router likes some of them: ExpertLoads, and its executor."""
 
     ranks, move = 2, True
 
     def __init__(self, likes: list[int]) -> None:
-        self.experts = {0: [0, 1, 2, 3], 5: [0, 1, 2, 3]}  # by place
+        self.at = {0: [0, 1, 2, 3], 5: [0, 1, 2, 3]}  # experts by place
         self.likes = likes
 
+    @property
+    def experts(self) -> ExpertLoads:
+        return self
+
     def take_pairs(self) -> dict[int, I64]:
-        return {layer: np.array([self.likes[e] for e in at]) for layer, at in self.experts.items()}
+        return {layer: np.array([self.likes[e] for e in at]) for layer, at in self.at.items()}
 
     def swap(self, layer: int, one: int, other: int) -> None:
-        at = self.experts[layer]
+        at = self.at[layer]
         at[one], at[other] = at[other], at[one]
 
 
@@ -77,7 +81,7 @@ def test_loads_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     balance = ExpertBalance(model)
     for _ in range(4 * expert_balance.LOOK_STEPS):
         balance.step()
-    assert all(rank_loads([model.likes[e] for e in at], 2) == [320, 410] for at in model.experts.values())
+    assert all(rank_loads([model.likes[e] for e in at], 2) == [320, 410] for at in model.at.values())
     assert balance.moved == 2
     assert sum(balance.pairs) == 4 * 2 * 730
     ratios = balance.ratios
@@ -87,7 +91,7 @@ def test_loads_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     model.likes = [10, 400, 20, 300]  # now others
     for _ in range(8 * expert_balance.LOOK_STEPS):
         balance.step()
-    assert all(max(rank_loads([model.likes[e] for e in at], 2)) <= 420 for at in model.experts.values())
+    assert all(max(rank_loads([model.likes[e] for e in at], 2)) <= 420 for at in model.at.values())
 
 
 def test_exchanges_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -53,13 +54,21 @@ def exchanges(pairs: I64, ranks: int) -> Iterator[tuple[int, int]]:
         yield found
 
 
+class HasExperts(Protocol):
+    """An executor."""
+
+    @property
+    def experts(self) -> ExpertLoads:
+        """See Runnable.experts."""
+
+
 class ExpertBalance:
     """Counts the pairs of a model's experts, and moves experts between ranks; `step` is called before each step."""
 
-    def __init__(self, experts: ExpertLoads) -> None:
-        self._experts, self.ranks = experts, experts.ranks
+    def __init__(self, executor: HasExperts) -> None:
+        self._executor, self.ranks = executor, executor.experts.ranks
         self._loads: dict[int, I64] = {
-            layer: np.zeros_like(pairs) for layer, pairs in experts.take_pairs().items()
+            layer: np.zeros_like(pairs) for layer, pairs in executor.experts.take_pairs().items()
         }
         self.pairs = [0] * self.ranks  # of each rank, so far
         self.moved = 0  # exchanges
@@ -89,11 +98,11 @@ class ExpertBalance:
 
     def look(self) -> None:
         """Take what was counted. Which experts change is decided in the steps that follow, layer by layer."""
-        for layer, pairs in self._experts.take_pairs().items():
+        for layer, pairs in self._executor.experts.take_pairs().items():
             self.pairs = [sum(both) for both in zip(self.pairs, rank_loads(pairs, self.ranks), strict=True)]
             self._loads[layer] = (self._loads[layer] * _KEPT).astype(np.int64) + pairs
         self.ratios = self._ratios()
-        if self._experts.move:
+        if self._executor.experts.move:
             self._due.clear()
             self._unseen = deque(self._loads)
 
@@ -103,7 +112,7 @@ class ExpertBalance:
             self._due.extend((layer, *places) for places in exchanges(pairs, self.ranks))
 
     def _exchange(self, layer: int, one: int, other: int) -> None:
-        self._experts.swap(layer, one, other)
+        self._executor.experts.swap(layer, one, other)
         pairs = self._loads[layer]
         pairs[[one, other]] = pairs[[other, one]]
         self.moved += 1

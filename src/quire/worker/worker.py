@@ -114,7 +114,7 @@ class Worker:
         executor.bind(limits, self.arrays)
         executor.prepare(decode_sizes(limits.max_rows))
         self._executor, self._limits = executor, limits
-        self.experts = ExpertBalance(executor.experts)
+        self.experts = ExpertBalance(executor)
         self._sampler = self._make_sampler(executor)
         self._slots = Slots(self.arrays, limits.max_rows)
         self._branches = StepBranches(self.arrays, limits)
