@@ -185,16 +185,10 @@ def _parser(one: Simulation) -> argparse.ArgumentParser:
 
 def _text(scene: Scene) -> str:
     from quire.cli.calc import lines
+    from quire.util.columns import in_columns
 
     parts = [lines([*scene.figures])]
-    for table in scene.tables:
-        rows = [table.columns, *table.rows]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(table.columns))]
-        shown = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        parts.append("\n".join([table.title, *shown]))
+    parts += ["\n".join([table.title, *in_columns([table.columns, *table.rows])]) for table in scene.tables]
     for flow in scene.flows:
         arrows = [f"{flow.places[a]} → {flow.places[b]}: {what}" for a, b, what in flow.arrows]
         parts.append("\n".join([flow.title, *(arrows or ["nothing"])]))

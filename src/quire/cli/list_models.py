@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from quire.util.columns import in_columns
 from quire.util.printable import printable
 from quire.util.sizes import format_size
 
@@ -66,8 +67,5 @@ def _table(models: list[dict[str, Any]]) -> None:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(model["modified"]))
         state = "" if model["state"] == "complete" else f" ({model['state']})"
         rows.append((model["name"], tag, format_size(model["size"]), when, model["source"] + state))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print(
-            printable("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-        )
+    for line in in_columns(rows):
+        print(printable(line))

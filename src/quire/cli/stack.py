@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config.stack import StackConfig, read_stack
 from quire.types import QuireError
+from quire.util.columns import in_columns
 from quire.util.sizes import format_size
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def _plan(config: StackConfig, *, as_json: bool) -> int:
         )
     else:
         rows = [[each["name"], each["url"], format_size(each["memory"]), each["text"]] for each in made]
-        _print_table([["part", "address", "memory", "of which"], *rows])
+        print(*in_columns([["part", "address", "memory", "of which"], *rows]), sep="\n")
         print(
             f"\n{format_size(taken)} at most, of {format_size(there)} that this machine has; state: {config.state}"
         )
@@ -238,7 +239,7 @@ def _status(config: StackConfig, *, as_json: bool) -> int:
          format_size(each["resident"]), f"{each['restarts']} restarts, {each['why']}" if each["restarts"] else ""]
         for each in found["parts"]
     ]  # fmt: skip
-    _print_table([["part", "address", "state", "since", "pid", "resident", ""], *rows])
+    print(*in_columns([["part", "address", "state", "since", "pid", "resident", ""], *rows]), sep="\n")
     return 0
 
 
@@ -266,9 +267,3 @@ def _told(config: StackConfig) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found
-
-
-def _print_table(rows: list[list[str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -8,7 +8,7 @@ the bits of its expert wherever that is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -64,19 +64,20 @@ class HeldExperts:
 
     def read(self, layer: int, place: int, into: U8) -> None:
         """Copy out the weights of the expert at a place of this rank."""
-        at = self.layers[layer]
-        for name in at.params:
-            nbytes = self._core.expert_bytes(name)
-            self._core.read_expert(name, place - at.first, into[:nbytes].ctypes.data)
-            into = into[nbytes:]
+        for name, number, address in self._pieces(layer, place, into):
+            self._core.read_expert(name, number, address)
 
     def replace(self, layer: int, place: int, content: U8) -> None:
         """Put other weights at a place of this rank: what `read` gave on another one."""
-        at = self.layers[layer]
+        for name, number, address in self._pieces(layer, place, content):
+            self._core.replace_expert(name, number, address)
+
+    def _pieces(self, layer: int, place: int, content: U8) -> Iterator[tuple[str, int, int]]:
+        """Parameters of the expert at a place, its number in each, and the addresses of their parts of a content."""
+        at, address = self.layers[layer], content.ctypes.data
         for name in at.params:
-            nbytes = self._core.expert_bytes(name)
-            self._core.replace_expert(name, place - at.first, content[:nbytes].ctypes.data)
-            content = content[nbytes:]
+            yield name, place - at.first, address
+            address += self._core.expert_bytes(name)
 
     def renumber(self, layer: int, one: int, other: int) -> None:
         """From the next step on the experts at two places are each at the other's."""

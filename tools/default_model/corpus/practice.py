@@ -42,13 +42,17 @@ def _spelled(draw: Draw) -> Item:
     return name, f"{name}: {'-'.join(name)}"
 
 
-def _raised(draw: Draw) -> Item:
-    name = common_word(draw)
+def _phrase(draw: Draw) -> str:
+    return " ".join(common_word(draw) for _ in range(draw.between(2, 4)))
+
+
+def _raised(words: Callable[[Draw], str], draw: Draw) -> Item:
+    name = words(draw)
     return name, name.upper()
 
 
-def _lowered(draw: Draw) -> Item:
-    name = common_word(draw)
+def _lowered(words: Callable[[Draw], str], draw: Draw) -> Item:
+    name = words(draw)
     return name.upper(), name
 
 
@@ -153,20 +157,6 @@ def _copied(draw: Draw) -> Item:
     return names, names
 
 
-def _phrase(draw: Draw) -> str:
-    return " ".join(common_word(draw) for _ in range(draw.between(2, 4)))
-
-
-def _phrase_raised(draw: Draw) -> Item:
-    names = _phrase(draw)
-    return names, names.upper()
-
-
-def _phrase_lowered(draw: Draw) -> Item:
-    names = _phrase(draw)
-    return names.upper(), names
-
-
 def _after(draw: Draw) -> Item:
     a = draw.between(0, 99)
     return str(a), f"{a + 1} comes after {a}"
@@ -189,10 +179,10 @@ _KINDS: tuple[tuple[tuple[str, Callable[[Draw], Item]], float], ...] = (
     (("spelling", _spelled), 0.1),
     (("spelling", _shouted), 0.04),
     (("measured", _measured), 0.05),
-    (("upper", _raised), 0.06),
-    (("upper", _phrase_raised), 0.06),
-    (("lower", _lowered), 0.06),
-    (("lower", _phrase_lowered), 0.06),
+    (("upper", partial(_raised, common_word)), 0.06),
+    (("upper", partial(_raised, _phrase)), 0.06),
+    (("lower", partial(_lowered, common_word)), 0.06),
+    (("lower", partial(_lowered, _phrase)), 0.06),
     (("titled", _titled), 0.02),
     (("quoted", _quoted), 0.05),
     (("copied", _copied), 0.08),
