@@ -103,6 +103,14 @@ class RouterMetrics(Collector):
         ):
             yield CounterMetricFamily(f"quire_router_{name}", text, value=value)
         yield from self._divided()
+        for name, level, text in (
+            ("held_requests", float(self._backends.held), "requests that wait until a server is available"),
+            ("replicas_needed", self._backends.replicas_needed(now),
+             "servers that the load needs for its service level, by forecast; the sum over routers, rounded up"),
+            ("prefill_backlog_seconds", self._backends.backlog_seconds(),
+             "time until the prompts that wait are computed by the servers that there are"),
+        ):  # fmt: skip
+            yield GaugeMetricFamily(f"quire_router_{name}", text, value=level)
         yield GaugeMetricFamily(
             "quire_router_routing_confidence",
             "share of prompt tokens whose caching was known right, times the share of the servers with events whose "
