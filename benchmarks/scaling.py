@@ -2,10 +2,10 @@
 
     python -m benchmarks.scaling [--traces ../shared/data/traces]
 
-For each trace and each time that a server takes to start: the share of requests whose prompt was not computed within
-the level, and hours of servers. The reactive rule is that of Kubernetes' HorizontalPodAutoscaler: with its usual target,
-and with the target that costs about as many hours as Quire's rule. The last column is a number that never changes, which
-would have been late as rarely.
+For each trace and each time that a server takes to start: the share of requests whose prompt was not computed in time,
+and hours of servers. The reactive rule is that of Kubernetes' HorizontalPodAutoscaler: with its usual target, and with
+the target that costs about as many hours as Quire's rule. The last column is a number that never changes, which would
+have been late as rarely.
 """
 
 from __future__ import annotations
