@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quire.config.option import check_options, option
 from quire.records import dataclass
 from quire.routing.reported_prefixes import SOURCES
 from quire.routing.router_policies import POLICIES
+from quire.routing.traffic import RuleBody, TrafficRules, named_by
 
 # Sections of the options: first field -> title.
 SUBJECTS = {
@@ -62,6 +65,10 @@ class RouterConfig:
     resume: bool = option(
         True, "let another server go on with a stream whose server is lost; its text stays the same"
     )
+    hedge_share: float = option(
+        0.0, "share of the work that may be done twice: a chat or completion whose answer is late, and has not begun, "
+        "is sent to a second server, and the first answer is taken", metavar="P",
+    )  # fmt: skip
     breaker_failures: int = option(
         3, "failures in a row after which a server gets no requests for a while", metavar="N", count=True
     )
@@ -112,6 +119,8 @@ class RouterConfig:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not above 0")
         if self.retries < 0:
             raise ValueError(f"retries: {self.retries} is below 0")
+        if not 0 <= self.hedge_share <= 1:
+            raise ValueError(f"hedge_share: {self.hedge_share!r} is not in [0, 1]")
         if self.hold_seconds < 0:
             raise ValueError(f"hold_seconds: {self.hold_seconds!r} is below 0")
         if not self.backend and self.backends_file is None:
@@ -160,13 +169,7 @@ def backend_entries(config: RouterConfig) -> list[BackendEntry]:
         for number, url in enumerate(config.prefill, 1)
     ]
     if config.backends_file is not None:
-        try:
-            document = tomllib.loads(Path(config.backends_file).read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ValueError(f"backends_file: cannot be read: {error}") from None
-        entries = document.get("backend")
-        if not isinstance(entries, list) or set(document) != {"backend"}:
-            raise ValueError("backends_file: it consists of [[backend]] tables")
+        entries = _document(config.backends_file)["backend"]
         found += [_entry(number, entry, key, admin) for number, entry in enumerate(entries, len(found) + 1)]
     if not found:
         raise ValueError("backends_file: it names no server")
@@ -180,6 +183,26 @@ def backend_entries(config: RouterConfig) -> list[BackendEntry]:
         if names.count(name) > 1:
             raise ValueError(f"backends_file: two servers are named {name!r}")
     return found
+
+
+def traffic_rules(config: RouterConfig) -> TrafficRules:
+    """What names stand for, by the file of servers; what has no rule there is a model. Raises ValueError."""
+    rules = {} if config.backends_file is None else _document(config.backends_file).get("rules", {})
+    try:
+        made = {name: body.rule() for name, body in msgspec.convert(rules, dict[str, RuleBody]).items()}
+        return TrafficRules(made, {name for rule in made.values() for name in named_by(rule)} - made.keys())
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ValueError(f"backends_file: rules: {error}") from None
+
+
+def _document(file: str) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(Path(file).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"backends_file: cannot be read: {error}") from None
+    if not isinstance(document.get("backend"), list) or not document.keys() <= {"backend", "rules"}:
+        raise ValueError("backends_file: it consists of [[backend]] tables, and of [rules.NAME]")
+    return document
 
 
 def _entry(number: int, entry: Any, key: str, admin: str) -> BackendEntry:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from quire.config.routing import BackendEntry, RouterConfig, backend_entries
+from quire.config.routing import BackendEntry, RouterConfig, backend_entries, traffic_rules
 from quire.router.cache_follower import CacheFollower
 from quire.routing.prefix_index import PIECE_BYTES, PrefixIndex
 from quire.routing.reported_prefixes import ReportedPrefixes
@@ -142,6 +142,7 @@ class Backends:
         """Raises ValueError for entries that are wrong."""
         self.config = config
         self.all = [BackendServer(entry, config) for entry in backend_entries(config)]
+        self.rules = traffic_rules(config)
         self.prefixes = PrefixIndex(config.prefix_index_size)
         self.reports = ReportedPrefixes(config.prefix_index_size)
         self.needed = ServersNeeded(config.level_seconds, config.start_seconds)
@@ -273,14 +274,14 @@ class Backends:
         requests. Raises ValueError, and changes nothing, for a file that is wrong.
         """
         known = {each.entry: each for each in self.all}
-        entries = backend_entries(self.config)
+        entries, rules = backend_entries(self.config), traffic_rules(self.config)
         made = [known.get(entry) or BackendServer(entry, self.config) for entry in entries]
         for each in self.all:
             if each not in made:
                 each.draining = True
                 self.prefixes.forget(each.name)
                 self._leaving.add(each)
-        self.all = made
+        self.all, self.rules = made, rules
         self._follow()
 
     def _follow(self) -> None:

@@ -310,10 +310,11 @@ class Client:
 
 
 class Whole:
-    """Collects an answer that is not streamed."""
+    """Collects an answer that is not streamed, of so many bytes at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_BODY_BYTES) -> None:
         self.status = 0
+        self._most = most
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -326,8 +327,8 @@ class Whole:
 
     def data(self, chunk: bytes, at: float) -> None:  # noqa: ARG002
         self._size += len(chunk)
-        if self._size > MAX_BODY_BYTES:
-            raise ClientError(f"bad answer: more than {MAX_BODY_BYTES} bytes")
+        if self._size > self._most:
+            raise ClientError(f"bad answer: more than {self._most} bytes")
         self._parts.append(chunk)
 
 
