@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
 def _up(config: StackConfig) -> int:
     from quire.cli.stack_life import StackLife
     from quire.cli.stack_parts import HeldPorts, check_memory, parts_of, write_files
+    from quire.cli.stack_reload import StackReload
+    from quire.cli.stack_scaling import StackScaling
 
     parts = parts_of(config)
     check_memory(parts)
@@ -69,7 +71,9 @@ def _up(config: StackConfig) -> int:
             files = write_files(config, parts)
 
         async def life() -> int:
-            return await StackLife(config, parts, files, ports).run()
+            made = StackLife(config, parts, files, ports)
+            reload = StackReload(made)
+            return await made.run(reload.hang_up, reload.run(), StackScaling(made).run())
 
         return asyncio.run(life())
 

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from quire.cli.stack_log import LogView
@@ -46,18 +46,14 @@ class StackLife:
         self._asked = 0  # to end, so many times
         self._ending = asyncio.Event()
 
-    async def run(self) -> int:
-        """Start, stay, end. Returns 1 if a part ended before it worked for the first time."""
-        from quire.cli.stack_reload import StackReload
-        from quire.cli.stack_scaling import StackScaling
-
-        loop, reload = asyncio.get_running_loop(), StackReload(self)
+    async def run(self, hang_up: Callable[[], bool], *beside: Coroutine[Any, Any, None]) -> int:
+        """Start, stay, end; what runs `beside` begins once all is up, and is cancelled at the end. `hang_up` is what
+        SIGHUP does, and whether that is to end. Returns 1 if a part ended before it worked for the first time."""
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
-        loop.add_signal_handler(
-            signal.SIGHUP, lambda: self._end() if reload.terminal_is_gone() else reload.ask()
-        )
-        beside: list[asyncio.Task[None]] = []
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._end() if hang_up() else None)
+        tasks: list[asyncio.Task[None]] = []
         failed = False
         try:
             for kind in KINDS:
@@ -68,15 +64,17 @@ class StackLife:
                 self._up = True
                 self.tell()
                 self.say(ROUTER, f"{self.config.name} is up at {self.parts[ROUTER].url}")
-                beside = [asyncio.create_task(each.run()) for each in (reload, StackScaling(self))]
-                for task in beside:
+                tasks = [asyncio.create_task(each) for each in beside]
+                for task in tasks:
                     task.add_done_callback(self._see)
                 await self._ending.wait()
         finally:
             self._up = False
-            for task in beside:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for each in beside:
+                each.close()
             await self._down()
             self._explain()
             (self.config.state / "status.json").unlink(missing_ok=True)

@@ -22,13 +22,10 @@ class StackReload:
         self._number = 0
         self._had_terminal = _has_terminal()
 
-    def terminal_is_gone(self) -> bool:
-        """Whether the process had a terminal that was closed."""
-        return self._had_terminal and not _has_terminal()
-
-    def ask(self) -> None:
-        """Read the file again soon."""
+    def hang_up(self) -> bool:
+        """Read the file again soon; true if the process had a terminal that was closed, and should end instead."""
         self._wanted.set()
+        return self._had_terminal and not _has_terminal()
 
     async def run(self) -> None:
         """Do as asked until cancelled."""
