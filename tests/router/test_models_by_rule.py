@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from helpers.fake_llm import Behaviour
@@ -34,9 +33,6 @@ def test_a_name_stands_for_a_model_of_a_server() -> None:
         ollama = {"name": "nice", "prompt": "x", "options": {"num_predict": 2}}
         assert router.request("POST", "/api/generate", ollama).status == 200
         assert router.fakes[1].seen[-1][1]["name"] == "b"
-        packed = msgspec.msgpack.encode({"model": "nice", "prompt": "x"})
-        router.request("POST", "/v1/completions", None, {"content-type": "application/msgpack"})
-        assert packed
 
 
 def test_versions_share_requests_and_a_session_stays() -> None:
