@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.config.launched import Launched, RendezvousError, launched
 from quire.engine.build import rendezvous
-from quire.engine.build.rendezvous import Launched, RendezvousError, gather, join, launched
+from quire.engine.build.rendezvous import gather, join
 
 SECRET = "sixteen bytes or more"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

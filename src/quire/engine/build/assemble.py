@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from quire._native import supported_isas
 from quire.cache_kinds import FP8_KV, StateGroup
 from quire.config import env
+from quire.config.launched import node_count
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import (
     INT4_GROUP,
@@ -78,7 +80,7 @@ from quire.program.formats import DType, Groups, HeadScales, NumberFormats, Weig
 from quire.program.lower import lower
 from quire.program.lower_draft import trimmed
 from quire.program.lowering import LoraRoom
-from quire.program.memory import param_bytes
+from quire.program.memory import kv_block_bytes, param_bytes
 from quire.program.program import Program
 from quire.program.ranks import RankPlan
 from quire.program.stages import stage_layers
@@ -245,6 +247,7 @@ def choose(
     model = for_task(model, asked)
     spec, asked = model.facts.spec, _agreed(model, asked)
     traits = ModelTraits(spec.dtype, spec.max_positions, model.facts.longest, whole=spec.whole)
+    machine = replace(machine, nodes=node_count(os.environ, asked.parallel.ranks))
     config = resolve(asked, traits, machine)
     check_pooling_options(spec, config)
     formats = replace(
@@ -416,7 +419,7 @@ def build(
     with startup.span("plan"):
         planned = plan_engine(model, asked, beside)
         programs = planned.programs
-        cores = near(memory_nodes(), len(programs)) if programs else []
+        cores = near(memory_nodes(), len(programs) // planned.config.nodes) * planned.config.nodes
         own = cores[leading_rank(programs)] if programs else ()
         with staying_on(own):  # the executor's threads
             executor = planned.kind.make(planned.program)
@@ -447,12 +450,13 @@ def _build(
                 raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
         if ranks is not None:
-            ranks.ready(weights_fingerprint(model, config), model, plan.limits)
+            ranks.ready(weights_fingerprint(model, asked, copies=config.nodes > 1), model, plan.limits)
     with startup.span("bind"):
         adapters = _adapters(executor, model, config, plan.limits)
-        block = planned.kind.block_bytes(program, asked.cache.block_size)
+        held = planned.programs or (program,)
+        block = sum(kv_block_bytes(each, asked.cache.block_size) for each in held)
         swap = make_swap_space(model, block, config, draft, lent)
-        tiers = make_tiers(model, config, planned.programs or (program,), block, swap, draft)
+        tiers = make_tiers(model, config, held, block, swap, draft)
         worker = make_worker(model, executor, plan.limits, config, adapters, tiers or swap)
         costs = load_costs(model.folder, config)
         scheduler = make_scheduler(program, config, plan, model.facts.spec, costs, tiers or swap, made)
