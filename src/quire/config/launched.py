@@ -103,7 +103,9 @@ def variables_of(nnodes: int, node_rank: int, address: str, port: int | None) ->
 
 
 def _variables(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
-    for names in (("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), *_OTHERS.values()):
+    # Jobs of the others may start processes that have nothing to do with each other: the secret says that these have.
+    others = [*_OTHERS.values()] if "QUIRE_RANK_SECRET" in environ else []
+    for names in (("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), *others):
         if names[0] in environ and names[1] in environ:
             return names
     return None
