@@ -96,18 +96,20 @@ def ready(path: Path) -> bool:
 def test_a_cable_that_is_pulled(hosts: tuple[str, str], tmp_path: Path) -> None:
     """The request that runs ends with an error, others are refused at once, and both work again with the cable."""
     path = tmp_path / "socket"
-    options = ["--tensor-parallel-size", "2", "--max-model-len", "4096", "--num-kv-blocks", "512"]
+    options = ["--tensor-parallel-size", "2", "--max-model-len", "2048", "--num-kv-blocks", "512"]
     options += ["--threads", "1", "--nnodes", "2", "--master-addr", "10.97.0.1"]
     command = [sys.executable, "-m", "quire", "serve", "quire-mini", *options, "--uds", str(path)]
     env = {**os.environ, "QUIRE_RANK_SECRET": SECRET}
     with contextlib.ExitStack() as stack:
+        started = []
         for node, name in enumerate(hosts):
             inside = ["ip", "netns", "exec", name, *command, "--node-rank", str(node)]
             process = stack.enter_context(subprocess.Popen(inside, env=env))
             stack.callback(process.kill)
-        until(lambda: ready(path))
+            started.append(process)
+        until(lambda: ready(path) or any(process.poll() is not None for process in started))
         text = text_of(path)
-        response = ask(path, 4000, stream=True)
+        response = ask(path, 1900, stream=True)
         assert response.readline().startswith(b"data: ")
         _ip("-n", hosts[1], "link", "set", "wire", "down")
         assert b'"error"' in response.read()
