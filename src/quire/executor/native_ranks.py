@@ -192,7 +192,7 @@ class LeadingExecutor(NativeExecutor):
             outputs = shared.run(self, numbers, run)
             if outputs is None and numbers[-4]:
                 raise self._error()
-        return outputs or {}
+        return {**(outputs or {}), **shared.features(numbers[-4])}
 
     @property
     def experts(self) -> ExpertLoads:

@@ -15,6 +15,7 @@ from quire.executor.ranked import (
     PAIRS,
     Piece,
     RankAct,
+    feature_places,
     handover_bytes,
     handover_place,
     rank_memory,
@@ -141,7 +142,7 @@ class LeftPieces:
         if act == RankAct.RUN and self._leaves:
             begin, end = _HALVES[0 if self._plan.in_first_half else 1]
             tokens, _, _, twin = numbers[begin:end]
-            return [self._residual(tokens, twin)] if tokens else []
+            return [self._residual(tokens, twin), *self._features(tokens)] if tokens else []
         if act == RankAct.READ:
             at, end = self._layout.blocks[self.here.start], self._layout.blocks[self.here.stop]
             return [(at, self._memory[at:end])]
@@ -157,6 +158,13 @@ class LeftPieces:
                 at += size
             return found
         return []
+
+    def _features(self, tokens: int) -> list[Piece]:
+        """What a draft takes, which the leading rank reads: it passes on all that is left."""
+        if self._plan.tensor_parallel_rank:
+            return []
+        places = feature_places(self._programs, self._limits, self._layout, self.here.start)
+        return [(at, self._memory[at : at + 4 * tokens * cols]) for _, at, cols in places]
 
     def _residual(self, tokens: int, twin: int) -> Piece:
         first, plan = self.here.start, self._plan

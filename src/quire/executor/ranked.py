@@ -201,6 +201,19 @@ def residual_place(
     return memory.activations[rank] + arena.offsets[output.buffer], program.buffer(output.buffer).cols
 
 
+def feature_places(
+    programs: Sequence[Program], limits: Limits, memory: RankMemory, rank: int
+) -> list[tuple[str, int, int]]:
+    """What a rank leaves of tokens for a draft: names, where, and how many columns of float32."""
+    program = programs[rank]
+    arena = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
+    return [
+        (each.name, memory.activations[rank] + arena.offsets[each.buffer], program.buffer(each.buffer).cols)
+        for each in program.outputs
+        if each.name.startswith("features")
+    ]
+
+
 def handover_place(programs: Sequence[Program], limits: Limits, memory: RankMemory, twin: int) -> int:
     """Where the first half of the stages leaves the residual stream of one of two steps."""
     return memory.handover + twin * handover_bytes(programs, limits) // 2
@@ -239,7 +252,7 @@ class SharedStep:
     def prepare(self, executor: RankExecutor, limits: Limits, arrays: StepArrays, *, keep: bool) -> None:
         """Before an executor is bound to these arrays: they move to where all ranks see them, with what they have if
         it is to be kept; so do its activations."""
-        memory, ranks = rank_memory(self._programs, limits), self.ranks
+        memory, ranks, plan = rank_memory(self._programs, limits), self.ranks, self._program.plan
         self._memory = shared_bytes(ranks, memory.nbytes)
         self.block = self._memory[memory.blocks[0] : memory.blocks[-1]]
         self.own_part = self._memory[memory.blocks[self.rank] : memory.blocks[self.rank + 1]]
@@ -257,6 +270,11 @@ class SharedStep:
             from quire.executor.node_pieces import ChangedPieces
 
             self._changed: ChangedMemory = ChangedPieces(self._programs, limits, arrays, self._memory)
+        self._features = [
+            place
+            for each in range(0, self._stage, plan.tensor_parallel_size)
+            for place in feature_places(self._programs, limits, memory, each)
+        ]
         if self._stage:
             taken = self.nodes.taken_from(self.rank)
             self._residual = residual_place(self._programs, limits, memory, taken)
@@ -309,9 +327,15 @@ class SharedStep:
             return None
         outputs = run(tokens, rows, logit_rows)
         if self._leaves:
-            [output] = outputs.values()
-            self._handover[twin, :tokens] = output
+            self._handover[twin, :tokens] = outputs[self._programs[-1].inputs[0].name]
         return outputs
+
+    def features(self, tokens: int) -> Outputs:
+        """What stages before this one have left of the step's tokens for a draft, by name; once they are done."""
+        return {
+            name: self._memory[at : at + tokens * cols * 4].view(np.float32).reshape(tokens, cols)
+            for name, at, cols in self._features
+        }
 
     def _take_residual(self, executor: RankExecutor, tokens: int, twin: int, *, same: bool) -> bool:
         """Take what the stage before leaves, for which it waits if that runs the `same` step now; False when a rank has

@@ -72,7 +72,9 @@ _INSIDE = "what happens inside of the model is not shown"
 _AHEAD = "the next step is prepared while one runs"
 _WINDOWS = "the checkpoint says which layers have windows"
 _SETTINGS = "--speculative-config sets the method and its settings; answers are the same without"
-_RANK = "--nnodes, --node-rank and --master-addr spread the ranks of a model over hosts, each with this command"
+_RANK = (
+    "--nnodes, --node-rank and --master-addr spread the ranks of a model over hosts, each with this command"
+)
 _MAPPED = "packed weights are memory-mapped from the weight cache (--weight-cache)"
 _SWAP = "a part of --memory"
 _CACHED = "usage always includes the cached tokens"

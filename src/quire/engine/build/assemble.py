@@ -33,6 +33,7 @@ from quire.engine.build.core_parts import make_gate, make_scheduler, make_swap_s
 from quire.engine.build.disk_tiers import make_tiers
 from quire.engine.build.drafts import (
     Draft,
+    apart,
     check_vocabulary,
     draft_options,
     feature_draft,
@@ -275,7 +276,10 @@ def choose_with_draft(
     features = None if spec is None else spec.features
     leading = leading_plan(_rank_plans(model, asked, machine, weights))
     config, program = choose(model, asked, machine, weights, features=features, plan=leading)
-    return config, program, _draft(model, program, config, machine, spec)
+    whole = program
+    if spec is not None and leading.ranks > 1:
+        whole = choose(model, asked, machine, weights, features=features)[1]
+    return config, program, _draft(model, whole, config, machine, spec)
 
 
 def _rank_plans(
@@ -296,7 +300,9 @@ def choose_ranks(
     plans = _rank_plans(model, asked, machine, weights)
     if len(plans) == 1:
         return ()
-    return tuple(choose(model, asked, machine, weights, plan=plan)[1] for plan in plans)
+    spec = read_spec(asked.speculation.chosen(), model.facts.spec)
+    features = None if spec is None else spec.features
+    return tuple(choose(model, asked, machine, weights, features=features, plan=plan)[1] for plan in plans)
 
 
 def _lora_room(asked: AdapterOptions) -> LoraRoom | None:
@@ -419,7 +425,8 @@ def build(
     with startup.span("plan"):
         planned = plan_engine(model, asked, beside)
         programs = planned.programs
-        cores = near(memory_nodes(), len(programs) // planned.config.nodes) * planned.config.nodes
+        hosts = planned.config.nodes
+        cores = near(memory_nodes(), len(programs) // hosts) * hosts if programs else []
         own = cores[leading_rank(programs)] if programs else ()
         with staying_on(own):  # the executor's threads
             executor = planned.kind.make(planned.program)
@@ -526,14 +533,15 @@ def _draft(
     target: Model, program: Program, config: ResolvedConfig, machine: MachineFacts,
     spec: DraftSpec | MedusaSpec | None,
 ) -> Draft | None:  # fmt: skip
-    """`spec` is what computes on the target's features, if the method has it."""
+    """`program` is the whole target's; `spec` is what computes on the target's features, if the method has it."""
     chosen, facts = config.speculation, target.facts
     if chosen is None or (spec is None and chosen.method not in WITH_MODEL):
         return None
     asked = draft_options(config.asked, chosen)
     if spec is not None:
         own = resolve(asked, ModelTraits(facts.spec.dtype, facts.spec.max_positions, facts.longest), machine)
-        return feature_draft(chosen, spec, _formats(own), program, weight_origin(target))
+        draft = feature_draft(chosen, spec, _formats(own), program, weight_origin(target))
+        return apart(draft, weight_origin(target)) if config.asked.parallel.ranks > 1 else draft
     model = open_model(chosen.model, tokenizer=False)
     if model.gguf is None and model.facts.quantization is None:
         asked = rounded_draft(asked, chosen)

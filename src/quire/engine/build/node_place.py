@@ -128,7 +128,7 @@ class Joined:
 def join_nodes(at: Launched, model: Model, asked: EngineConfig) -> Joined:
     """Join the leading node, for which it waits as long as it takes, and the others. Raises RendezvousError if it is
     refused."""
-    sock = join(at, seconds=None)
+    sock = join(at, patient=True)
     leader = NodeConnection(sock)
     try:
         with listen(leader.own_address, 0) as listener:

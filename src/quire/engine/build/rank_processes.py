@@ -75,8 +75,8 @@ def _check(asked: EngineConfig) -> None:
         "executor": asked.execution.executor != "native" and f"{asked.execution.executor!r} is",
     }
     chosen = asked.speculation.chosen()
-    if chosen is not None and chosen.method not in {"ngram", "lookahead", "draft_model"}:
-        refused["speculative_config"] = f"the method {chosen.method} is"
+    if chosen is not None and chosen.method == "self":
+        refused["speculative_config"] = "the method self is"
     for option, what in refused.items():
         if what:
             raise UnsupportedModelError(

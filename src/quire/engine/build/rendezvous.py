@@ -84,21 +84,22 @@ def _admit(sock: socket.socket, secret: bytes) -> int:
     return int.from_bytes(number, "little")
 
 
-def join(at: Launched, *, seconds: float | None = JOIN_SECONDS, own: str = "") -> socket.socket:
+def join(at: Launched, *, patient: bool = False, own: str = "") -> socket.socket:
     """The connection to the one that leads, which knows the secret; from the address `own`, if it is given. Raises
-    RendezvousError after `seconds`, where None is never, and for another secret."""
-    began, problem = time.monotonic(), ""
+    RendezvousError for another secret, and after a minute unless `patient`."""
+    until, problem = time.monotonic() + JOIN_SECONDS, ""
     said: float | None = None
     refused: float | None = None
-    while seconds is None or time.monotonic() < began + seconds:
+    while patient or time.monotonic() < until:
         try:
             sock = socket.create_connection(
                 (at.address, at.port), _HANDSHAKE_SECONDS, (own, 0) if own else None
             )
         except OSError as error:
-            problem = error.strerror or str(error)
-            if seconds is None and (said is None or time.monotonic() > said + SAY_SECONDS):
-                print(f"quire: waiting for {_leader(at)}: {problem}", file=sys.stderr, flush=True)
+            why = error.strerror or str(error)
+            problem = problem or why
+            if patient and (said is None or time.monotonic() > said + SAY_SECONDS):
+                print(f"quire: waiting for {_leader(at)}: {why}", file=sys.stderr, flush=True)
                 said = time.monotonic()
             refused = None
             time.sleep(0.1)
@@ -110,7 +111,7 @@ def join(at: Launched, *, seconds: float | None = JOIN_SECONDS, own: str = "") -
             problem = "it closed the connection: QUIRE_RANK_SECRET is another, or this rank is there already"
         sock.close()
         refused = refused or time.monotonic()
-        if seconds is None and time.monotonic() > refused + _REFUSED_SECONDS:
+        if patient and time.monotonic() > refused + _REFUSED_SECONDS:
             break
         time.sleep(0.5)
     raise RendezvousError(f"{_leader(at)}: {problem}")
