@@ -169,7 +169,7 @@ void SharedRanks::show(int rank, const Shown& rows) {
 
 Shown SharedRanks::shown(int rank) const {
   const auto& found = line(rank).shown;
-  return {data_ + found.offset, found.pitch, found.bytes, found.rows};
+  return {data_ + found.offset, found.pitch, found.bytes, found.rows, 0};
 }
 
 SharedGroup::SharedGroup(SharedRanks& ranks, int first, int size) : ranks_(ranks), first_(first) {

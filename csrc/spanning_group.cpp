@@ -50,8 +50,8 @@ bool SpanningGroup::exchange(int rank, const Shown& mine, const std::function<vo
 
 // Sends rows to all peers, and receives theirs at the same time: a peer that sends, too, may wait until its own are taken.
 bool SpanningGroup::travel(const Shown& mine) {
-  const Head head{static_cast<uint64_t>(mine.data - ranks_.data()), mine.bytes, mine.rows, ++number_};
-  const size_t whole = sizeof(Head) + mine.bytes * static_cast<size_t>(mine.rows);
+  const Head head{static_cast<uint64_t>(mine.data - ranks_.data()), mine.bytes, mine.read(), mine.rows, ++number_};
+  const size_t whole = sizeof(Head) + mine.read() * static_cast<size_t>(mine.rows);
   for (Peer& peer : peers_) peer.sent = peer.received = 0;
   std::vector<pollfd> waits;
   for (int idle = 0;; ++idle) {
@@ -61,7 +61,7 @@ bool SpanningGroup::travel(const Shown& mine) {
       if (peer.sent < whole && !send(peer, head, mine, moved)) return false;
       if (!receive(peer, moved)) return false;
       const bool coming = peer.received < sizeof(Head) ||
-                          peer.received < sizeof(Head) + peer.head.bytes * peer.head.rows;
+                          peer.received < sizeof(Head) + peer.head.span * peer.head.rows;
       if (peer.sent < whole || coming)
         waits.push_back({peer.fd, static_cast<short>((coming ? POLLIN : 0) | (peer.sent < whole ? POLLOUT : 0)), 0});
     }
@@ -73,29 +73,29 @@ bool SpanningGroup::travel(const Shown& mine) {
   }
   for (const Peer& peer : peers_) {
     const char* rows = ranks_.data() + peer.head.offset;
-    const auto bytes = static_cast<size_t>(peer.head.bytes);
-    ranks_.show(first_ + peer.rank, {rows, bytes, bytes, peer.head.rows});
+    ranks_.show(first_ + peer.rank, {rows, peer.head.span, peer.head.bytes, peer.head.rows, 0});
   }
   return true;
 }
 
 bool SpanningGroup::send(Peer& peer, const Head& head, const Shown& mine, bool& moved) {
   iovec pieces[kPieces + 1];
+  const size_t span = mine.read();
   size_t count = 0, row = 0, skip = 0;
   if (peer.sent < sizeof(Head)) {
     const char* at = reinterpret_cast<const char*>(&head);
     pieces[count++] = {const_cast<char*>(at + peer.sent), sizeof(Head) - peer.sent};
-  } else if (mine.bytes) {
-    row = (peer.sent - sizeof(Head)) / mine.bytes, skip = (peer.sent - sizeof(Head)) % mine.bytes;
+  } else if (span) {
+    row = (peer.sent - sizeof(Head)) / span, skip = (peer.sent - sizeof(Head)) % span;
   }
   const auto rows = static_cast<size_t>(mine.rows);
-  if (mine.pitch == mine.bytes && row < rows) {  // they lie together
-    const size_t at = row * mine.bytes + skip;
-    pieces[count++] = {const_cast<char*>(mine.data + at), rows * mine.bytes - at};
+  if (mine.pitch == span && row < rows) {  // they lie together
+    const size_t at = row * span + skip;
+    pieces[count++] = {const_cast<char*>(mine.data + at), rows * span - at};
     row = rows;
   }
   for (; row < rows && count <= kPieces; ++row, skip = 0)
-    pieces[count++] = {const_cast<char*>(mine.data + row * mine.pitch + skip), mine.bytes - skip};
+    pieces[count++] = {const_cast<char*>(mine.data + row * mine.pitch + skip), span - skip};
   msghdr message{};
   message.msg_iov = pieces, message.msg_iovlen = count;
   const ssize_t n = sendmsg(peer.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -111,7 +111,7 @@ bool SpanningGroup::receive(Peer& peer, bool& moved) {
     if (peer.received >= sizeof(Head)) {
       const size_t at = peer.received - sizeof(Head);
       to = ranks_.data() + peer.head.offset + at;
-      most = peer.head.bytes * peer.head.rows - at;
+      most = peer.head.span * peer.head.rows - at;
     }
     if (!most) return true;
     const ssize_t n = recv(peer.fd, to, most, MSG_DONTWAIT);
@@ -125,7 +125,8 @@ bool SpanningGroup::receive(Peer& peer, bool& moved) {
 bool SpanningGroup::fits(const Head& head) const {
   const size_t begin = SharedRanks::header_bytes();
   return head.number == number_ && head.rows >= 0 && head.offset >= begin && head.offset <= ranks_.bytes_ &&
-         (!head.rows || head.bytes <= (ranks_.bytes_ - head.offset) / static_cast<size_t>(head.rows));
+         head.bytes <= head.span &&
+         (!head.rows || head.span <= (ranks_.bytes_ - head.offset) / static_cast<size_t>(head.rows));
 }
 
 // A connection has ended, or has something else. Whoever watches the nodes says why in a moment.

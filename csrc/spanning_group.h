@@ -22,7 +22,7 @@ class SpanningGroup final : public Group {
   // What precedes rows on a connection, of machines with one byte order: where the rows are in the memory of their node,
   // which has the same place free for them on all others.
   struct Head {
-    uint64_t offset, bytes;
+    uint64_t offset, bytes, span;  // span: bytes of a row that travel
     int32_t rows;
     uint32_t number;  // of the exchange
   };

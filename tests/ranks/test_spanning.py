@@ -34,11 +34,21 @@ INT8 = NumberFormats("bf16", "i8", I8, I8)
 class Hosts:
     """A model as `size` ranks on `nodes` hosts, which are memories of one process with connections between them."""
 
-    def __init__(self, spec: ModelSpec, formats: NumberFormats, size: int, nodes: int, buffers: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        formats: NumberFormats,
+        size: int,
+        nodes: int,
+        buffers: int,
+        *,
+        experts: bool = False,
+    ) -> None:
         whole, each = lower(spec, formats), size // nodes
         self.stepper = Stepper(whole, LIMITS)
         self.executors = [
-            NativeExecutor(lower(spec, formats, RankPlan(size, rank)), threads=1) for rank in range(size)
+            NativeExecutor(lower(spec, formats, RankPlan(size, rank, expert_parallel=experts)), threads=1)
+            for rank in range(size)
         ]
         at, places = _native.SharedRanks.HEADER_BYTES, []
         for executor in self.executors:
@@ -102,9 +112,8 @@ def test_ranks_of_several_hosts_have_the_bits_of_one(
 ) -> None:
     """Buffers are smaller than what travels, so all send and receive at the same time."""
     one = Hosts(spec, formats, 1, 1, 2**16).logits(prompts(spec.vocab))
-    for (alone,), all_ranks in zip(
-        one, Hosts(spec, formats, size, nodes, 2048).logits(prompts(spec.vocab)), strict=True
-    ):
+    hosts = Hosts(spec, formats, size, nodes, 2048, experts=spec is EXPERTS)
+    for (alone,), all_ranks in zip(one, hosts.logits(prompts(spec.vocab)), strict=True):
         for found in all_ranks:
             same(alone, found)
 
@@ -124,7 +133,7 @@ def test_a_connection_that_ends_ends_the_step() -> None:
 def test_rows_that_are_not_in_the_memory_end_the_step() -> None:
     hosts = Hosts(DENSE, BF16, 2, 2, 2**16)
     hosts.stepper.fill({hosts.stepper.add(list(range(3, 12))): 9})
-    head = np.array([2**40, 64], np.uint64).tobytes() + np.array([9, 1], np.int32).tobytes()
+    head = np.array([2**40, 64, 64], np.uint64).tobytes() + np.array([9, 1], np.int32).tobytes()
     hosts.sockets[1, 0].sendall(head)
     hosts.ranks[0].leave()
     with pytest.raises(RuntimeError, match="ranks came apart"):
