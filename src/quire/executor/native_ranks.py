@@ -19,7 +19,7 @@ from quire.executor.base import (
 )
 from quire.executor.expert_places import shared_expert_bytes
 from quire.executor.native import NativeExecutor, NativeKind
-from quire.executor.node_pieces import elsewhere_bytes
+from quire.executor.node_pieces import ChangedPieces, elsewhere_bytes
 from quire.executor.plans import StepSize
 from quire.executor.ranked import (
     PAIRS,
@@ -129,7 +129,8 @@ class LeadingExecutor(NativeExecutor):
         """Lead those ranks; see LeadingRank."""
         self._others, self._ending, self._lost = others, ending, lost
         count, peers = (nodes.count, nodes.peers) if nodes is not None else (1, {})
-        self._step = SharedStep(ranks, self._programs, leading_rank(self._programs), count, peers, nodes)
+        told = None if nodes is None else (nodes, ChangedPieces)
+        self._step = SharedStep(ranks, self._programs, leading_rank(self._programs), count, peers, told)
 
     @property
     def _shared(self) -> SharedStep:

@@ -115,6 +115,9 @@ class ChangedMemory(Protocol):
         """The pieces that a command is about."""
 
 
+Changes = Callable[[Sequence[Program], Limits, StepArrays, U8], ChangedMemory]
+
+
 class LeadingRank(Executor, Protocol):
     """An executor that leads other ranks."""
 
@@ -229,10 +232,10 @@ class SharedStep:
         rank: int,
         nodes: int = 1,
         peers: Mapping[int, int] | None = None,
-        others: OtherNodes | None = None,
+        others: tuple[OtherNodes, Changes] | None = None,
     ) -> None:
         """`nodes`: how many hosts the ranks are on; `peers`: the sockets of ranks on others, see RankNodes.peers;
-        `others`: those hosts, which the leading rank tells what it says."""
+        `others`: those hosts, which the leading rank tells what it says, and what finds what it has changed."""
         self.ranks, self.rank = ranks, rank
         self._programs, self._program = programs, programs[rank]
         self._memory: U8 = np.empty(0, np.uint8)
@@ -267,9 +270,7 @@ class SharedStep:
         arrays.move_to(self._memory[memory.arrays : memory.pairs], keep=keep)
         executor.place_activations(ranks.address + memory.activations[self.rank])
         if self._others is not None:
-            from quire.executor.node_pieces import ChangedPieces
-
-            self._changed: ChangedMemory = ChangedPieces(self._programs, limits, arrays, self._memory)
+            self._changed = self._others[1](self._programs, limits, arrays, self._memory)
         self._features = [
             place
             for each in range(0, self._stage, plan.tensor_parallel_size)
@@ -293,7 +294,7 @@ class SharedStep:
         command = (int(act), *numbers, *[0] * (9 - len(numbers)))
         self.ranks.say(command)  # first: the end of a command is told by its number
         if self._others is not None:
-            self._others.say(command, self._changed.of(act, numbers))
+            self._others[0].say(command, self._changed.of(act, numbers))
 
     def show_embeddings(self) -> int:
         """Put those of the step where all ranks see them; returns how many there are."""
