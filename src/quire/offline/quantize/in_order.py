@@ -80,11 +80,7 @@ class SiteSums:
     def finish(self) -> None:
         """Wait for all rows."""
         self.settle()
-        sums = [lambda gram=gram: gram.h for gram in self.grams.values()]
-        if self._lacking is not None:
-            lacking = self._lacking
-            sums.append(lambda: lacking.sum)
-        list(self._pool.map(lambda each: each(), sums))
+        list(self._pool.map(lambda gram: gram.h, self.grams.values()))
 
     def target(self, weight: F32, damping: float) -> F32:
         """W* of a weight [rows, cols] of the site."""
