@@ -46,8 +46,9 @@ class GramMatrix:
     The error that a change ΔW of a weight [out, in] makes in its outputs over all rows is tr(ΔW·H·ΔWᵀ).
     """
 
-    def __init__(self, cols: int, h: F32 | None = None) -> None:
-        self.rows = 0
+    def __init__(self, cols: int, h: F32 | None = None, *, sizes: bool = True) -> None:
+        """`sizes`: whether magnitudes are kept beside H."""
+        self.rows, self._sizes = 0, sizes
         self._h: F32 = np.zeros((cols, cols), np.float32) if h is None else h
         self._waiting: list[F32] = []
         self.top: F32 = np.zeros(cols, np.float32)
@@ -73,9 +74,10 @@ class GramMatrix:
             return
         self.rows += len(x)
         self._waiting.append(x)
-        sizes = np.abs(x)
-        np.maximum(self.top, sizes.max(0), out=self.top)
-        self.magnitude += sizes.sum(0, dtype=np.float64)
+        if self._sizes:
+            sizes = np.abs(x)
+            np.maximum(self.top, sizes.max(0), out=self.top)
+            self.magnitude += sizes.sum(0, dtype=np.float64)
         if sum(map(len, self._waiting)) >= min(_ROWS, self._h.shape[0]):
             _ = self.h
 

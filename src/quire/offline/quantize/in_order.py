@@ -68,7 +68,7 @@ class SiteSums:
         self._adding.append(self._pool.submit(self._lacking.add, lacking, x))
 
     def _add(self, expert: int, x: F32) -> None:
-        gram = self.grams.setdefault((self._site.op, expert), GramMatrix(self._site.cols))
+        gram = self.grams.setdefault((self._site.op, expert), GramMatrix(self._site.cols, sizes=False))
         self._adding.append(self._pool.submit(gram.add, x))
 
     def settle(self) -> None:
