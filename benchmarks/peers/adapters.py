@@ -111,8 +111,9 @@ def measure(
             engines.sh(engine.python(place), "-m", "pip", "install", "-q", "--no-deps", "peft", "psutil")
         said = engines.sh(
             engine.python(place), str(engines.HERE / "run_adapters.py"), name, "--model",
-            str(engine.prepare(place, model, own) if name == "llama.cpp" else model), "--adapters", str(adapters),
-            "--format", own, "--threads", str(args.threads), "--cases", args.cases, "--output", str(args.output),
+            str(engine.prepare(place, model, own) if name in ("llama.cpp", "vllm") else model),
+            "--adapters", str(adapters), "--format", own, "--threads", str(args.threads),
+            "--cases", args.cases, "--output", str(args.output),
             env={**os.environ, **engine.environment(place)},
         )  # fmt: skip
         rows = [json.loads(line) for line in said.splitlines() if line.startswith('{"engine"')]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ import pytest
 
 from helpers.process import children, gone, until
 from helpers.server import GUARD
+from helpers.sums import ask_a_sum
 from quire.cli.stack import _holder, _locked
 from quire.cli.stack_life import LogView
 from quire.cli.stack_parts import HeldPorts, StackPart, own_folder, parts_of, write_files
@@ -65,6 +65,9 @@ def parts(folder: Path, text: str) -> list[StackPart]:
         ("[router]\nport = 65535\n[[serve]]\nmemory = '1GiB'", "router: port: 65535 leaves no room after it for 1"),
         ("[router]\nhost = ''\n[[serve]]\nmemory = '1GiB'", "router: host: is empty"),
         ("[[serve]]\nssl-certfile = 'a'", "serve 1: ssl-certfile: is the stack's to choose"),
+        ("[[serve]]\nssl-cert-file = 'a'", "serve 1: ssl-certfile: is the stack's to choose"),
+        ("[defaults]\nssl-key-file = 'a'\n[[serve]]", "defaults: ssl-keyfile: is the stack's to choose"),
+        ("[router]\nbackends-file = 'a'\n[[serve]]", "router: backends-file: is the stack's to choose"),
         ("first-port = 8000\n[[serve]]\nmemory = '1GiB'", "first-port: two parts would have port 8000"),
         ("[router]", r"serve: at least one \[\[serve\]\] table"),
         ("[serve]\nmemory = '1GiB'", r"serve: at least one \[\[serve\]\] table"),
@@ -308,31 +311,13 @@ def up(tmp_path: Path) -> Iterator[Path]:
         command("down", file)
 
 
-def ask(url: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=GUARD)
-    with contextlib.closing(connection):
-        body = {
-            "messages": [{"role": "user", "content": "What is 2 + 3?"}],
-            "max_tokens": 20,
-            "temperature": 0,
-        }
-        connection.request(
-            "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
-        )
-        answer = connection.getresponse()
-        found = json.loads(answer.read())
-        return answer.status, found["choices"][0]["message"]["content"] if answer.status == 200 else str(
-            found
-        )
-
-
 def test_a_stack_answers_outlives_its_parts_and_leaves_nothing(up: Path) -> None:
     found = status(up)
     names = [each["name"] for each in found["parts"]]
     assert names == ["kv-server", "decode-1", "prefill-1", "router"]
     assert [each["state"] for each in found["parts"]] == ["up"] * 4
     assert all(each["resident"] > 2**20 for each in found["parts"])
-    said = ask(found["url"])
+    said = ask_a_sum(found["url"])
     assert said[0] == 200
     again = command("up", up)
     assert (again.returncode, f"is up already, as process {found['pid']}" in again.stderr) == (1, True)
@@ -352,7 +337,7 @@ def test_a_stack_answers_outlives_its_parts_and_leaves_nothing(up: Path) -> None
         assert now[name]["url"] == before[name]["url"], "its port stays its own"
         assert (now[name]["pid"] == before[name]["pid"]) == (name not in {"decode-1", "kv-server"})
     assert now["decode-1"]["why"] == "ended by SIGKILL"
-    until(lambda: ask(found["url"]) == said)
+    until(lambda: ask_a_sum(found["url"]) == said)
     processes = [status(up)["pid"], *pids(status(up))]
     assert len(processes) > 6
     down = command("down", up)

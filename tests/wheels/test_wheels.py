@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
-import http.client
 import io
 import json
 import os
@@ -26,6 +25,7 @@ from tools import image
 from tools.wheels import MAX_WHEEL, build
 
 from helpers.checkpoints import TINY_MODELS, TinyModel, save
+from helpers.sums import ask_a_sum
 
 pytestmark = pytest.mark.wheels
 ROOT = Path(__file__).parents[2]
@@ -185,18 +185,8 @@ def test_an_image_runs_by_itself(installed: Path, tmp_path: Path) -> None:
                 if line.startswith("quire: serving"):
                     break
             assert server.poll() is None, "".join(said)
-            connection = http.client.HTTPConnection(f"127.0.0.1:{said[-1].rpartition(':')[2].strip()}")
-            body = {
-                "messages": [{"role": "user", "content": "What is 2 + 3?"}],
-                "max_tokens": 20,
-                "temperature": 0,
-            }
-            connection.request(
-                "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
-            )
-            answer = json.loads(connection.getresponse().read())
-            assert "5" in answer["choices"][0]["message"]["content"]
-            connection.close()
+            status, said_of_it = ask_a_sum(f"http://127.0.0.1:{said[-1].rpartition(':')[2].strip()}")
+            assert (status, "5" in said_of_it) == (200, True), said_of_it
         finally:
             server.terminate()
     assert server.returncode == 0

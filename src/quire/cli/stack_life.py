@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from quire.cli.stack_parts import StackPart, write_whole
+from quire.cli.stack_parts import StackPart, write_own
 from quire.config.stack import StackConfig
 from quire.util.http_client import Client, ClientError, target
 from quire.util.printable import printable
@@ -183,4 +183,4 @@ class StackLife:
             "written": time.time(),
         }  # fmt: skip
         with contextlib.suppress(OSError):
-            write_whole(self._config.state / "status.json", json.dumps(found))
+            write_own(self._config.state / "status.json", json.dumps(found))

@@ -8,7 +8,7 @@ import socket
 import stat
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from quire.config.routing import RouterConfig
 from quire.config.serving import ServingConfig
 from quire.config.stack import StackConfig, StackServer
 from quire.records import dataclass
+from quire.util.files import UNFINISHED, written_anew
 from quire.util.platform import usable_cores
 from quire.util.sizes import parse_size
 
@@ -31,6 +32,9 @@ HERE = "127.0.0.1"
 ROUTER_PROCESS = 96 * 2**20
 BLOCKS_PROCESS = 64 * 2**20  # of a kv-server without blocks
 STACK_PROCESS = 96 * 2**20  # that runs the parts, with the lines of their logs that wait
+# What the stack itself gives to a part, or cannot do without.
+_OWN_OF_ROUTER = ("backend", "prefill", "backends_file", "uds", "quiet")
+_OWN_OF_SERVERS = ("host", "port", "uds", "quiet", "models", "models_dir", "ssl_keyfile", "ssl_certfile")
 _ALL_ADDRESSES = {"0.0.0.0": HERE, "::": "::1"}  # and where they are reached from this machine
 
 
@@ -77,7 +81,8 @@ def parts_of(config: StackConfig) -> list[StackPart]:
         first = router.port + 1 if router.port else 0
     made = [] if config.kv_server is None else [_blocks(config.kv_server)]
     threads = max(1, usable_cores() // len(config.servers))
-    made += [_server(each, threads, config.kv_server is not None) for each in config.servers]
+    defaults = {"threads": threads} | _chosen(config.defaults, "defaults", _OWN_OF_SERVERS)
+    made += [_server(each, defaults, config.kv_server is not None) for each in config.servers]
     for each in made:
         if not each.port and first:
             each.port, first = first, first + 1
@@ -97,6 +102,8 @@ def parts_of(config: StackConfig) -> list[StackPart]:
 def write_files(config: StackConfig, parts: list[StackPart]) -> dict[str, list[str]]:
     """Write what the parts read, once all ports are known; returns their commands. Raises OSError and ValueError."""
     state, key = config.state, config.state / "kv.key"
+    for left in state.glob(f".*{UNFINISHED}"):  # by a stack that was killed
+        left.unlink(missing_ok=True)
     blocks = next((each for each in parts if each.kind == "kv-server"), None)
     if blocks is not None:
         _make_key(key)
@@ -127,26 +134,23 @@ def write_files(config: StackConfig, parts: list[StackPart]) -> dict[str, list[s
                 if any(each.role for each in parts):
                     options["kv_key_file"] = str(key)
             file = state / f"{part.name}.json"
-            write_whole(file, json.dumps(options, indent=1))
+            write_own(file, json.dumps(options, indent=1))
             words = [f"--config={file}"]
         commands[part.name] = [
             sys.executable, "-m", "quire.cli.stack_process", str(os.getpid()), part.kind, *words
         ]  # fmt: skip
-    write_whole(state / "backends.toml", "\n".join(_backend(each) for each in backends))
+    write_own(state / "backends.toml", "\n".join(_backend(each) for each in backends))
     seen = [{"targets": [each.at], "labels": {"part": each.name}}
             for each in parts if each.kind != "kv-server"]  # fmt: skip
-    write_whole(state / "prometheus.json", json.dumps(seen, indent=1))
+    write_own(state / "prometheus.json", json.dumps(seen, indent=1))
     return commands
 
 
 def _router(config: StackConfig) -> StackPart:
-    options = options_of(config.router, "router", RouterConfig)
     own = {"backends_file": str(config.state / "backends.toml")}
     if any(each.role for each in config.servers):
         own["kv_key_file"] = str(config.state / "kv.key")
-    for name in own:
-        if name in options:
-            raise ValueError(f"router: {name.replace('_', '-')}: is the stack's to choose")
+    options = _chosen(config.router, "router", (*_OWN_OF_ROUTER, *own), RouterConfig)
     try:
         _, serving = router_settings(options | own)
     except ValueError as error:
@@ -159,6 +163,17 @@ def _router(config: StackConfig) -> StackPart:
         "router", "router", serving.host.strip("[]"), serving.port, ROUTER_PROCESS + BODY_MEMORY + KEPT_MEMORY,
         serving.shutdown_timeout, options, tls=serving.ssl_certfile is not None, serving=serving,
     )  # fmt: skip
+
+
+def _chosen(
+    given: Mapping[str, Any], where: str, own: Iterable[str], further: type | None = None
+) -> dict[str, Any]:
+    """Options of a table by field name, none of which is the stack's own, whatever it is called elsewhere."""
+    options = options_of(given, where, further)
+    for name in own:
+        if name in options:
+            raise ValueError(f"{where}: {name.replace('_', '-')}: is the stack's to choose")
+    return options
 
 
 def _blocks(given: Mapping[str, Any]) -> StackPart:
@@ -177,8 +192,8 @@ def _blocks(given: Mapping[str, Any]) -> StackPart:
     return StackPart("kv-server", "kv-server", HERE, port, found + BLOCKS_PROCESS, 1.0, {"size": found})
 
 
-def _server(each: StackServer, threads: int, with_blocks: bool) -> StackPart:
-    options = {"threads": threads} | options_of(each.options, each.where)
+def _server(each: StackServer, defaults: Mapping[str, Any], with_blocks: bool) -> StackPart:
+    options = dict(defaults) | _chosen(each.options, each.where, _OWN_OF_SERVERS)
     checked = options | {"quiet": True}
     if with_blocks:
         checked["kv_tiers"] = _tiers(checked, each.role, f"{HERE}:1:key")
@@ -214,7 +229,7 @@ def _make_key(key: Path) -> None:
     if os.path.lexists(key):
         _check_own(key, stat.S_ISREG)
     else:
-        write_whole(key, b64encode(os.urandom(32)).decode())
+        write_own(key, b64encode(os.urandom(32)).decode())
 
 
 def _check_own(path: Path, is_kind: Callable[[int], bool]) -> None:
@@ -225,14 +240,10 @@ def _check_own(path: Path, is_kind: Callable[[int], bool]) -> None:
         raise ValueError(f"state: {path}: others can use it: its mode is {found.st_mode & 0o777:o}")
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that its owner alone can read, whole or not at all."""
-    made = path.with_name(f".{path.name}.new")
-    made.unlink(missing_ok=True)  # of a process that was killed
-    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-    made.replace(path)
+def write_own(path: Path, text: str) -> None:
+    """Write a file of the state, whole or not at all."""
+    with written_anew(path, private=True) as file:
+        file.write(text.encode())
 
 
 class HeldPorts:

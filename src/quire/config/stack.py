@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,6 @@ from quire.records import dataclass
 MOST_SERVERS = 64
 _TOP = ("name", "state", "first_port", "router", "kv_server", "defaults", "serve")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
-# What the stack itself gives to a part, or cannot do without.
-_OWN = {
-    "router": ("backend", "prefill", "backends_file", "uds", "quiet"),
-    "kv_server": ("host", "key_file", "quiet"),
-    "serve": ("host", "port", "uds", "quiet", "models", "models_dir", "config", "ssl_keyfile", "ssl_certfile"),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +39,13 @@ class StackServer:
 
 @dataclass(frozen=True, slots=True)
 class StackConfig:
-    """A stack; options by field name, as they stand in the file. `state` is the folder of what it writes."""
+    """A stack; options as they stand in the file, with underscores. `state` is the folder of what it writes."""
 
     name: str
     state: Path
     first_port: int | None  # None: that after the router's
     router: Mapping[str, Any]
+    defaults: Mapping[str, Any]  # of all servers
     kv_server: Mapping[str, Any] | None
     servers: tuple[StackServer, ...]
 
@@ -77,21 +72,21 @@ def read_stack(path: Path) -> StackConfig:
         raise ValueError(f"first-port: {port!r} is not in [0, 65535]")
     router, blocks = _table(found, "router") or {}, _table(found, "kv_server")
     servers = _servers(found, blocks is not None)
-    return StackConfig(name, path.absolute().parent / folder, port, router, blocks, servers)
+    defaults = _table(found, "defaults") or {}
+    return StackConfig(name, path.absolute().parent / folder, port, router, defaults, blocks, servers)
 
 
 def _servers(found: Mapping[str, Any], with_blocks: bool) -> tuple[StackServer, ...]:
     entries = found.get("serve", [])
     if not isinstance(entries, list) or not entries:
         raise ValueError("serve: at least one [[serve]] table is needed")
-    defaults, made = _table(found, "defaults", "serve") or {}, []
+    made = []
     numbers: dict[str, int] = {}
     for number, entry in enumerate(entries, 1):
         where = f"serve {number}"
         if not isinstance(entry, Mapping):
             raise ValueError(f"{where}: is not a table")
-        options = dict(defaults) | _plain(entry, where)
-        _refuse(options, _OWN["serve"], where)
+        options = _plain(entry, where)
         count, role = options.pop("count", 1), options.pop("role", "")
         if type(count) is not int or not 0 <= count <= MOST_SERVERS:
             raise ValueError(f"{where}: count: {count!r} is not in [0, {MOST_SERVERS}]")
@@ -110,16 +105,14 @@ def _servers(found: Mapping[str, Any], with_blocks: bool) -> tuple[StackServer, 
     return tuple(made)
 
 
-def _table(found: Mapping[str, Any], name: str, kind: str = "") -> dict[str, Any] | None:
-    """The options of a table; `kind` names what it must not have, if not its name."""
+def _table(found: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The options of a table."""
     value, where = found.get(name), name.replace("_", "-")
     if value is None:
         return None
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: is not a table")
-    options = _plain(value, where)
-    _refuse(options, _OWN[kind or name], where)
-    return options
+    return _plain(value, where)
 
 
 def _plain(given: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -131,12 +124,6 @@ def _plain(given: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise ValueError(f"{where}: {key}: is given twice")
         made[name] = value
     return made
-
-
-def _refuse(options: Mapping[str, Any], names: Iterable[str], where: str) -> None:
-    for name in names:
-        if name in options:
-            raise ValueError(f"{where}: {name.replace('_', '-')}: is the stack's to choose")
 
 
 def _text(found: Mapping[str, Any], name: str, default: str) -> str:

@@ -62,16 +62,17 @@ def open_to_map(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def written_anew(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+def written_anew(path: Path, *, durable: bool = False, private: bool = False) -> Iterator[BinaryIO]:
     """A file for the block to write, which then takes the place of `path`; after an error `path` is as it was. With
-    `durable` that also holds for a crash of the machine: `path` has all of the new content, or the old.
+    `durable` that also holds for a crash of the machine: `path` has all of the new content, or the old. With `private`
+    its owner alone can read it.
 
     A file that is written over in place is cut to nothing first: whoever has it mapped is killed by the next page that
     it touches (SIGBUS). Here readers keep the old file until they close it.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
-        with unfinished.open("wb") as file:
+        with _own_file(unfinished) if private else unfinished.open("wb") as file:
             yield file
             if durable:
                 file.flush()
@@ -81,3 +82,10 @@ def written_anew(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def _own_file(path: Path) -> BinaryIO:
+    """A new file that its owner alone can read, in place of one that a writer who was killed has left."""
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o600), "wb")
