@@ -20,8 +20,8 @@ from quire.engine.build.load_weights import Origin
 from quire.engine.build.opening import Model, find_model, kept_files, open_model
 from quire.executor.base import Executor, Limits
 from quire.loader import Checkpoint, Source, checkpoint_files
-from quire.loader.beside import Beside
 from quire.loader.draft_checkpoint import draft_file, draft_ids, draft_rules
+from quire.loader.target_tensors import TargetTensors
 from quire.program.formats import DTYPE_BYTES, NumberFormats
 from quire.program.lower_draft import lower_draft, lower_medusa, module_count, trimmed
 from quire.program.program import Program
@@ -158,7 +158,7 @@ def apart(draft: Draft, target: Origin) -> Draft:
                 else target.rules.twins.get(part.tensor, part.tensor)
                 for part in parts
             }
-            yield Beside(source, other, taken)
+            yield TargetTensors(source, other, taken)
 
     held = tuple(
         replace(param, parts=tuple(replace(part, tensor=_OF_TARGET + part.tensor) for part in param.parts))

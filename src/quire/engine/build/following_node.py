@@ -19,7 +19,7 @@ from quire.config.launched import Launched
 from quire.config.schema import EngineConfig, ResolvedConfig
 from quire.engine.build.assemble import choose, choose_ranks, machine_facts
 from quire.engine.build.leading_node import COMMAND, RANK, RESULT, SOME
-from quire.engine.build.node_frames import BEAT_SECONDS, BadFrameError, Frame, NodeConnection, Said
+from quire.engine.build.node_frames import BEAT_SECONDS, BadFrameError, NodeConnection, NodeFrame, Said
 from quire.engine.build.node_place import Joined, join_nodes
 from quire.engine.build.opening import Model, open_model
 from quire.engine.build.rank_processes import PROCESS_BYTES, THREAD_BYTES, RankProcesses
@@ -66,7 +66,7 @@ def _follow(joined: Joined, model: Model) -> str:
     node = FollowingNode(joined.leader)
     ranks = RankProcesses(model, config, programs, limits, node.lose, cores, place, node.pass_on)
     try:
-        return node.serve(ranks, Shared(programs, limits, place.here))
+        return node.serve(ranks, SharedHere(programs, limits, place.here))
     finally:
         ranks.ranks.leave()
         ranks.close()
@@ -86,7 +86,7 @@ def _check_memory(config: ResolvedConfig, programs: tuple[Program, ...], limits:
         )
 
 
-class Shared:
+class SharedHere:
     """What ranks of a host share: their programs and limits, and which ranks they are."""
 
     def __init__(self, programs: tuple[Program, ...], limits: Limits, here: range) -> None:
@@ -114,7 +114,7 @@ class FollowingNode:
         except OSError as error:
             self._end(f"the leading node has closed its connection: {error.strerror or error}")
 
-    def serve(self, ranks: RankProcesses, shared: Shared) -> str:
+    def serve(self, ranks: RankProcesses, shared: SharedHere) -> str:
         """Pass on commands until the leading node or a rank has ended; returns the reason."""
         memory = shared_bytes(ranks.ranks, shared.nbytes)
         stages = []
@@ -141,7 +141,7 @@ class FollowingNode:
             thread.join()
         return self._reason
 
-    def _obey(self, frame: Frame, ranks: RankProcesses, stages: Sequence[_Stage]) -> bool:
+    def _obey(self, frame: NodeFrame, ranks: RankProcesses, stages: Sequence[_Stage]) -> bool:
         match frame.kind:
             case Said.COMMAND:
                 command = COMMAND.unpack(frame.text)

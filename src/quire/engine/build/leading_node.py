@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from quire import _native
-from quire.engine.build.node_frames import BEAT_SECONDS, BadFrameError, Frame, Said
+from quire.engine.build.node_frames import BEAT_SECONDS, BadFrameError, NodeFrame, Said
 from quire.engine.build.node_place import NodePlace
 from quire.executor.ranked import Piece, shared_bytes
 
@@ -107,7 +107,7 @@ class LeadingNode:
             why = f"says what is not understood: {error}"
         self._lose(f"node {node} {why}")
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: NodeFrame) -> None:
         if frame.kind == Said.HEARD:
             message = json.loads(frame.text)
             self._heard(int(message.pop("rank")), message)

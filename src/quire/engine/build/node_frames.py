@@ -43,7 +43,7 @@ class Said(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class NodeFrame:
     """What has arrived; its pieces are in the memory already."""
 
     kind: Said
@@ -120,7 +120,7 @@ class NodeConnection:
         """Send a line before the first frame."""
         self._sock.sendall(text + b"\n")
 
-    def receive(self, memory: U8) -> Frame | None:
+    def receive(self, memory: U8) -> NodeFrame | None:
         """The next frame that is no beat, whose pieces go into `memory`; None when the connection has ended. Raises
         BadFrameError."""
         while True:
@@ -141,7 +141,7 @@ class NodeConnection:
                 if not self._into(memory[at : at + size]):
                     return None
             if number != Said.BEAT:
-                return Frame(Said(number), text, places)
+                return NodeFrame(Said(number), text, places)
 
     def _exactly(self, size: int) -> bytes | None:
         found = bytearray(size)

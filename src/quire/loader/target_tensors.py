@@ -10,7 +10,7 @@ from quire.program.formats import WeightFormat
 from quire.quant import GroupCodes
 
 
-class Beside:
+class TargetTensors:
     """`source`, and some tensors of `other`: name here -> name there. Implements Source."""
 
     def __init__(self, source: Source, other: Source, taken: Mapping[str, str]) -> None:
