@@ -13,7 +13,7 @@ from quire.executor.base import I32, U8, Limits, StepArrays
 from quire.executor.expert_places import counted_layers, shared_expert_bytes
 from quire.executor.ranked import (
     PAIRS,
-    Piece,
+    MemoryPiece,
     RankAct,
     feature_places,
     handover_bytes,
@@ -50,7 +50,7 @@ class ChangedPieces:
             4 * programs[0].buffer(programs[0].entry.buffer).cols
         )  # fmt: skip
 
-    def of(self, act: RankAct, numbers: Sequence[int]) -> list[Piece]:
+    def of(self, act: RankAct, numbers: Sequence[int]) -> list[MemoryPiece]:
         """The pieces of a command with these numbers."""
         match act:
             case RankAct.RUN:
@@ -68,8 +68,8 @@ class ChangedPieces:
             case _:
                 return []
 
-    def _run(self, numbers: Sequence[int]) -> list[Piece]:
-        found: list[Piece] = []
+    def _run(self, numbers: Sequence[int]) -> list[MemoryPiece]:
+        found: list[MemoryPiece] = []
         if numbers[0]:
             pairs = self._memory[self._layout.pairs :][: 8 * PAIRS].view(np.int32).reshape(2, PAIRS)
             rows = int(pairs[1, : numbers[0]].sum())
@@ -81,7 +81,7 @@ class ChangedPieces:
             found += self._step(arrays, tokens, rows, logit_rows)
         return found
 
-    def _step(self, arrays: StepArrays, tokens: int, rows: int, logit_rows: int) -> list[Piece]:
+    def _step(self, arrays: StepArrays, tokens: int, rows: int, logit_rows: int) -> list[MemoryPiece]:
         if not tokens:
             return []
         filled: list[I32] = [
@@ -102,7 +102,7 @@ class ChangedPieces:
             *self._tables(np.unique(lines), last // self._limits.block_size + 1),
         ]
 
-    def _tables(self, lines: I32, blocks: int) -> list[Piece]:
+    def _tables(self, lines: I32, blocks: int) -> list[MemoryPiece]:
         found = []
         for table, sent in zip(self._arrays.block_tables, self._sent, strict=True):
             differs = table[lines, :blocks] != sent[lines, :blocks]
@@ -113,11 +113,11 @@ class ChangedPieces:
                     found.append(self._piece(table[line, span]))
         return found
 
-    def _pairs(self, count: int) -> list[Piece]:
+    def _pairs(self, count: int) -> list[MemoryPiece]:
         rows = (self._layout.pairs, self._layout.pairs + 4 * PAIRS)
         return [(at, self._memory[at : at + 4 * count]) for at in rows]
 
-    def _piece(self, array: I32) -> Piece:
+    def _piece(self, array: I32) -> MemoryPiece:
         at = array.ctypes.data - self._memory.ctypes.data
         return at, self._memory[at : at + array.nbytes]
 
@@ -137,7 +137,7 @@ class LeftPieces:
         self.node = 0 if last or nodes.node_of(following) == own else nodes.node_of(following)
         self._leaves = not last and nodes.node_of(following) != own
 
-    def of(self, act: RankAct, numbers: Sequence[int]) -> list[Piece]:
+    def of(self, act: RankAct, numbers: Sequence[int]) -> list[MemoryPiece]:
         """The pieces once these ranks are done with a command."""
         if act == RankAct.RUN and self._leaves:
             begin, end = _HALVES[0 if self._plan.in_first_half else 1]
@@ -159,14 +159,14 @@ class LeftPieces:
             return found
         return []
 
-    def _features(self, tokens: int) -> list[Piece]:
+    def _features(self, tokens: int) -> list[MemoryPiece]:
         """What a draft takes, which the leading rank reads: it passes on all that is left."""
         if self._plan.tensor_parallel_rank:
             return []
         places = feature_places(self._programs, self._limits, self._layout, self.here.start)
         return [(at, self._memory[at : at + 4 * tokens * cols]) for _, at, cols in places]
 
-    def _residual(self, tokens: int, twin: int) -> Piece:
+    def _residual(self, tokens: int, twin: int) -> MemoryPiece:
         first, plan = self.here.start, self._plan
         at, cols = residual_place(self._programs, self._limits, self._layout, first)
         if plan.pipeline_parallel_rank == plan.pipeline_parallel_size // 2 - 1:

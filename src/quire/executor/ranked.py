@@ -50,7 +50,7 @@ from quire.program.program import Program
 from quire.program.rank_nodes import RankNodes
 from quire.records import dataclass
 
-Piece = tuple[int, U8]  # of the memory that ranks share: where, and what
+MemoryPiece = tuple[int, U8]  # of the memory that ranks share: where, and what
 PAIRS = 4096  # blocks of one command
 _PAGE = 4096
 
@@ -104,14 +104,14 @@ class OtherNodes(Protocol):
     count: int  # of all hosts
     peers: Mapping[int, int]  # the leading rank's connections to ranks on others, see RankNodes.peers
 
-    def say(self, command: Sequence[int], pieces: Sequence[Piece]) -> None:
+    def say(self, command: Sequence[int], pieces: Sequence[MemoryPiece]) -> None:
         """Tell them a command, with what has changed in the memory that ranks share."""
 
 
 class ChangedMemory(Protocol):
     """What the leading rank changes in the memory that ranks share; see node_pieces."""
 
-    def of(self, act: RankAct, numbers: Sequence[int]) -> list[Piece]:
+    def of(self, act: RankAct, numbers: Sequence[int]) -> list[MemoryPiece]:
         """The pieces that a command is about."""
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from quire import _native
 from quire.engine.build.node_frames import BEAT_SECONDS, BadFrameError, NodeFrame, Said
 from quire.engine.build.node_place import NodePlace
-from quire.executor.ranked import Piece, shared_bytes
+from quire.executor.ranked import MemoryPiece, shared_bytes
 
 COMMAND = struct.Struct("<10i")
 SOME = struct.Struct("<HHH")  # a node, and ranks: the first and how many
@@ -48,7 +48,7 @@ class LeadingNode:
         for thread in self._threads:
             thread.start()
 
-    def say(self, command: Sequence[int], pieces: Sequence[Piece]) -> None:
+    def say(self, command: Sequence[int], pieces: Sequence[MemoryPiece]) -> None:
         """See OtherNodes.say; a node that has left is lost, and so is what runs."""
         for node in self._place.connections:
             self._send(node, Said.COMMAND, COMMAND.pack(*command), pieces)
@@ -77,7 +77,7 @@ class LeadingNode:
             if thread is not threading.current_thread():
                 thread.join()
 
-    def _send(self, node: int, kind: Said, text: bytes, pieces: Sequence[Piece] = ()) -> None:
+    def _send(self, node: int, kind: Said, text: bytes, pieces: Sequence[MemoryPiece] = ()) -> None:
         try:
             self._place.connections[node].send(kind, text, pieces)
         except OSError as error:

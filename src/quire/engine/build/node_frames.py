@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from quire.executor.base import U8
-from quire.executor.ranked import Piece
+from quire.executor.ranked import MemoryPiece
 from quire.records import dataclass
 
 _HEAD = struct.Struct("<HHI")
@@ -69,7 +69,7 @@ class NodeConnection:
         """This side's address."""
         return str(self._sock.getsockname()[0])
 
-    def send(self, kind: Said, text: bytes = b"", pieces: Sequence[Piece] = ()) -> None:
+    def send(self, kind: Said, text: bytes = b"", pieces: Sequence[MemoryPiece] = ()) -> None:
         """Raises OSError when the connection has ended."""
         parts: list[bytes | memoryview] = [_HEAD.pack(kind, len(pieces), len(text)), text]
         parts += [_RANGE.pack(at, content.nbytes) for at, content in pieces]
