@@ -17,7 +17,7 @@ from pathlib import Path
 from quire.bench.simulated_scaling import ScaledRun, WantedServers, by_forecast, by_utilization, run
 from quire.bench.traces import TraceRow, read_trace
 from quire.routing.router_policies import ANSWER_TOKEN
-from quire.routing.scaling import BUSY, ScalingBounds
+from quire.routing.servers_needed import BUSY, ScalingBounds
 
 LEVEL, MOST = 2.0, 64
 # Seconds for a token of a prompt are such that about as many servers are busy on average in each trace.

@@ -9,7 +9,7 @@ import pytest
 
 from quire.bench.simulated_scaling import ScaledRun, by_forecast, by_utilization, run
 from quire.bench.traces import TraceRow
-from quire.routing.scaling import ScalingBounds
+from quire.routing.servers_needed import ScalingBounds
 
 EACH, LEVEL, FIRST = 8e-4, 2.0, 4
 

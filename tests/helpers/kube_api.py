@@ -103,7 +103,7 @@ class KubeApi:
 
         async def end() -> None:
             for writer in self._writers:
-                writer.write(b"40\r\n{\"type\": \"MOD")
+                writer.write(b'40\r\n{"type": "MOD')
                 writer.transport.abort()
 
         self.do(end())

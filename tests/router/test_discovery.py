@@ -189,9 +189,11 @@ def test_addresses_of_slices() -> None:
     assert servers_of(read(endpoints=six), service) == {"fd00::1:8000": "http://[fd00::1]:8000"}
 
 
-@pytest.mark.parametrize("text", ["servers", "kubernetes:", "kubernetes:a/b/c", "kubernetes:A", "kubernetes:a:b:c"])
+@pytest.mark.parametrize(
+    "text", ["servers", "kubernetes:", "kubernetes:a/b/c", "kubernetes:A", "kubernetes:a:b:c"]
+)
 def test_services_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="discover: .* does not have the form"):
+    with pytest.raises(ValueError, match=r"discover: .* does not have the form"):
         RouterConfig(discover=(text,))
     made = RouterConfig(discover=("kubernetes:ns/some:8000",))
     assert discovered_services(made) == [DiscoveredService("some", "ns", "8000")]

@@ -10,7 +10,7 @@ import pytest
 from helpers.fake_llm import Behaviour, FakeLLM, Socket
 from helpers.process import until
 from helpers.routed import Routed, routed
-from quire.routing.scaling import BIN, BUSY, ScalingBounds, ScalingRule, ServersNeeded, WorkForecast
+from quire.routing.servers_needed import BIN, BUSY, ScalingBounds, ScalingRule, ServersNeeded, WorkForecast
 
 FAST = {"ttft": 0.0, "itl": 0.0}
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from quire.bench.traces import TraceRow
 from quire.records import dataclass
 from quire.routing.router_policies import ANSWER_TOKEN
-from quire.routing.scaling import BUSY, ScalingBounds, ScalingRule, ServersNeeded
+from quire.routing.servers_needed import BUSY, ScalingBounds, ScalingRule, ServersNeeded
 
 _TICK = 1.0  # seconds
 _PACE = 0.03  # seconds between two tokens of an answer

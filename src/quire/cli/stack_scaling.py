@@ -9,7 +9,7 @@ import msgspec
 
 from quire.cli.stack_life import FAILED_PAUSE, ROUTER, StackLife, asked
 from quire.config.stack import StackScale
-from quire.routing.scaling import ScalingRule
+from quire.routing.servers_needed import ScalingRule
 
 _LOOK = 0.25  # seconds between two looks at the load
 

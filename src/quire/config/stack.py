@@ -21,7 +21,7 @@ from typing import Any
 from quire.config.env import state_folder
 from quire.config.routing import ROLES
 from quire.records import dataclass
-from quire.routing.scaling import ScalingBounds
+from quire.routing.servers_needed import ScalingBounds
 
 MOST_SERVERS = 64
 _TOP = ("name", "state", "first_port", "router", "kv_server", "defaults", "serve")

@@ -25,7 +25,7 @@ from quire.router.cache_follower import CacheFollower
 from quire.router.discovery import ServiceWatch, first_known
 from quire.routing.prefix_index import PIECE_BYTES, PrefixIndex
 from quire.routing.reported_prefixes import ReportedPrefixes
-from quire.routing.scaling import ServersNeeded
+from quire.routing.servers_needed import ServersNeeded
 from quire.util.http_client import Client, ClientError, target
 
 logger = logging.getLogger("quire.server")

@@ -108,7 +108,16 @@ class RouterMetrics(Collector):
             ("predicted_cached_tokens", self._predicted, "of them cached, as predicted"),
         ):
             yield CounterMetricFamily(f"quire_router_{name}", text, value=value)
-        yield from (*self._divided(), *self._ruled())
+        yield from (*self._divided(), *self._ruled(), *self._scaling(now))
+        yield GaugeMetricFamily(
+            "quire_router_routing_confidence",
+            "share of prompt tokens whose caching was known right, times the share of the servers with events whose "
+            "events are not lost; 0: nothing is known",
+            value=self.confidence * self._backends.reporting,
+        )
+
+    def _scaling(self, now: float) -> Iterator[Metric]:
+        """Of servers that come and go."""
         for name, level, text in (
             ("held_requests", float(self._backends.held), "requests that wait until a server is available"),
             ("replicas_needed", self._backends.replicas_needed(now),
@@ -117,12 +126,6 @@ class RouterMetrics(Collector):
              "time until the prompts that wait are computed by the servers that there are"),
         ):  # fmt: skip
             yield GaugeMetricFamily(f"quire_router_{name}", text, value=level)
-        yield GaugeMetricFamily(
-            "quire_router_routing_confidence",
-            "share of prompt tokens whose caching was known right, times the share of the servers with events whose "
-            "events are not lost; 0: nothing is known",
-            value=self.confidence * self._backends.reporting,
-        )
 
     def _ruled(self) -> Iterator[Metric]:
         """Of requests for names with rules."""
