@@ -40,7 +40,7 @@ _OF_TICKET = frozenset((400, 401, 403, 422))
 _NOT_PASSED = frozenset((
     b"host", b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
     b"transfer-encoding", b"upgrade", b"content-length", b"accept-encoding", b"expect", b"origin", b"cookie",
-    b"x-request-id",
+    b"x-request-id", b"x-gateway-destination-endpoint",
 ))  # fmt: skip
 _KEYS = frozenset((b"authorization", b"x-api-key"))
 _PASSED_OWN = frozenset((b"x-quire-tag",))
