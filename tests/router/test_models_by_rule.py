@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ def test_versions_share_requests_and_a_session_stays() -> None:
     with routed(Behaviour(**FAST), Behaviour(**FAST), rules=rules) as router:
         for _ in range(40):
             assert router.chat("hello", model="both").status == 200
-        assert Counter(map(len, models(router))) == {30: 1, 10: 1}
+        assert [len(each) for each in models(router)] == [pytest.approx(30, abs=2), pytest.approx(10, abs=2)]
         seen = {router.chat("hello", model="both", user="u").headers["x-quire-backend"] for _ in range(6)}
         assert len(seen) == 1
 
