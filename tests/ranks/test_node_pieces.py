@@ -118,8 +118,13 @@ def test_what_a_stage_leaves_goes_where_it_is_taken() -> None:
 
 
 def test_other_hosts_get_the_other_words() -> None:
-    words = "quire-mini --nnodes 2 --port=7 --launcher=ray --tensor-parallel-size 2 --master-port 9".split()
-    assert other_words(words) == "quire-mini --port=7 --tensor-parallel-size 2".split()
+    words = ["quire-mini", "--nnodes", "2", "--port=7", "--launcher=ray", "--tensor-parallel-size", "2"]
+    assert other_words([*words, "--master-port", "9"]) == [
+        "quire-mini",
+        "--port=7",
+        "--tensor-parallel-size",
+        "2",
+    ]
 
 
 @pytest.mark.parametrize(
