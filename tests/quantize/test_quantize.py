@@ -76,6 +76,7 @@ def test_what_is_written_loads(how: Recipe, model: Path, text: str, tmp_path: Pa
     original = load_file(model / "model.safetensors")
     found = open_model(out)
     bits = {2: 0.8, 3: 0.4, 4: 0.2, 8: 0.04}[how.bits]
+    moved = 1.2 if how.method == "gptq" else 1  # weights that make up for others are further away
     with open_weights(found) as source:
         for name, weight in original.items():
             if not name.endswith("proj.weight") or how.method in {"awq", "awq-gptq", "smoothquant"}:
@@ -84,7 +85,7 @@ def test_what_is_written_loads(how: Recipe, model: Path, text: str, tmp_path: Pa
             if how.method == "gguf" and name.endswith(("q_proj.weight", "k_proj.weight")):
                 values = values.reshape(weight.shape)
             far = np.sqrt(np.square(values - weight).sum() / np.square(weight).sum())
-            assert far < (0.2 if how.method == "gguf" else bits), name
+            assert far < (0.2 if how.method == "gguf" else bits * moved), name
     if how.method != "gguf":
         meta = json.loads((out / "config.json").read_text())["quantization_config"]["meta"]
         assert meta["method"] == how.method
@@ -138,7 +139,7 @@ def stopping(at: int) -> Callable[[int, int], None]:
         ("mixed", 20),
         ("gptq", 1),
         ("gptq", 13),
-        ("gptq", 20),
+        ("gptq", 40),
         ("awq", 9),
         ("rtn", 2),
         ("gguf", 8),
@@ -157,7 +158,7 @@ def test_an_interrupted_run_continues_to_the_same_bytes(
     assert not out.exists()
     steps: list[int] = []
     quantize(str(model), out, how, ASKED, calibration=text, progress=lambda done, _: steps.append(done))
-    first = {"mixed": 6, "gptq": 12, "awq": 6, "rtn": 1, "gguf": 6}[method]  # passes of a layer
+    first = {"mixed": 6, "gptq": 30, "awq": 6, "rtn": 1, "gguf": 6}[method]  # passes of a layer
     if method == "mixed" and at > 12:  # widths of both layers are measured
         assert steps[0] == 13
     else:
@@ -303,7 +304,7 @@ def test_experts_and_latent_attention(name: str, text: str, tmp_path: Path) -> N
         original = load_file(folder / "model.safetensors")
         for module in result.errors:
             values, weight = np.asarray(source.read(f"{module}.weight")), original[f"{module}.weight"]
-            assert np.square(values - weight).sum() < 0.05 * np.square(weight).sum()
+            assert np.square(values - weight).sum() < 0.08 * np.square(weight).sum()
     if name == "deepseek2-lite":
         assert "rounded to nearest" in result.lines[-1]
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.offline.quantize.error_feedback import Factor, gptq_codes
-from quire.offline.quantize.gram import GramMatrix
+from quire.offline.quantize.gram import CrossSum, GramMatrix
 from quire.offline.quantize.grid import Grid, GridKind, find_grid
+from quire.offline.quantize.in_order import best_weight
 from quire.offline.quantize.knapsack import Choice, choose
 from quire.offline.quantize.layout import Rounded, arrays_of
 from quire.offline.quantize.refinement import refined
@@ -137,6 +138,26 @@ def test_inputs_that_are_always_zero_are_refined_too(live: int, damping: float) 
     assert (gram.error(weight - better.values(found)) <= gram.error(weight - grid.values(codes))).all()
     if not live:
         assert np.abs(weight - better.values(found)).max() < np.abs(weight).max() / 4
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([3, 300, 3000]))
+def test_the_best_weight_is_that_of_least_squares(seed: int, outputs: bool, tokens: int) -> None:
+    """Against numpy's least squares in float64, with rows of λ for the ridge; what is lacking never grows."""
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(scale=0.1, size=(8, 24)).astype(np.float32)
+    x = rng.normal(size=(tokens, 24)) @ rng.normal(size=(24, 24))
+    original = x + rng.normal(scale=0.3, size=x.shape)
+    wanted = (original @ weight.T).astype(np.float32)
+    gram, lacking = GramMatrix(24), CrossSum(8 if outputs else 24, 24)
+    gram.add(x.astype(np.float32))
+    lacking.add(wanted if outputs else (original - x).astype(np.float32), x.astype(np.float32))
+    found = best_weight(weight, gram, lacking.sum, outputs=outputs, damping=0.01)
+    ridge = np.sqrt(0.01 * np.square(x).sum() / 24) * np.eye(24)
+    rows, goals = np.concatenate([x, ridge]), np.concatenate([wanted, ridge @ weight.T.astype(np.float64)])
+    least = np.linalg.lstsq(rows, goals)[0].T
+    np.testing.assert_allclose(found, least, atol=2e-4)
+    assert np.square(x @ found.T - wanted).sum() <= np.square(x @ weight.T - wanted).sum() * (1 + 1e-5)
 
 
 def test_the_error_of_a_gram_matrix_is_that_of_the_outputs() -> None:

@@ -32,6 +32,7 @@ from quire.offline.quantize.layout import check_shape
 from quire.offline.quantize.quantize_model import Progress, run_job
 from quire.offline.quantize.quantize_output import Found, Grams, QuantizeResult
 from quire.offline.quantize.recipe import Recipe
+from quire.offline.quantize.sites import LayerPart
 from quire.offline.quantize.unfinished import Tensors, UnfinishedRun
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
@@ -84,13 +85,14 @@ class _CutOutput:
         check_shape("floats", recipe, name, rows, cols)
 
     def round(
-        self, layer: LayerForward, weights: LayerWeights, grams: Grams, work: UnfinishedRun, pool: Executor
-    ) -> Found:
+        self, layer: LayerForward, part: LayerPart, weights: LayerWeights, grams: Grams, work: UnfinishedRun,
+        pool: Executor,
+    ) -> Found:  # fmt: skip
         """See QuantizeOutput."""
         del pool
         seen = {
             module.tensor: grams[site.op, module.expert]
-            for site in layer.sites for module in site.modules if (site.op, module.expert) in grams
+            for site in part.sites for module in site.modules if (site.op, module.expert) in grams
         }  # fmt: skip
         job = self._job
         self._kept, found = choose(job.recipe, job.spec, layer.program, layer.index, weights, seen)
@@ -160,7 +162,7 @@ def _drop_layers(
                 layer.close()
             if layer.index:  # what goes into the first is not known
                 work.notes[str(layer.index)] = moved / tokens
-            work.commit([], residuals.after)
+            work.commit([], residuals)
         influences = {int(index): float(moved) for index, moved in work.notes.items()}
         kept = kept_layers(influences, count, job.recipe.sparsity)
         smaller = smaller_config(config, job.spec, job.recipe, kept)

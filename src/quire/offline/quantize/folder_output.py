@@ -22,7 +22,7 @@ from quire.offline.quantize.layout import arrays_of, check_shape, layout_of, qua
 from quire.offline.quantize.methods import round_weights
 from quire.offline.quantize.quantize_output import Found, Grams, QuantizeResult
 from quire.offline.quantize.recipe import Recipe
-from quire.offline.quantize.sites import unseen_modules
+from quire.offline.quantize.sites import LayerPart
 from quire.offline.quantize.unfinished import Tensors, UnfinishedRun
 from quire.offline.quantize.widths import module_patterns
 from quire.spec.gguf_keys import Config
@@ -43,20 +43,22 @@ class FolderOutput:
         check_shape(self._layout, recipe, name, rows, cols)
 
     def round(
-        self, layer: LayerForward, weights: LayerWeights, grams: Grams, work: UnfinishedRun, pool: Executor
-    ) -> Found:
+        self, layer: LayerForward, part: LayerPart, weights: LayerWeights, grams: Grams, work: UnfinishedRun,
+        pool: Executor,
+    ) -> Found:  # fmt: skip
         """See QuantizeOutput."""
-        unseen = unseen_modules(layer.program, layer.index)
-        found = round_weights(self._job.recipe, weights, layer.sites, unseen, grams, self._job.widths, pool)
+        del layer
+        job = self._job
+        found = round_weights(job.recipe, weights, part.sites, part.unseen, grams, job.widths, pool)
         work.notes |= {tensor.removesuffix(".weight"): error for tensor, (_, error) in found.items()}
-        if grams:
+        if job.calibration is not None:
             blind = [
                 module
-                for site in layer.sites
+                for site in part.sites
                 for module in site.modules
                 if (site.op, module.expert) not in grams
             ]
-            work.notes["unseen"] = int(work.notes.get("unseen", 0)) + len(blind) + len(unseen)
+            work.notes["unseen"] = int(work.notes.get("unseen", 0)) + len(blind) + len(part.unseen)
         return found
 
     def tensors(self, layer: LayerForward, weights: LayerWeights, found: Found) -> Tensors:

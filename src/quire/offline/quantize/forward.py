@@ -16,7 +16,7 @@ from quire.config.schema import ResolvedConfig
 from quire.executor.base import F32, Executor, Limits, StepArrays, step_array_bytes
 from quire.executor.kinds import executor_kind
 from quire.loader import LoadRules, Source, load
-from quire.offline.quantize.sites import Site, sites_of
+from quire.offline.quantize.sites import RESIDUAL, Site, sites_of
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.program.op import param_names, reads, writes
@@ -25,7 +25,6 @@ from quire.program.ranks import RankPlan
 from quire.program.tensors import Param
 from quire.spec.model import ModelSpec
 
-_RESIDUAL = "residual"
 # Called with a site, its inputs [rows, cols], and for experts the number of each row's expert.
 Take = Callable[[Site, F32, "npt.NDArray[np.int64] | None"], None]
 
@@ -36,13 +35,13 @@ def layer_program(spec: ModelSpec, formats: NumberFormats, index: int) -> Progra
     plan = RankPlan(pipeline_parallel_size=count, pipeline_parallel_rank=index, stage_layers=(1,) * count)
     program = lower(spec, formats, plan)
     used = {name for op in program.body for name in param_names(op)}
-    touched = {_RESIDUAL, *(name for op in program.body for name in (*reads(op), *writes(op)))}
+    touched = {RESIDUAL, *(name for op in program.body for name in (*reads(op), *writes(op)))}
     return replace(
         program,
         params=tuple(param for param in program.params if param.name in used),
         buffers=tuple(buffer for buffer in program.buffers if buffer.name in touched),
         head=(),
-        outputs=(Output(_RESIDUAL, _RESIDUAL),),
+        outputs=(Output(RESIDUAL, RESIDUAL),),
     )
 
 
@@ -50,7 +49,7 @@ class LayerForward:
     """A layer with weights, for windows of up to `longest` tokens."""
 
     def __init__(self, spec: ModelSpec, config: ResolvedConfig, index: int, longest: int) -> None:
-        self._spec, self.index = spec, index
+        self._spec, self.index, self.longest = spec, index, longest
         weights = {"f32": "f32", "bf16": "bf16", "f16": "f16"}[config.weights]
         kv = "bf16" if config.weights == "bf16" else "f32"
         formats = NumberFormats(weights=weights, kv=kv)  # type: ignore[arg-type]
@@ -63,6 +62,7 @@ class LayerForward:
         self._groups, self._blocks = groups, blocks
         self._executor: Executor | None = None
         self._arrays: StepArrays | None = None
+        self._tokens = self._at = 0
 
     @property
     def nbytes(self) -> int:
@@ -86,31 +86,49 @@ class LayerForward:
 
         `take` gets the inputs of every linear.
         """
+        self.begin(window, residual)
+        for site in self.sites if take else ():
+            self.advance(site.op)
+            assert take is not None
+            take(site, self.rows(site.buffer), self.experts(site))
+        return self.end()
+
+    def begin(self, window: Sequence[int], residual: F32 | None) -> None:
+        """Stand before the first op of a window; `residual` as in `run`."""
         executor, arrays, n = self._executor, self._arrays, len(window)
         assert executor is not None
         assert arrays is not None
         arrays.token_ids[:n], arrays.positions[:n] = window, range(n)
         arrays.slots[0], arrays.query_start[:2] = 0, (0, n)
         if residual is not None:
-            executor.write(_RESIDUAL, residual)
-        begin = 0
-        for site in self.sites if take else ():
-            executor.run_range(n, 1, 0, begin, site.op)
-            begin = site.op
-            per = self.program.buffer(site.buffer).per
-            rows = executor.read(site.buffer, n * per)
-            assert take is not None
-            take(site, rows, self._experts(executor, site, n, per))
-        executor.run_range(n, 1, 0, begin, len(self.program.body))
-        return executor.read(_RESIDUAL, n)
+            executor.write(RESIDUAL, residual)
+        self._tokens, self._at = n, 0
 
-    @staticmethod
-    def _experts(executor: Executor, site: Site, n: int, per: int) -> npt.NDArray[np.int64] | None:
+    def advance(self, op: int) -> None:
+        """Run the ops from where it stands up to number `op`."""
+        assert self._executor is not None
+        self._executor.run_range(self._tokens, 1, 0, self._at, op)
+        self._at = op
+
+    def end(self) -> F32:
+        """Run the other ops: the residual stream after the layer."""
+        self.advance(len(self.program.body))
+        return self.rows(RESIDUAL)
+
+    def rows(self, buffer: str) -> F32:
+        """The rows of a buffer where it stands."""
+        assert self._executor is not None
+        return self._executor.read(buffer, self._tokens * self.program.buffer(buffer).per)
+
+    def experts(self, site: Site) -> npt.NDArray[np.int64] | None:
         """The expert of each row of a site's inputs."""
         if not site.ids:
             return None
-        found = np.empty(n * per, np.int64)
-        places, ids = (executor.read(name, n).astype(np.int64) for name in (site.places, site.ids))
+        assert self._executor is not None
+        found = np.empty(self._tokens * self.program.buffer(site.buffer).per, np.int64)
+        places, ids = (
+            self._executor.read(name, self._tokens).astype(np.int64) for name in (site.places, site.ids)
+        )
         found[places] = ids
         return found
 

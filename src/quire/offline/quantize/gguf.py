@@ -21,7 +21,7 @@ from quire.offline.quantize.knapsack import Choice, choose
 from quire.offline.quantize.layer import LayerWeights
 from quire.offline.quantize.quantize_output import Found, Grams, QuantizeResult
 from quire.offline.quantize.recipe import Recipe
-from quire.offline.quantize.sites import Module, unseen_modules
+from quire.offline.quantize.sites import LayerPart, Module
 from quire.offline.quantize.unfinished import Tensors, UnfinishedRun
 from quire.quant.ggml import READ_TYPES, dequantize
 from quire.quant.ggml_encode import ENCODED_TYPES, encode
@@ -132,17 +132,19 @@ class GGUFOutput:
         """See QuantizeOutput: rows of any length have a type."""
 
     def round(
-        self, layer: LayerForward, weights: LayerWeights, grams: Grams, work: UnfinishedRun, pool: Executor
-    ) -> Found:
+        self, layer: LayerForward, part: LayerPart, weights: LayerWeights, grams: Grams, work: UnfinishedRun,
+        pool: Executor,
+    ) -> Found:  # fmt: skip
         """Note what each type would cost; the weights are rounded at the end."""
+        del layer
         self._importance = {
             module.tensor: grams[site.op, module.expert].importance
-            for site in layer.sites for module in site.modules if (site.op, module.expert) in grams
+            for site in part.sites for module in site.modules if (site.op, module.expert) in grams
         }  # fmt: skip
         modules = [
-            (module, grams.get((site.op, module.expert))) for site in layer.sites for module in site.modules
+            (module, grams.get((site.op, module.expert))) for site in part.sites for module in site.modules
         ]
-        modules += [(module, None) for module in unseen_modules(layer.program, layer.index)]
+        modules += [(module, None) for module in part.unseen]
         if not self._job.recipe.target_bits:
             work.notes |= {module.tensor: [module.rows * module.cols, []] for module, _ in modules}
             return {}

@@ -12,14 +12,43 @@ F64 = npt.NDArray[np.float64]
 _ROWS = 2048  # that are multiplied at a time: a short product spends its time on the sum
 
 
+class CrossSum:
+    """C = Σ lᵀx over rows l [out] and x [cols] that belong together."""
+
+    def __init__(self, out: int, cols: int) -> None:
+        self._sum: F32 = np.zeros((out, cols), np.float32)
+        self._waiting: list[tuple[F32, F32]] = []
+
+    @staticmethod
+    def nbytes(out: int, cols: int) -> int:
+        """Bytes of one, with rows that wait and a product."""
+        return 8 * out * cols + 8 * _ROWS * (out + cols)
+
+    @property
+    def sum(self) -> F32:
+        """C [out, cols]; not while another thread reads it first."""
+        if self._waiting:
+            left, right = (np.concatenate(rows) for rows in zip(*self._waiting, strict=True))
+            self._waiting.clear()
+            self._sum += left.T @ right
+        return self._sum
+
+    def add(self, left: F32, right: F32) -> None:
+        """Add rows [n, out] and [n, cols]."""
+        self._waiting.append((left, right))
+        if sum(len(rows) for rows, _ in self._waiting) >= _ROWS:
+            _ = self.sum
+
+
 class GramMatrix:
     """H = Σ xᵀx over rows x, and per column the greatest magnitude and the sum of magnitudes.
 
     The error that a change ΔW of a weight [out, in] makes in its outputs over all rows is tr(ΔW·H·ΔWᵀ).
     """
 
-    def __init__(self, cols: int, h: F32 | None = None) -> None:
-        self.rows = 0
+    def __init__(self, cols: int, h: F32 | None = None, *, sizes: bool = True) -> None:
+        """`sizes`: whether magnitudes are kept beside H."""
+        self.rows, self._sizes = 0, sizes
         self._h: F32 = np.zeros((cols, cols), np.float32) if h is None else h
         self._waiting: list[F32] = []
         self.top: F32 = np.zeros(cols, np.float32)
@@ -45,9 +74,10 @@ class GramMatrix:
             return
         self.rows += len(x)
         self._waiting.append(x)
-        sizes = np.abs(x)
-        np.maximum(self.top, sizes.max(0), out=self.top)
-        self.magnitude += sizes.sum(0, dtype=np.float64)
+        if self._sizes:
+            sizes = np.abs(x)
+            np.maximum(self.top, sizes.max(0), out=self.top)
+            self.magnitude += sizes.sum(0, dtype=np.float64)
         if sum(map(len, self._waiting)) >= min(_ROWS, self._h.shape[0]):
             _ = self.h
 

@@ -15,6 +15,7 @@ from quire.loader.load import check_tensors
 from quire.offline.quantize.calibration import Calibration, read_text, windows_of
 from quire.offline.quantize.forward import LayerForward
 from quire.offline.quantize.gram import GramMatrix
+from quire.offline.quantize.in_order import SiteSums
 from quire.offline.quantize.layer import stored_names
 from quire.offline.quantize.recipe import Recipe, digest
 from quire.offline.quantize.sites import Module, unseen_modules
@@ -63,6 +64,10 @@ class QuantizeJob:
                 "calibration": text.name, "calibration_sha256": text.digest, "calibration_windows": len(text.windows)
             }  # fmt: skip
         return found
+
+    def original(self, layer: LayerForward) -> LayerForward:
+        """The same layer once more, for the original's weights beside others."""
+        return LayerForward(self.spec, self.config, layer.index, layer.longest)
 
     def layer_tensors(self, index: int) -> list[str]:
         """The program's names of a layer's tensors."""
@@ -148,11 +153,13 @@ def _layer_bytes(job: QuantizeJob, layer: LayerForward) -> int:
     solving = 6 * 4 * largest + 2**24
     if job.calibration is None:
         return rounded + solving
-    grams = sum(
-        GramMatrix.nbytes(site.cols) * max(len({module.expert for module in site.modules}), 1)
-        for site in layer.sites
-    )
     widest = max(site.cols for site in layer.sites) ** 2
     factor = 28 * widest  # in float64, its transpose and copies
+    if job.recipe.in_order:
+        sums = max(map(SiteSums.nbytes, layer.sites))
+        targets = 4 * sum(module.rows * module.cols for module in modules)
+        solve = max(16 * module.cols**2 + 24 * module.rows * module.cols for module in modules)
+        return 2 * layer.nbytes + sums + targets + rounded + max(factor + solving, solve, 2**24)
+    grams = sum(GramMatrix.nbytes(site.cols) * site.experts for site in layer.sites)
     products = 4 * widest * job.config.threads
     return layer.nbytes + grams + max(products, rounded + max(factor + solving, 2**24))

@@ -5,7 +5,7 @@ A `Rounded` is what a method makes of a weight; a layout turns it into arrays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,18 @@ class Rounded:
     scales: F32 | None = None
     input_scale: float = 0.0
     floats: F32 | None = None
+
+    @classmethod
+    def joined(cls, pieces: Sequence[Rounded]) -> Rounded:
+        """A weight of pieces, some rows each, that are codes on grids; or the only piece."""
+        if len(pieces) == 1:
+            return pieces[0]
+        codes = [piece.codes for piece in pieces if piece.codes is not None]
+        grids = [piece.grid for piece in pieces if piece.grid is not None]
+        scales, zeros = (
+            np.concatenate(part) for part in zip(*((g.scales, g.zeros) for g in grids), strict=True)
+        )
+        return cls(np.concatenate(codes), Grid(grids[0].kind, scales, zeros))
 
     def values(self) -> F32:
         """The numbers that a reader computes with, float32."""

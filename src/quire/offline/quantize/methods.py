@@ -24,6 +24,8 @@ from quire.quant.floats import to_e4m3
 F32 = npt.NDArray[np.float32]
 Round = Callable[[F32], Rounded]
 E4M3_TOP = np.float32(448)
+_IN_PIECES = ("gptq", "awq-gptq")  # each output is rounded for itself, and takes long
+_PIECE = 512  # outputs
 
 
 def round_weights(
@@ -34,7 +36,8 @@ def round_weights(
 
     `grams`: those of each site, by its op and the number of the expert (-1 outside of experts). `widths`: the bits of
     tensors that do not have the recipe's. Weights whose inputs were never seen are rounded to nearest. The relative
-    error is tr(ΔW·H·ΔWᵀ) / tr(W·H·Wᵀ). Threads of the pool take whole weights, so their number changes no bit.
+    error is tr(ΔW·H·ΔWᵀ) / tr(W·H·Wᵀ). Threads of the pool take whole weights, or pieces of a fixed size: their number
+    changes no bit.
     """
     mine = dict(grams)
     if recipe.method in {*SCALED, "smoothquant"}:
@@ -49,16 +52,32 @@ def round_weights(
 
     made = dict(zip(kinds, pool.map(prepared, kinds.values()), strict=True))
 
-    def rounded(item: tuple[Module, GramMatrix | None]) -> tuple[Rounded, float]:
-        module, gram = item
-        weight, seen = weights[module.tensor], gram or GramMatrix(0)
+    def rounded(item: tuple[Module, slice]) -> tuple[Rounded, float, float]:
+        module, rows = item
+        gram = modules[module]
+        weight, seen = weights[module.tensor][rows], gram or GramMatrix(0)
         result = made[id(gram), recipes[module].bits](weight)
-        whole = float(seen.error(weight).sum(dtype=np.float64))
-        lost = float(seen.error(weight - result.values()).sum(dtype=np.float64))
-        return result, lost / whole if whole else 0.0
+        lost, whole = (seen.error(each).sum(dtype=np.float64) for each in (weight - result.values(), weight))
+        return result, float(lost), float(whole)
 
-    order = sorted(modules.items(), key=lambda item: -item[0].rows * item[0].cols)
-    return dict(zip((module.tensor for module, _ in order), pool.map(rounded, order), strict=True))
+    order = sorted(modules, key=lambda module: -module.rows * module.cols)
+    step = _PIECE if recipe.method in _IN_PIECES else None
+    items = [(module, rows) for module in order for rows in _pieces(module.rows, step)]
+    found: dict[str, list[tuple[Rounded, float, float]]] = {module.tensor: [] for module in order}
+    for (module, _), piece in zip(items, pool.map(rounded, items), strict=True):
+        found[module.tensor].append(piece)
+    return {tensor: _joined(pieces) for tensor, pieces in found.items()}
+
+
+def _pieces(rows: int, step: int | None) -> list[slice]:
+    """Rows that a thread takes at once; which ones are taken together may change bits, so threads do not decide it."""
+    return [slice(at, at + step) for at in range(0, rows, step)] if step else [slice(None)]
+
+
+def _joined(pieces: list[tuple[Rounded, float, float]]) -> tuple[Rounded, float]:
+    """A weight of its pieces, and its relative error."""
+    lost, whole = (sum(part) for part in list(zip(*pieces, strict=True))[1:])
+    return Rounded.joined([piece for piece, _, _ in pieces]), lost / whole if whole else 0.0
 
 
 def _scaled(

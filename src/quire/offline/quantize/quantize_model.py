@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +18,12 @@ from quire.offline.quantize.folder_output import FolderOutput
 from quire.offline.quantize.forward import LayerForward
 from quire.offline.quantize.gguf import GGUFOutput
 from quire.offline.quantize.gram import GramMatrix
+from quire.offline.quantize.in_order import SiteSums
 from quire.offline.quantize.job import QuantizeJob, check, opened
 from quire.offline.quantize.layer import LayerWeights, Replaced
-from quire.offline.quantize.layout import Rounded
-from quire.offline.quantize.quantize_output import QuantizeOutput, QuantizeResult
+from quire.offline.quantize.quantize_output import Found, QuantizeOutput, QuantizeResult
 from quire.offline.quantize.recipe import Recipe
-from quire.offline.quantize.sites import Site
+from quire.offline.quantize.sites import LayerPart, Site, unseen_modules
 from quire.offline.quantize.unfinished import Residuals, UnfinishedRun
 from quire.offline.quantize.widths import MeasureWidths, with_widths
 from quire.types import CheckpointError
@@ -61,7 +61,7 @@ def _run_mixed(
     """Run the text through the model once to choose the width of each linear, then quantize."""
     assert job.calibration is not None
     once = len(job.calibration.windows) * len(job.layers)
-    total = once * (1 + job.recipe.passes)
+    total = once + _passes(job, job.layers)
 
     def part(begin: int) -> Progress | None:
         return None if progress is None else lambda done, _: progress(begin + done, total)
@@ -99,26 +99,82 @@ def _run_layers(
     progress: Progress | None,
     pool: ThreadPoolExecutor,
 ) -> None:
-    count = 1 if job.calibration is None else len(job.calibration.windows)
+    steps = _Steps(progress, _passes(job, job.layers[: work.done]), _passes(job, job.layers))
     passes = job.recipe.passes
-    steps = _Steps(progress, work.done * count * passes, count * passes * len(job.layers))
     for layer in job.layers[work.done :]:
         weights = LayerWeights(job.source, job.stored)
+        whole = LayerPart(layer.sites, unseen_modules(layer.program, layer.index))
         if job.calibration is None:
-            found = output.round(layer, weights, {}, work, pool)
+            found = output.round(layer, whole, weights, {}, work, pool)
             steps.one()
-            work.commit(output.tensors(layer, weights, found), None)
+            work.commit(output.tensors(layer, weights, found))
+            continue
+        if job.recipe.in_order:
+            _run_in_order(job, layer, whole, output, work, steps, pool)
             continue
         with work.residuals(job.spec.dim) as residuals:
             grams = _observe(job, layer, residuals, steps, pool, keep=passes == 1)
             layer.close()
-            found = output.round(layer, weights, grams, work, pool)
+            found = output.round(layer, whole, weights, grams, work, pool)
             tensors = output.tensors(layer, weights, found)
             if passes == 2:
                 grams.clear()
                 _pass_on(job, layer, found, residuals, steps)
                 layer.close()
-        work.commit(tensors, residuals.after)
+        work.commit(tensors, residuals)
+
+
+def _passes(job: QuantizeJob, layers: Sequence[LayerForward]) -> int:
+    """How many windows run through these layers; without a text, layers."""
+    if job.calibration is None:
+        return len(layers)
+    each = (len(layer.sites) + 1 if job.recipe.in_order else job.recipe.passes for layer in layers)
+    return len(job.calibration.windows) * sum(each)
+
+
+def _run_in_order(
+    job: QuantizeJob, layer: LayerForward, whole: LayerPart, output: QuantizeOutput, work: UnfinishedRun,
+    steps: _Steps, pool: ThreadPoolExecutor,
+) -> None:  # fmt: skip
+    """Round the sites of a layer one after another, see in_order."""
+    weights, original = LayerWeights(job.source, job.stored), job.original(layer)
+    with work.residuals(job.spec.dim) as residuals, work.residuals(job.spec.dim, "original") as originals:
+        found = output.round(layer, LayerPart(unseen=whole.unseen), weights, {}, work, pool)
+        original.load(job.source)
+        for site in whole.sites:
+            layer.load(_rounded_source(job, found))
+            last = site is whole.sites[-1]
+            sums = _sum_site(job, (layer, residuals), (original, originals), site, last, steps, pool)
+            layer.close()
+            for module in site.modules:
+                weights[module.tensor] = sums.target(weights[module.tensor], job.recipe.damping)
+            found |= output.round(layer, LayerPart((site,)), weights, sums.grams, work, pool)
+        original.close()
+        tensors = output.tensors(layer, weights, found)
+        _pass_on(job, layer, found, residuals, steps)
+        layer.close()
+    work.commit(tensors, residuals, originals)
+
+
+def _sum_site(
+    job: QuantizeJob, rounded: tuple[LayerForward, Residuals], original: tuple[LayerForward, Residuals], site: Site,
+    last: bool, steps: _Steps, pool: ThreadPoolExecutor,
+) -> SiteSums:  # fmt: skip
+    """Run a layer up to a site twice: as rounded so far, and as the original, in the `last` site's run to its end."""
+    assert job.calibration is not None
+    sums = SiteSums(site, pool)
+    for _, stream in (rounded, original):
+        stream.rewind()
+    for window in job.calibration.windows:
+        for layer, stream in (rounded, original):
+            layer.begin(window, stream.read(len(window)))
+            layer.advance(site.op)
+        sums.add(rounded[0], original[0])
+        if last:
+            original[1].write(original[0].end())
+        steps.one()
+    sums.finish()
+    return sums
 
 
 class _Steps:
@@ -165,17 +221,22 @@ def _observe(
     return grams
 
 
+def _rounded_source(job: QuantizeJob, found: Found) -> Replaced:
+    """The source with what was rounded in its place."""
+    values = {job.stored[tensor]: rounded.values() for tensor, (rounded, _) in found.items()}
+    return Replaced(job.source, values)
+
+
 def _pass_on(
     job: QuantizeJob,
     layer: LayerForward,
-    found: dict[str, tuple[Rounded, float]],
+    found: Found,
     residuals: Residuals,
     steps: _Steps,
 ) -> None:
     """Run a layer with its rounded weights: later layers make up for what it lost."""
     assert job.calibration is not None
-    values = {job.stored[tensor]: rounded.values() for tensor, (rounded, _) in found.items()}
-    layer.load(Replaced(job.source, values))
+    layer.load(_rounded_source(job, found))
     residuals.rewind()
     for window in job.calibration.windows:
         residuals.write(layer.run(window, residuals.read(len(window)), None))

@@ -12,6 +12,7 @@ from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.layer import LayerWeights
 from quire.offline.quantize.layout import Rounded
 from quire.offline.quantize.recipe import Recipe
+from quire.offline.quantize.sites import LayerPart
 from quire.offline.quantize.unfinished import Tensors, UnfinishedRun
 from quire.records import dataclass
 
@@ -34,9 +35,10 @@ class QuantizeOutput(Protocol):
         """Raise ValueError for a weight that the form cannot hold."""
 
     def round(
-        self, layer: LayerForward, weights: LayerWeights, grams: Grams, work: UnfinishedRun, pool: Executor
-    ) -> Found:
-        """Round a layer, and note what `finish` needs."""
+        self, layer: LayerForward, part: LayerPart, weights: LayerWeights, grams: Grams, work: UnfinishedRun,
+        pool: Executor,
+    ) -> Found:  # fmt: skip
+        """Round a part of a layer, and note what `finish` needs."""
 
     def tensors(self, layer: LayerForward, weights: LayerWeights, found: Found) -> Tensors:
         """What the layer's shard holds."""

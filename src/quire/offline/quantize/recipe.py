@@ -129,9 +129,16 @@ class Recipe:
         return f"{self.sparsity:.0%} sparse{f' {self.pattern}' if self.pattern else ''} ({self.method})"
 
     @property
+    def in_order(self) -> bool:
+        """Whether the linears of a layer are rounded one after another, towards what the original computes."""
+        return self.method == "gptq"
+
+    @property
     def passes(self) -> int:
-        """How often windows run through a layer: a second time to pass on what it computes when it is changed."""
-        return 2 if self.method in {"gptq", "wanda", "sparsegpt", "structured"} else 1
+        """How often windows run through a layer that is rounded at once: a second time to pass on what it computes
+        when it is changed.
+        """
+        return 2 if self.method in {"wanda", "sparsegpt", "structured"} else 1
 
     def described(self) -> dict[str, Any]:
         """The fields that matter for the method, for the checkpoint and for digests."""

@@ -6,12 +6,13 @@ from quire.program.op import Op, reads, writes
 from quire.program.ops.attention import Attend
 from quire.program.ops.experts import Experts
 from quire.program.ops.linear import HeadLinear, Linear
-from quire.program.ops.rows import GatedAct, Norm
+from quire.program.ops.rows import Add, GatedAct, Norm
 from quire.program.program import Program
 from quire.program.tensors import Param, Part
 from quire.records import dataclass
 from quire.spec.model import ClampedSwiGLU
 
+RESIDUAL = "residual"  # the buffer of the residual stream
 _FLOAT_LINEARS = (".router", ".shared_gate")  # always computed in float32
 
 
@@ -57,7 +58,8 @@ class Absorber:
 class Site:
     """Linears that take one buffer, which op number `op` is the first to read. `ids` and `places`: of experts.
 
-    `followers` are tensors of linears with the same inputs that stay floats.
+    `followers` are tensors of linears with the same inputs that stay floats. `added`: the buffer of the outputs of its
+    only linear, if these are added to the residual stream as they are; else empty.
     """
 
     op: int
@@ -68,6 +70,20 @@ class Site:
     absorber: Absorber | None = None
     ids: str = ""
     places: str = ""
+    added: str = ""
+
+    @property
+    def experts(self) -> int:
+        """How many get inputs of their own; 1 outside of experts."""
+        return max(len({module.expert for module in self.modules}), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPart:
+    """Linears of a layer that are rounded together: those of sites, and those whose inputs are never seen."""
+
+    sites: tuple[Site, ...] = ()
+    unseen: tuple[Module, ...] = ()
 
 
 class _Open:
@@ -108,10 +124,25 @@ def sites_of(program: Program, index: int) -> tuple[Site, ...]:
     return tuple(
         Site(
             site.op, site.buffer, site.cols, tuple(site.modules.values()), tuple(site.followers),
-            _absorber(program, site), site.ids, site.places,
+            _absorber(program, site), site.ids, site.places, _added(program, site),
         )
         for site in found if site.modules
     )  # fmt: skip
+
+
+def _added(program: Program, site: _Open) -> str:
+    """See Site."""
+    op = program.body[site.op]
+    if not isinstance(op, Linear) or len(site.modules) != 1 or site.followers:
+        return ""
+    if op.act is not None or op.bias is not None or op.first or op.rows or program.buffer(op.out).per != 1:
+        return ""
+    reader = next((other for other in program.body[site.op + 1 :] if op.out in reads(other)), None)
+    if isinstance(reader, Norm):
+        as_it_is = (reader.x, reader.delta) == (RESIDUAL, op.out)
+    else:
+        as_it_is = isinstance(reader, Add) and (reader.x, reader.scale, reader.act) == (RESIDUAL, 1.0, None)
+    return op.out if as_it_is else ""
 
 
 def unseen_modules(program: Program, index: int) -> tuple[Module, ...]:

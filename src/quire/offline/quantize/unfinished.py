@@ -2,6 +2,7 @@
 
     OUT.unfinished/model-00001-of-00009.safetensors …    finished layers
     OUT.unfinished/residual-1.bin                        the residual stream before the next layer, float32
+    OUT.unfinished/original-1.bin                        the same of the original model, where a method needs it
     OUT.unfinished/state.json                            digest of the run, number of finished layers, what was noted
 
 A layer is finished when state.json says so. All files are written beside and renamed, state.json last: a run that is
@@ -18,7 +19,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,8 @@ from quire.util.strict_json import read_json_object
 F32 = npt.NDArray[np.float32]
 _STATE = "state.json"
 _MAX_STATE = 64 * 2**20
+StreamName = Literal["residual", "original"]
+_STREAMS: tuple[StreamName, ...] = ("residual", "original")
 Tensors = Sequence[tuple[TensorInfo, Array]]
 
 
@@ -89,18 +92,19 @@ class UnfinishedRun:
             raise CheckpointError(f"{path}: is damaged: remove {self.folder}")
         self.done, self.notes = done, notes
 
-    def commit(self, tensors: Tensors, residual: Path | None) -> None:
-        """Finish the next layer: its tensors, and the residual stream that `residual` holds behind it."""
+    def commit(self, tensors: Tensors, *streams: Residuals) -> None:
+        """Finish the next layer: its tensors, and the residual streams that were written behind it."""
         number = self.done + 1
         if tensors:
             self.write_shard(number, tensors)
-        if residual is not None:
-            residual.replace(self._residual(number))
+        for stream in streams:
+            stream.after.replace(self._stream(stream.name, number))
         self.done = number
         with written_anew(self.folder / _STATE) as file:
             state = {"digest": self._digest, "done": self.done, "notes": self.notes}
             file.write(json.dumps(state).encode())
-        self._residual(number - 1).unlink(missing_ok=True)
+        for name in _STREAMS:
+            self._stream(name, number - 1).unlink(missing_ok=True)
 
     def shard_name(self, number: int) -> str:
         return f"model-{number:05d}-of-{self._shards:05d}.safetensors"
@@ -111,17 +115,17 @@ class UnfinishedRun:
         infos = [info for info, _ in tensors]
         write_safetensors(self.folder / self.shard_name(number), infos, lambda info: [arrays[info.name]])
 
-    def _residual(self, number: int) -> Path:
-        return self.folder / f"residual-{number}.bin"
+    def _stream(self, name: str, number: int) -> Path:
+        return self.folder / f"{name}-{number}.bin"
 
     @contextmanager
-    def residuals(self, dim: int) -> Iterator[Residuals]:
-        """The residual stream before the next layer, and a file for that behind it."""
-        after = self.folder / ".residual.unfinished"
-        source = None if self.done == 0 else self._residual(self.done).open("rb")
+    def residuals(self, dim: int, name: StreamName = "residual") -> Iterator[Residuals]:
+        """A residual stream before the next layer, and a file for that behind it."""
+        after = self.folder / f".{name}.unfinished"
+        source = None if self.done == 0 else self._stream(name, self.done).open("rb")
         try:
             with after.open("wb") as target:
-                yield Residuals(dim, source, target, after)
+                yield Residuals(name, dim, source, target, after)
         finally:
             if source is not None:
                 source.close()
@@ -139,17 +143,17 @@ class UnfinishedRun:
             shutil.rmtree(self.folder)
             return
         for path in self.folder.iterdir():
-            if path.name.startswith(("residual-", ".")):
+            if path.name.startswith((*(f"{name}-" for name in _STREAMS), ".")):
                 path.unlink()
         (self.folder / _STATE).unlink()
         self.folder.rename(self.out)
 
 
 class Residuals:
-    """Rows of the residual stream [tokens, dim], window after window. `after` is the file that is written."""
+    """Rows of a residual stream [tokens, dim], window after window. `after` is the file that is written."""
 
-    def __init__(self, dim: int, source: BinaryIO | None, target: BinaryIO, after: Path) -> None:
-        self._dim, self._source, self._target, self.after = dim, source, target, after
+    def __init__(self, name: str, dim: int, source: BinaryIO | None, target: BinaryIO, after: Path) -> None:
+        self.name, self._dim, self._source, self._target, self.after = name, dim, source, target, after
 
     def rewind(self) -> None:
         """Begin again with the first window."""

@@ -26,7 +26,7 @@ from quire.offline.quantize.layout import check_shape
 from quire.offline.quantize.methods import kind_of
 from quire.offline.quantize.quantize_output import Found, Grams, QuantizeResult
 from quire.offline.quantize.recipe import BITS, Recipe
-from quire.offline.quantize.sites import Module, unseen_modules
+from quire.offline.quantize.sites import LayerPart, Module, unseen_modules
 from quire.offline.quantize.unfinished import Tensors, UnfinishedRun
 
 _ROWS = 256  # of a weight judge a width
@@ -46,13 +46,15 @@ class MeasureWidths:
         check_shape("gptq", replace(recipe, bits=8), name, rows, cols)
 
     def round(
-        self, layer: LayerForward, weights: LayerWeights, grams: Grams, work: UnfinishedRun, pool: Executor
-    ) -> Found:
+        self, layer: LayerForward, part: LayerPart, weights: LayerWeights, grams: Grams, work: UnfinishedRun,
+        pool: Executor,
+    ) -> Found:  # fmt: skip
         """Note the error of each width, that of rounding to nearest."""
+        del layer
         groups = [
-            [(module, grams.get((site.op, module.expert))) for module in site.modules] for site in layer.sites
+            [(module, grams.get((site.op, module.expert))) for module in site.modules] for site in part.sites
         ]
-        groups += [[(module, None)] for module in unseen_modules(layer.program, layer.index)]
+        groups += [[(module, None)] for module in part.unseen]
 
         def measured(item: tuple[Module, GramMatrix | None]) -> dict[int, float]:
             return _errors(self._job.recipe, item[0], weights[item[0].tensor], item[1] or GramMatrix(0))

@@ -1,0 +1,42 @@
+"""The options of a server whose ranks are on several hosts, in vLLM's spelling: they say what a launcher would."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from quire.config.launched import variables_of
+
+NAMES = "nnodes", "node_rank", "master_addr", "master_port"
+
+
+def add_node_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--nnodes`, `--node-rank`, `--master-addr` and `--master-port`."""
+    add: Any = parser.add_argument
+    add("--nnodes", type=int, default=argparse.SUPPRESS, metavar="N",
+        help="hosts that share the ranks of the model; each runs this command (default: 1)")  # fmt: skip
+    add("--node-rank", type=int, default=argparse.SUPPRESS, metavar="N",
+        help="which of the hosts this is; 0 leads and serves (default: 0)")  # fmt: skip
+    add("--master-addr", default=argparse.SUPPRESS, metavar="ADDRESS",
+        help="address of host 0, where the others join it with QUIRE_RANK_SECRET")  # fmt: skip
+    add("--master-port", type=int, default=argparse.SUPPRESS, metavar="N",
+        help="TCP port below the one where they meet (default: 29500)")  # fmt: skip
+
+
+def use_node_options(sources: list[dict[str, Any]]) -> None:
+    """Take these options from where they were given, the first of which overrides the others; from now on this process
+    and those that it starts see what a launcher would have set. Raises ValueError for some that do not fit."""
+    given: dict[str, Any] = {}
+    for source in reversed(sources):
+        given |= {name: source.pop(name) for name in NAMES if name in source}
+    nodes, rank = given.get("nnodes", 1), given.get("node_rank", 0)
+    if nodes < 1 or not 0 <= rank < nodes:
+        raise ValueError(f"node_rank: {rank} is not one of {nodes} hosts (nnodes)")
+    if nodes == 1:
+        return
+    if "RANK" in os.environ:
+        raise ValueError("nnodes: a launcher has set RANK already; leave one of them out")
+    if "master_addr" not in given:
+        raise ValueError("master_addr: where the other hosts reach host 0")
+    os.environ.update(variables_of(nodes, rank, given["master_addr"], given.get("master_port")))
