@@ -15,7 +15,7 @@ from quire.routing.router_policies import POLICIES
 # Sections of the options: first field -> title.
 SUBJECTS = {
     "backend": "servers", "health_interval": "checks and failures", "prefix_index_size": "servers",
-    "prefill": "prompts computed elsewhere",
+    "prefill": "prompts computed elsewhere", "hold_seconds": "servers that come and go",
 }  # fmt: skip
 _FIELDS = {
     "url", "name", "weight", "models", "api_key", "api_key_file", "health", "admin_url", "admin_key_file", "role"
@@ -86,6 +86,16 @@ class RouterConfig:
     prefill_timeout: float = option(
         30.0, "seconds after which the server that answers computes a prompt itself", metavar="S"
     )
+    hold_seconds: float = option(
+        0.0, "seconds that a request waits while no server is available, such as one that is being started", metavar="S"
+    )  # fmt: skip
+    level_seconds: float = option(
+        2.0, "seconds in which prompts should be computed; quire_router_replicas_needed says how many servers that "
+        "takes", metavar="S",
+    )  # fmt: skip
+    start_seconds: float = option(
+        60.0, "seconds that a server takes to start: so far ahead the load is forecast", metavar="S"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -95,11 +105,15 @@ class RouterConfig:
             "connect_timeout",
             "first_byte_timeout",
             "prefill_timeout",
+            "level_seconds",
+            "start_seconds",
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not above 0")
         if self.retries < 0:
             raise ValueError(f"retries: {self.retries} is below 0")
+        if self.hold_seconds < 0:
+            raise ValueError(f"hold_seconds: {self.hold_seconds!r} is below 0")
         if not self.backend and self.backends_file is None:
             raise ValueError("backend: name at least one server, or a backends_file")
         if self.prefill and self.kv_key_file is None:

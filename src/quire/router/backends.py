@@ -16,12 +16,14 @@ from quire.config.routing import BackendEntry, RouterConfig, backend_entries
 from quire.router.cache_follower import CacheFollower
 from quire.routing.prefix_index import PIECE_BYTES, PrefixIndex
 from quire.routing.reported_prefixes import ReportedPrefixes
+from quire.routing.servers_needed import ServersNeeded
 from quire.util.http_client import Client, ClientError, target
 
 logger = logging.getLogger("quire.server")
 
 _PAUSES = (1.0, 30.0)  # seconds without requests: after the first failures, and at most
 _MODELS_EVERY = 30.0  # seconds between two looks at the models of a server
+_HELD_INTERVAL = 0.05  # seconds between two checks while a request waits for a server
 _HEALTH_PATHS = ("/health", "/v1/models")
 
 
@@ -30,7 +32,8 @@ class _ModelList(msgspec.Struct):
 
 
 class BackendServer:
-    """A server. `requests` were sent to it and have not ended; `work` is what they cost, in prompt tokens."""
+    """A server. `requests` were sent to it and have not ended; `work` is what they cost, in prompt tokens;
+    `waiting` are the tokens of those prompts that it has not begun to answer."""
 
     def __init__(self, entry: BackendEntry, config: RouterConfig) -> None:
         """Raises ValueError for an address that is none."""
@@ -38,7 +41,7 @@ class BackendServer:
         self.name, self.weight = entry.name, entry.weight
         headers = {"authorization": f"Bearer {entry.api_key}"} if entry.api_key else {}
         self.client = Client(target(entry.url, headers), connect_timeout=config.connect_timeout)
-        self.requests, self.work = 0, 0.0
+        self.requests, self.work, self.waiting = 0, 0.0, 0.0
         self.healthy = self.draining = False
         self.why = "was not checked yet"  # it cannot be asked
         self.models: list[dict[str, Any]] = [{"id": name, "object": "model"} for name in entry.models or ()]
@@ -64,6 +67,15 @@ class BackendServer:
     def serves(self, model: str | None) -> bool:
         """Whether it has a model; one that names none may have any."""
         return model is None or not self.models or any(each.get("id") == model for each in self.models)
+
+    @contextlib.contextmanager
+    def computing(self, tokens: float) -> Iterator[None]:
+        """While it computes so many tokens of a prompt."""
+        self.waiting += tokens
+        try:
+            yield
+        finally:
+            self.waiting = max(self.waiting - tokens, 0.0)
 
     def succeeded(self) -> None:
         """An answer came."""
@@ -92,6 +104,10 @@ class BackendServer:
             self.healthy, self.why = False, "did not answer in time"
         except ClientError as error:
             self.healthy, self.why = False, str(error).partition(":")[0]
+        if (
+            self.healthy and not was
+        ):  # it may have been started again: its failures were those of the one before
+            self._failures, self._paused_until, self._pause = 0, 0.0, _PAUSES[0]
         if self.healthy != was:
             logger.warning("%s is %s", self.name, "ready" if self.healthy else f"down: {self.why}")
 
@@ -128,6 +144,11 @@ class Backends:
         self.all = [BackendServer(entry, config) for entry in backend_entries(config)]
         self.prefixes = PrefixIndex(config.prefix_index_size)
         self.reports = ReportedPrefixes(config.prefix_index_size)
+        self.needed = ServersNeeded(config.level_seconds, config.start_seconds)
+        self.held = 0  # requests that wait for a server
+        self._held_tokens = 0.0
+        self._held = asyncio.Event()
+        self._checked = asyncio.Event()  # once; another one for each round of checks
         self._following: dict[BackendServer, asyncio.Task[None]] = {}
         self.draining = False  # the router itself ends
         self._checks: asyncio.Task[None] | None = None
@@ -194,6 +215,34 @@ class Backends:
         """Requests that have not ended."""
         return sum(each.requests for each in (*self.all, *self._leaving))
 
+    async def hold(self, tokens: float, look: Callable[[], BackendServer | None]) -> BackendServer | None:
+        """Wait until `look` finds a server for a prompt of so many tokens; None after the time for which requests are
+        held, or when the router ends."""
+        self.held, self._held_tokens = self.held + 1, self._held_tokens + tokens
+        self._held.set()
+        try:
+            async with asyncio.timeout(self.config.hold_seconds):
+                while (found := look()) is None and not self.draining:
+                    await self._checked.wait()
+        except TimeoutError:
+            return None
+        else:
+            return found
+        finally:
+            self.held -= 1
+            self._held_tokens = self._held_tokens - tokens if self.held else 0.0
+
+    def replicas_needed(self, now: float) -> float:
+        """The servers that answer, of which the load needs so many; not rounded."""
+        waiting = sum(each.waiting for each in self.all if each.entry.role != "prefill") + self._held_tokens
+        return self.needed.servers(waiting, self.running + self.held, len(self.available(None)), now)
+
+    def backlog_seconds(self) -> float:
+        """Until the prompts that wait are computed."""
+        now = time.monotonic()
+        able = sum(each.is_available(now) for each in self.all)
+        return self.needed.backlog(sum(each.waiting for each in self.all) + self._held_tokens, able)
+
     async def start(self) -> None:
         """Check all servers once, and go on checking them."""
         await asyncio.gather(*(each.check() for each in self.all))
@@ -251,10 +300,17 @@ class Backends:
 
     async def _keep_checking(self) -> None:
         while True:
-            await asyncio.sleep(self.config.health_interval)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.config.health_interval):
+                    await self._held.wait()
+                    await asyncio.sleep(_HELD_INTERVAL)
             self._leaving = {each for each in self._leaving if each.requests}
             was = {each.name for each in self.all if each.healthy}
             await asyncio.gather(*(each.check() for each in self.all))
             for each in self.all:
                 if each.healthy and each.name not in was:
                     self.prefixes.forget(each.name)  # it may have been started again, with an empty cache
+            if not self.held:
+                self._held.clear()
+            self._checked.set()
+            self._checked = asyncio.Event()

@@ -23,6 +23,7 @@ from quire.util.http_client import ClientError, SentBody, body_size
 # Answers after which another server is asked: this one is busy, ends, or is not there. An internal error is none of
 # them: what brought one server down might bring down all.
 _ELSEWHERE = frozenset((429, 502, 503))
+_GONE = frozenset((502, 503))
 # Answers that a server may give for the ticket, which the client knows nothing of: it has no role, or another key.
 _OF_TICKET = frozenset((400, 401, 403, 422))
 # Headers that concern one connection, or are the router's own business; x-quire-* are between servers.
@@ -56,6 +57,8 @@ class Forwarding:
         self._predicted = 0.0  # tokens that the chosen server has probably cached
         self._ticket: bytes | None = None  # of the prompt, once another server has computed it
         self._divisible = divisible(exchange, asked)
+        self._may_hold = self._config.hold_seconds > 0  # once
+        self._counted = False  # as work that came
 
     async def answer(self) -> None:
         """Answer the request. Raises ApiError if no server could take it, and ClientGoneError."""
@@ -63,6 +66,11 @@ class Forwarding:
         refusal: ApiError | Relay | None = None
         while len(tried) <= self._config.retries:
             backend = self._choose(tried)
+            if backend is None and self._may_wait(refusal):
+                self._may_hold, tried = False, []
+                backend = await self._context.backends.hold(
+                    self._prompt().prompt_tokens, lambda: self._choose([])
+                )
             if backend is None:
                 break
             refusal = await self._try(backend)
@@ -74,6 +82,16 @@ class Forwarding:
             await self._send_whole(refusal, tried[-1])
             return
         raise refusal or self._unavailable()
+
+    def _may_wait(self, refusal: ApiError | Relay | None) -> bool:
+        """Whether the request is held until there is a server: none is there, or those that were there have gone."""
+        gone = refusal is None or refusal.status in _GONE
+        settled = self._context.owner(self._asked.previous_response_id) is not None
+        return gone and self._may_hold and not settled and self._is_served()
+
+    def _is_served(self) -> bool:
+        model = self._asked.model or self._asked.name
+        return model is None or any(each.serves(model) for each in self._context.backends.all)
 
     def _choose(self, tried: list[BackendServer]) -> BackendServer | None:
         backends = self._context.backends
@@ -100,7 +118,7 @@ class Forwarding:
 
     def _unavailable(self) -> ApiError:
         model = self._asked.model or self._asked.name
-        if model is not None and not any(each.serves(model) for each in self._context.backends.all):
+        if model is not None and not self._is_served():
             return ApiError(
                 404,
                 f"model: {model[:200]!r} is served by no server of this router",
@@ -115,6 +133,9 @@ class Forwarding:
         """Ask a server; None once the client has its answer, else what to answer if no other server can."""
         prompt, began = self._prompt(), time.monotonic()
         self._predicted = prompt.cached(backend.name)
+        if not self._counted:
+            self._counted = True
+            self._context.backends.needed.arrived(prompt.work(backend.name), began)
         with self._context.backends.busy(backend, prompt.work(backend.name)):
             body = await self._divided(backend, prompt)
             refusal = await self._ask(backend, prompt, body, began)
@@ -133,8 +154,11 @@ class Forwarding:
         context.backends.sent(backend.name, self._exchange.request_id, self._digests, self._bytes)
         head = self._head(backend, body_size(body), peer=divided)
         request = asyncio.create_task(backend.client.request(head, body, relay, taken=relay.take))
+        own = max(prompt.prompt_tokens - self._predicted, 1.0)
+        ahead, outstanding = backend.waiting + own, backend.work
         try:
-            failure = await self._begins(backend, relay, request)
+            with backend.computing(own):
+                failure = await self._begins(backend, relay, request)
             if failure is not None:
                 return failure
             if divided and TICKET in relay.headers:
@@ -146,6 +170,8 @@ class Forwarding:
                 return relay
             now = time.monotonic()
             context.metrics.first_byte.observe(now - began)
+            if relay.status == 200 and not divided:
+                context.backends.needed.answered(ahead if relay.is_stream else outstanding, now - sent)
             if divided and relay.is_stream:
                 context.dividing.costs.moved(prompt.prompt_tokens, now - sent)
             await self._pass_on(backend, relay, request)

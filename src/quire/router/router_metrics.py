@@ -103,12 +103,24 @@ class RouterMetrics(Collector):
         ):
             yield CounterMetricFamily(f"quire_router_{name}", text, value=value)
         yield from self._divided()
+        yield from self._scaling(now)
         yield GaugeMetricFamily(
             "quire_router_routing_confidence",
             "share of prompt tokens whose caching was known right, times the share of the servers with events whose "
             "events are not lost; 0: nothing is known",
             value=self.confidence * self._backends.reporting,
         )
+
+    def _scaling(self, now: float) -> Iterator[Metric]:
+        """Of servers that come and go."""
+        for name, level, text in (
+            ("held_requests", float(self._backends.held), "requests that wait until a server is available"),
+            ("replicas_needed", self._backends.replicas_needed(now),
+             "servers that the load needs for its service level, by forecast; the sum over routers, rounded up"),
+            ("prefill_backlog_seconds", self._backends.backlog_seconds(),
+             "time until the prompts that wait are computed by the servers that there are"),
+        ):  # fmt: skip
+            yield GaugeMetricFamily(f"quire_router_{name}", text, value=level)
 
     def _divided(self) -> Iterator[Metric]:
         """Of prompts that one server computed and another one answered."""
