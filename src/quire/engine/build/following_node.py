@@ -196,11 +196,13 @@ class _Stage:
 
     def run(self) -> None:
         """Until there are no more commands."""
+        failed = True
         try:
             self._run()
-        except BaseException as error:
-            self._node.lose(f"{type(error).__name__}: {error}")
-            raise
+            failed = False
+        finally:
+            if failed:
+                self._node.lose("what its ranks leave could not be passed on")
 
     def _run(self) -> None:
         ranks, here = self._ranks.ranks, self._left.here

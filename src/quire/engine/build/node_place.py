@@ -91,12 +91,16 @@ def meet_nodes(at: Launched | None, model: Model, asked: EngineConfig, limits: L
             try:
                 peers = _gather(at, listener, connections, ours, load)
                 return NodePlace(spread(asked, at.world), 0, connections, peers)
-            except BaseException as error:
-                for connection in connections.values():
-                    connection.close()
-                if not isinstance(error, OSError):
-                    raise
-                # one of them ended meanwhile: all meet again
+            except OSError:  # one of them ended meanwhile: all meet again
+                _close(connections)
+            except BaseException:
+                _close(connections)
+                raise
+
+
+def _close(connections: Mapping[int, NodeConnection]) -> None:
+    for connection in connections.values():
+        connection.close()
 
 
 def _gather(
