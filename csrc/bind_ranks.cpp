@@ -10,6 +10,7 @@
 
 #include "shared_ranks.h"
 #include "spanning_group.h"
+#include "wire_heart.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -52,6 +53,9 @@ void bind_ranks(nb::module_& m) {
 
   nb::class_<quire::SharedGroup, quire::Group>(m, "SharedGroup", "Some of the ranks, which run a program together.")
       .def(nb::init<SharedRanks&, int, int>(), nb::keep_alive<1, 2>(), "ranks"_a, "first"_a, "size"_a);
+  nb::class_<quire::WireHeart>(m, "WireHeart", "Shows a process on another host that this one runs, over a socket.")
+      .def(nb::init<int>(), "fd"_a)
+      .def_prop_ro("beats", &quire::WireHeart::beats, "A number that rises while the other process runs.");
   nb::class_<quire::SpanningGroup, quire::Group>(m, "SpanningGroup",
                                                  "Some of the ranks, of which some are on other nodes.")
       .def(nb::init<SharedRanks&, int, int, int, int, const std::vector<std::pair<int, int>>&>(),

@@ -449,6 +449,14 @@ class SharedGroup(Group):
 
     def __init__(self, ranks: SharedRanks, first: int, size: int) -> None: ...
 
+class WireHeart:
+    """Shows a process on another host that this one runs, over a socket."""
+
+    def __init__(self, fd: int) -> None: ...
+    @property
+    def beats(self) -> int:
+        """A number that rises while the other process runs."""
+
 class SpanningGroup(Group):
     """Some of the ranks, of which some are on other nodes."""
 

@@ -95,7 +95,8 @@ class Relay:
                 if self.cut.is_set():
                     return  # and the connection stays as it is
                 other.sendall(data)
-            other.shutdown(socket.SHUT_WR)
+            if not self.cut.is_set():  # an end does not come through, either
+                other.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """End all connections."""

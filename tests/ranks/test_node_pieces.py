@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.specs import BF16, decoder_spec
-from quire.cli.node_options import add_node_options, use_node_options
+from quire.cli.node_options import add_node_options, other_words, use_node_options
 from quire.config.launched import launched
 from quire.executor.base import Limits, StepArrays
 from quire.executor.node_pieces import ChangedPieces, LeftPieces
@@ -115,6 +115,16 @@ def test_what_a_stage_leaves_goes_where_it_is_taken() -> None:
     ((at, piece),) = second.of(RankAct.READ, (1,))
     assert (at, at + piece.nbytes) == (layout.blocks[1], layout.blocks[2])
     assert first.of(RankAct.USE_THREADS, (1,)) == []
+
+
+def test_other_hosts_get_the_other_words() -> None:
+    words = ["quire-mini", "--nnodes", "2", "--port=7", "--launcher=ray", "--tensor-parallel-size", "2"]
+    assert other_words([*words, "--master-port", "9"]) == [
+        "quire-mini",
+        "--port=7",
+        "--tensor-parallel-size",
+        "2",
+    ]
 
 
 @pytest.mark.parametrize(

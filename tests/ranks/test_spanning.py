@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from quire.program.ranks import RankPlan
 from quire.spec import MLP, ModelSpec, Router
 
 PAGE = 4096
+GUARD = 300.0  # seconds after which waiting is given up; no test is decided by it
 DENSE = decoder_spec(330, 256, 328, (8, 4, 32), [0, 24, 0], qk_norm=True, bias=True)
 EXPERTS = replace(
     moe_spec(Router(5, 2, bias=True), 200, dim=256, shared=MLP(200), shared_gate=True), vocab=330
@@ -138,3 +140,20 @@ def test_rows_that_are_not_in_the_memory_end_the_step() -> None:
     hosts.ranks[0].leave()
     with pytest.raises(RuntimeError, match="ranks came apart"):
         hosts.executors[0].run(9, 1, 0)
+
+
+def test_hearts_beat_over_a_wire_until_one_ends() -> None:
+    one, other = socket.socketpair()
+    ours, theirs = _native.WireHeart(one.fileno()), _native.WireHeart(other.fileno())
+    end = time.monotonic() + GUARD
+    while not (ours.beats > 1 and theirs.beats > 1):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    del theirs  # what it has sent is all that comes
+    time.sleep(0.5)
+    before = ours.beats
+    time.sleep(0.5)
+    assert ours.beats == before
+    del ours
+    for sock in (one, other):
+        sock.close()

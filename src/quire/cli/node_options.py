@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from quire.config.launched import variables_of
 
-NAMES = "nnodes", "node_rank", "master_addr", "master_port"
+NAMES = "nnodes", "node_rank", "master_addr", "master_port", "launcher"
 
 
 def add_node_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--nnodes`, `--node-rank`, `--master-addr` and `--master-port`."""
+    """Add `--nnodes`, `--node-rank`, `--master-addr`, `--master-port` and `--launcher`."""
     add: Any = parser.add_argument
     add("--nnodes", type=int, default=argparse.SUPPRESS, metavar="N",
         help="hosts that share the ranks of the model; each runs this command (default: 1)")  # fmt: skip
@@ -22,6 +24,8 @@ def add_node_options(parser: argparse.ArgumentParser) -> None:
         help="address of host 0, where the others join it with QUIRE_RANK_SECRET")  # fmt: skip
     add("--master-port", type=int, default=argparse.SUPPRESS, metavar="N",
         help="TCP port below the one where they meet (default: 29500)")  # fmt: skip
+    add("--launcher", choices=("ray",), default=argparse.SUPPRESS,
+        help="what starts this command on the other hosts: a Ray cluster that this host is a node of")  # fmt: skip
 
 
 def use_node_options(sources: list[dict[str, Any]]) -> None:
@@ -30,6 +34,10 @@ def use_node_options(sources: list[dict[str, Any]]) -> None:
     given: dict[str, Any] = {}
     for source in reversed(sources):
         given |= {name: source.pop(name) for name in NAMES if name in source}
+    if given.pop("launcher", None) and given.get("nnodes", 1) > 1:
+        from quire.cli.launch_ray import launch_hosts
+
+        given |= launch_hosts(given["nnodes"], other_words(sys.argv[2:]))
     nodes, rank = given.get("nnodes", 1), given.get("node_rank", 0)
     if nodes < 1 or not 0 <= rank < nodes:
         raise ValueError(f"node_rank: {rank} is not one of {nodes} hosts (nnodes)")
@@ -40,3 +48,15 @@ def use_node_options(sources: list[dict[str, Any]]) -> None:
     if "master_addr" not in given:
         raise ValueError("master_addr: where the other hosts reach host 0")
     os.environ.update(variables_of(nodes, rank, given["master_addr"], given.get("master_port")))
+
+
+def other_words(words: Sequence[str]) -> list[str]:
+    """The words of a command line without these options."""
+    flags = {"--" + name.replace("_", "-") for name in NAMES}
+    found, value = [], False
+    for word in words:
+        name, sign, _ = word.partition("=")
+        if not value and name not in flags:
+            found.append(word)
+        value = not value and name in flags and not sign
+    return found

@@ -239,7 +239,7 @@ ROWS: tuple[ForeignOption, ...] = (
     lacks("--data-parallel-hybrid-lb --data-parallel-external-lb --headless --enable-p2p-check", _VS, _RANK, arity=""),
     called("--dist-init-addr", _S, "--master-addr", convert=master),
     lacks("--nccl-port --shard-uds-path --master-shard-uds-path", _VST, _RANK),
-    only("--distributed-executor-backend", _V, "uni mp", _RANK),
+    called("--distributed-executor-backend", _V, "--launcher", values={"ray": "ray"}, done=("uni", "mp"), why=_RANK),
     always("--disable-custom-all-reduce --disable-custom-kernels", (VLLM, SGLANG, TGI), _SHARED),
     only("--n-gpu-layers --gpu-layers -ngl", _L, "0", _CPU),
     only("--device", _S, "cpu", _CPU),

@@ -6,12 +6,12 @@ leading_node. When the leading node ends or does not answer, the ranks end, and 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import queue
 import struct
 import sys
 import threading
+import time
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
@@ -19,7 +19,7 @@ from quire.config.launched import Launched
 from quire.config.schema import EngineConfig, ResolvedConfig
 from quire.engine.build.assemble import choose, choose_ranks, machine_facts
 from quire.engine.build.leading_node import COMMAND, RANK, RESULT, SOME
-from quire.engine.build.node_frames import BEAT_SECONDS, BadFrameError, NodeConnection, NodeFrame, Said
+from quire.engine.build.node_frames import LOOK_SECONDS, BadFrameError, NodeConnection, NodeFrame, Said
 from quire.engine.build.node_place import Joined, join_nodes
 from quire.engine.build.opening import Model, open_model
 from quire.engine.build.rank_processes import PROCESS_BYTES, THREAD_BYTES, RankProcesses
@@ -33,6 +33,8 @@ from quire.types import MemoryBudgetError, QuireError
 from quire.util.numa import memory_nodes, near
 from quire.util.sizes import format_size
 
+_AGAIN_SECONDS = 0.5
+
 
 def follow_node(at: Launched, name: str, asked: EngineConfig, *, quiet: bool = False) -> NoReturn:
     """Be that node until this process is ended. Raises RendezvousError if it is refused, and the errors of a model
@@ -42,6 +44,7 @@ def follow_node(at: Launched, name: str, asked: EngineConfig, *, quiet: bool = F
         try:
             joined = join_nodes(at, model, asked)
         except OSError:  # the leading node ended meanwhile
+            time.sleep(_AGAIN_SECONDS)
             continue
         if not quiet:
             print(f"quire: node {at.number} of {at.world} has joined", file=sys.stderr, flush=True)
@@ -173,11 +176,11 @@ class FollowingNode:
         self._ended.set()
 
     def _watch(self) -> None:
-        """Show that this node is there, and end when the leading one does not answer."""
-        while not self._ended.wait(BEAT_SECONDS):
-            with contextlib.suppress(OSError):  # whoever receives says why
-                self._leader.beat()
-            if self._leader.silent:
+        """End when the leading node does not answer."""
+        looked = time.monotonic()
+        while not self._ended.wait(LOOK_SECONDS):
+            passed, looked = time.monotonic() - looked, time.monotonic()
+            if self._leader.silent_after(passed):
                 self._end("the leading node does not answer")
         self._leader.close()
 
@@ -193,11 +196,13 @@ class _Stage:
 
     def run(self) -> None:
         """Until there are no more commands."""
+        failed = True
         try:
             self._run()
-        except BaseException as error:
-            self._node.lose(f"{type(error).__name__}: {error}")
-            raise
+            failed = False
+        finally:
+            if failed:
+                self._node.lose("what its ranks leave could not be passed on")
 
     def _run(self) -> None:
         ranks, here = self._ranks.ranks, self._left.here

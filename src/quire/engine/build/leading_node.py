@@ -6,14 +6,14 @@ them with what it has changed in that memory; what their ranks leave comes back,
 
 from __future__ import annotations
 
-import contextlib
 import json
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from quire import _native
-from quire.engine.build.node_frames import BEAT_SECONDS, BadFrameError, NodeFrame, Said
+from quire.engine.build.node_frames import LOOK_SECONDS, BadFrameError, NodeFrame, Said
 from quire.engine.build.node_place import NodePlace
 from quire.executor.ranked import MemoryPiece, shared_bytes
 
@@ -88,11 +88,11 @@ class LeadingNode:
             self._lost(reason)
 
     def _watch(self) -> None:
-        while not self._closing.wait(BEAT_SECONDS):
+        looked = time.monotonic()
+        while not self._closing.wait(LOOK_SECONDS):
+            passed, looked = time.monotonic() - looked, time.monotonic()
             for node, connection in self._place.connections.items():
-                with contextlib.suppress(OSError):  # whoever receives says why
-                    connection.beat()
-                if connection.silent:
+                if connection.silent_after(passed):
                     self._lose(f"node {node} does not answer")
 
     def _receive(self, node: int) -> None:

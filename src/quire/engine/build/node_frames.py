@@ -12,12 +12,12 @@ import enum
 import socket
 import struct
 import threading
-import time
 from collections.abc import Sequence
 from typing import BinaryIO, cast
 
 import numpy as np
 
+from quire import _native
 from quire.executor.base import U8
 from quire.executor.ranked import MemoryPiece
 from quire.records import dataclass
@@ -26,14 +26,13 @@ _HEAD = struct.Struct("<HHI")
 _RANGE = struct.Struct("<QQ")
 _SMALL = 2**16  # bytes that are joined to be sent in one call
 MOST_TEXT = 2**28  # an adapter's matrix
-BEAT_SECONDS = 0.25
+LOOK_SECONDS = 0.25
 SILENT_SECONDS = 3.0
 
 
 class Said(enum.IntEnum):
     """The kinds of frames."""
 
-    BEAT = 0
     COMMAND = 1  # to a node: ten numbers
     LEFT = 2  # to a node: what ranks of another one leave for ranks here; the first of those and how many
     DONE = 3  # from a node: its ranks are done with the command; see Done
@@ -60,9 +59,9 @@ class NodeConnection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._sending = sock, threading.Lock()
+        self._heart: tuple[socket.socket, _native.WireHeart] | None = None
+        self._beats, self._silent = 0, 0.0
         self._frames = cast("BinaryIO", sock.makefile("rb", buffering=_SMALL))
-        self.heard = time.monotonic()  # when something of the other side arrived last
-        self._sent = 0.0
 
     @property
     def own_address(self) -> str:
@@ -75,7 +74,6 @@ class NodeConnection:
         parts += [_RANGE.pack(at, content.nbytes) for at, content in pieces]
         contents = [content.data.cast("B") for _, content in pieces if content.nbytes]
         with self._sending:
-            self._sent = time.monotonic()
             if sum(map(len, contents)) < _SMALL:
                 self._sock.sendall(b"".join([*parts, *contents]))
                 return
@@ -93,25 +91,6 @@ class NodeConnection:
                 finally:
                     self._sending.release()
 
-    def beat(self) -> None:
-        """Show that this side is there, unless something is being sent, or was a moment ago."""
-        if time.monotonic() < self._sent + BEAT_SECONDS or not self._sending.acquire(blocking=False):
-            return
-        try:
-            beat = _HEAD.pack(Said.BEAT, 0, 0)
-            sent = self._sock.send(beat, socket.MSG_DONTWAIT)
-            self._sent = time.monotonic()
-            self._sock.sendall(beat[sent:])
-        except BlockingIOError:  # the other side takes nothing, and will be silent
-            pass
-        finally:
-            self._sending.release()
-
-    @property
-    def silent(self) -> bool:
-        """Whether nothing has arrived for too long."""
-        return time.monotonic() > self.heard + SILENT_SECONDS
-
     def line(self) -> bytes:
         """A line before the first frame; empty at the end."""
         return self._frames.readline(MOST_TEXT)
@@ -121,27 +100,23 @@ class NodeConnection:
         self._sock.sendall(text + b"\n")
 
     def receive(self, memory: U8) -> NodeFrame | None:
-        """The next frame that is no beat, whose pieces go into `memory`; None when the connection has ended. Raises
-        BadFrameError."""
-        while True:
-            head = self._exactly(_HEAD.size)
-            if head is None:
+        """The next frame, whose pieces go into `memory`; None when the connection has ended. Raises BadFrameError."""
+        head = self._exactly(_HEAD.size)
+        if head is None:
+            return None
+        number, pieces, length = _HEAD.unpack(head)
+        if number not in Said.__members__.values() or length > MOST_TEXT:
+            raise BadFrameError(f"a frame of kind {number} with {length} bytes")
+        text, table = self._exactly(length), self._exactly(pieces * _RANGE.size)
+        if text is None or table is None:
+            return None
+        places = [(at, size) for at, size in _RANGE.iter_unpack(table)]
+        for at, size in places:
+            if at > len(memory) or size > len(memory) - at:
+                raise BadFrameError(f"a piece of {size} bytes at {at} of {len(memory)}")
+            if not self._into(memory[at : at + size]):
                 return None
-            self.heard = time.monotonic()
-            number, pieces, length = _HEAD.unpack(head)
-            if number not in Said.__members__.values() or length > MOST_TEXT:
-                raise BadFrameError(f"a frame of kind {number} with {length} bytes")
-            text, table = self._exactly(length), self._exactly(pieces * _RANGE.size)
-            if text is None or table is None:
-                return None
-            places = [(at, size) for at, size in _RANGE.iter_unpack(table)]
-            for at, size in places:
-                if at > len(memory) or size > len(memory) - at:
-                    raise BadFrameError(f"a piece of {size} bytes at {at} of {len(memory)}")
-                if not self._into(memory[at : at + size]):
-                    return None
-            if number != Said.BEAT:
-                return NodeFrame(Said(number), text, places)
+        return NodeFrame(Said(number), text, places)
 
     def _exactly(self, size: int) -> bytes | None:
         found = bytearray(size)
@@ -156,12 +131,27 @@ class NodeConnection:
                 return False
             if not got:
                 return False
-            self.heard = time.monotonic()
             at += got
         return True
 
+    def attach(self, sock: socket.socket) -> None:
+        """Show that this side is there, and look at the other one, over a socket of its own; see WireHeart."""
+        self._heart = sock, _native.WireHeart(sock.fileno())
+
+    def silent_after(self, seconds: float) -> bool:
+        """Whether the other side has been silent for too long, `seconds` after the last call."""
+        beats = self._heart[1].beats if self._heart else 0
+        # This process may have been stopped: only what it could have heard counts.
+        self._silent = self._silent + min(seconds, 2 * LOOK_SECONDS) if beats == self._beats else 0.0
+        self._beats = beats
+        return self._silent > SILENT_SECONDS
+
     def close(self) -> None:
         """End the connection; whoever receives is told so."""
+        if self._heart:
+            sock, _ = self._heart
+            self._heart = None
+            sock.close()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

@@ -3,8 +3,8 @@
 node 0       listens at the given address, and waits until all others have joined it with the secret
 node k       says a line of JSON: its version, kernels, the digests of its model, its options, where it listens
 node 0       refuses what differs, with the reason; else says what to load, and where all others listen
-node k       connects to the nodes before it, which admit it with the secret: a connection for each pair of ranks
-             that exchange rows
+node k       connects once more, to show that it is there, and to the nodes before it, which admit it with the
+             secret: a connection for each pair of ranks that exchange rows
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from quire.records import dataclass
 # Options that are of a host, and may differ.
 LOCAL = ("memory", "threads", "weight_cache", "weight_cache_dir", "weight_cache_size")
 _LINK = 2**12  # a connection of a rank has its number above this one
+_HEART = 2**13  # and one that shows that a node is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +83,54 @@ def meet_nodes(at: Launched | None, model: Model, asked: EngineConfig, limits: L
     RendezvousError for one that differs."""
     if at is None or not at.nodes:
         return NodePlace(spread(asked, 1))
-    nodes, connections, listening = spread(asked, at.world), {}, {}
     ours = identity(model, asked)
+    load = {"config": asked.values(), "limits": asdict(limits)}
     with listen(at.address, at.port) as listener:
-        try:
-            named = f"node {{}} of {at.world} at {at.address}, port {at.port}"
-            for node, sock in admit(listener, at.secret, range(1, at.world), named, None):
-                connections[node] = NodeConnection(sock)
-                theirs = json.loads(connections[node].line() or b"{}")
-                listening[node] = sock.getpeername()[0], theirs.pop("port", 0)
-                if differs := difference(ours, theirs, f"node {node}"):
-                    connections[node].say_line(json.dumps({"refused": differs}).encode())
-                    raise RendezvousError(differs)
-            load = {"config": asked.values(), "limits": asdict(limits), "listening": listening}
-            for connection in connections.values():
-                connection.say_line(json.dumps(load).encode())
-            peers = _admit_peers(listener, at.secret, nodes, 0)
-        except BaseException:
-            for connection in connections.values():
-                connection.close()
-            raise
-    return NodePlace(nodes, 0, connections, peers)
+        while True:
+            connections: dict[int, NodeConnection] = {}
+            try:
+                peers = _gather(at, listener, connections, ours, load)
+                return NodePlace(spread(asked, at.world), 0, connections, peers)
+            except OSError:  # one of them ended meanwhile: all meet again
+                _close(connections)
+            except BaseException:
+                _close(connections)
+                raise
+
+
+def _close(connections: Mapping[int, NodeConnection]) -> None:
+    for connection in connections.values():
+        connection.close()
+
+
+def _gather(
+    at: Launched,
+    listener: socket.socket,
+    connections: dict[int, NodeConnection],
+    ours: Mapping[str, Any],
+    load: Mapping[str, Any],
+) -> dict[int, dict[int, socket.socket]]:
+    """Fill the connections to all other nodes; returns those of ranks. Raises OSError if one of them ends."""
+    listening = {}
+    named = f"node {{}} of {at.world} at {at.address}, port {at.port}"
+    for node, sock in admit(listener, at.secret, range(1, at.world), named, None):
+        if node in connections:  # it was started again
+            connections[node].close()
+        connections[node] = NodeConnection(sock)
+        theirs = json.loads(connections[node].line() or b"{}")
+        if not theirs:
+            raise ConnectionResetError(f"node {node} has ended")
+        listening[node] = sock.getpeername()[0], theirs.pop("port", 0)
+        if differs := difference(ours, theirs, f"node {node}"):
+            connections[node].say_line(json.dumps({"refused": differs}).encode())
+            raise RendezvousError(differs)
+    for connection in connections.values():
+        connection.say_line(json.dumps({**load, "listening": listening}).encode())
+    hearts = range(_HEART + 1, _HEART + at.world)
+    for number, sock in admit(listener, at.secret, hearts, "heart {}", JOIN_SECONDS):
+        connections[number - _HEART].attach(sock)
+    config = EngineConfig(**load["config"])
+    return _admit_peers(listener, at.secret, spread(config, at.world), 0)
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], who: str) -> str:
@@ -141,6 +169,7 @@ def join_nodes(at: Launched, model: Model, asked: EngineConfig) -> Joined:
                 raise ConnectionResetError("the leading node has ended")
             local = {name: value for name, value in asked.values().items() if name in LOCAL}
             config = EngineConfig(**said["config"]).replace(**local)
+            leader.attach(join(replace(at, number=_HEART + at.number), own=leader.own_address))
             nodes = spread(config, at.world)
             addresses = {0: (at.address, at.port)}
             addresses |= {int(node): (host, port) for node, (host, port) in said["listening"].items()}

@@ -46,7 +46,8 @@ def admit(
     listener: socket.socket, secret: bytes, numbers: Collection[int], named: str, seconds: float | None
 ) -> Iterator[tuple[int, socket.socket]]:
     """Connections of those that know the secret, by their numbers, until all are there; `named` is what {} numbers are
-    called. Raises RendezvousError after `seconds`; with None it says on stderr now and then who is missing."""
+    called; one may come again until then. Raises RendezvousError after `seconds`; with None it says on stderr now and
+    then who is missing."""
     missing, wait = set(numbers), SAY_SECONDS if seconds is None else seconds
     until = time.monotonic() + wait
     while missing:
@@ -61,10 +62,10 @@ def admit(
             until = time.monotonic() + wait
             continue
         number = _admit(sock, secret)
-        if number not in missing:
+        if number not in missing and (seconds is not None or number not in numbers):
             sock.close()
             continue
-        missing.remove(number)
+        missing.discard(number)
         yield number, sock
 
 
@@ -72,7 +73,7 @@ def _admit(sock: socket.socket, secret: bytes) -> int:
     """The number of one that knows the secret; -1 for anybody else."""
     until, ours = time.monotonic() + _HANDSHAKE_SECONDS, secrets.token_bytes(_NONCE)
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _tune(sock)
         sock.sendall(ours)
         theirs, number, proof = (_receive(sock, size, until) for size in (_NONCE, _RANK, _PROOF))
         if not hmac.compare_digest(proof, _proof(secret, b"rank", ours + theirs + number)):
@@ -124,7 +125,7 @@ def _leader(at: Launched) -> str:
 def _prove(sock: socket.socket, at: Launched) -> None:
     """Raises RendezvousError for a leader with another secret, OSError if it ends the connection."""
     end = time.monotonic() + _HANDSHAKE_SECONDS
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _tune(sock)
     theirs, ours = _receive(sock, _NONCE, end), secrets.token_bytes(_NONCE)
     said = theirs + ours + at.number.to_bytes(_RANK, "little")
     sock.sendall(said[_NONCE:] + _proof(at.secret, b"rank", said))
@@ -132,6 +133,14 @@ def _prove(sock: socket.socket, at: Launched) -> None:
         sock.close()
         raise RendezvousError(f"{_leader(at)}: it has another secret")
     sock.settimeout(None)
+
+
+def _tune(sock: socket.socket) -> None:
+    """Send small messages at once, and end within seconds when the other host is gone while nothing is sent."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _proof(secret: bytes, role: bytes, said: bytes) -> bytes:
