@@ -15,11 +15,16 @@ from helpers.unix_server import ready, text_of, until
 from quire import LLM, SamplingParams
 
 
-@pytest.mark.ranks
-def test_torchrun_starts_a_process_on_each_host(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def alone() -> str:
+    """What one process answers."""
     with LLM("quire-mini", progress=False, threads=1) as llm:
         asked = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-        alone = llm.generate(["Once"], asked)[0].outputs[0].text
+        return llm.generate(["Once"], asked)[0].outputs[0].text
+
+
+@pytest.mark.ranks
+def test_torchrun_starts_a_process_on_each_host(tmp_path: Path, alone: str) -> None:
     path, address = tmp_path / "socket", fresh_address()
     quire = [
         str(Path(sys.executable).with_name("quire")),
@@ -49,3 +54,36 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(60)
     except subprocess.TimeoutExpired:
         process.kill()
+
+
+@pytest.mark.ranks
+def test_ray_starts_the_other_hosts(tmp_path: Path, alone: str) -> None:
+    """A cluster of two nodes on this machine."""
+    utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install ray")
+    path = tmp_path / "socket"
+    nodes = [
+        {"num_cpus": 1, "node_ip_address": fresh_address(), "include_dashboard": False} for _ in range(2)
+    ]
+    cluster = utils.Cluster(initialize_head=True, head_node_args=nodes[0])
+    try:
+        cluster.add_node(**nodes[1])
+        quire = [
+            sys.executable,
+            "-m",
+            "quire",
+            "serve",
+            "quire-mini",
+            "--tensor-parallel-size",
+            "2",
+            "--nnodes",
+            "2",
+        ]
+        quire += ["--launcher", "ray", "--threads", "1", "--num-kv-blocks", "512", "--uds", str(path)]
+        process = subprocess.Popen(quire, env={**os.environ, "RAY_ADDRESS": cluster.address})
+        try:
+            until(lambda: ready(path) or process.poll() is not None)
+            assert text_of(path) == alone
+        finally:
+            _end(process)
+    finally:
+        cluster.shutdown()
