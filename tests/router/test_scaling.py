@@ -121,7 +121,7 @@ def test_requests_wait_for_a_server_that_starts() -> None:
         assert router.chat("hello", model="unknown").status == 404, "no server will have it"
         serve_late(router)
         assert [each.result().status for each in asked] == [200] * 8
-        assert (router.backends.held, router.backends.running) == (0, 0)
+        until(lambda: (router.backends.held, router.backends.running) == (0, 0))
 
 
 def test_nobody_waits_for_ever_nor_when_the_router_ends() -> None:

@@ -8,12 +8,21 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from quire.config.routing import BackendEntry, RouterConfig, backend_entries
+from quire.config.routing import (
+    BackendEntry,
+    RouterConfig,
+    backend_entries,
+    discovered_services,
+    keys_of,
+    traffic_rules,
+)
 from quire.router.cache_follower import CacheFollower
+from quire.router.discovery import ServiceWatch, first_known
 from quire.routing.prefix_index import PIECE_BYTES, PrefixIndex
 from quire.routing.reported_prefixes import ReportedPrefixes
 from quire.routing.servers_needed import ServersNeeded
@@ -24,6 +33,7 @@ logger = logging.getLogger("quire.server")
 _PAUSES = (1.0, 30.0)  # seconds without requests: after the first failures, and at most
 _MODELS_EVERY = 30.0  # seconds between two looks at the models of a server
 _HELD_INTERVAL = 0.05  # seconds between two checks while a request waits for a server
+_FIRST_LIST = 10.0  # seconds for what is discovered, before the first checks
 _HEALTH_PATHS = ("/health", "/v1/models")
 
 
@@ -142,6 +152,13 @@ class Backends:
         """Raises ValueError for entries that are wrong."""
         self.config = config
         self.all = [BackendServer(entry, config) for entry in backend_entries(config)]
+        self.rules = traffic_rules(config)
+        self._found: dict[str, dict[str, str]] = {}  # addresses by name, of each service that is discovered
+        self._watches = [
+            ServiceWatch(service, partial(self._discovered, text))
+            for text, service in zip(config.discover, discovered_services(config), strict=True)
+        ]
+        self._watching: list[asyncio.Task[None]] = []
         self.prefixes = PrefixIndex(config.prefix_index_size)
         self.reports = ReportedPrefixes(config.prefix_index_size)
         self.needed = ServersNeeded(config.level_seconds, config.start_seconds)
@@ -245,6 +262,8 @@ class Backends:
 
     async def start(self) -> None:
         """Check all servers once, and go on checking them."""
+        self._watching = [asyncio.create_task(each.run()) for each in self._watches]
+        await first_known(self._watches, _FIRST_LIST)
         await asyncio.gather(*(each.check() for each in self.all))
         self._follow()
         self._checks = asyncio.create_task(self._keep_checking())
@@ -263,24 +282,44 @@ class Backends:
                     await self._idle.wait()
         if self._checks is not None:
             self._checks.cancel()
-        for task in self._following.values():
+        beside = [*self._following.values(), *self._watching]
+        for task in beside:
             task.cancel()
-        await asyncio.gather(*self._following.values(), return_exceptions=True)
+        await asyncio.gather(*beside, return_exceptions=True)
         await asyncio.gather(*(each.client.close() for each in self.all))
+
+    def _discovered(self, service: str, servers: dict[str, str]) -> None:
+        """A service has these servers from now on."""
+        self._found[service] = servers
+        try:
+            self.reload()
+        except ValueError as error:
+            logger.error("%s: %s", service, error)
+        else:
+            logger.warning("%s: %s", service, ", ".join(servers) or "no server")
+
+    def _entries(self) -> list[BackendEntry]:
+        """The servers that were named, and those that were discovered and have no other's name. Raises ValueError."""
+        entries = {each.name: each for each in backend_entries(self.config)}
+        key, admin = keys_of(self.config)
+        for servers in self._found.values():
+            for name, url in servers.items():
+                entries.setdefault(name, BackendEntry(url, name, api_key=key, admin_key=admin))
+        return [*entries.values()]
 
     def reload(self) -> None:
         """Read the file of servers again. Those that stay keep what is known of them; those that are gone get no more
         requests. Raises ValueError, and changes nothing, for a file that is wrong.
         """
         known = {each.entry: each for each in self.all}
-        entries = backend_entries(self.config)
+        entries, rules = self._entries(), traffic_rules(self.config)
         made = [known.get(entry) or BackendServer(entry, self.config) for entry in entries]
         for each in self.all:
             if each not in made:
                 each.draining = True
                 self.prefixes.forget(each.name)
                 self._leaving.add(each)
-        self.all = made
+        self.all, self.rules = made, rules
         self._follow()
 
     def _follow(self) -> None:

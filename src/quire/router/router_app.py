@@ -143,6 +143,8 @@ class RouterApp:
             if backend.is_available(now):
                 for model in backend.models:
                     found.setdefault(model["id"], model)
+        for name in self.context.backends.rules.names:
+            found.setdefault(name, {"id": name, "object": "model", "owned_by": "quire router"})
         return list(found.values())
 
     def _backends(self, now: float) -> list[dict[str, Any]]:

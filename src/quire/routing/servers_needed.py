@@ -22,6 +22,7 @@ _MOST_MARGIN = 2.0
 _RECENT = 6  # bins that are "now" where a forecast is compared with what came
 BUSY = 0.75  # of the time of a server: beyond it queues grow long
 _FORGET = 0.98  # of what was learned of times, with each answer
+_OVERHEAD = 64.0  # tokens that a request costs beside those of its prompt
 _FIRST_SECONDS = 1e-3  # for a token of a prompt, until answers say more
 
 
@@ -98,6 +99,10 @@ class ServersNeeded:
     def token_seconds(self) -> float:
         """What a server takes for a token of a prompt, as far as answers have shown it."""
         return self._seconds / self._tokens if self._tokens else _FIRST_SECONDS
+
+    def expected(self, tokens: float) -> float:
+        """Seconds until an answer begins for which so many tokens are to be computed."""
+        return (tokens + _OVERHEAD) * self.token_seconds
 
     def backlog(self, waiting: float, servers: float) -> float:
         """Seconds until so many waiting tokens of prompts are computed by so many servers."""
