@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.specs import BF16, decoder_spec
+from quire.cli.main import main
 from quire.cli.node_options import add_node_options, other_words, use_node_options
 from quire.config.launched import launched
 from quire.executor.base import Limits, StepArrays
@@ -145,7 +146,7 @@ def test_options_say_what_a_launcher_would(words: str, message: str, monkeypatch
         with pytest.raises(ValueError, match=message):
             use_node_options([given])
         return
-    use_node_options([given, {"master_port": 9}])
+    assert use_node_options([given, {"master_port": 9}]) == (2 if "--nnodes 2" in words else 1)
     assert not given
     found = launched(os.environ, 2)
     assert (found is not None) == ("--nnodes 2" in words)
@@ -153,3 +154,13 @@ def test_options_say_what_a_launcher_would(words: str, message: str, monkeypatch
     if found is not None:
         with pytest.raises(ValueError, match="nnodes: a launcher has set RANK"):
             use_node_options([{"nnodes": 2, "master_addr": "a"}])
+
+
+def test_hosts_without_ranks_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each would serve the whole model."""
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    words = ["serve", "quire-mini", "--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1"]
+    assert main(words) == 2
+    assert "nnodes: hosts share the ranks of one model" in capsys.readouterr().err

@@ -28,9 +28,10 @@ def add_node_options(parser: argparse.ArgumentParser) -> None:
         help="what starts this command on the other hosts: a Ray cluster that this host is a node of")  # fmt: skip
 
 
-def use_node_options(sources: list[dict[str, Any]]) -> None:
+def use_node_options(sources: list[dict[str, Any]]) -> int:
     """Take these options from where they were given, the first of which overrides the others; from now on this process
-    and those that it starts see what a launcher would have set. Raises ValueError for some that do not fit."""
+    and those that it starts see what a launcher would have set. Returns how many hosts there are. Raises ValueError for
+    options that do not fit."""
     given: dict[str, Any] = {}
     for source in reversed(sources):
         given |= {name: source.pop(name) for name in NAMES if name in source}
@@ -38,16 +39,18 @@ def use_node_options(sources: list[dict[str, Any]]) -> None:
         from quire.cli.launch_ray import launch_hosts
 
         given |= launch_hosts(given["nnodes"], other_words(sys.argv[2:]))
-    nodes, rank = given.get("nnodes", 1), given.get("node_rank", 0)
+    nodes: int = given.get("nnodes", 1)
+    rank: int = given.get("node_rank", 0)
     if nodes < 1 or not 0 <= rank < nodes:
         raise ValueError(f"node_rank: {rank} is not one of {nodes} hosts (nnodes)")
     if nodes == 1:
-        return
+        return 1
     if "RANK" in os.environ:
         raise ValueError("nnodes: a launcher has set RANK already; leave one of them out")
     if "master_addr" not in given:
         raise ValueError("master_addr: where the other hosts reach host 0")
     os.environ.update(variables_of(nodes, rank, given["master_addr"], given.get("master_port")))
+    return nodes
 
 
 def other_words(words: Sequence[str]) -> list[str]:

@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     several = bool(further) or not sources.isdisjoint(("models", "models_dir", "pull_limit"))
     if not sources.isdisjoint(("models", "models_dir")) and "model" not in sources:
         options["model"] = ""
-    use_node_options([given, environment, options])
+    hosts = use_node_options([given, environment, options])
     asked = [source.pop("parallel") for source in (given, environment, options) if "parallel" in source]
     model, engine_config, serving = settings(given, options, environment, several=several)
     if asked:
@@ -90,6 +90,10 @@ def run(args: argparse.Namespace) -> int:
         if several:
             raise ValueError("parallel: auto is for a server of one model")
         engine_config = with_parallel(engine_config, model, quiet=serving.quiet)
+    if hosts > 1 and (several or engine_config.parallel.ranks == 1):
+        raise ValueError(
+            "nnodes: hosts share the ranks of one model: set tensor_parallel_size or pipeline_parallel_size"
+        )
     if several:
         plain = ADAPTER_OPTIONS.isdisjoint(sources)
         return _serve_several([*([model] if model else []), *further], engine_config, serving, plain=plain)
