@@ -106,8 +106,9 @@ class FollowingNode:
 
     def lose(self, reason: str) -> None:
         """A rank of this host has left."""
+        self._reason = self._reason or reason
+        self._leader.tell(Said.LOST, reason.encode())  # before anybody closes the connection
         self._end(reason)
-        self._leader.tell(Said.LOST, reason.encode())
         self._leader.close()
 
     def pass_on(self, rank: int, message: dict[str, str]) -> None:
