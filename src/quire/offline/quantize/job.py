@@ -50,7 +50,7 @@ class QuantizeJob:
         """What a run must have in common with one that it continues."""
         files = weight_origin(self.model).files()
         text = None if self.calibration is None else self.calibration.digest
-        machine = [self.config.weights, self.config.isa]
+        machine = [self.config.weights, self.config.isa, self.recipe.in_order]
         config = self.model.facts.config_sha256
         recipe = self.recipe.described()
         return digest(__version__, recipe, dict(self.widths), text, fingerprint(files), config, machine)
