@@ -3,6 +3,7 @@
 # make serve   set up .venv with Quire alone, then serve MODEL (a checkpoint folder or hub name, or none) over HTTP
 # make test-MARKER  the slow tests of one marker: chaos, clients, fuzz, long, memory, model, models, quantize, ranks, regions,
 #              scheduling, schema, simulator, speculation, web or wheels
+# make test-chart  the Helm chart, rendered by Helm's own engine in an environment of its own
 # make wheels  the wheels that need no compiler, in dist/; PYTHONS="python3.11 python3.12" names who builds them
 # make docs    the documentation as a site, in build/docs
 # make peers   compare with other engines; ARGS="--shape tiny --rounds 1" for a quick one
@@ -15,7 +16,7 @@ NATIVE = CMakeLists.txt pyproject.toml constraints.txt $(CPP)
 # A build writes a few large object files at a time; two cores are what it can count on.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
-.PHONY: test check format serve install wheels docs peers clean
+.PHONY: test check format serve install wheels docs test-chart peers clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -60,6 +61,13 @@ build/mkdocs/.installed: mkdocs.yml
 	$(PYTHON) -m venv build/mkdocs
 	build/mkdocs/bin/pip install --disable-pip-version-check -q mkdocs-material==9.6.21
 	touch $@
+build/helm/.installed:
+	$(PYTHON) -m pip install --quiet --target build/helm helm-python-sdk==0.2.2
+	touch $@
+
+test-chart: build/helm/.installed
+	PYTHONPATH=build/helm $(BIN)/python -m pytest -q tests/docs/test_deployments.py
+
 docs: build/mkdocs/.installed
 	build/mkdocs/bin/mkdocs build -q --strict
 

@@ -1,7 +1,8 @@
 """Ranks in processes beside one process: `python -m benchmarks.ranks [--shape qwen3-0.6b] [--rounds 3]`.
 
-One process of two threads and of one, two ranks of one thread, and two stages of one thread, in turns: prompts, and
-sequences that decode; the time of collectives; the memory of each process beside the plan.
+One process of two threads and of one, two ranks of one thread, and two stages of one thread, in turns; the latter two
+also on "two hosts", which meet at an address of the loopback. Prompts, and sequences that decode; the time of
+collectives; the memory of each process beside the plan. `--only` takes the plans whose names have these words.
 
 Bounds of two stages, from what one process takes for a step of half of the sequences: with one thread the share of the
 dearest stage (the stage bound), with two threads all of it (the machine's).
@@ -12,15 +13,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from quire import LLM, SamplingParams
+from quire.config.launched import variables_of
 from quire.planner.shapes import SHAPES
 from quire.program.cost import step_cost
 from quire.program.ops.collectives import AllGather, AllReduce, AllToAll
@@ -32,6 +39,8 @@ PLANS: dict[str, dict[str, Any]] = {
     HALF: {"threads": 1},
     "2 ranks of 1 thread": {"threads": 1, "tensor_parallel_size": 2},
     STAGES: {"threads": 1, "pipeline_parallel_size": 2},
+    "2 ranks on 2 hosts": {"threads": 1, "tensor_parallel_size": 2, "nnodes": 2},
+    "2 stages on 2 hosts": {"threads": 1, "pipeline_parallel_size": 2, "nnodes": 2},
 }
 PROMPTS, DECODING = (256, 1024), (1, 2, 4, 8, 16, 32)
 COLLECTIVES = (AllGather, AllReduce, AllToAll)
@@ -78,20 +87,57 @@ def memory_of(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
-def run(folder: Path, rounds: int) -> dict[str, Any]:
+@contextmanager
+def opened(folder: Path, options: dict[str, Any]) -> Iterator[LLM]:
+    """A model of random weights, on as many hosts as `nnodes` says: each but this process is one of `quire serve`."""
+    options, nodes = dict(options), options.get("nnodes", 1)
+    options.pop("nnodes", None)
+    if nodes == 1:
+        with LLM(folder, progress=False, **options) as llm:
+            yield llm
+        return
+    secret, address = secrets.token_hex(16), f"127.{secrets.randbelow(256)}.{secrets.randbelow(256)}.1"
+    env = {**os.environ, "QUIRE_RANK_SECRET": secret}
+    flags = [
+        word
+        for name, value in options.items()
+        for word in (
+            ("--no-" if value is False else "--") + name.replace("_", "-"),
+            *([str(value)] if value else []),
+        )
+    ]
+    command = [sys.executable, "-m", "quire", "serve", str(folder), *flags, "--quiet", "--nnodes", str(nodes)]
+    others = [
+        subprocess.Popen([*command, "--node-rank", str(node), "--master-addr", address], env=env)
+        for node in range(1, nodes)
+    ]
+    own = variables_of(nodes, 0, address, None) | {"QUIRE_RANK_SECRET": secret}
+    os.environ.update(own)
+    try:
+        with LLM(folder, progress=False, **options) as llm:
+            yield llm
+    finally:
+        for name in own:
+            del os.environ[name]
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def run(folder: Path, rounds: int, plans: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Medians of some rounds in turns, and their least and greatest."""
-    found: dict[str, Any] = {name: {} for name in PLANS}
-    rates: dict[str, dict[str, list[float]]] = {name: {} for name in PLANS}
+    found: dict[str, Any] = {name: {} for name in plans}
+    rates: dict[str, dict[str, list[float]]] = {name: {} for name in plans}
     share = 1.0
     for number in range(rounds):
-        for name, options in PLANS.items():
+        for name, options in plans.items():
             common: dict[str, Any] = {
                 "max_model_len": 1536,
                 "num_kv_blocks": 512,
                 "max_num_seqs": 32,
                 "enable_prefix_caching": False,
             }
-            with LLM(folder, progress=False, load_format="random", **common, **options) as llm:
+            with opened(folder, {"load_format": "random", **common, **options}) as llm:
                 for what, rate in measure(llm).items():
                     rates[name].setdefault(what, []).append(rate)
                 if "tensor_parallel_size" in options:
@@ -108,7 +154,8 @@ def run(folder: Path, rounds: int) -> dict[str, Any]:
     for name, of in rates.items():
         found[name] |= {what: statistics.median(each) for what, each in of.items()}
         found[name]["spread"] = {what: (min(each), max(each)) for what, each in of.items()}
-    found[STAGES]["bounds"] = bounds(found, share)
+    if {ONE, HALF, STAGES} <= plans.keys():
+        found[STAGES]["bounds"] = bounds(found, share)
     return found
 
 
@@ -136,10 +183,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="qwen3-0.6b", choices=sorted(SHAPES))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--only", default="", help="words of the names of plans, separated by commas")
     args = parser.parse_args()
+    plans = {name: each for name, each in PLANS.items() if any(word in name for word in args.only.split(","))}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[args.shape]))
-        print(json.dumps(run(Path(folder), args.rounds), indent=1))
+        print(json.dumps(run(Path(folder), args.rounds, plans), indent=1))
 
 
 if __name__ == "__main__":

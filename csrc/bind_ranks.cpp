@@ -3,10 +3,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 
 #include "shared_ranks.h"
+#include "spanning_group.h"
+#include "wire_heart.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -41,10 +45,19 @@ void bind_ranks(nb::module_& m) {
           },
           "Wait for the next command; None when a rank has left.")
       .def("finish", &SharedRanks::finish, "result"_a, "This rank is done with the last command.")
+      .def("finished", &SharedRanks::finished, "rank"_a, "result"_a, "worked"_a,
+           "A rank on another node is done with the last command; it has worked so many nanoseconds in all.")
       .def("wait", &SharedRanks::wait, nogil(), "first"_a, "count"_a,
            "Wait until these ranks have finished the last command; False when one has left.")
       .def("result", &SharedRanks::result, "rank"_a);
 
   nb::class_<quire::SharedGroup, quire::Group>(m, "SharedGroup", "Some of the ranks, which run a program together.")
       .def(nb::init<SharedRanks&, int, int>(), nb::keep_alive<1, 2>(), "ranks"_a, "first"_a, "size"_a);
+  nb::class_<quire::WireHeart>(m, "WireHeart", "Shows a process on another host that this one runs, over a socket.")
+      .def(nb::init<int>(), "fd"_a)
+      .def_prop_ro("beats", &quire::WireHeart::beats, "A number that rises while the other process runs.");
+  nb::class_<quire::SpanningGroup, quire::Group>(m, "SpanningGroup",
+                                                 "Some of the ranks, of which some are on other nodes.")
+      .def(nb::init<SharedRanks&, int, int, int, int, const std::vector<std::pair<int, int>>&>(),
+           nb::keep_alive<1, 2>(), "ranks"_a, "first"_a, "size"_a, "here"_a, "count"_a, "peers"_a);
 }

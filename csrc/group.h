@@ -10,11 +10,14 @@
 
 namespace quire {
 
-// Rows that a rank shows to the others: `bytes` of each, `pitch` apart.
+// Rows that a rank shows to the others: `bytes` of each, `pitch` apart. They read `span` bytes of each, or those if it is 0.
 struct Shown {
   const char* data = nullptr;
   size_t pitch = 0, bytes = 0;
   int rows = 0;
+  size_t span = 0;
+
+  size_t read() const { return span ? span : bytes; }
 };
 
 // What collectives are made of.

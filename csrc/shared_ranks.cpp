@@ -70,13 +70,13 @@ class SharedRanks::Heart {
 
 SharedRanks::SharedRanks(int fd, size_t bytes, int size, int rank, bool crowded)
     : bytes_(bytes), size_(size), rank_(rank), crowded_(crowded) {
-  if (size < 1 || size > kMost || rank < 0 || rank >= size || bytes < header_bytes())
+  if (size < 1 || size > kMost || rank < -1 || rank >= size || bytes < header_bytes())
     throw std::invalid_argument("rank: " + std::to_string(rank) + " of " + std::to_string(size) + " ranks, at most " +
                                 std::to_string(kMost) + ", in " + std::to_string(bytes) + " bytes");
   void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (map == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "memory of ranks");
   data_ = static_cast<char*>(map);
-  heart_ = ThreadOwner<Heart>(new Heart(line(rank).beats));
+  if (rank >= 0) heart_ = ThreadOwner<Heart>(new Heart(line(rank).beats));
 }
 
 SharedRanks::~SharedRanks() {
@@ -128,6 +128,13 @@ void SharedRanks::finish(int32_t result) {
   header().done.open();
 }
 
+void SharedRanks::finished(int rank, int32_t result, uint64_t worked) {
+  line(rank).worked.store(worked, std::memory_order_relaxed);
+  line(rank).result.store(result, std::memory_order_relaxed);
+  line(rank).finished.store(header().number.load(std::memory_order_relaxed), std::memory_order_release);
+  header().done.open();
+}
+
 bool SharedRanks::wait(int first, int count) {
   const uint32_t number = header().number.load(std::memory_order_relaxed);
   const auto since = std::chrono::steady_clock::now();
@@ -139,7 +146,7 @@ bool SharedRanks::wait(int first, int count) {
     if (rank == first + count) break;
     header().done.wait_while(before, !crowded_);
   }
-  began_ += std::chrono::steady_clock::now() - since;
+  if (rank_ >= 0) began_ += std::chrono::steady_clock::now() - since;
   return true;
 }
 
@@ -156,6 +163,15 @@ bool SharedRanks::meet(int first, int count) {
   return !left();
 }
 
+void SharedRanks::show(int rank, const Shown& rows) {
+  line(rank).shown = {static_cast<size_t>(rows.data - data_), rows.pitch, rows.bytes, rows.rows};
+}
+
+Shown SharedRanks::shown(int rank) const {
+  const auto& found = line(rank).shown;
+  return {data_ + found.offset, found.pitch, found.bytes, found.rows, 0};
+}
+
 SharedGroup::SharedGroup(SharedRanks& ranks, int first, int size) : ranks_(ranks), first_(first) {
   if (first < 0 || size < 1 || first + size > ranks.size())
     throw std::invalid_argument("a group of ranks that are not there");
@@ -163,13 +179,9 @@ SharedGroup::SharedGroup(SharedRanks& ranks, int first, int size) : ranks_(ranks
 }
 
 bool SharedGroup::exchange(int rank, const Shown& mine, const std::function<void(const std::vector<Shown>&)>& take) {
-  ranks_.line(first_ + rank).shown = {static_cast<size_t>(mine.data - ranks_.data()), mine.pitch, mine.bytes,
-                                      mine.rows};
+  ranks_.show(first_ + rank, mine);
   if (!ranks_.meet(first_, size())) return false;
-  for (int other = 0; other < size(); ++other) {
-    const auto& found = ranks_.line(first_ + other).shown;
-    shown_[static_cast<size_t>(other)] = {ranks_.data() + found.offset, found.pitch, found.bytes, found.rows};
-  }
+  for (int other = 0; other < size(); ++other) shown_[static_cast<size_t>(other)] = ranks_.shown(first_ + other);
   const bool same = std::all_of(shown_.begin(), shown_.end(), [&](const Shown& s) { return s.rows == mine.rows; });
   if (same) take(shown_);
   return ranks_.meet(first_, size()) && same;

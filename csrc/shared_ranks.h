@@ -18,9 +18,9 @@ class SharedRanks {
  public:
   static constexpr int kMost = 64;
 
-  // Maps `bytes` of a file of zeros, or of one that other ranks have mapped. `crowded`: there are more threads than
-  // processors, so waiting threads sleep at once. Throws std::system_error, and std::invalid_argument for a rank that
-  // cannot be.
+  // Maps `bytes` of a file of zeros, or of one that other ranks have mapped. `rank` is this process's, -1 for one that is
+  // none and passes on what a leading rank on another node says. `crowded`: there are more threads than processors, so
+  // waiting threads sleep at once. Throws std::system_error, and std::invalid_argument for a rank that cannot be.
   SharedRanks(int fd, size_t bytes, int size, int rank, bool crowded);
   ~SharedRanks();
   SharedRanks(const SharedRanks&) = delete;
@@ -44,16 +44,22 @@ class SharedRanks {
   bool hear(Command& command);
   // This rank is done with the last command, with a result.
   void finish(int32_t result);
+  // The same of a rank on another node, which has worked so long in all.
+  void finished(int rank, int32_t result, uint64_t worked);
   // Waits until ranks first … first + count - 1 have finished the last command; false when a rank has left.
   bool wait(int first, int count);
   int32_t result(int rank) const;
 
  private:
   friend class SharedGroup;
+  friend class SpanningGroup;
   struct Line;
   struct Header;
   class Heart;
   bool meet(int first, int count);
+  // The rows that a rank shows, which are in this memory.
+  void show(int rank, const Shown& rows);
+  Shown shown(int rank) const;
   Header& header() const;
   Line& line(int rank) const;
 

@@ -16,6 +16,7 @@ struct AllToAll final : Collective {
 
   void run(int, int) override {
     Shown mine = rows(x);
+    mine.span = mine.bytes;
     mine.bytes = out.cols * sizeof(float);  // of this rank's columns, from which the others know where theirs begin
     exchange(mine, [this](const std::vector<Shown>& all) { take(all); });
   }

@@ -432,6 +432,11 @@ class SharedRanks:
     def finish(self, result: int) -> None:
         """This rank is done with the last command."""
 
+    def finished(self, rank: int, result: int, worked: int) -> None:
+        """
+        A rank on another node is done with the last command; it has worked so many nanoseconds in all.
+        """
+
     def wait(self, first: int, count: int) -> bool:
         """
         Wait until these ranks have finished the last command; False when one has left.
@@ -443,6 +448,27 @@ class SharedGroup(Group):
     """Some of the ranks, which run a program together."""
 
     def __init__(self, ranks: SharedRanks, first: int, size: int) -> None: ...
+
+class WireHeart:
+    """Shows a process on another host that this one runs, over a socket."""
+
+    def __init__(self, fd: int) -> None: ...
+    @property
+    def beats(self) -> int:
+        """A number that rises while the other process runs."""
+
+class SpanningGroup(Group):
+    """Some of the ranks, of which some are on other nodes."""
+
+    def __init__(
+        self,
+        ranks: SharedRanks,
+        first: int,
+        size: int,
+        here: int,
+        count: int,
+        peers: Sequence[tuple[int, int]],
+    ) -> None: ...
 
 class BandwidthProbe:
     def __init__(self, executor: Executor, size: int) -> None: ...

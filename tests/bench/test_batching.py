@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,6 +21,7 @@ from quire.bench.batching import (
     longest_over_mean,
     replay,
 )
+from quire.bench.statistics import percentile
 from quire.cli.main import main
 from quire.core.scheduler_config import SchedulerConfig
 
@@ -94,6 +97,26 @@ def test_chunked_prefill_bounds_the_delay_of_streams_by_a_long_prompt() -> None:
     assert whole.ttft < chunked.ttft  # what the prompt pays for it
     with pytest.raises(ValueError, match="no stream overlapped"):
         interference([Job(0.0, [1], 2)], Job(50.0, [1] * 100, 2), config(), CostMachine(cost))
+
+
+def test_p99_of_running_streams_is_bounded_while_prompts_of_10_000_tokens_arrive() -> None:
+    """Keys cost too, so late chunks of a prompt cost more than early ones; the bound counts them."""
+    cost = SimulatedCost(base=0.02, token=0.001, key=1e-6)
+    long, budget, streams = 10_000, 256, 8
+    room = config(num_blocks=8192, max_num_seqs=16, max_model_len=16_384, max_num_batched_tokens=budget)
+    jobs = [Job(0.0, [i], 400) for i in range(streams)]
+    jobs += [Job(1.0 + 4 * i, [i, *range(long - 1)], 2) for i in range(3)]
+    gaps = []
+    for record in replay(jobs, room, CostMachine(cost)).records[:streams]:
+        gaps += [end - start for start, end in pairwise(record.times)]
+    bound = cost.base + cost.token * budget + cost.key * (streams * 401 + 3 * (long + 2))
+    assert percentile(sorted(gaps), 99) <= max(gaps) <= bound
+    assert (
+        sum(gap > cost.base + cost.token * budget * 0.9 for gap in gaps) > streams * 3 * 30
+    )  # prompts filled the steps
+    whole = replace(room, max_num_batched_tokens=16_384, enable_chunked_prefill=False)
+    stalled = replay(jobs, whole, CostMachine(cost)).records[0].times
+    assert max(end - start for start, end in pairwise(stalled)) > 30 * bound
 
 
 def test_pictures_show_every_policy_and_both_prefills(

@@ -14,6 +14,7 @@ from quire.bench.statistics import percentile
 from quire.bench.timeline import request_metrics
 from quire.core.admission_rules import Caution, check_wishes
 from quire.core.forecast import Demand, Forecast, Live, outlook
+from quire.core.guarantees import StepRoom, worst_end
 from quire.core.scheduler_config import SchedulerConfig
 from quire.objectives import SLO, ServiceClass, class_of, parse_classes
 
@@ -41,15 +42,17 @@ def good(served: SimulatedRun, slo: SLO, only: range | None = None) -> Goodput:
     return goodput(metrics, slo, records[-1].scheduled - records[0].scheduled)
 
 
-def test_ttft_of_a_burst_is_predicted_before_it_runs() -> None:
+@pytest.mark.parametrize("turns", [False, True])
+def test_ttft_of_a_burst_is_predicted_before_it_runs(turns: bool) -> None:
     """Nothing comes after it, and lengths are known: the rest is the play against the scheduler, and costs that are
-    learned from noise."""
+    learned from noise. In a pipeline sequences take turns, and each has a token in every other step."""
     rng = random.Random(1)
+    stages: dict[str, Any] = {"steps_in_flight": 2, "takes_turns": True} if turns else {}
     learn = poisson(3.0, 150)
     quiet = learn[-1].at + 60
     prompts = [[rng.randrange(5000) for _ in range(rng.randint(20, 900))] for _ in range(60)]
     burst = [Arrival(quiet, prompt, rng.randint(5, 80)) for prompt in prompts]
-    server = SimulatedServer(config(), COSTS, [ServiceClass("any")], admits=True, noise=0.02)
+    server = SimulatedServer(config(**stages), COSTS, [ServiceClass("any")], admits=True, noise=0.02)
     served = server.run([*learn, *burst])
     assert not served.refused
     errors = []
@@ -214,6 +217,25 @@ def test_only_what_ranks_ahead_is_waited_for() -> None:
     assert last.ttft > 5
     assert first.start == 0.0
     assert last.start < last.ttft
+
+
+def test_streams_that_take_turns_have_a_token_in_every_other_step() -> None:
+    limits: dict[str, Any] = {"budget": 512, "slots": 8, "tokens": 10_000}
+    others = [Live((float(at),), True, Demand(0, 100, 500.0)) for at in range(3)]
+    new = Live((9.0,), False, Demand(200, 0, 30.0))
+    found, plain = (
+        outlook(COSTS, others, new, to_end=True, turns=turns, pace=0.0, **limits) for turns in (True, False)
+    )
+    # Chunks of 64 in four steps, each beside two of the three streams.
+    assert found.ttft == pytest.approx(4 * (COSTS[0] + 2 * COSTS[1]) + 200 * COSTS[2], rel=0.02)
+    assert found.tpot == pytest.approx(2 * (COSTS[0] + 2 * COSTS[1]), rel=0.02)
+    assert found.end == pytest.approx(found.ttft + 29 * found.tpot, rel=0.02)
+    assert plain.ttft == pytest.approx(COSTS[0] + 3 * COSTS[1] + 200 * COSTS[2], rel=0.02)
+    # Alone nothing runs beside it.
+    alone = [outlook(COSTS, [], new, turns=turns, **limits).tpot for turns in (True, False)]
+    assert alone[0] == alone[1]
+    worst = worst_end(COSTS, new, others, StepRoom(512, 8, 10_000, turns=True))
+    assert worst >= found.end > worst_end(COSTS, new, others, StepRoom(512, 8, 10_000))
 
 
 def test_a_request_waits_for_the_step_that_runs() -> None:

@@ -19,9 +19,10 @@ import pytest
 
 from helpers.process import children, gone, until
 from helpers.server import GUARD
+from helpers.stacks import command, stack, status
 from helpers.sums import ask_a_sum
 from quire.cli.stack import _holder, _locked
-from quire.cli.stack_life import LogView
+from quire.cli.stack_log import LogView
 from quire.cli.stack_parts import HeldPorts, StackPart, own_folder, parts_of, write_files
 from quire.config.stack import read_stack
 from quire.types import QuireError
@@ -42,12 +43,6 @@ role = "decode"
 [[serve]]
 role = "prefill"
 """
-
-
-def stack(folder: Path, text: str) -> Path:
-    file = folder / "some.toml"
-    file.write_text(f"state = {json.dumps(str(folder / 'state'))}\n{text}")
-    return file
 
 
 def parts(folder: Path, text: str) -> list[StackPart]:
@@ -80,6 +75,13 @@ def parts(folder: Path, text: str) -> list[StackPart]:
         ("[defaults]\nhost = 'a'\n[[serve]]", "defaults: host: is the stack's to choose"),
         ("[[serve]]\ncount = -1", r"serve 1: count: -1 is not in \[0, 64\]"),
         ("[[serve]]\ncount = 0", "serve: 0 servers are not 1 to 64"),
+        ("[[serve]]\nmin = 1", "serve 1: min: needs max"),
+        ("[[serve]]\nmax = 0", r"serve 1: max: 0 is not in \[1, 64\]"),
+        ("[[serve]]\nmax = 2\nmin = 3", r"serve 1: min: 3 is not in \[0, 2\]"),
+        ("[[serve]]\nmax = 2\ncount = 0", r"serve 1: count: 0 is not in \[1, 2\]"),
+        ("[[serve]]\nmax = 2\nidle = 0", "serve 1: idle: 0 is not a number of seconds above 0"),
+        ("[[serve]]\nmax = 2\n[[serve]]\nmax = 2", "serve 2: max: is for one table, of servers that answer"),
+        ("[[serve]]\nmax = 2\n[[serve]]", "serve: max: no other table may answer beside it"),
         ("[[serve]]\nrole = 'both'", r"serve 1: role: needs a table \[kv-server\]"),
         ("[kv-server]\n[[serve]]\nrole = 'all'", "serve 1: role: 'all' is not one of prefill, decode, both"),
         ("[kv-server]\n[[serve]]\nrole = 'prefill'", "serve: role: all of them are prefill"),
@@ -124,7 +126,7 @@ def test_parts_have_names_ports_and_what_they_need(tmp_path: Path) -> None:
         ("prefill-1", 9004, "prefill"), ("serve-1", 9005, ""), ("router", 9000, ""),
     ]  # fmt: skip
     config.state.mkdir(mode=0o700)
-    commands = write_files(config, made)
+    commands = write_files(config, made).commands
     assert commands["decode-2"][-2:] == ["serve", f"--config={config.state / 'decode-2.json'}"]
     written = {
         name: json.loads((config.state / f"{name}.json").read_text())
@@ -282,16 +284,6 @@ def test_ports_are_held_and_can_be_listened_on(tmp_path: Path) -> None:
             pytest.raises(ValueError, match=r"kv-server: 127\.0\.0\.1:\d+: .*in use"),
         ):
             again.hold(made[:1])
-
-
-def command(action: str, file: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "quire.cli.main", "stack", action, str(file), *options]
-    return subprocess.run(words, capture_output=True, text=True, timeout=GUARD, check=False)
-
-
-def status(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(command("status", file, "--json").stdout)
-    return found
 
 
 def pids(found: dict[str, Any]) -> list[int]:

@@ -6,18 +6,19 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tools import chart
 
 import quire
 from quire.cli.main import command_parser
 from quire.cli.router import settings as router_settings
 from quire.cli.serve import settings
 from quire.config.kv_tiers import parse_tiers
+from quire.config.routing import discovered_services
 from quire.server.status import READY_PATHS
 from quire.util.sizes import parse_size
 
@@ -25,103 +26,168 @@ EXAMPLES = Path(quire.__file__).parents[2] / "examples"
 if not EXAMPLES.exists():  # an installed package
     pytest.skip("the examples are not here", allow_module_level=True)
 KUBERNETES = EXAMPLES / "kubernetes"
-FILES = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]
-OBJECTS = [each for name in FILES for each in yaml.safe_load_all((KUBERNETES / name).read_text())]
-PODS = {each["metadata"]["name"]: each for each in OBJECTS if "template" in each["spec"]}
-SERVICES = {each["metadata"]["name"]: each["spec"] for each in OBJECTS if each["kind"] == "Service"}
-BACKENDS = tomllib.loads((KUBERNETES / "backends.toml").read_text())["backend"]
+# Values of the chart, beside its own.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"prefill": {"replicas": 0}, "router": {"apiKeySecret": "key"}},
+    "scaled": {"keda": {"enabled": True, "min": 0}, "inferencePool": {"enabled": True}},
+    "ranks": {"ranks": {"enabled": True}, "serve": {"args": ["--max-num-seqs=4"]}},
+}
+Objects = list[dict[str, Any]]
 
 
-def containers() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    for each in PODS.values():
-        spec = each["spec"]["template"]["spec"]
-        yield from ((spec, container) for container in spec["containers"])
+def read(text: str) -> Objects:
+    """The objects of a file."""
+    return [each for each in yaml.safe_load_all(text) if each]
 
 
-@pytest.mark.parametrize("container", [each for _, each in containers()], ids=lambda each: each["name"])
-def test_commands_are_ones_of_quire(container: dict[str, Any]) -> None:
-    name, *words = container["args"]
+def pods(objects: Objects) -> dict[str, dict[str, Any]]:
+    """What makes pods, by name and place: template with labels and spec."""
+    found = {}
+    for each in objects:
+        made = each.get("spec", {})
+        if "template" in made:
+            found[each["metadata"]["name"]] = made["template"]
+        for kind in ("leaderTemplate", "workerTemplate"):
+            if kind in made.get("leaderWorkerTemplate", {}):
+                found[f"{each['metadata']['name']} {kind}"] = made["leaderWorkerTemplate"][kind]
+    return found
+
+
+def named(objects: Objects, kind: str) -> dict[str, dict[str, Any]]:
+    """The objects of a kind, by name."""
+    return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
+
+
+def check(objects: Objects) -> None:
+    """Commands are ones of Quire, and what objects name is there."""
+    labels = {name: each["metadata"]["labels"] for name, each in pods(objects).items()}
+    for name, each in pods(objects).items():
+        spec = each["spec"]
+        (container,) = spec["containers"]
+        check_command(container)
+        check_mounts(spec, container)
+        assert spec["enableServiceLinks"] is False, "QUIRE_KV_PORT would be taken for an option"
+        assert spec["automountServiceAccountToken" if "router" not in name else "serviceAccountName"] in (
+            False, "quire-router"
+        )  # fmt: skip
+    parts = {each["part"] for each in labels.values()}
+    for each in named(objects, "Service").values():
+        selector = {name: value for name, value in each["spec"]["selector"].items() if "/" not in name}
+        assert selector in labels.values()
+    for each in [*named(objects, "NetworkPolicy").values(), *named(objects, "PodDisruptionBudget").values()]:
+        chosen = each["spec"].get("podSelector") or each["spec"]["selector"]
+        found = {chosen["matchLabels"].get("part")} - {None}
+        for expression in chosen.get("matchExpressions", ()):
+            found |= set(expression["values"])
+        assert found
+        assert found <= parts | {"prefill"}
+    check_servers(objects)
+
+
+def check_command(container: dict[str, Any]) -> None:
+    name, *words = [word.replace("$(LWS_WORKER_INDEX)", "1") for word in container["args"]]
     given = vars(command_parser(name).parse_args(words))
-    given.pop("environment", None)
-    given.pop("config", None)
+    for other in ("environment", "config", "nnodes", "node_rank", "master_addr"):
+        given.pop(other, None)
+    limit = parse_size(container["resources"]["limits"]["memory"].replace("Mi", "MiB"))
     if name == "router":
-        router_settings(given)
+        routing, _ = router_settings(given)
+        assert routing.discover
     elif name == "serve":
         _, engine, serving = settings(given, {})
         assert engine.limits.memory is not None
-        assert (
-            parse_size(container["resources"]["limits"]["memory"].replace("Mi", "MiB")) > engine.limits.memory
-        )
-        assert container["readinessProbe"]["httpGet"]["path"] in READY_PATHS
+        assert limit > engine.limits.memory
         assert serving.port == container["ports"][0]["containerPort"]
+        if "readinessProbe" in container:
+            assert container["readinessProbe"]["httpGet"]["path"] in READY_PATHS
     else:
-        assert parse_size(container["resources"]["limits"]["memory"].replace("Mi", "MiB")) > given["size"]
+        assert limit > given["size"]
 
 
-@pytest.mark.parametrize(("spec", "container"), list(containers()), ids=lambda each: each.get("name", ""))
-def test_mounts_have_volumes_and_ports_have_names(spec: dict[str, Any], container: dict[str, Any]) -> None:
-    volumes = {each["name"] for each in spec.get("volumes", ())}
+def check_mounts(spec: dict[str, Any], container: dict[str, Any]) -> None:
+    volumes = {each["name"] for each in spec["volumes"]}
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert mounts.keys() == volumes
-    files = [word.partition("=")[2] for word in container["args"] if "/etc/quire" in word]
-    assert files
-    for file in files:
+    for file in (word.partition("=")[2] for word in container["args"] if "/etc/quire" in word):
         assert any(f"{mount}/" in file for mount in mounts.values())
-    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    ports = {each["name"] for each in container["ports"]}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         for each in container.get(probe, {}).values():
             assert not isinstance(each, dict) or each["port"] in ports
-    assert spec["enableServiceLinks"] is False, "QUIRE_KV_PORT would be taken for an option"
 
 
-def test_services_select_pods_and_routers_know_them_all() -> None:
-    labels = {name: each["spec"]["template"]["metadata"]["labels"] for name, each in PODS.items()}
-    for spec in SERVICES.values():
-        assert sum(found == spec["selector"] for found in labels.values()) == 1
-    for name, each in PODS.items():
-        assert each["spec"]["selector"]["matchLabels"] == labels[name]
-    named = [
-        (f"http://{name}-{number}.{each['spec']['serviceName']}:8000", labels[name]["part"])
-        for name, each in PODS.items() if each["kind"] == "StatefulSet"
-        for number in range(each["spec"]["replicas"])
+def check_servers(objects: Objects) -> None:
+    """Routers find all servers: those of the service, and those of the file by the names that pods keep."""
+    services, sets = named(objects, "Service"), named(objects, "StatefulSet")
+    (container,) = pods(objects)["quire-router"]["spec"]["containers"]
+    routing, _ = router_settings(given_of(container))
+    (found,) = discovered_services(routing)
+    assert found.name in services
+    (rule,) = named(objects, "Role")["quire-router"]["rules"]
+    assert (rule["apiGroups"], rule["resources"]) == (["discovery.k8s.io"], ["endpointslices"])
+    assert {"get", "list", "watch"} <= set(rule["verbs"])
+    file = named(objects, "ConfigMap").get("quire-backends")
+    backends = tomllib.loads(file["data"]["backends.toml"])["backend"] if file else []
+    assert [each["url"] for each in backends] == [
+        f"http://{name}-{number}.{each['spec']['serviceName']}:8000"
+        for name, each in sets.items() for number in range(each["spec"]["replicas"])
     ]  # fmt: skip
-    assert [(each["url"], each["role"]) for each in BACKENDS] == named
-    for name, each in PODS.items():
-        if each["kind"] == "StatefulSet":
-            assert each["spec"]["serviceName"] in SERVICES
-            (container,) = each["spec"]["template"]["spec"]["containers"]
-            (tiers,) = [word for word in container["args"] if word.startswith("--kv-tiers=")]
-            found = parse_tiers(tiers.removeprefix("--kv-tiers="))
-            assert found.role == labels[name]["part"]
-            assert found.remote is not None
-            host, port = found.remote
-            assert SERVICES[host]["ports"][0]["port"] == port
-    policies = [each["spec"]["podSelector"] for each in OBJECTS if each["kind"] == "NetworkPolicy"]
-    parts = {each["part"] for each in labels.values()}
-    for each in policies:
-        chosen = {each["matchLabels"].get("part")} - {None}
-        for expression in each.get("matchExpressions", ()):
-            chosen |= set(expression["values"])
-        assert chosen
-        assert chosen <= parts
+    for name, each in pods(objects).items():
+        (container,) = each["spec"]["containers"]
+        for word in container["args"]:
+            if word.startswith("--kv-tiers="):
+                tiers = parse_tiers(word.removeprefix("--kv-tiers="))
+                assert tiers.role == each["metadata"]["labels"]["part"], name
+                assert tiers.remote is not None
+                assert services[tiers.remote[0]]["spec"]["ports"][0]["port"] == tiers.remote[1]
 
 
-def test_they_are_rendered(tmp_path: Path) -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
-    folder = tmp_path / "kubernetes"
-    shutil.copytree(KUBERNETES, folder)
-    (folder / "kv.key").write_text("0123456789abcdef0123456789abcdef\n")
-    made = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
-    found = list(yaml.safe_load_all(made))
-    assert len(found) == len(OBJECTS) + 2
-    assert all(each["metadata"]["namespace"] == "quire" for each in found)
-    (router,) = [
-        each for each in found if each["metadata"]["name"] == "quire-router" and each["kind"] == "Deployment"
-    ]
-    volumes = {each["name"]: each for each in router["spec"]["template"]["spec"]["volumes"]}
-    assert volumes["backends"]["configMap"]["name"] != "quire-backends", "it changes with the content"
-    assert router["spec"]["template"]["spec"]["containers"][0]["image"] == "quire:0.1.0"
+def given_of(container: dict[str, Any]) -> dict[str, Any]:
+    """The options of a container's command."""
+    given = vars(command_parser(container["args"][0]).parse_args(container["args"][1:]))
+    return {name: value for name, value in given.items() if name not in {"environment", "config"}}
+
+
+def test_what_kubectl_applies_fits_together() -> None:
+    objects = read((KUBERNETES / "quire.yaml").read_text())
+    check(objects)
+    assert {"Deployment", "StatefulSet", "Role", "NetworkPolicy"} <= {each["kind"] for each in objects}
+
+
+def test_the_chart_is_what_kubectl_applies() -> None:
+    pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: see tools/chart.py")
+    assert read(chart.rendered({})) == read((KUBERNETES / "quire.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_chart_fits_together_with_other_values(name: str) -> None:
+    pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: see tools/chart.py")
+    objects = read(chart.rendered(VARIANTS[name]))
+    check(objects)
+    deployments = named(objects, "Deployment")
+    if name == "scaled":
+        (target,) = named(objects, "ScaledObject").values()
+        assert "replicas" not in deployments[target["spec"]["scaleTargetRef"]["name"]]["spec"]
+        (trigger,) = target["spec"]["triggers"]
+        assert "quire_router_replicas_needed" in trigger["metadata"]["query"]
+        (pool,) = named(objects, "InferencePool").values()
+        assert pool["spec"]["selector"]["matchLabels"] in [
+            each["metadata"]["labels"] for each in pods(objects).values()
+        ]
+        (route,) = named(objects, "HTTPRoute").values()
+        assert route["spec"]["rules"][0]["backendRefs"][0]["name"] == pool["metadata"]["name"]
+    elif name == "ranks":
+        assert "quire-serve" not in deployments
+        (ranks,) = named(objects, "LeaderWorkerSet").values()
+        size = ranks["spec"]["leaderWorkerTemplate"]["size"]
+        for kind in ("leaderTemplate", "workerTemplate"):
+            (container,) = ranks["spec"]["leaderWorkerTemplate"][kind]["spec"]["containers"]
+            assert f"--nnodes={size}" in container["args"]
+            assert ("readinessProbe" in container) == (kind == "leaderTemplate"), "one of them serves"
+    else:
+        assert not named(objects, "StatefulSet")
+        (container,) = pods(objects)["quire-router"]["spec"]["containers"]
+        assert "--api-key-file=/etc/quire/api/api.key" in container["args"]
 
 
 @pytest.mark.parametrize("unit", sorted(EXAMPLES.glob("systemd/*.service")), ids=lambda path: path.name)

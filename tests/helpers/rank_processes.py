@@ -26,7 +26,7 @@ def wider(model: TinyModel) -> TinyModel:
     if model.config_class == "Phi3Config":  # whose rope has a factor for each pair of a head's columns
         more["num_attention_heads"] = 12
     if "max_position_embeddings" in model.overrides:
-        more["max_position_embeddings"] = max(48, model.overrides["max_position_embeddings"])
+        more["max_position_embeddings"] = max(96, model.overrides["max_position_embeddings"])
     return replace(model, overrides={**model.overrides, **WIDER, **more})
 
 

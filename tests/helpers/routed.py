@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import http.client
 import json
+import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from helpers.fake_llm import Behaviour, FakeLLM, Socket
@@ -29,6 +31,7 @@ class Routed:
         self.fakes = [FakeLLM(each) for each in behaviours]
         self.listeners: list[asyncio.Server] = []
         self.ports: list[int] = []
+        self._rules: str | None = routing.pop("rules", None)
         self._routing, self._serving = routing, serving
         self.loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
@@ -51,7 +54,15 @@ class Routed:
             self.ports.append(listener.sockets[0].getsockname()[1])
         urls = (*self._urls, *(f"http://127.0.0.1:{port}" for port in self.ports))
         config = ServingConfig(port=0, quiet=True, **self._serving)
-        self.backends = Backends(RouterConfig(backend=urls, health_interval=0.05, **self._routing))
+        with tempfile.TemporaryDirectory() as folder:
+            if self._rules is not None:  # each server has a model of its own: a, b, c
+                file = Path(folder) / "backends.toml"
+                file.write_text(self._rules + "".join(
+                    f'[[backend]]\nurl = "{url}"\nname = "of-{model}"\nmodels = ["{model}"]\n'
+                    for url, model in zip(urls, "abc", strict=False)
+                ))  # fmt: skip
+                urls, self._routing["backends_file"] = (), str(file)
+            self.backends = Backends(RouterConfig(backend=urls, health_interval=0.05, **self._routing))
         self.service = RouterService(self.backends, config)
         sock = bind(config)
         self.port = sock.getsockname()[1]
@@ -106,5 +117,6 @@ def routed(
     serving: dict[str, Any] | None = None,
     **routing: Any,
 ) -> Routed:
-    """A router in front of the servers at `urls`, and of one of each behaviour."""
+    """A router in front of the servers at `urls`, and of one of each behaviour; with `rules`, text of the file of
+    servers, these have the models a, b and c."""
     return Routed(list(behaviours), urls or [], routing, serving or {})

@@ -16,7 +16,8 @@ import pytest
 
 from engine_async.running import ask, collect, run, running, until
 from helpers.checkpoints import TINY_MODELS, tiny_model
-from helpers.rank_processes import Wide, answers, answers_of_replicas, make, wider
+from helpers.rank_nodes import environment, following, fresh_address
+from helpers.rank_processes import COMMON, Wide, answers, answers_of_replicas, make, wider
 from helpers.tokenizers import save_whole
 from quire.config.serving import ServingConfig
 from quire.config.shipped import shipped_models
@@ -53,6 +54,24 @@ def test_every_plan_answers_as_one_rank(wide: Wide, name: str, formats: str) -> 
     for plan in PLANS:
         with suppress(UnsupportedModelError):  # too few heads or panels
             with make(wide(name), **FORMATS[formats], **plan) as llm:
+                assert answers(llm) == alone, plan
+            ran += 1
+    assert ran >= 2
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", [model.name for model in TINY_MODELS])
+def test_every_family_over_hosts(wide: Wide, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of a stage, stages, and stages of ranks, each on two hosts."""
+    with make(wide(name), dtype="bfloat16") as llm:
+        alone = answers(llm)
+    ran = 0
+    for plan in (PLANS[0], PLANS[2], PLANS[3], PLANS[4]):
+        address, options = fresh_address(), {"dtype": "bfloat16", **plan}
+        for variable, value in environment(address, 2).items():
+            monkeypatch.setenv(variable, value)
+        with suppress(UnsupportedModelError):  # too few heads or panels
+            with following(wide(name), address, 2, COMMON | options), make(wide(name), **options) as llm:
                 assert answers(llm) == alone, plan
             ran += 1
     assert ran >= 2

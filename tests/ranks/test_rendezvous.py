@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from quire import LLM, SamplingParams
+from quire.config.launched import Launched, RendezvousError, launched
 from quire.engine.build import rendezvous
-from quire.engine.build.rendezvous import Launched, RendezvousError, gather, join, launched
+from quire.engine.build.rendezvous import gather, join
 
 SECRET = "sixteen bytes or more"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -67,7 +68,7 @@ def test_a_leader_with_another_secret_is_not_followed(port: int, monkeypatch: py
         ({"WORLD_SIZE": "3"}, "RANK 1 of WORLD_SIZE 3: the model has 2 ranks"),
         ({"RANK": "2"}, "RANK 2 of WORLD_SIZE 2"),
         ({"RANK": "x"}, "RANK, WORLD_SIZE"),
-        ({"LOCAL_WORLD_SIZE": "1"}, "ranks on several hosts are not there"),
+        ({"LOCAL_WORLD_SIZE": "1"}, "MASTER_ADDR: where the other hosts reach node 0"),
         ({"QUIRE_RANK_SECRET": "short"}, "QUIRE_RANK_SECRET: all ranks need the same secret of 16 bytes"),
     ],
 )

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+from quire.routing.traffic import Failure, Fallback, TrafficRoute, TrafficRule, TrafficRules, failure_of
 from quire.server.fleet.fleet import Fleet
-from quire.server.fleet.passing import Passing, failure_of
+from quire.server.fleet.passing import Passing
 from quire.server.fleet.shadows import ShadowReport, text_of
-from quire.server.fleet.traffic import Failure, Fallback, TrafficRoute, TrafficRule, TrafficRules
 
 MODELS = ("a", "b", "c")
 

@@ -50,7 +50,8 @@ class Scenario:
 
         Raises SimulationError if none fits.
         """
-        limits = replace(self.config, max_draft_tokens=0, steps_in_flight=1, takes_turns=False)
+        turns = self.config.takes_turns
+        limits = replace(self.config, max_draft_tokens=0, steps_in_flight=2 if turns else 1)
         longest = min(limits.max_model_len, limits.num_blocks * limits.block_size // len(limits.groups) - 1)
         arrivals = [one for one in self.arrivals if len(one.prompt) + one.output <= longest]
         if not arrivals:

@@ -71,14 +71,17 @@ class SimulatedRun:
     length_error: float = 0.0
 
 
+_Planned = tuple[SchedulerOutput, Sequence[float]]  # a step, and what is in it
+
+
 class SimulatedServer:
     """One run. `costs` are the true seconds by cost_model.FEATURES, or a function of these; `noise` is the standard
     deviation of a step's time, relative, or makes what draws a factor for each step; `handover` are seconds until an
     idle engine begins with a request. Without `admits` everything is queued, without `controls` all steps have the
     limits of the config. With `received`, prompts were computed elsewhere and their cache
     comes with them: only decoding takes time. What steps cost need not be learned where nothing asks for it. With
-    `batch_wait` it collects whole batches: full ones, or after so many
-    seconds.
+    `batch_wait` it collects whole batches: full ones, or after so many seconds. Where sequences take turns, a step is
+    scheduled before the end of the one before it, as in EngineCore.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class SimulatedServer:
         self._live: dict[str, Request] = {}
         self._since: float | None = None  # when the running step began
         self._flying: set[str] = set()  # what it starts
+        self._next: _Planned | None = None  # the step that runs beside it
         self._late: list[Request] = []  # that came meanwhile
         self._ends: dict[str, int] = {}  # position of the last token of each request but one
         self._last: dict[int, int] = {}  # the same by sequence
@@ -139,7 +143,7 @@ class SimulatedServer:
                 self.now = max(self.now, arrivals[index].at)
                 self.add(index, arrivals[index], found)
 
-        while order or self._late or self.scheduler.has_work():
+        while order or self._late or self._has_work():
             arrive(self.now)
             due = self.due(last=not order)
             if order and arrivals[order[0]].at <= due:
@@ -154,7 +158,7 @@ class SimulatedServer:
         """When the next step begins if nothing comes before, infinite if there is nothing to run. `last`: no more
         requests will come, so no batch waits for them."""
         self._take_in()
-        if not self.scheduler.has_work():
+        if not self._has_work():
             return math.inf
         return self.now if last else max(self.now, self._opens())
 
@@ -171,6 +175,9 @@ class SimulatedServer:
             cost_error=self.costs.error,
             length_error=scheduler.estimates.error,
         )
+
+    def _has_work(self) -> bool:
+        return self.scheduler.has_work() or self._next is not None
 
     def _opens(self) -> float:
         """When the next step may run."""
@@ -207,6 +214,7 @@ class SimulatedServer:
             elapsed=None if self._since is None else self.now - self._since,
             to_end=to_end,
             bends=self.costs.bends,
+            turns=scheduler.config.takes_turns,
         )
 
     def _burden(self, request: Request, *, to_end: bool) -> tuple[Burden, float]:
@@ -219,7 +227,7 @@ class SimulatedServer:
             self.scheduler.estimates.output_tokens(request),
             self._worst(),
             self.costs.weights,
-            StepRoom(budget, min(config.max_num_seqs, limits.sequences), self._tokens),
+            StepRoom(budget, min(config.max_num_seqs, limits.sequences), self._tokens, config.takes_turns),
             margin=worst_margin(self.costs.spread, self.costs.bends),
             to_end=to_end,
         )
@@ -251,7 +259,7 @@ class SimulatedServer:
 
     def add(self, index: int, arrival: Arrival, found: SimulatedRun) -> None:
         """A request comes, now."""
-        idle = self._since is None and not self._late and not self.scheduler.has_work()
+        idle = self._since is None and not self._late and not self._has_work()
         record = found.records[index]
         record.sent, record.input_tokens, record.input_source = self.now, len(arrival.prompt), "server"
         service = self.classes[arrival.service_class] if self.classes else None
@@ -335,8 +343,12 @@ class SimulatedServer:
         self.steps += 1
         if self._controller is not None:
             self._controller.plan()
-        out = scheduler.schedule()
-        features = scheduler.step_features
+        out, features = self._next or self._plan()
+        sampling = sum([row.sample for row in out.scheduled])
+        others = sampling < scheduler.num_running or scheduler.num_waiting > 0
+        self._next = self._plan() if scheduler.shares and out.scheduled and others else None
+        if self._next is not None and not self._next[0].scheduled:
+            self._next = None
         if self._received:
             ends = [row.start + len(row.token_ids) for row in out.scheduled if row.sample]
             features = (float(bool(ends)), len(ends), 0, sum(ends), 0.0, *features[5:])
@@ -344,14 +356,19 @@ class SimulatedServer:
             self.seen(features)
         seconds = self._true(features) * self._factor(features)
         self.busy += seconds
-        if out.new:
-            self._flying = {new.request_id for new in out.new}
-            self._last |= {new.seq_id: self._ends[new.request_id] for new in out.new}
         self._since, end = self.now, self.now + seconds
         arrive(end)
         self.now, self._since = end, None
         self._ran(features, seconds)
         return self._answered(out, records)
+
+    def _plan(self) -> _Planned:
+        """Schedule a step, and note what it starts."""
+        out = self.scheduler.schedule()
+        if out.new:
+            self._flying |= {new.request_id for new in out.new}
+            self._last |= {new.seq_id: self._ends[new.request_id] for new in out.new}
+        return out, self.scheduler.step_features
 
     def _ran(self, features: Sequence[float], seconds: float) -> None:
         """What the server learns from a step that has ended."""
@@ -366,8 +383,7 @@ class SimulatedServer:
             if self._degrading.is_due(self.now):
                 waiting = [one for name, one in self._live.items() if name not in self._started]
                 self._degrading.look(self.now, waiting)
-        if self._flying:
-            self._flying = set()
+        self._flying = {new.request_id for new in self._next[0].new} if self._next else set()
 
     def _answered(self, out: SchedulerOutput, records: list[RequestRecord]) -> list[int]:
         """Give the step its tokens; returns the requests that have ended."""

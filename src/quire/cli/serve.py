@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.config_file import read_config
 from quire.cli.kv_quality import check_kv_quality
+from quire.cli.node_options import add_node_options, use_node_options
 from quire.cli.options import add_config_options, add_model_argument, named_model
 from quire.cli.parallel_auto import add_parallel_option, with_parallel
 from quire.cli.parser import Parser, take_foreign_options
 from quire.config.kv_events import parse_kv_events
+from quire.config.launched import launched
 from quire.config.schema import OPTIONS, EngineConfig
 from quire.config.serving import ServingConfig
 from quire.config.shipped import shipped_adapters
@@ -51,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "ollama does, and start nothing; see docs/migrating.md",
     )  # fmt: skip
     add_parallel_option(parser)
+    add_node_options(parser)
     add_config_options(parser, ServingConfig, explicit_only=True)
     add_config_options(parser, EngineConfig, explicit_only=True)
     take_foreign_options(parser)
@@ -78,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     several = bool(further) or not sources.isdisjoint(("models", "models_dir", "pull_limit"))
     if not sources.isdisjoint(("models", "models_dir")) and "model" not in sources:
         options["model"] = ""
+    hosts = use_node_options([given, environment, options])
     asked = [source.pop("parallel") for source in (given, environment, options) if "parallel" in source]
     model, engine_config, serving = settings(given, options, environment, several=several)
     if asked:
@@ -86,6 +90,10 @@ def run(args: argparse.Namespace) -> int:
         if several:
             raise ValueError("parallel: auto is for a server of one model")
         engine_config = with_parallel(engine_config, model, quiet=serving.quiet)
+    if hosts > 1 and (several or engine_config.parallel.ranks == 1):
+        raise ValueError(
+            "nnodes: hosts share the ranks of one model: set tensor_parallel_size or pipeline_parallel_size"
+        )
     if several:
         plain = ADAPTER_OPTIONS.isdisjoint(sources)
         return _serve_several([*([model] if model else []), *further], engine_config, serving, plain=plain)
@@ -202,24 +210,31 @@ def _with_adapters(model: str, options: dict[str, Any]) -> None:
         options.setdefault("enable_lora", True)
 
 
-def _follow(config: EngineConfig) -> None:
-    """In a process that a launcher has started as a rank that does not lead: be that rank until the model ends."""
-    from quire.engine.build.rendezvous import join, launched
+def _follow(model: str, config: EngineConfig, *, quiet: bool) -> None:
+    """In a process that a launcher has started as a rank that does not lead, or on a host whose ranks do not: be that
+    rank until the model ends, or that host until this process does."""
+    from quire.engine.build.rendezvous import join
 
     found = launched(os.environ, config.parallel.ranks)
-    if found is not None and not found.leads:
-        from quire.engine.build.rank_process import serve
+    if found is None or found.leads:
+        return
+    if found.nodes:
+        from quire.engine.build.following_node import follow_node
 
-        serve(join(found))
+        follow_node(found, model, config, quiet=quiet)
+    from quire.engine.build.rank_process import serve
+
+    serve(join(found))
 
 
 def _serve(model: str, config: EngineConfig, serving: ServingConfig) -> int:
     if config.parallel.ranks > 1:
-        if config.parallel.data_parallel_size > 1 and "RANK" in os.environ:
+        if config.parallel.data_parallel_size > 1 and launched(os.environ, config.parallel.ranks):
             raise ValueError(
-                "data_parallel_size: a launcher starts the ranks of one replica; start a server for each"
+                "data_parallel_size: a launcher, or several hosts, have the ranks of one replica; start a server for "
+                "each, and quire router before them"
             )
-        _follow(config)
+        _follow(model, config, quiet=serving.quiet)
     check_kv_quality(model, config, quiet=serving.quiet)
     from quire.engine.host.spawn import Spawned
 

@@ -33,9 +33,9 @@ _LOG_TAIL = 20  # lines of the log that are shown when it does not come up
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "action", choices=("up", "plan", "status", "down"),
+        "action", choices=("up", "plan", "status", "reload", "down"),
         help="up: start it, and keep it up until it is ended; plan: say what it would take; status: say what it does; "
-        "down: end it, and wait for that",
+        "reload: let it do as its file says now, and wait for that; down: end it, and wait for that",
     )  # fmt: skip
     parser.add_argument("file", metavar="STACK.toml", help="what it consists of")
     parser.add_argument(
@@ -50,28 +50,32 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("detach: is for up")
     if args.action == "up":
         return _detached(config, args.file) if args.detach else _up(config)
-    return {"plan": _plan, "status": _status, "down": _down}[args.action](config, as_json=args.json)
+    return {"plan": _plan, "status": _status, "reload": _reload, "down": _down}[args.action](
+        config, as_json=args.json
+    )
 
 
 def _up(config: StackConfig) -> int:
     from quire.cli.stack_life import StackLife
-    from quire.cli.stack_parts import HeldPorts, memory_of, parts_of, write_files
-    from quire.util.platform import total_memory
+    from quire.cli.stack_parts import HeldPorts, check_memory, parts_of, write_files
+    from quire.cli.stack_reload import StackReload
+    from quire.cli.stack_scaling import StackScaling
 
     parts = parts_of(config)
-    taken = memory_of(parts)
-    if taken > (there := total_memory()):
-        raise ValueError(
-            f"memory: {format_size(taken)} of all parts and of this process, more than this machine has "
-            f"({format_size(there)})"
-        )
+    check_memory(parts)
     with _locked(config), contextlib.closing(HeldPorts()) as ports:
         ports.hold(parts)
         for name in _options_in_environment():
             os.environ.pop(name)  # they are of this command, and would be stronger than the files
         with _of_state(config):
-            commands = write_files(config, parts)
-        return asyncio.run(StackLife(config, parts, commands).run())
+            files = write_files(config, parts)
+
+        async def life() -> int:
+            made = StackLife(config, parts, files, ports)
+            reload = StackReload(made)
+            return await made.run(reload.hang_up, reload.run(), StackScaling(made).run())
+
+        return asyncio.run(life())
 
 
 def _options_in_environment() -> list[str]:
@@ -235,11 +239,31 @@ def _status(config: StackConfig, *, as_json: bool) -> int:
         return 0
     now = time.time()
     rows = [
-        [each["name"], each["url"], each["state"], f"{now - each['since']:.0f} s", str(each["pid"] or ""),
-         format_size(each["resident"]), f"{each['restarts']} restarts, {each['why']}" if each["restarts"] else ""]
+        [each["name"], each["url"], each["state"], f"{now - each['since']:.0f} s" if each["since"] else "",
+         str(each["pid"] or ""), format_size(each["resident"]),
+         f"{each['restarts']} restarts, {each['why']}" if each["restarts"] else ""]
         for each in found["parts"]
     ]  # fmt: skip
     print(*in_columns([["part", "address", "state", "since", "pid", "resident", ""], *rows]), sep="\n")
+    return 0
+
+
+def _reload(config: StackConfig, *, as_json: bool) -> int:  # noqa: ARG001
+    from quire.cli.stack_parts import parts_of
+
+    parts_of(config)  # what is wrong is said here
+    pid = _holder(config)
+    if pid is None:
+        raise QuireError(f"{config.name} is not up")
+    before = _told(config).get("reloads", 0)
+    os.kill(pid, signal.SIGHUP)
+    while (found := _told(config)).get("reloads", 0) == before:
+        if _holder(config) != pid:
+            raise QuireError(f"{config.name} has ended")
+        time.sleep(_LOOK)
+    if found["reload_error"]:
+        raise QuireError(found["reload_error"])
+    print(f"{config.name} is as its file says")
     return 0
 
 

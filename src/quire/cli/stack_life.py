@@ -6,143 +6,169 @@ import asyncio
 import contextlib
 import json
 import os
-import queue
 import signal
-import sys
-import threading
 import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
-from quire.cli.stack_parts import StackPart, write_own
+from quire.cli.stack_log import LogView
+from quire.cli.stack_parts import HeldPorts, StackFiles, StackPart, lists_of, write_own
 from quire.config.stack import StackConfig
 from quire.util.http_client import Client, ClientError, target
-from quire.util.printable import printable
-from quire.util.supervised import Supervised
+from quire.util.supervised import PAUSES, Supervised
 
-_WAITING_BYTES = 8 * 2**20  # lines of the log, while nobody reads it
 _MORE_SECONDS = 10.0  # to end, beside those that running requests have
 _READY = 200
-
-
-class LogView:
-    """Lines of all parts on standard error, each behind the name of its part. Nothing waits for its reader."""
-
-    def __init__(self, names: list[str]) -> None:
-        self._width = max(map(len, names))
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._waiting = self._lost = 0  # bytes and lines
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
-        self._thread.start()
-
-    def say(self, name: str, line: str) -> None:
-        """Show a line; it is lost if too much waits."""
-        text = f"{name:<{self._width}} | {printable(line)}\n"
-        if self._lost:
-            text = f"{'':<{self._width}} | {self._lost} lines were not read in time\n{text}"
-        with self._lock:
-            fits = self._waiting + sys.getsizeof(text) <= _WAITING_BYTES
-            if fits:
-                self._waiting += sys.getsizeof(text)
-        if fits:
-            self._lines.put(text)
-        self._lost = 0 if fits else self._lost + 1
-
-    def close(self, seconds: float = 1.0) -> None:
-        """Show what is left, if it is read within so many seconds."""
-        self._lines.put(None)
-        self._thread.join(seconds)
-
-    def _write(self) -> None:
-        while (line := self._lines.get()) is not None:
-            with contextlib.suppress(OSError):
-                sys.stderr.write(line)
-                sys.stderr.flush()
-            with self._lock:
-                self._waiting -= sys.getsizeof(line)
+KINDS = ("kv-server", "serve", "router")  # in the order in which they start
+ROUTER = "router"
 
 
 class StackLife:
-    """Runs the parts of a stack by their `commands`, until SIGTERM or SIGINT; a second one ends them at once."""
+    """Runs the parts of a stack, whose `files` are written, until SIGTERM or SIGINT; a second one ends them at once.
 
-    def __init__(self, config: StackConfig, parts: list[StackPart], commands: dict[str, list[str]]) -> None:
-        self._config, self._parts = config, parts
+    `parts` are all that there may be, `made` those that are kept running; of a table that is scaled, some are not.
+    What changes while it is up takes `turn`.
+    """
+
+    def __init__(
+        self, config: StackConfig, parts: list[StackPart], files: StackFiles, ports: HeldPorts
+    ) -> None:
+        self.config, self.files, self.ports = config, files, ports
+        self.parts = {each.name: each for each in parts}
+        self.made: dict[str, Supervised] = {}
+        self.turn = asyncio.Lock()
+        self.told: dict[str, Any] = {}  # more that `quire stack status` says
         self._log = LogView([each.name for each in parts])
-        self._made = {each.name: self._supervised(each, commands[each.name]) for each in parts}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._error: BaseException | None = None
         self._up = False
         self._asked = 0  # to end, so many times
         self._ending = asyncio.Event()
 
-    def _supervised(self, part: StackPart, command: list[str]) -> Supervised:
+    async def run(self, hang_up: Callable[[], bool], *beside: Coroutine[Any, Any, None]) -> int:
+        """Start, stay, end; what runs `beside` begins once all is up, and is cancelled at the end. `hang_up` is what
+        SIGHUP does, and whether that is to end. Returns 1 if a part ended before it worked for the first time."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._end() if hang_up() else None)
+        tasks: list[asyncio.Task[None]] = []
+        failed = False
+        try:
+            for kind in KINDS:
+                failed = failed or not await self.start(self._first(kind))
+                if failed or self._asked:
+                    break
+            if not failed and not self._asked:
+                self._up = True
+                self.tell()
+                self.say(ROUTER, f"{self.config.name} is up at {self.parts[ROUTER].url}")
+                tasks = [asyncio.create_task(each) for each in beside]
+                for task in tasks:
+                    task.add_done_callback(self._see)
+                await self._ending.wait()
+        finally:
+            self._up = False
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for each in beside:
+                each.close()
+            await self._down()
+            self._explain()
+            (self.config.state / "status.json").unlink(missing_ok=True)
+            self._log.close()
+        if self._error is not None:
+            raise self._error
+        return int(failed)
+
+    def _first(self, kind: str) -> list[str]:
+        """The parts of a kind that start with the stack."""
+        scale = self.config.scale
+        later = () if scale is None else scale.names[scale.first :]
+        return [each.name for each in self.parts.values() if each.kind == kind and each.name not in later]
+
+    async def start(self, names: Iterable[str]) -> bool:
+        """Start parts, and wait until they work; false if one ended before, or all are to end."""
+        return await self._settled([self.launch(name) for name in names])
+
+    def launch(self, name: str) -> Supervised:
+        """Start a part."""
+        part = self.parts[name]
+
         async def ready() -> bool:
             if part.kind == "kv-server":
                 _, writer = await asyncio.open_connection(part.host, part.port)
                 writer.close()
                 return True
-            client = Client(target(part.url, insecure=True), connect_timeout=1.0)
-            try:
-                async with asyncio.timeout(5.0):
-                    status, _ = await client.get("/health/ready" if part.kind == "serve" else "/health")
-            except (ClientError, TimeoutError):
-                return False
-            finally:
-                await client.close()
+            status, _ = await asked(part.url, "/health/ready" if part.kind == "serve" else "/health")
             return status == _READY
 
-        return Supervised(part.name, command, ready, self._log.say, self._tell)
+        made = Supervised(name, self.files.commands[name], ready, self._log.say, self.tell)
+        self.made[name] = made
+        task = self._tasks[name] = asyncio.create_task(made.run())
+        task.add_done_callback(self._see)
+        return made
 
-    async def run(self) -> int:
-        """Start, stay, end. Returns 1 if a part ended before it worked for the first time."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._end)
-        tasks: list[asyncio.Task[None]] = []
-        failed = False
-        try:
-            for group in self._groups():
-                for each in group:
-                    tasks.append(asyncio.create_task(each.run()))
-                    tasks[-1].add_done_callback(self._see)
-                failed = failed or not await self._settled(group)
-                if failed or self._asked:
-                    break
-            if not failed and not self._asked:
-                self._up = True
-                self._tell()
-                self._log.say(
-                    self._parts[-1].name, f"quire: {self._config.name} is up at {self._parts[-1].url}"
-                )
-                await self._ending.wait()
-        finally:
-            self._up = False
-            await self._down()
-            found = await asyncio.gather(*tasks, return_exceptions=True)
-            for each in self._made.values():
-                if each.state == "failed":
-                    self._log.say(
-                        each.name, f"quire: {each.name} {each.why} before it worked; its last lines:"
-                    )
-                    for line in each.last:
-                        self._log.say(each.name, line)
-            (self._config.state / "status.json").unlink(missing_ok=True)
-            self._log.close()
-        for error in found:
-            if error is not None:
-                raise error
-        return int(failed)
+    async def end(self, names: Iterable[str]) -> None:
+        """End parts, each with the time for its running requests, and wait for that."""
+        await asyncio.gather(*(self._end_part(name) for name in names if name in self.made))
+        self.tell()
+
+    def leave(self, name: str) -> None:
+        """End a part, and do not wait for it."""
+
+        async def leaves() -> None:
+            try:
+                await self._end_part(name)
+            finally:
+                del self._leaving[name]
+                self.tell()
+
+        self._leaving[name] = asyncio.create_task(leaves())
+
+    @property
+    def leaving(self) -> Sequence[str]:
+        """The parts that end."""
+        return [*self._leaving]
+
+    async def left(self) -> None:
+        """Wait until no part is on its way out."""
+        await asyncio.gather(*self._leaving.values(), return_exceptions=True)
+
+    async def _end_part(self, name: str) -> None:
+        made, task = self.made[name], self._tasks[name]
+        await made.end(0.0 if self._asked > 1 else self.parts[name].seconds + _MORE_SECONDS)
+        await asyncio.wait([task])
+        if self.made.get(name) is made:
+            del self.made[name], self._tasks[name]
+
+    def say(self, name: str, line: str) -> None:
+        """Show a line of the stack's own about a part."""
+        self._log.say(name, f"quire: {line}")
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file for the parts. Raises OSError."""
+        write_own(self.config.state / name, text)
+
+    def list_servers(self, parts: Iterable[StackPart]) -> None:
+        """Let the router and Prometheus know of these parts and of no others. Raises OSError."""
+        for name, text in lists_of([*parts]).items():
+            self.write(name, text)
+        router = self.made.get(ROUTER)
+        if router is not None and router.state == "up" and router.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(router.pid, signal.SIGHUP)
 
     def _see(self, task: asyncio.Task[None]) -> None:
         """A part is no longer kept running: by a mistake of this program, all end."""
         if not task.cancelled() and task.exception() is not None:
+            self._error = task.exception()
             self._ending.set()
 
-    def _groups(self) -> list[list[Supervised]]:
-        """What starts together: blocks, servers, router."""
-        kinds = {kind: [self._made[each.name] for each in self._parts if each.kind == kind]
-                 for kind in ("kv-server", "serve", "router")}  # fmt: skip
-        return [group for group in kinds.values() if group]
-
     async def _settled(self, group: list[Supervised]) -> bool:
-        """Wait until all of a group are up; false if one is not, and is not to end."""
+        """Wait until all of a group are up; false if one is not, or all are to end."""
         waits = [asyncio.create_task(each.settled.wait()) for each in group]
         ending = asyncio.create_task(self._ending.wait())
         left = {*waits}
@@ -157,30 +183,58 @@ class StackLife:
         self._asked += 1
         self._ending.set()
         if self._asked > 1:
-            for each in self._made.values():
+            for each in self.made.values():
                 each.kill()
 
     async def _down(self) -> None:
-        """End the parts: first the one that sends requests to others."""
-        seconds = {each.name: each.seconds + _MORE_SECONDS for each in self._parts}
-        for group in reversed(self._groups()):
-            await asyncio.gather(
-                *(each.end(0.0 if self._asked > 1 else seconds[each.name]) for each in group)
-            )
+        """End the parts: first the one that sends requests to others. Those that leave already are waited for."""
+        for kind in reversed(KINDS):
+            names = [
+                name for name in self.made if self.parts[name].kind == kind and name not in self._leaving
+            ]
+            failed = {name: self.made[name] for name in names if self.made[name].state == "failed"}
+            await self.end(names)
+            self.made |= failed
+        await self.left()
 
-    def _tell(self) -> None:
+    def _explain(self) -> None:
+        """Say why parts could not start."""
+        for each in self.made.values():
+            if each.state == "failed":
+                self.say(each.name, f"{each.name} {each.why} before it worked; its last lines:")
+                for line in each.last:
+                    self._log.say(each.name, line)
+
+    def tell(self) -> None:
         """Write what the stack is doing, for `quire stack status`."""
         parts = []
-        for part in self._parts:
-            made = self._made[part.name]
+        for part in self.parts.values():
+            made = self.made.get(part.name)
             parts.append({
-                "name": part.name, "kind": part.kind, "role": part.role, "url": part.url, "state": made.state,
-                "pid": made.pid, "restarts": made.restarts, "since": made.since, "why": made.why,
+                "name": part.name, "kind": part.kind, "role": part.role, "url": part.url,
+                "state": "off" if made is None else made.state, "pid": None if made is None else made.pid,
+                "restarts": 0 if made is None else made.restarts, "since": None if made is None else made.since,
+                "why": "" if made is None else made.why,
             })  # fmt: skip
         found = {
-            "name": self._config.name, "pid": os.getpid(), "up": self._up, "url": self._parts[-1].url,
-            "seconds": sum(each.seconds + _MORE_SECONDS for each in self._parts), "parts": parts,
+            "name": self.config.name, "pid": os.getpid(), "up": self._up, "url": self.parts[ROUTER].url,
+            "seconds": sum(each.seconds + _MORE_SECONDS for each in self.parts.values()), "parts": parts,
             "written": time.time(),
-        }  # fmt: skip
+        } | self.told  # fmt: skip
         with contextlib.suppress(OSError):
-            write_own(self._config.state / "status.json", json.dumps(found))
+            self.write("status.json", json.dumps(found))
+
+
+async def asked(url: str, path: str) -> tuple[int, bytes]:
+    """The answer of a part; status 0 if there is none."""
+    client = Client(target(url, insecure=True), connect_timeout=1.0)
+    try:
+        async with asyncio.timeout(5.0):
+            return await client.get(path)
+    except (ClientError, TimeoutError):
+        return 0, b""
+    finally:
+        await client.close()
+
+
+FAILED_PAUSE = PAUSES[1]  # seconds after which a part that never worked is started again

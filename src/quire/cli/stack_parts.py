@@ -11,7 +11,8 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.cli.config_file import options_of
 from quire.cli.kv_server import LEAST_SIZE
@@ -22,8 +23,8 @@ from quire.config.serving import ServingConfig
 from quire.config.stack import StackConfig, StackServer
 from quire.records import dataclass
 from quire.util.files import UNFINISHED, written_anew
-from quire.util.platform import usable_cores
-from quire.util.sizes import parse_size
+from quire.util.platform import total_memory, usable_cores
+from quire.util.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from quire.config.schema import EngineConfig
@@ -35,6 +36,8 @@ STACK_PROCESS = 96 * 2**20  # that runs the parts, with the lines of their logs 
 # What the stack itself gives to a part, or cannot do without.
 _OWN_OF_ROUTER = ("backend", "prefill", "backends_file", "uds", "quiet")
 _OWN_OF_SERVERS = ("host", "port", "uds", "quiet", "models", "models_dir", "ssl_keyfile", "ssl_certfile")
+HOLD_SECONDS = 30.0  # that a request waits for a server that starts
+START_SECONDS = 5.0  # so far ahead the load is forecast
 _ALL_ADDRESSES = {"0.0.0.0": HERE, "::": "::1"}  # and where they are reached from this machine
 
 
@@ -73,8 +76,20 @@ def memory_of(parts: list[StackPart]) -> int:
     return STACK_PROCESS + sum(each.memory for each in parts)
 
 
-def parts_of(config: StackConfig) -> list[StackPart]:
-    """The parts in the order in which they start, the router last. Raises ValueError naming the field."""
+def check_memory(parts: list[StackPart]) -> None:
+    """Raises ValueError unless this machine has the memory for all parts."""
+    taken, there = memory_of(parts), total_memory()
+    if taken > there:
+        raise ValueError(
+            f"memory: {format_size(taken)} of all parts and of this process, more than this machine has "
+            f"({format_size(there)})"
+        )
+
+
+def parts_of(config: StackConfig, kept: Mapping[str, int] = MappingProxyType({})) -> list[StackPart]:
+    """The parts in the order in which they start, the router last; a part whose port is not given has the one that it
+    had, of `kept`. Raises ValueError naming the field.
+    """
     router = _router(config)
     first = config.first_port
     if first is None:
@@ -83,7 +98,12 @@ def parts_of(config: StackConfig) -> list[StackPart]:
     threads = max(1, usable_cores() // len(config.servers))
     defaults = {"threads": threads} | _chosen(config.defaults, "defaults", _OWN_OF_SERVERS)
     made += [_server(each, defaults, config.kv_server is not None) for each in config.servers]
+    for each in (*made, router):
+        each.port = each.port or kept.get(each.name, 0)
+    taken = {each.port for each in made}
     for each in made:
+        while first in taken:
+            first += 1
         if not each.port and first:
             each.port, first = first, first + 1
     if first > 65536:
@@ -99,15 +119,23 @@ def parts_of(config: StackConfig) -> list[StackPart]:
     return [*made, router]
 
 
-def write_files(config: StackConfig, parts: list[StackPart]) -> dict[str, list[str]]:
-    """Write what the parts read, once all ports are known; returns their commands. Raises OSError and ValueError."""
+class StackFiles(NamedTuple):
+    """The command of each part, by its name, and the text of each file that the stack writes for them."""
+
+    commands: dict[str, list[str]]
+    texts: dict[str, str]
+
+    def differs(self, other: StackFiles, name: str) -> bool:
+        """Whether a part has to be started again for what has changed."""
+        file = f"{name}.json"
+        return self.commands[name] != other.commands[name] or self.texts.get(file) != other.texts.get(file)
+
+
+def files_of(config: StackConfig, parts: list[StackPart]) -> StackFiles:
+    """What the parts read, once all ports are known."""
     state, key = config.state, config.state / "kv.key"
-    for left in state.glob(f".*{UNFINISHED}"):  # by a stack that was killed
-        left.unlink(missing_ok=True)
     blocks = next((each for each in parts if each.kind == "kv-server"), None)
-    if blocks is not None:
-        _make_key(key)
-    backends, commands = [], {}
+    commands, texts = dict[str, list[str]](), dict[str, str]()
     for part in parts:
         options = dict(part.options)
         if part.kind == "kv-server":
@@ -122,9 +150,6 @@ def write_files(config: StackConfig, parts: list[StackPart]) -> dict[str, list[s
                 options |= {"host": HERE, "port": part.port}
                 if blocks is not None:
                     options["kv_tiers"] = _tiers(options, part.role, f"{HERE}:{blocks.port}:{key}")
-                backends.append(
-                    {"name": part.name, "url": part.url} | ({"role": part.role} if part.role else {})
-                )
             else:
                 options |= {
                     "host": part.host,
@@ -133,24 +158,56 @@ def write_files(config: StackConfig, parts: list[StackPart]) -> dict[str, list[s
                 }
                 if any(each.role for each in parts):
                     options["kv_key_file"] = str(key)
-            file = state / f"{part.name}.json"
-            write_own(file, json.dumps(options, indent=1))
-            words = [f"--config={file}"]
+            texts[f"{part.name}.json"] = json.dumps(options, indent=1)
+            words = [f"--config={state / f'{part.name}.json'}"]
         commands[part.name] = [
             sys.executable, "-m", "quire.cli.stack_process", str(os.getpid()), part.kind, *words
         ]  # fmt: skip
-    write_own(state / "backends.toml", "\n".join(_backend(each) for each in backends))
+    texts |= lists_of(parts)
+    return StackFiles(commands, texts)
+
+
+def lists_of(parts: list[StackPart]) -> dict[str, str]:
+    """The files that name the servers: for the router, and for Prometheus."""
+    backends = [
+        {"name": each.name, "url": each.url} | ({"role": each.role} if each.role else {})
+        for each in parts if each.kind == "serve"
+    ]  # fmt: skip
     seen = [{"targets": [each.at], "labels": {"part": each.name}}
             for each in parts if each.kind != "kv-server"]  # fmt: skip
-    write_own(state / "prometheus.json", json.dumps(seen, indent=1))
-    return commands
+    return {
+        "backends.toml": "\n".join(_backend(each) for each in backends),
+        "prometheus.json": json.dumps(seen, indent=1),
+    }
+
+
+def write_files(config: StackConfig, parts: list[StackPart]) -> StackFiles:
+    """Write what the parts read. Raises OSError and ValueError."""
+    for left in config.state.glob(f".*{UNFINISHED}"):  # by a stack that was killed
+        left.unlink(missing_ok=True)
+    make_key(config, parts)
+    files = files_of(config, parts)
+    for name, text in files.texts.items():
+        write_own(config.state / name, text)
+    return files
+
+
+def make_key(config: StackConfig, parts: list[StackPart]) -> None:
+    """See that there is a key if blocks are moved. Raises OSError and ValueError."""
+    if any(each.kind == "kv-server" for each in parts):
+        key = config.state / "kv.key"
+        if os.path.lexists(key):
+            _check_own(key, stat.S_ISREG)
+        else:
+            write_own(key, b64encode(os.urandom(32)).decode())
 
 
 def _router(config: StackConfig) -> StackPart:
     own = {"backends_file": str(config.state / "backends.toml")}
     if any(each.role for each in config.servers):
         own["kv_key_file"] = str(config.state / "kv.key")
-    options = _chosen(config.router, "router", (*_OWN_OF_ROUTER, *own), RouterConfig)
+    given = _chosen(config.router, "router", (*_OWN_OF_ROUTER, *own), RouterConfig)
+    options = {"hold_seconds": HOLD_SECONDS, "start_seconds": START_SECONDS} | given
     try:
         _, serving = router_settings(options | own)
     except ValueError as error:
@@ -225,13 +282,6 @@ def own_folder(folder: Path) -> None:
     _check_own(folder, stat.S_ISDIR)
 
 
-def _make_key(key: Path) -> None:
-    if os.path.lexists(key):
-        _check_own(key, stat.S_ISREG)
-    else:
-        write_own(key, b64encode(os.urandom(32)).decode())
-
-
 def _check_own(path: Path, is_kind: Callable[[int], bool]) -> None:
     found = path.lstat()
     if not is_kind(found.st_mode) or found.st_uid != os.geteuid():
@@ -250,22 +300,41 @@ class HeldPorts:
     """Ports that nobody else gets while the stack is up, even while a part starts again: sockets that do not listen."""
 
     def __init__(self) -> None:
-        self._socks: list[socket.socket] = []
+        self._socks: dict[tuple[str, int], socket.socket] = {}  # by host and port
 
     def hold(self, parts: list[StackPart]) -> None:
-        """Hold the port of every part; one of port 0 gets a free one. Raises ValueError for one that is in use."""
-        for part in sorted(parts, key=lambda each: not each.port):
-            family = socket.AF_INET6 if ":" in part.host else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            self._socks.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind((part.host, part.port))
-            except OSError as error:
-                raise ValueError(f"{part.name}: {part.url}: {error.strerror or error}") from None
-            part.port = sock.getsockname()[1]
+        """Hold the port of every part; one of port 0 gets a free one. Raises ValueError, and holds no more than before,
+        for one that is in use."""
+        made: dict[tuple[str, int], socket.socket] = {}
+        try:
+            for part in sorted(parts, key=lambda each: not each.port):
+                if (part.host, part.port) not in self._socks:
+                    sock = _bound(part)
+                    part.port = sock.getsockname()[1]
+                    made[part.host, part.port] = sock
+        except ValueError:
+            for sock in made.values():
+                sock.close()
+            raise
+        self._socks |= made
+
+    def keep(self, parts: list[StackPart]) -> None:
+        """Hold those of these parts alone."""
+        kept = {(each.host, each.port) for each in parts}
+        for place in self._socks.keys() - kept:
+            self._socks.pop(place).close()
 
     def close(self) -> None:
         """Give them up."""
-        for sock in self._socks:
-            sock.close()
+        self.keep([])
+
+
+def _bound(part: StackPart) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in part.host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((part.host, part.port))
+    except OSError as error:
+        sock.close()
+        raise ValueError(f"{part.name}: {part.url}: {error.strerror or error}") from None
+    return sock

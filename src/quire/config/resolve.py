@@ -30,7 +30,7 @@ class MachineFacts:
     """The machine as `resolve` needs it: cores, bytes that this process uses and can still allocate, forced ISA.
 
     `best_float16`: float16 weights are as fast as bfloat16 ones, because the machine converts them in one instruction
-    and multiplies bfloat16 as float32 too.
+    and multiplies bfloat16 as float32 too. `nodes`: machines like this one that share the ranks of a model.
     """
 
     cores: int
@@ -38,6 +38,7 @@ class MachineFacts:
     available_memory: int
     isa: str = ""
     best_float16: bool = False
+    nodes: int = 1
 
 
 def resolve(asked: EngineConfig, model: ModelTraits, machine: MachineFacts) -> ResolvedConfig:
@@ -88,7 +89,8 @@ def resolve(asked: EngineConfig, model: ModelTraits, machine: MachineFacts) -> R
         quantized=quantized,
         head="f32" if asked.formats.fp32_lm_head else _QUANTIZED[head],
         memory=memory,
-        threads=asked.execution.threads or max(1, machine.cores // asked.parallel.ranks),
+        threads=asked.execution.threads or max(1, machine.cores * machine.nodes // asked.parallel.ranks),
+        nodes=machine.nodes,
         isa=machine.isa,
         max_model_len=length,
         shrink_model_len=asked.limits.max_model_len is None,

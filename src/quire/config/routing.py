@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quire.config.option import check_options, option
 from quire.records import dataclass
 from quire.routing.reported_prefixes import SOURCES
 from quire.routing.router_policies import POLICIES
+from quire.routing.traffic import RuleBody, TrafficRules, named_by
 
 # Sections of the options: first field -> title.
 SUBJECTS = {
     "backend": "servers", "health_interval": "checks and failures", "prefix_index_size": "servers",
-    "prefill": "prompts computed elsewhere",
+    "prefill": "prompts computed elsewhere", "hold_seconds": "servers that come and go",
 }  # fmt: skip
 _FIELDS = {
     "url", "name", "weight", "models", "api_key", "api_key_file", "health", "admin_url", "admin_key_file", "role"
 }  # fmt: skip
+_LABEL = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_SERVICE = re.compile(rf"kubernetes:(?:(?P<namespace>{_LABEL})/)?(?P<name>{_LABEL})(?::(?P<port>{_LABEL}))?")
 ROLES = ("prefill", "decode", "both")
 
 
@@ -35,6 +41,10 @@ class RouterConfig:
         "TOML file of servers with their names, weights, models and keys; read again on SIGHUP",
         metavar="FILE",
     )
+    discover: tuple[str, ...] = option(
+        (), "services of Kubernetes whose ready endpoints are servers, followed with the account of the router's pod; "
+        "the port is a name or a number (default: http, or the first)", metavar="kubernetes:[NAMESPACE/]SERVICE[:PORT]",
+    )  # fmt: skip
     backend_api_key_file: str | None = option(
         None,
         "file with the key that the router presents to servers (default: it passes on that of the client)",
@@ -62,6 +72,10 @@ class RouterConfig:
     resume: bool = option(
         True, "let another server go on with a stream whose server is lost; its text stays the same"
     )
+    hedge_share: float = option(
+        0.0, "share of the work that may be done twice: a chat or completion whose answer is late, and has not begun, "
+        "is sent to a second server, and the first answer is taken", metavar="P",
+    )  # fmt: skip
     breaker_failures: int = option(
         3, "failures in a row after which a server gets no requests for a while", metavar="N", count=True
     )
@@ -86,6 +100,16 @@ class RouterConfig:
     prefill_timeout: float = option(
         30.0, "seconds after which the server that answers computes a prompt itself", metavar="S"
     )
+    hold_seconds: float = option(
+        0.0, "seconds that a request waits while no server is available, such as one that is being started", metavar="S"
+    )  # fmt: skip
+    level_seconds: float = option(
+        2.0, "seconds in which prompts should be computed; quire_router_replicas_needed says how many servers that "
+        "takes", metavar="S",
+    )  # fmt: skip
+    start_seconds: float = option(
+        60.0, "seconds that a server takes to start: so far ahead the load is forecast", metavar="S"
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -95,15 +119,46 @@ class RouterConfig:
             "connect_timeout",
             "first_byte_timeout",
             "prefill_timeout",
+            "level_seconds",
+            "start_seconds",
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not above 0")
         if self.retries < 0:
             raise ValueError(f"retries: {self.retries} is below 0")
-        if not self.backend and self.backends_file is None:
-            raise ValueError("backend: name at least one server, or a backends_file")
+        if not 0 <= self.hedge_share <= 1:
+            raise ValueError(f"hedge_share: {self.hedge_share!r} is not in [0, 1]")
+        if self.hold_seconds < 0:
+            raise ValueError(f"hold_seconds: {self.hold_seconds!r} is below 0")
+        if not self.backend and self.backends_file is None and not self.discover:
+            raise ValueError(
+                "backend: name at least one server, or a backends_file, or a service to discover"
+            )
+        discovered_services(self)
         if self.prefill and self.kv_key_file is None:
             raise ValueError("prefill: needs kv_key_file, by which servers know their router")
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveredService:
+    """A service of Kubernetes. `namespace` "" is that of the pod, `port` "" the one of the name http, or the first."""
+
+    name: str
+    namespace: str = ""
+    port: str = ""
+
+
+def discovered_services(config: RouterConfig) -> list[DiscoveredService]:
+    """The services whose endpoints are servers. Raises ValueError."""
+    found = []
+    for text in config.discover:
+        made = _SERVICE.fullmatch(text)
+        if made is None:
+            raise ValueError(
+                f"discover: {text!r} does not have the form kubernetes:[NAMESPACE/]SERVICE[:PORT]"
+            )
+        found.append(DiscoveredService(made["name"], made["namespace"] or "", made["port"] or ""))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +182,7 @@ class BackendEntry:
 
 def backend_entries(config: RouterConfig) -> list[BackendEntry]:
     """The servers of a router. Raises ValueError for a file that cannot be read, naming the entry and the field."""
-    key = (
-        ""
-        if config.backend_api_key_file is None
-        else read_key("backend_api_key_file", config.backend_api_key_file)
-    )
-    admin = (
-        ""
-        if config.backend_admin_key_file is None
-        else read_key("backend_admin_key_file", config.backend_admin_key_file)
-    )
+    key, admin = keys_of(config)
     found = [
         BackendEntry(url, f"backend-{number}", api_key=key, admin_key=admin)
         for number, url in enumerate(config.backend, 1)
@@ -146,15 +192,9 @@ def backend_entries(config: RouterConfig) -> list[BackendEntry]:
         for number, url in enumerate(config.prefill, 1)
     ]
     if config.backends_file is not None:
-        try:
-            document = tomllib.loads(Path(config.backends_file).read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ValueError(f"backends_file: cannot be read: {error}") from None
-        entries = document.get("backend")
-        if not isinstance(entries, list) or set(document) != {"backend"}:
-            raise ValueError("backends_file: it consists of [[backend]] tables")
+        entries = _document(config.backends_file)["backend"]
         found += [_entry(number, entry, key, admin) for number, entry in enumerate(entries, len(found) + 1)]
-    if not found:
+    if not found and not config.discover:
         raise ValueError("backends_file: it names no server")
     for each in found:
         if each.role in {"prefill", "both"} and config.kv_key_file is None:
@@ -166,6 +206,34 @@ def backend_entries(config: RouterConfig) -> list[BackendEntry]:
         if names.count(name) > 1:
             raise ValueError(f"backends_file: two servers are named {name!r}")
     return found
+
+
+def keys_of(config: RouterConfig) -> tuple[str, str]:
+    """The keys that the router presents to servers without ones of their own: to ask them, and as an administrator.
+    Raises ValueError."""
+    files = {name: getattr(config, name) for name in ("backend_api_key_file", "backend_admin_key_file")}
+    key, admin = ("" if path is None else read_key(name, path) for name, path in files.items())
+    return key, admin
+
+
+def traffic_rules(config: RouterConfig) -> TrafficRules:
+    """What names stand for, by the file of servers; what has no rule there is a model. Raises ValueError."""
+    rules = {} if config.backends_file is None else _document(config.backends_file).get("rules", {})
+    try:
+        made = {name: body.rule() for name, body in msgspec.convert(rules, dict[str, RuleBody]).items()}
+        return TrafficRules(made, {name for rule in made.values() for name in named_by(rule)} - made.keys())
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ValueError(f"backends_file: rules: {error}") from None
+
+
+def _document(file: str) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(Path(file).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"backends_file: cannot be read: {error}") from None
+    if not isinstance(document.get("backend"), list) or not document.keys() <= {"backend", "rules"}:
+        raise ValueError("backends_file: it consists of [[backend]] tables, and of [rules.NAME]")
+    return document
 
 
 def _entry(number: int, entry: Any, key: str, admin: str) -> BackendEntry:

@@ -540,3 +540,4 @@ class ResolvedConfig:
     max_num_batched_tokens: int
     speculation: SpeculativeConfig | None
     notices: tuple[str, ...] = ()
+    nodes: int = 1  # hosts that the ranks are on; bytes and threads are of each

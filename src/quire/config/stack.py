@@ -4,7 +4,7 @@
     [router]                   # options of quire router
     [kv-server]                # options of quire kv-server; without it there is none
     [defaults]                 # options of all servers
-    [[serve]]                  # options of quire serve, and count and role
+    [[serve]]                  # options of quire serve, and count, role, min, max, down, idle
 
 Here are the parts and their names; what a value may be is said by the command of the part.
 """
@@ -21,6 +21,7 @@ from typing import Any
 from quire.config.env import state_folder
 from quire.config.routing import ROLES
 from quire.records import dataclass
+from quire.routing.servers_needed import ScalingBounds
 
 MOST_SERVERS = 64
 _TOP = ("name", "state", "first_port", "router", "kv_server", "defaults", "serve")
@@ -38,16 +39,27 @@ class StackServer:
 
 
 @dataclass(frozen=True, slots=True)
+class StackScale:
+    """The servers whose number follows the load: their names, and how many start with the stack."""
+
+    names: tuple[str, ...]
+    first: int
+    bounds: ScalingBounds
+
+
+@dataclass(frozen=True, slots=True)
 class StackConfig:
-    """A stack; options as they stand in the file, with underscores. `state` is the folder of what it writes."""
+    """A stack; options as they stand in `file`, with underscores. `state` is the folder of what it writes."""
 
     name: str
+    file: Path
     state: Path
     first_port: int | None  # None: that after the router's
     router: Mapping[str, Any]
     defaults: Mapping[str, Any]  # of all servers
     kv_server: Mapping[str, Any] | None
     servers: tuple[StackServer, ...]
+    scale: StackScale | None = None
 
 
 def read_stack(path: Path) -> StackConfig:
@@ -71,38 +83,78 @@ def read_stack(path: Path) -> StackConfig:
     if port is not None and (type(port) is not int or not 0 <= port <= 65535):
         raise ValueError(f"first-port: {port!r} is not in [0, 65535]")
     router, blocks = _table(found, "router") or {}, _table(found, "kv_server")
-    servers = _servers(found, blocks is not None)
+    servers, scale = _servers(found, blocks is not None)
     defaults = _table(found, "defaults") or {}
-    return StackConfig(name, path.absolute().parent / folder, port, router, defaults, blocks, servers)
+    file = path.absolute()
+    return StackConfig(name, file, file.parent / folder, port, router, defaults, blocks, servers, scale)
 
 
-def _servers(found: Mapping[str, Any], with_blocks: bool) -> tuple[StackServer, ...]:
+def _servers(
+    found: Mapping[str, Any], with_blocks: bool
+) -> tuple[tuple[StackServer, ...], StackScale | None]:
     entries = found.get("serve", [])
     if not isinstance(entries, list) or not entries:
         raise ValueError("serve: at least one [[serve]] table is needed")
-    made = []
+    made, scale = [], None
     numbers: dict[str, int] = {}
     for number, entry in enumerate(entries, 1):
         where = f"serve {number}"
         if not isinstance(entry, Mapping):
             raise ValueError(f"{where}: is not a table")
         options = _plain(entry, where)
-        count, role = options.pop("count", 1), options.pop("role", "")
-        if type(count) is not int or not 0 <= count <= MOST_SERVERS:
-            raise ValueError(f"{where}: count: {count!r} is not in [0, {MOST_SERVERS}]")
+        role = options.pop("role", "")
         if role and role not in ROLES:
             raise ValueError(f"{where}: role: {role!r} is not one of {', '.join(ROLES)}")
         if role and not with_blocks:
             raise ValueError(f"{where}: role: needs a table [kv-server], over which blocks go")
         kind = role if role in {"prefill", "decode"} else "serve"
-        for _ in range(count):
+        first, bounds = _counts(options, where)
+        names = []
+        for _ in range(first if bounds is None else bounds.most):
             numbers[kind] = numbers.get(kind, 0) + 1
-            made.append(StackServer(f"{kind}-{numbers[kind]}", role, where, options))
+            names.append(f"{kind}-{numbers[kind]}")
+            made.append(StackServer(names[-1], role, where, options))
+        if bounds is not None:
+            if scale is not None or role == "prefill":
+                raise ValueError(f"{where}: max: is for one table, of servers that answer")
+            scale = StackScale(tuple(names), first, bounds)
     if not 0 < len(made) <= MOST_SERVERS:
         raise ValueError(f"serve: {len(made)} servers are not 1 to {MOST_SERVERS}")
-    if all(each.role == "prefill" for each in made):
+    answering = [each.name for each in made if each.role != "prefill"]
+    if not answering:
         raise ValueError("serve: role: all of them are prefill: none answers")
-    return tuple(made)
+    if scale is not None and len(answering) > len(scale.names):
+        raise ValueError("serve: max: no other table may answer beside it: the load would be that of both")
+    return tuple(made), scale
+
+
+def _counts(options: dict[str, Any], where: str) -> tuple[int, ScalingBounds | None]:
+    """Take out how many servers a table has: at first, and between what bounds."""
+    most = options.pop("max", None)
+    if most is None:
+        for name in ("min", "down", "idle"):
+            if name in options:
+                raise ValueError(f"{where}: {name}: needs max")
+        return _count(options.pop("count", 1), "count", where, 0, MOST_SERVERS), None
+    _count(most, "max", where, 1, MOST_SERVERS)
+    least = _count(options.pop("min", 1), "min", where, 0, most)
+    first = _count(options.pop("count", least), "count", where, least, most)
+    return first, ScalingBounds(
+        least, most, _seconds(options, "down", where, 60.0), _seconds(options, "idle", where, 300.0)
+    )
+
+
+def _count(value: Any, name: str, where: str, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{where}: {name}: {value!r} is not in [{least}, {most}]")
+    return value
+
+
+def _seconds(options: dict[str, Any], name: str, where: str, default: float) -> float:
+    value = options.pop(name, default)
+    if type(value) not in {int, float} or not 0 < value <= 1e6:
+        raise ValueError(f"{where}: {name}: {value!r} is not a number of seconds above 0")
+    return float(value)
 
 
 def _table(found: Mapping[str, Any], name: str) -> dict[str, Any] | None:

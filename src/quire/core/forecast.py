@@ -4,6 +4,9 @@ The play knows what the scheduler does: running sequences decode first, prompts 
 in order, a waiting sequence starts when there is a slot and room for its prompt. It goes from one event (a prompt is
 complete, a stream ends) to the next, all steps in between having the cost of the first. A step that runs comes to its
 end without the new request. What arrives later is unknown and left out: under orders by arrival it changes little.
+
+Where sequences take turns (core/step_sharing) a step has half of those that decode, each of which has a token in every
+other step, and a small chunk of the prompts. One sequence alone has a token in each: none runs beside it.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from quire.core.cost_model import FEATURES, bend_of
+from quire.core.step_sharing import CHUNK
 from quire.records import dataclass
 
 PACE_MEMORY = 1 / 64  # of the latest step in the mean time of steps with streams
@@ -59,13 +63,21 @@ class _Play:
     """The state of a play."""
 
     def __init__(
-        self, costs: Sequence[float], bends: Sequence[float], budget: int, slots: int, tokens: int
+        self,
+        costs: Sequence[float],
+        bends: Sequence[float],
+        budget: int,
+        slots: int,
+        tokens: int,
+        *,
+        turns: bool,
     ) -> None:
         self.step_cost, self.row, self.token, self.key, self.work = costs[:5]
         self.bends = bends
         self.budget, self.slots, self.room = budget, slots, tokens
-        self.now, self.steps = 0.0, 0.0
-        self.ends: list[tuple[float, int]] = []  # streams: the step in which each ends, tokens that it holds
+        self.turns = turns
+        self.now, self.rounds = 0.0, 0.0  # rounds: tokens that a stream has had
+        self.ends: list[tuple[float, int]] = []  # streams: the round in which each ends, tokens that it holds
         self.keys = 0.0  # that decoding streams read in a step
         self.prompts: deque[list[float]] = (
             deque()
@@ -81,7 +93,7 @@ class _Play:
             self.decode(work.computed, work.output)
 
     def decode(self, held: float, output: float) -> None:
-        heapq.heappush(self.ends, (self.steps + max(1.0, output), int(held)))
+        heapq.heappush(self.ends, (self.rounds + max(1.0, output), int(held)))
         self.keys += held
 
     def fits(self, work: Demand) -> bool:
@@ -91,7 +103,7 @@ class _Play:
     def board(self, waiting: list[Live]) -> list[Live]:
         """Start those that are in the running step; returns the others."""
         left, full = [], False
-        space = self.budget - len(self.ends) - sum([prompt[0] for prompt in self.prompts])
+        space = self.chunk - sum([prompt[0] for prompt in self.prompts])
         for live in waiting:
             full = full or not (live.late or (space > 0 and self.fits(live.work)))
             if full or live.late:
@@ -100,6 +112,25 @@ class _Play:
                 self.start(live.work)
                 space -= live.work.prompt
         return left
+
+    @property
+    def round_steps(self) -> int:
+        """Steps in which each stream has a token."""
+        return 2 if self.turns and len(self.ends) + len(self.prompts) > 1 else 1
+
+    @property
+    def rows(self) -> int:
+        """Streams in a step."""
+        return -(-len(self.ends) // self.round_steps)
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of prompts in a step."""
+        return min(self.budget - self.rows, CHUNK) if self.turns else self.budget - self.rows
+
+    def plain(self) -> float:
+        """Seconds of a step without prompts."""
+        return self.step_cost + self.row * self.rows + self.key * self.keys / self.round_steps
 
     def fill(self, queue: deque[Demand]) -> None:
         """Start what fits of those that wait."""
@@ -116,11 +147,10 @@ class _Play:
 
     def advance(self, most: float = math.inf) -> int:
         """To the next event, at most so many steps. Returns how many prompts were completed."""
-        rows = len(self.ends)
-        cost = self.step_cost + self.row * rows + self.key * self.keys
-        count, complete = min(most, max(1.0, self.ends[0][0] - self.steps) if rows else 1.0), []
+        rows, each, cost, complete = self.rows, self.round_steps, self.plain(), []
+        count = min(most, max(1.0, (self.ends[0][0] - self.rounds) * each) if rows else 1.0)
         if self.prompts:
-            chunk = float(max(1, self.budget - rows))
+            chunk = float(max(1, self.chunk))
             whole = self.prompts[0][0] // chunk  # steps that the first one has for itself
             if whole:
                 count, rest = min(count, whole), 0.0
@@ -137,11 +167,11 @@ class _Play:
             while self.prompts and self.prompts[0][0] <= 0:
                 complete.append(self.prompts.popleft())
         self.now += count * cost
-        self.steps += count
+        self.rounds += count / each
         if rows:
-            self.seconds, self.paced = self.seconds + count * cost, self.paced + count
-            self.keys += rows * count
-        while self.ends and self.ends[0][0] <= self.steps:
+            self.seconds, self.paced = self.seconds + count * cost, self.paced + count / each
+            self.keys += len(self.ends) * count / each
+        while self.ends and self.ends[0][0] <= self.rounds:
             _, held = heapq.heappop(self.ends)
             self.keys = max(0.0, self.keys - held)
             self.room += held
@@ -173,6 +203,7 @@ def outlook(
     elapsed: float | None = None,
     to_end: bool = False,
     bends: Sequence[float] = (),
+    turns: bool = False,
 ) -> Forecast:
     """The times of a request among those that live: it waits behind those with a lower place, and those with a higher
     one slow its answer down, which is played `to_end`. O(live · log live).
@@ -180,11 +211,11 @@ def outlook(
     `costs` and `bends` are those of a cost model, `tokens` is the capacity of the KV cache. A play ends after `most`
     seconds: `ttft` is infinite then. `pace` is the mean time of recent steps with streams: later prompts will slow this
     request down as they did others. `elapsed` is how long steps have been running since the last report, None if none
-    is.
+    is. `turns`: sequences take turns in two steps.
     """
     if len(costs) != len(FEATURES):
         raise ValueError(f"costs: {len(costs)} numbers, {len(FEATURES)} are expected")
-    play = _Play(costs, bends, budget, slots, tokens)
+    play = _Play(costs, bends, budget, slots, tokens, turns=turns)
     order = sorted(lives, key=_place)
     for live in order:
         if live.started:
@@ -205,16 +236,17 @@ def outlook(
         before -= play.advance()
         if before < 0 and math.isfinite(start):
             break
-    rows = len(play.ends)
-    plain = play.step_cost + play.row * rows + play.key * play.keys
-    if pace is None:
+    plain = play.plain() * play.round_steps
+    if pace is not None:
+        pace *= play.round_steps
+    else:
         pace = play.seconds / play.paced if play.paced else 0.0
     ttft, tpot = play.now, max(plain, pace)
     if not to_end:
         return Forecast(start, ttft, tpot)
     queue = deque(live.work for live in waiting if live.place > new.place)
-    last = play.steps + new.work.output - 1
-    while play.steps < last and play.now <= most:
+    last = play.rounds + new.work.output - 1
+    while play.rounds < last and play.now <= most:
         play.fill(queue)
         play.advance()
     return Forecast(start, ttft, tpot, play.now)

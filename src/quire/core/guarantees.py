@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from quire.core.forecast import Demand, Live, outlook
+from quire.core.step_sharing import CHUNK
 from quire.records import dataclass
 
 
@@ -28,11 +29,12 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class StepRoom:
-    """What all share: tokens of a step, sequences at once, tokens of the KV cache."""
+    """What all share: tokens of a step, sequences at once, tokens of the KV cache. `turns`: see forecast.outlook."""
 
     budget: int
     slots: int
     tokens: int
+    turns: bool = False
 
 
 def worst_demand(prompt: int, computed: int, made: int, most: float) -> Demand:
@@ -56,12 +58,13 @@ def worst_price(
     every = keys * samples + sum(live.work.prompt + live.work.computed + live.work.output for live in lives)
     step = costs[0] + costs[1] * rows + costs[3] * min(every, room.tokens)
     scarce = len(lives) + samples > room.slots or every > room.tokens
-    chunks = math.ceil(work.prompt / max(1, room.budget - rows))
+    space, each = (min(CHUNK, room.budget - rows), 2) if room.turns else (room.budget - rows, 1)
+    chunks = math.ceil(work.prompt / max(1, space))
     return Price(
         costs[2] * work.prompt + costs[4] * work.prompt * (work.computed + work.prompt / 2),
         work.output,
         (costs[1] + costs[3] * keys) * samples,
-        step * (chunks + (work.output if scarce else 0)),
+        step * (chunks + (each * work.output if scarce else 0)),
     )
 
 
@@ -80,7 +83,7 @@ def worst_end(
     grown = sum([live.work.output for live in ahead]) + new.work.output
     played = outlook(
         costs, ahead, new, budget=room.budget, slots=room.slots, tokens=int(room.tokens - grown), most=most,
-        elapsed=elapsed, to_end=True,
+        elapsed=elapsed, to_end=True, turns=room.turns,
     )  # fmt: skip
     if not math.isfinite(played.ttft) or played.end > most:
         return math.inf

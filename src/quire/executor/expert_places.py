@@ -110,9 +110,13 @@ def _expert_bytes(program: Program, layer: ExpertLayer) -> int:
     return sum(param_bytes(param) // param.experts for param in params)
 
 
+def counted_layers(programs: Sequence[Program]) -> dict[int, int]:
+    """Bytes of the pairs of each layer with experts, in the order in which they lie at the end of the shared memory."""
+    return {layer.layer: 8 * layer.experts for program in programs for layer in program.expert_layers}
+
+
 def _pairs_bytes(programs: Sequence[Program]) -> int:
-    numbered = {layer.layer: layer for program in programs for layer in program.expert_layers}
-    return sum(8 * layer.experts for layer in numbered.values())
+    return sum(counted_layers(programs).values())
 
 
 def _whole(nbytes: int) -> int:

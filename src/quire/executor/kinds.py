@@ -36,7 +36,7 @@ def executor_kind(config: ResolvedConfig, programs: tuple[Program, ...] = ()) ->
     if programs:
         from quire.executor.native_ranks import RankedKind
 
-        return RankedKind(config.threads, config.isa, programs)
+        return RankedKind(config.threads, config.isa, programs, config.nodes)
     if config.asked.execution.executor == "native":
         return native_kind(config.threads, config.isa)
     from quire.executor.torch import TorchKind

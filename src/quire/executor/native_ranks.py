@@ -19,9 +19,11 @@ from quire.executor.base import (
 )
 from quire.executor.expert_places import shared_expert_bytes
 from quire.executor.native import NativeExecutor, NativeKind
+from quire.executor.node_pieces import ChangedPieces, elsewhere_bytes
 from quire.executor.plans import StepSize
 from quire.executor.ranked import (
     PAIRS,
+    OtherNodes,
     RankAct,
     RankLostError,
     SharedStep,
@@ -32,19 +34,22 @@ from quire.executor.ranked import (
 )
 from quire.program.memory import kv_block_bytes
 from quire.program.program import Program
+from quire.program.rank_nodes import RankNodes
 from quire.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class RankedKind:
-    """Executors that lead ranks of this host, whose `programs` are in the order of ranks; see ExecutorKind.
+    """Executors that lead ranks, whose `programs` are in the order of ranks; see ExecutorKind.
 
-    What it plans is of all ranks together. Other programs, such as those of drafts, run on the leading rank alone.
+    What it plans is of all ranks of a host together, of the one with the most where there are several `nodes`. Other
+    programs, such as those of drafts, run on the leading rank alone.
     """
 
     threads: int
     isa: str
     programs: tuple[Program, ...]
+    nodes: int = 1
 
     @property
     def own(self) -> NativeKind:
@@ -61,18 +66,34 @@ class RankedKind:
         return self.programs if program == self.programs[leading_rank(self.programs)] else (program,)
 
     def planned_bytes(self, program: Program, limits: Limits) -> dict[str, int]:
-        """What all ranks will hold, by part."""
-        held = self.held(program)
-        found = [self.own.planned_bytes(each, limits) for each in held]
-        planned = {part: sum(each[part] for each in found) for part in found[0]}
-        if held is self.programs:
-            planned["activations"] += embedding_bytes(held, limits) + handover_bytes(held, limits)
-            planned["activations"] += shared_expert_bytes(held)
+        """What all ranks of a host will hold, by part."""
+        if program != self.programs[leading_rank(self.programs)]:
+            return self.own.planned_bytes(program, limits)
+        found = [self.own.planned_bytes(each, limits) for each in self.programs]
+        hosts = self._hosts
+        planned = {part: max(sum(found[rank][part] for rank in here) for here in hosts) for part in found[0]}
+        planned["activations"] += embedding_bytes(self.programs, limits) + shared_expert_bytes(self.programs)
+        planned["activations"] += handover_bytes(self.programs, limits)
+        if self.nodes > 1:  # what others leave here, in the place that it has there
+            planned["activations"] += elsewhere_bytes(self.programs, limits, self._spread)
         return planned
 
+    @property
+    def _spread(self) -> RankNodes:
+        plan = self.programs[0].plan
+        return RankNodes(plan.tensor_parallel_size, plan.pipeline_parallel_size, self.nodes)
+
+    @property
+    def _hosts(self) -> list[range]:
+        """The ranks of each host."""
+        return [self._spread.ranks_of(node) for node in range(self.nodes)]
+
     def block_bytes(self, program: Program, block_size: int) -> int:
-        """Bytes of a KV block on all ranks."""
-        return sum(kv_block_bytes(each, block_size) for each in self.held(program))
+        """Bytes of a KV block on all ranks of a host."""
+        if program != self.programs[leading_rank(self.programs)]:
+            return kv_block_bytes(program, block_size)
+        found = [kv_block_bytes(each, block_size) for each in self.programs]
+        return max(sum(found[rank] for rank in here) for here in self._hosts)
 
     def sampler_bytes(self, program: Program, limits: Limits) -> int:
         """The most bytes that its sampler will ever hold."""
@@ -103,10 +124,13 @@ class LeadingExecutor(NativeExecutor):
         lost: Callable[[], str],
         ending: Callable[[], None],
         others: Sequence[AdapterSlots] = (),
+        nodes: OtherNodes | None = None,
     ) -> None:
         """Lead those ranks; see LeadingRank."""
-        self._others, self._ending = others, ending
-        self._step, self._lost = SharedStep(ranks, self._programs, leading_rank(self._programs)), lost
+        self._others, self._ending, self._lost = others, ending, lost
+        count, peers = (nodes.count, nodes.peers) if nodes is not None else (1, {})
+        told = None if nodes is None else (nodes, ChangedPieces)
+        self._step = SharedStep(ranks, self._programs, leading_rank(self._programs), count, peers, told)
 
     @property
     def _shared(self) -> SharedStep:
@@ -121,7 +145,7 @@ class LeadingExecutor(NativeExecutor):
         ranks = self._shared.ranks
         self._settle()
         self._within = True
-        ranks.say((int(act), *numbers, *[0] * (9 - len(numbers))))
+        self._shared.say(act, numbers)
         try:
             yield
         except RuntimeError:
@@ -169,7 +193,7 @@ class LeadingExecutor(NativeExecutor):
             outputs = shared.run(self, numbers, run)
             if outputs is None and numbers[-4]:
                 raise self._error()
-        return outputs or {}
+        return {**(outputs or {}), **shared.features(numbers[-4])}
 
     @property
     def experts(self) -> ExpertLoads:
@@ -274,6 +298,6 @@ class LeadingExecutor(NativeExecutor):
                 if not self._within:
                     self._settle()
                 self._ending()
-                self._step.ranks.say((int(RankAct.CLOSE), *[0] * 9))
+                self._step.say(RankAct.CLOSE)
         self._step = None
         super().close()

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 import numpy as np
@@ -47,8 +47,10 @@ from quire.executor.base import (
 from quire.executor.expert_places import HeldExperts, SharedExperts, shared_expert_bytes
 from quire.program.memory import kv_block_bytes, plan_arena
 from quire.program.program import Program
+from quire.program.rank_nodes import RankNodes
 from quire.records import dataclass
 
+MemoryPiece = tuple[int, U8]  # of the memory that ranks share: where, and what
 PAIRS = 4096  # blocks of one command
 _PAGE = 4096
 
@@ -96,6 +98,26 @@ class RankExecutor(Executor, Protocol):
         """Meet the other ranks of the program there; after bind."""
 
 
+class OtherNodes(Protocol):
+    """The hosts that ranks are on besides the one of the leading rank."""
+
+    count: int  # of all hosts
+    peers: Mapping[int, int]  # the leading rank's connections to ranks on others, see RankNodes.peers
+
+    def say(self, command: Sequence[int], pieces: Sequence[MemoryPiece]) -> None:
+        """Tell them a command, with what has changed in the memory that ranks share."""
+
+
+class ChangedMemory(Protocol):
+    """What the leading rank changes in the memory that ranks share; see node_pieces."""
+
+    def of(self, act: RankAct, numbers: Sequence[int]) -> list[MemoryPiece]:
+        """The pieces that a command is about."""
+
+
+Changes = Callable[[Sequence[Program], Limits, StepArrays, U8], ChangedMemory]
+
+
 class LeadingRank(Executor, Protocol):
     """An executor that leads other ranks."""
 
@@ -105,9 +127,10 @@ class LeadingRank(Executor, Protocol):
         lost: Callable[[], str],
         ending: Callable[[], None],
         others: Sequence[AdapterSlots] = (),
+        nodes: OtherNodes | None = None,
     ) -> None:
         """Lead those ranks; before bind. `lost` says why a rank has left; `ending` is called before they are told to
-        end. `others`: their slots for adapters."""
+        end. `others`: their slots for adapters. `nodes`: the other hosts that ranks are on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,30 +186,77 @@ def _whole(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
 
 
+def shared_bytes(ranks: _native.SharedRanks, nbytes: int) -> U8:
+    """The memory that ranks share."""
+    mapped = (ctypes.c_uint8 * nbytes).from_address(ranks.address)
+    mapped.owner = ranks  # type: ignore[attr-defined]  # mapped for as long as an array is in it
+    return np.ctypeslib.as_array(mapped)
+
+
+def residual_place(
+    programs: Sequence[Program], limits: Limits, memory: RankMemory, rank: int
+) -> tuple[int, int]:
+    """Where a rank that is not of the last stage has the residual stream for the next one, and the columns of it."""
+    [given] = programs[-1].inputs
+    program = programs[rank]
+    [output] = [each for each in program.outputs if each.name == given.name]
+    arena = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
+    return memory.activations[rank] + arena.offsets[output.buffer], program.buffer(output.buffer).cols
+
+
+def feature_places(
+    programs: Sequence[Program], limits: Limits, memory: RankMemory, rank: int
+) -> list[tuple[str, int, int]]:
+    """What a rank leaves of tokens for a draft: names, where, and how many columns of float32."""
+    program = programs[rank]
+    arena = plan_arena(program, limits.max_tokens, limits.max_logit_rows)
+    return [
+        (each.name, memory.activations[rank] + arena.offsets[each.buffer], program.buffer(each.buffer).cols)
+        for each in program.outputs
+        if each.name.startswith("features")
+    ]
+
+
+def handover_place(programs: Sequence[Program], limits: Limits, memory: RankMemory, twin: int) -> int:
+    """Where the first half of the stages leaves the residual stream of one of two steps."""
+    return memory.handover + twin * handover_bytes(programs, limits) // 2
+
+
 class SharedStep:
     """One rank's view of what ranks share, bound to its executor."""
 
-    def __init__(self, ranks: _native.SharedRanks, programs: Sequence[Program], rank: int) -> None:
+    def __init__(
+        self,
+        ranks: _native.SharedRanks,
+        programs: Sequence[Program],
+        rank: int,
+        nodes: int = 1,
+        peers: Mapping[int, int] | None = None,
+        others: tuple[OtherNodes, Changes] | None = None,
+    ) -> None:
+        """`nodes`: how many hosts the ranks are on; `peers`: the sockets of ranks on others, see RankNodes.peers;
+        `others`: those hosts, which the leading rank tells what it says, and what finds what it has changed."""
         self.ranks, self.rank = ranks, rank
         self._programs, self._program = programs, programs[rank]
         self._memory: U8 = np.empty(0, np.uint8)
         plan = self._program.plan
+        self.nodes = RankNodes(plan.tensor_parallel_size, plan.pipeline_parallel_size, nodes)
+        self._peers, self._others = peers or {}, others
         self._stage = rank - plan.tensor_parallel_rank  # its first rank
         self._first_half = plan.in_first_half
-        # Whether it leaves the first half's residual, and whether it takes it; one of the ranks that have it leaves it.
+        # Whether it leaves the first half's residual, and whether it takes it; one of the ranks of a node that
+        # have it leaves it.
         middle = plan.pipeline_parallel_size // 2
-        self._leaves = plan.pipeline_parallel_rank == middle - 1 and not plan.tensor_parallel_rank
+        self._leaves = plan.pipeline_parallel_rank == middle - 1 and rank == self.nodes.here(rank).start
         self._takes = plan.pipeline_parallel_rank == middle > 0
         self.second_half = middle * plan.tensor_parallel_size  # its first rank
-        self._residual = 0  # where that of the stage before is
+        self._residual = (0, 0)  # where that of the stage before is, and its columns
 
     def prepare(self, executor: RankExecutor, limits: Limits, arrays: StepArrays, *, keep: bool) -> None:
         """Before an executor is bound to these arrays: they move to where all ranks see them, with what they have if
         it is to be kept; so do its activations."""
         memory, ranks, plan = rank_memory(self._programs, limits), self.ranks, self._program.plan
-        mapped = (ctypes.c_uint8 * memory.nbytes).from_address(ranks.address)
-        mapped.owner = ranks  # type: ignore[attr-defined]  # mapped for as long as an array is in it
-        self._memory = np.ctypeslib.as_array(mapped)
+        self._memory = shared_bytes(ranks, memory.nbytes)
         self.block = self._memory[memory.blocks[0] : memory.blocks[-1]]
         self.own_part = self._memory[memory.blocks[self.rank] : memory.blocks[self.rank + 1]]
         self.pairs: I32 = self._memory[memory.pairs :][: 2 * 4 * PAIRS].view(np.int32).reshape(2, PAIRS)
@@ -196,20 +266,35 @@ class SharedStep:
         self._handover = given.reshape(2, limits.max_tokens, -1)
         experts = self._memory[memory.experts :][: shared_expert_bytes(self._programs)]
         self.experts = SharedExperts(executor.held_experts, self._programs, self.rank, experts)
+        self.experts.move &= not self.nodes.spans
         arrays.move_to(self._memory[memory.arrays : memory.pairs], keep=keep)
         executor.place_activations(ranks.address + memory.activations[self.rank])
-        size = plan.tensor_parallel_size
+        if self._others is not None:
+            self._changed = self._others[1](self._programs, limits, arrays, self._memory)
+        self._features = [
+            place
+            for each in range(0, self._stage, plan.tensor_parallel_size)
+            for place in feature_places(self._programs, limits, memory, each)
+        ]
         if self._stage:
-            before = self._programs[self.rank - size]
-            arena = plan_arena(before, limits.max_tokens, limits.max_logit_rows)
-            [output] = [each for each in before.outputs if each.name == self._program.inputs[0].name]
-            self._residual = memory.activations[self.rank - size] + arena.offsets[output.buffer]
+            taken = self.nodes.taken_from(self.rank)
+            self._residual = residual_place(self._programs, limits, memory, taken)
 
     def join(self, executor: RankExecutor) -> None:
         """After an executor is bound: it meets the other ranks of its stage."""
-        size = self._program.plan.tensor_parallel_size
-        if size > 1:
+        size, here = self._program.plan.tensor_parallel_size, self.nodes.here(self.rank)
+        if self._peers:
+            peers = [(rank - self._stage, fd) for rank, fd in self._peers.items()]
+            executor.join(_native.SpanningGroup(self.ranks, self._stage, size, here.start, len(here), peers))
+        elif size > 1:
             executor.join(_native.SharedGroup(self.ranks, self._stage, size))
+
+    def say(self, act: RankAct, numbers: Sequence[int] = ()) -> None:
+        """Tell all ranks what to do."""
+        command = (int(act), *numbers, *[0] * (9 - len(numbers)))
+        self.ranks.say(command)  # first: the end of a command is told by its number
+        if self._others is not None:
+            self._others[0].say(command, self._changed.of(act, numbers))
 
     def show_embeddings(self) -> int:
         """Put those of the step where all ranks see them; returns how many there are."""
@@ -243,23 +328,29 @@ class SharedStep:
             return None
         outputs = run(tokens, rows, logit_rows)
         if self._leaves:
-            [output] = outputs.values()
-            self._handover[twin, :tokens] = output
+            self._handover[twin, :tokens] = outputs[self._programs[-1].inputs[0].name]
         return outputs
+
+    def features(self, tokens: int) -> Outputs:
+        """What stages before this one have left of the step's tokens for a draft, by name; once they are done."""
+        return {
+            name: self._memory[at : at + tokens * cols * 4].view(np.float32).reshape(tokens, cols)
+            for name, at, cols in self._features
+        }
 
     def _take_residual(self, executor: RankExecutor, tokens: int, twin: int, *, same: bool) -> bool:
         """Take what the stage before leaves, for which it waits if that runs the `same` step now; False when a rank has
         left."""
         if not self._stage:
             return True
-        size = self._program.plan.tensor_parallel_size
-        if (same or not self._takes) and not self.ranks.wait(self._stage - size, size):
+        before = self.nodes.before(self.rank)
+        if (same or not self._takes) and not self.ranks.wait(before.start, len(before)):
             return False
         [given] = self._program.inputs
         rows = self._handover[twin, :tokens]
         if not self._takes:
-            cols = self._program.buffer(given.buffer).cols
-            rows = self._memory[self._residual :][: tokens * cols * 4].view(np.float32).reshape(tokens, cols)
+            at, cols = self._residual
+            rows = self._memory[at : at + tokens * cols * 4].view(np.float32).reshape(tokens, cols)
         executor.write(given.buffer, rows)
         return True
 

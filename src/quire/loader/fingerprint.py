@@ -15,13 +15,15 @@ SAMPLES, SAMPLE_BYTES = 256, 4096
 _PIECE_BYTES = 32 * 2**20
 
 
-def fingerprint(files: Sequence[Path], *, whole: bool = False) -> str:
+def fingerprint(files: Sequence[Path], *, whole: bool = False, copies: bool = False) -> str:
     """Return a digest of checkpoint files, as hex.
 
     It covers the real path, size and modification time of each file, its first MiB and 256 evenly spaced pages. A file
     that was replaced or modified has another time; one that was restored with its old time (by an archive, a
     reproducible build) has another path or other bytes nearly everywhere. `whole` covers every byte and nothing else:
-    it is certain and equal for all copies, but takes as long as reading and hashing the files on all cores.
+    it is certain and equal for all copies, but takes as long as reading and hashing the files on all cores. `copies`
+    leaves out paths and times, so that it is quick and equal for copies on several hosts; a file of the same size that
+    differs in few pages may have the same.
 
     Raises CheckpointError when a file cannot be read.
     """
@@ -32,7 +34,7 @@ def fingerprint(files: Sequence[Path], *, whole: bool = False) -> str:
                 fd = file.fileno()
                 size = os.fstat(fd).st_size
                 digest.update(f"|{size}".encode())
-                if not whole:
+                if not whole and not copies:
                     digest.update(f"|{os.path.realpath(path)}|{os.fstat(fd).st_mtime_ns}|".encode())
                 for piece in _every_byte(fd, size) if whole else _samples(fd, size):
                     digest.update(piece)

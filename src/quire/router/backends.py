@@ -8,20 +8,32 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from quire.config.routing import BackendEntry, RouterConfig, backend_entries
+from quire.config.routing import (
+    BackendEntry,
+    RouterConfig,
+    backend_entries,
+    discovered_services,
+    keys_of,
+    traffic_rules,
+)
 from quire.router.cache_follower import CacheFollower
+from quire.router.discovery import ServiceWatch, first_known
 from quire.routing.prefix_index import PIECE_BYTES, PrefixIndex
 from quire.routing.reported_prefixes import ReportedPrefixes
+from quire.routing.servers_needed import ServersNeeded
 from quire.util.http_client import Client, ClientError, target
 
 logger = logging.getLogger("quire.server")
 
 _PAUSES = (1.0, 30.0)  # seconds without requests: after the first failures, and at most
 _MODELS_EVERY = 30.0  # seconds between two looks at the models of a server
+_HELD_INTERVAL = 0.05  # seconds between two checks while a request waits for a server
+_FIRST_LIST = 10.0  # seconds for what is discovered, before the first checks
 _HEALTH_PATHS = ("/health", "/v1/models")
 
 
@@ -30,7 +42,8 @@ class _ModelList(msgspec.Struct):
 
 
 class BackendServer:
-    """A server. `requests` were sent to it and have not ended; `work` is what they cost, in prompt tokens."""
+    """A server. `requests` were sent to it and have not ended; `work` is what they cost, in prompt tokens;
+    `waiting` are the tokens of those prompts that it has not begun to answer."""
 
     def __init__(self, entry: BackendEntry, config: RouterConfig) -> None:
         """Raises ValueError for an address that is none."""
@@ -38,7 +51,7 @@ class BackendServer:
         self.name, self.weight = entry.name, entry.weight
         headers = {"authorization": f"Bearer {entry.api_key}"} if entry.api_key else {}
         self.client = Client(target(entry.url, headers), connect_timeout=config.connect_timeout)
-        self.requests, self.work = 0, 0.0
+        self.requests, self.work, self.waiting = 0, 0.0, 0.0
         self.healthy = self.draining = False
         self.why = "was not checked yet"  # it cannot be asked
         self.models: list[dict[str, Any]] = [{"id": name, "object": "model"} for name in entry.models or ()]
@@ -64,6 +77,15 @@ class BackendServer:
     def serves(self, model: str | None) -> bool:
         """Whether it has a model; one that names none may have any."""
         return model is None or not self.models or any(each.get("id") == model for each in self.models)
+
+    @contextlib.contextmanager
+    def computing(self, tokens: float) -> Iterator[None]:
+        """While it computes so many tokens of a prompt."""
+        self.waiting += tokens
+        try:
+            yield
+        finally:
+            self.waiting = max(self.waiting - tokens, 0.0)
 
     def succeeded(self) -> None:
         """An answer came."""
@@ -92,6 +114,10 @@ class BackendServer:
             self.healthy, self.why = False, "did not answer in time"
         except ClientError as error:
             self.healthy, self.why = False, str(error).partition(":")[0]
+        if (
+            self.healthy and not was
+        ):  # it may have been started again: its failures were those of the one before
+            self._failures, self._paused_until, self._pause = 0, 0.0, _PAUSES[0]
         if self.healthy != was:
             logger.warning("%s is %s", self.name, "ready" if self.healthy else f"down: {self.why}")
 
@@ -126,8 +152,20 @@ class Backends:
         """Raises ValueError for entries that are wrong."""
         self.config = config
         self.all = [BackendServer(entry, config) for entry in backend_entries(config)]
+        self.rules = traffic_rules(config)
+        self._found: dict[str, dict[str, str]] = {}  # addresses by name, of each service that is discovered
+        self._watches = [
+            ServiceWatch(service, partial(self._discovered, text))
+            for text, service in zip(config.discover, discovered_services(config), strict=True)
+        ]
+        self._watching: list[asyncio.Task[None]] = []
         self.prefixes = PrefixIndex(config.prefix_index_size)
         self.reports = ReportedPrefixes(config.prefix_index_size)
+        self.needed = ServersNeeded(config.level_seconds, config.start_seconds)
+        self.held = 0  # requests that wait for a server
+        self._held_tokens = 0.0
+        self._held = asyncio.Event()
+        self._checked = asyncio.Event()  # once; another one for each round of checks
         self._following: dict[BackendServer, asyncio.Task[None]] = {}
         self.draining = False  # the router itself ends
         self._checks: asyncio.Task[None] | None = None
@@ -194,8 +232,38 @@ class Backends:
         """Requests that have not ended."""
         return sum(each.requests for each in (*self.all, *self._leaving))
 
+    async def hold(self, tokens: float, look: Callable[[], BackendServer | None]) -> BackendServer | None:
+        """Wait until `look` finds a server for a prompt of so many tokens; None after the time for which requests are
+        held, or when the router ends."""
+        self.held, self._held_tokens = self.held + 1, self._held_tokens + tokens
+        self._held.set()
+        try:
+            async with asyncio.timeout(self.config.hold_seconds):
+                while (found := look()) is None and not self.draining:
+                    await self._checked.wait()
+        except TimeoutError:
+            return None
+        else:
+            return found
+        finally:
+            self.held -= 1
+            self._held_tokens = self._held_tokens - tokens if self.held else 0.0
+
+    def replicas_needed(self, now: float) -> float:
+        """The servers that answer, of which the load needs so many; not rounded."""
+        waiting = sum(each.waiting for each in self.all if each.entry.role != "prefill") + self._held_tokens
+        return self.needed.servers(waiting, self.running + self.held, len(self.available(None)), now)
+
+    def backlog_seconds(self) -> float:
+        """Until the prompts that wait are computed."""
+        now = time.monotonic()
+        able = sum(each.is_available(now) for each in self.all)
+        return self.needed.backlog(sum(each.waiting for each in self.all) + self._held_tokens, able)
+
     async def start(self) -> None:
         """Check all servers once, and go on checking them."""
+        self._watching = [asyncio.create_task(each.run()) for each in self._watches]
+        await first_known(self._watches, _FIRST_LIST)
         await asyncio.gather(*(each.check() for each in self.all))
         self._follow()
         self._checks = asyncio.create_task(self._keep_checking())
@@ -214,24 +282,44 @@ class Backends:
                     await self._idle.wait()
         if self._checks is not None:
             self._checks.cancel()
-        for task in self._following.values():
+        beside = [*self._following.values(), *self._watching]
+        for task in beside:
             task.cancel()
-        await asyncio.gather(*self._following.values(), return_exceptions=True)
+        await asyncio.gather(*beside, return_exceptions=True)
         await asyncio.gather(*(each.client.close() for each in self.all))
+
+    def _discovered(self, service: str, servers: dict[str, str]) -> None:
+        """A service has these servers from now on."""
+        self._found[service] = servers
+        try:
+            self.reload()
+        except ValueError as error:
+            logger.error("%s: %s", service, error)
+        else:
+            logger.warning("%s: %s", service, ", ".join(servers) or "no server")
+
+    def _entries(self) -> list[BackendEntry]:
+        """The servers that were named, and those that were discovered and have no other's name. Raises ValueError."""
+        entries = {each.name: each for each in backend_entries(self.config)}
+        key, admin = keys_of(self.config)
+        for servers in self._found.values():
+            for name, url in servers.items():
+                entries.setdefault(name, BackendEntry(url, name, api_key=key, admin_key=admin))
+        return [*entries.values()]
 
     def reload(self) -> None:
         """Read the file of servers again. Those that stay keep what is known of them; those that are gone get no more
         requests. Raises ValueError, and changes nothing, for a file that is wrong.
         """
         known = {each.entry: each for each in self.all}
-        entries = backend_entries(self.config)
+        entries, rules = self._entries(), traffic_rules(self.config)
         made = [known.get(entry) or BackendServer(entry, self.config) for entry in entries]
         for each in self.all:
             if each not in made:
                 each.draining = True
                 self.prefixes.forget(each.name)
                 self._leaving.add(each)
-        self.all = made
+        self.all, self.rules = made, rules
         self._follow()
 
     def _follow(self) -> None:
@@ -251,10 +339,17 @@ class Backends:
 
     async def _keep_checking(self) -> None:
         while True:
-            await asyncio.sleep(self.config.health_interval)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.config.health_interval):
+                    await self._held.wait()
+                    await asyncio.sleep(_HELD_INTERVAL)
             self._leaving = {each for each in self._leaving if each.requests}
             was = {each.name for each in self.all if each.healthy}
             await asyncio.gather(*(each.check() for each in self.all))
             for each in self.all:
                 if each.healthy and each.name not in was:
                     self.prefixes.forget(each.name)  # it may have been started again, with an empty cache
+            if not self.held:
+                self._held.clear()
+            self._checked.set()
+            self._checked = asyncio.Event()

@@ -111,7 +111,7 @@ class Dividing:
         limit = min(longest, _MARGIN + _TIMES * expected) if self.costs.learned else longest
         began = time.monotonic()
         try:
-            with self._backends.busy(server, uncached):
+            with self._backends.busy(server, uncached), server.computing(uncached):
                 async with asyncio.timeout(limit):
                     await server.client.request(head(body_size(asked)), asked, answer)
         except TimeoutError:

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Sequence
 
 from quire.config.routing import RouterConfig
+from quire.router.attempts import ELSEWHERE, Attempt, first_of
 from quire.router.backends import BackendServer
 from quire.router.dividing import PREFILL, divisible, leave_alone, with_params
 from quire.router.relay import Relay, StreamPieces
-from quire.router.resuming import CannotResumeError, DeliveredStream, ResumedStream, is_resumable, with_seed
-from quire.router.routed_request import AskedOfServers, response_id, usage_of
+from quire.router.resuming import (
+    RESUMABLE,
+    CannotResumeError,
+    DeliveredStream,
+    ResumedStream,
+    is_resumable,
+    is_seeded,
+    with_seed,
+)
+from quire.router.routed_request import AskedOfServers, named, response_id, usage_of
 from quire.router.router_context import RouterContext
 from quire.routing.prefix_index import prompt_digests
 from quire.routing.router_policies import RoutedPrompt
 from quire.routing.tickets import PEER, TICKET, peer_proof
+from quire.routing.traffic import Failure, TrafficRoute, failure_of
 from quire.server.errors import ApiError, retry_headers
 from quire.server.exchange import Exchange
+from quire.server.fleet.shadows import MAX_COMPARED_BYTES, SeenAnswer
 from quire.server.logs import log
-from quire.util.http_client import ClientError, SentBody, body_size
+from quire.util.http_client import ClientError, SentBody, Whole, body_size
 
-# Answers after which another server is asked: this one is busy, ends, or is not there. An internal error is none of
-# them: what brought one server down might bring down all.
-_ELSEWHERE = frozenset((429, 502, 503))
+_GONE = frozenset((502, 503))
 # Answers that a server may give for the ticket, which the client knows nothing of: it has no role, or another key.
 _OF_TICKET = frozenset((400, 401, 403, 422))
 # Headers that concern one connection, or are the router's own business; x-quire-* are between servers.
 _NOT_PASSED = frozenset((
     b"host", b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
     b"transfer-encoding", b"upgrade", b"content-length", b"accept-encoding", b"expect", b"origin", b"cookie",
-    b"x-request-id",
+    b"x-request-id", b"x-gateway-destination-endpoint",
 ))  # fmt: skip
 _KEYS = frozenset((b"authorization", b"x-api-key"))
 _PASSED_OWN = frozenset((b"x-quire-tag",))
@@ -43,37 +54,88 @@ class Forwarding:
         self, context: RouterContext, exchange: Exchange, body: bytes, asked: AskedOfServers
     ) -> None:
         self._context, self._exchange, self._asked = context, exchange, asked
-        self._body: SentBody = body
         self._config: RouterConfig = context.backends.config
-        parts = asked.parts()
-        self._digests = prompt_digests(self._domain(), parts)
-        self._bytes = sum(map(len, parts))
-        self._resumable = (
-            self._config.resume and len(context.backends.all) > 1 and is_resumable(exchange.path, asked)
-        )
-        if self._resumable:
-            self._body = with_seed(body, asked)
+        self._parts = asked.parts()
+        self._bytes = sum(map(len, self._parts))
+        name, rules = asked.model or asked.name or "", context.backends.rules
+        self._route = rules.route(name, asked.session(exchange)) if name in rules else TrafficRoute(name)
+        several = len(context.backends.all) > 1
+        self._resumable = self._config.resume and several and is_resumable(exchange.path, asked)
+        again = self._resumable or (self._route.shadow is not None and is_seeded(exchange, asked))
+        self._given = with_seed(body, asked) if again else body  # the same tokens are drawn each time
+        self._seen: SeenAnswer | None = None  # what the client got, for a shadow
         self._predicted = 0.0  # tokens that the chosen server has probably cached
+        self._aim(self._route.target)
+        self._may_hold = self._config.hold_seconds > 0  # once
+        self._counted = False  # as work that came
+
+    def _aim(self, target: str) -> None:
+        """Ask for a model from now on."""
+        self._asked, self._body = named(self._exchange, self._given, self._asked, target)
+        self._digests = prompt_digests(self._domain(), self._parts)
         self._ticket: bytes | None = None  # of the prompt, once another server has computed it
-        self._divisible = divisible(exchange, asked)
+        self._divisible = divisible(self._exchange, self._asked)
 
     async def answer(self) -> None:
         """Answer the request. Raises ApiError if no server could take it, and ClientGoneError."""
+        began, targets = time.monotonic(), [self._route.target]
+        while True:
+            refusal, last = await self._answer_by_model()
+            if refusal is None:
+                self._shadow(time.monotonic() - began)
+                return
+            following = self._following(refusal.status, targets)
+            if following is None:
+                break
+            self._context.metrics.fallbacks[targets[-1], following] += 1
+            targets.append(following)
+            self._aim(following)
+        if isinstance(refusal, Relay):
+            assert last is not None
+            await self._send_whole(refusal, last)
+            return
+        raise refusal
+
+    def _following(self, status: int, tried: Sequence[str]) -> str | None:
+        """The model that is asked after a failure of the one that was asked last."""
+        failure = Failure.ERROR if status == 404 else failure_of(status)
+        found = None if failure is None else self._route.after(failure, tried)
+        return None if found is None else found.target
+
+    async def _answer_by_model(self) -> tuple[ApiError | Relay | None, BackendServer | None]:
+        """Ask servers of a model one after the other; None once the client has its answer, else what to answer if no
+        other model can, and the server that said so."""
         tried: list[BackendServer] = []
+        last: BackendServer | None = None
         refusal: ApiError | Relay | None = None
         while len(tried) <= self._config.retries:
             backend = self._choose(tried)
+            if backend is None and self._may_wait(refusal):
+                self._may_hold, tried = False, []
+                backend = await self._context.backends.hold(
+                    self._prompt().prompt_tokens, lambda: self._choose([])
+                )
             if backend is None:
                 break
             refusal = await self._try(backend)
             if refusal is None:
-                return
+                return None, backend
+            last = backend
             tried.append(backend)
+            if isinstance(refusal, Relay) and refusal.status not in ELSEWHERE:
+                break
             self._context.metrics.retried += 1
-        if isinstance(refusal, Relay):
-            await self._send_whole(refusal, tried[-1])
-            return
-        raise refusal or self._unavailable()
+        return refusal or self._unavailable(), last
+
+    def _may_wait(self, refusal: ApiError | Relay | None) -> bool:
+        """Whether the request is held until there is a server: none is there, or those that were there have gone."""
+        gone = refusal is None or refusal.status in _GONE
+        settled = self._context.owner(self._asked.previous_response_id) is not None
+        return gone and self._may_hold and not settled and self._is_served()
+
+    def _is_served(self) -> bool:
+        model = self._asked.model or self._asked.name
+        return model is None or any(each.serves(model) for each in self._context.backends.all)
 
     def _choose(self, tried: list[BackendServer]) -> BackendServer | None:
         backends = self._context.backends
@@ -100,7 +162,7 @@ class Forwarding:
 
     def _unavailable(self) -> ApiError:
         model = self._asked.model or self._asked.name
-        if model is not None and not any(each.serves(model) for each in self._context.backends.all):
+        if model is not None and not self._is_served():
             return ApiError(
                 404,
                 f"model: {model[:200]!r} is served by no server of this router",
@@ -115,6 +177,9 @@ class Forwarding:
         """Ask a server; None once the client has its answer, else what to answer if no other server can."""
         prompt, began = self._prompt(), time.monotonic()
         self._predicted = prompt.cached(backend.name)
+        if not self._counted:
+            self._counted = True
+            self._context.backends.needed.arrived(prompt.work(backend.name), began)
         with self._context.backends.busy(backend, prompt.work(backend.name)):
             body = await self._divided(backend, prompt)
             refusal = await self._ask(backend, prompt, body, began)
@@ -128,34 +193,110 @@ class Forwarding:
         self, backend: BackendServer, prompt: RoutedPrompt, body: SentBody, began: float
     ) -> ApiError | Relay | None:
         """Send a server the request, which began then, and its answer to the client; see _try."""
-        context, divided, sent = self._context, body is not self._body, time.monotonic()
-        relay = Relay(self._exchange, context.keep if self._resumable else None)
-        context.backends.sent(backend.name, self._exchange.request_id, self._digests, self._bytes)
-        head = self._head(backend, body_size(body), peer=divided)
-        request = asyncio.create_task(backend.client.request(head, body, relay, taken=relay.take))
+        attempt, failure = self._send(backend, prompt, body), None
         try:
-            failure = await self._begins(backend, relay, request)
+            delay = self._hedge_delay(attempt, prompt, body)
+            if delay is None:
+                failure = await attempt.begins(self._config)
+            else:
+                attempt, failure = await first_of(
+                    attempt, delay, lambda: self._second(backend, prompt), self._config
+                )
             if failure is not None:
                 return failure
-            if divided and TICKET in relay.headers:
-                leave_alone(backend)
-            if (divided and relay.status in _OF_TICKET) or (relay.is_whole and relay.status in _ELSEWHERE):
-                if relay.is_whole:
-                    await request
-                backend.answers["refused"] += 1
-                return relay
-            now = time.monotonic()
-            context.metrics.first_byte.observe(now - began)
-            if divided and relay.is_stream:
-                context.dividing.costs.moved(prompt.prompt_tokens, now - sent)
-            await self._pass_on(backend, relay, request)
+            return await self._take(attempt, prompt, began, divided=body is not self._body)
         except ClientError as error:
-            backend.failed(str(error), time.monotonic())
+            attempt.backend.failed(str(error), time.monotonic())
             return ApiError(502, "the server failed while it answered", code="backend_failed")
         finally:
-            request.cancel()
-            relay.forget()
+            attempt.close()
+
+    def _send(self, backend: BackendServer, prompt: RoutedPrompt, body: SentBody) -> Attempt:
+        context = self._context
+        relay = Relay(self._exchange, context.keep if self._resumable else None)
+        relay.seen = SeenAnswer() if self._route.shadow is not None else None
+        context.backends.sent(backend.name, self._exchange.request_id, self._digests, self._bytes)
+        head = self._head(backend, body_size(body), peer=body is not self._body)
+        request = asyncio.create_task(backend.client.request(head, body, relay, taken=relay.take))
+        return Attempt(backend, relay, request, max(prompt.prompt_tokens - self._predicted, 1.0))
+
+    def _hedge_delay(self, attempt: Attempt, prompt: RoutedPrompt, body: SentBody) -> float | None:
+        """Seconds after which the request is late; None if it is sent to one server only."""
+        hedging, exchange = self._context.hedging, self._exchange
+        hedging.came(prompt.work(attempt.backend.name))
+        once = body is not self._body or exchange.path not in RESUMABLE or exchange.header(b"idempotency-key")
+        return None if once else hedging.delay(self._context.backends.needed.expected(attempt.ahead))
+
+    def _second(self, first: BackendServer, prompt: RoutedPrompt) -> Attempt | None:
+        """Send a late request to a second server, if there is one, and enough was done once."""
+        backends = self._context.backends
+        able = backends.available(self._asked.model, [first])
+        if not able:
+            return None
+        other = self._context.policy.choose(prompt, able)
+        if not self._context.hedging.take(prompt.work(other.name)):
+            return None
+        self._context.metrics.hedged += 1
+        busy = contextlib.ExitStack()
+        busy.enter_context(backends.busy(other, prompt.work(other.name)))
+        made = self._send(other, prompt, self._body)
+        made.held = busy
+        return made
+
+    async def _take(
+        self, attempt: Attempt, prompt: RoutedPrompt, began: float, *, divided: bool
+    ) -> ApiError | Relay | None:
+        """Send an answer that has begun to the client; see _try. Raises ClientError."""
+        context, backend, relay = self._context, attempt.backend, attempt.relay
+        if attempt.held is not None:
+            context.metrics.hedges_won += 1
+            self._predicted = prompt.cached(backend.name)
+        if divided and TICKET in relay.headers:
+            leave_alone(backend)
+        if (divided and relay.status in _OF_TICKET) or (
+            relay.is_whole and self._is_passed_over(relay.status)
+        ):
+            if relay.is_whole:
+                await attempt.request
+            backend.answers["refused"] += 1
+            return relay
+        now = time.monotonic()
+        context.metrics.first_byte.observe(now - began)
+        if relay.status == 200 and not divided:
+            tokens = attempt.ahead if relay.is_stream else attempt.outstanding
+            context.hedging.began(now - attempt.sent, context.backends.needed.expected(tokens))
+            context.backends.needed.answered(tokens, now - attempt.sent)
+        if divided and relay.is_stream:
+            context.dividing.costs.moved(prompt.prompt_tokens, now - attempt.sent)
+        await self._pass_on(backend, relay, attempt.request)
+        self._seen = relay.seen
         return None
+
+    def _is_passed_over(self, status: int) -> bool:
+        """Whether another server or another model is asked after such an answer."""
+        return status in ELSEWHERE or (
+            status >= 500 and self._following(status, [self._route.target]) is not None
+        )
+
+    def _shadow(self, seconds: float) -> None:
+        """Let a shadow answer the same request, and compare; nobody waits for it."""
+        shadow, seen, exchange = self._route.shadow, self._seen, self._exchange
+        if shadow is not None and seen is not None:
+            seen.status, seen.seconds = exchange.status, seconds
+            pair = self._route.target, shadow
+            self._context.shadows.compare(pair, lambda: self._ask_shadow(shadow), exchange.request_id, seen)
+
+    async def _ask_shadow(self, shadow: str) -> tuple[int, bytes]:
+        self._aim(shadow)
+        backends, prompt, answer = self._context.backends, self._prompt(), Whole(MAX_COMPARED_BYTES)
+        able = backends.available(shadow)
+        if not able:
+            return 503, b""
+        chosen = self._context.policy.choose(prompt, able)
+        with backends.busy(chosen, prompt.work(chosen.name)):
+            head = self._head(chosen, body_size(self._body))
+            await chosen.client.request(head, self._body, answer)
+        return answer.status, answer.body
 
     async def _divided(self, backend: BackendServer, prompt: RoutedPrompt) -> SentBody:
         """The body for the server that answers, once another one has computed the prompt if that pays."""
@@ -176,29 +317,6 @@ class Forwarding:
             return self._body
         self._predicted = prompt.prompt_tokens
         return with_params(self._body, self._asked, self._ticket)
-
-    async def _begins(
-        self, backend: BackendServer, relay: Relay, request: asyncio.Task[None]
-    ) -> ApiError | None:
-        """Wait until the answer begins; an error if it does not."""
-        try:
-            async with asyncio.timeout(self._config.first_byte_timeout):
-                await asyncio.wait((request, relay.begun), return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            backend.failed("did not begin to answer in time", time.monotonic())
-            return ApiError(
-                504, f"no answer within {self._config.first_byte_timeout:g} s", code="backend_timeout"
-            )
-        if relay.begun.done():
-            return None
-        error = request.exception()
-        assert error is not None
-        if not isinstance(error, ClientError):
-            raise error
-        backend.failed(str(error), time.monotonic())
-        return ApiError(
-            502, "the server could not be reached", code="backend_failed", headers=retry_headers(1.0)
-        )
 
     async def _pass_on(self, backend: BackendServer, relay: Relay, request: asyncio.Task[None]) -> None:
         if relay.is_whole:
@@ -239,6 +357,7 @@ class Forwarding:
                 return False
             else:
                 self._context.metrics.resumed += 1
+                relay.seen = None  # it has a part of the answer alone
                 return True
         return False
 

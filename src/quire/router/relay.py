@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from quire.routing.tickets import TICKET
 from quire.server.exchange import ChunkWriter, Exchange
+from quire.server.fleet.shadows import SeenAnswer
 from quire.util.http_client import ClientConnection, ClientError
 
 WHOLE_BYTES = 2**20  # an answer of a known length up to this is sent when it is complete
@@ -30,6 +31,7 @@ class Relay:
     def __init__(self, exchange: Exchange, keep: Callable[[int], bool] | None = None) -> None:
         """`keep` takes memory for what is sent of a stream, so that another server can go on with it."""
         self._exchange, self._keep = exchange, keep
+        self.seen: SeenAnswer | None = None  # the answer, if it is compared with that of another model
         self.sent: list[bytes] = []
         self.sent_bytes = 0
         self._part = b""  # of an event that is not complete
@@ -64,6 +66,8 @@ class Relay:
     def data(self, chunk: bytes, at: float) -> None:  # noqa: ARG002
         """Take a part, and send it if that is possible."""
         self._last.append(chunk[-_ENDS:])
+        if self.seen is not None:
+            self.seen.takes(chunk)
         if not self.beginning:
             self.beginning = chunk[:_ENDS]
         if self._keep is not None and self.is_stream and not (chunk := self._whole_events(chunk)):

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from quire.router.routed_request import AskedOfServers, with_field
+from quire.server.exchange import Exchange
 from quire.types import QuireError
 from quire.util.http_client import SentBody
 
@@ -35,6 +36,15 @@ def is_resumable(path: str, asked: AskedOfServers) -> bool:
     """Whether the stream of a request could go on with another server: one sample, without log-probabilities."""
     one = asked.n in (None, 1) and asked.best_of in (None, 1)
     return path in RESUMABLE and asked.stream is True and one and not asked.logprobs
+
+
+def is_seeded(exchange: Exchange, asked: AskedOfServers) -> bool:
+    """Whether a request has a field for a seed."""
+    return (
+        exchange.path in RESUMABLE
+        and "msgpack" not in exchange.header(b"content-type")
+        and asked.model is not None
+    )
 
 
 def with_seed(body: SentBody, asked: AskedOfServers) -> SentBody:

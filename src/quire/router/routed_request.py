@@ -93,6 +93,20 @@ def asked_of(exchange: Exchange, body: bytes) -> AskedOfServers:
         return AskedOfServers()
 
 
+def named(
+    exchange: Exchange, body: SentBody, asked: AskedOfServers, model: str
+) -> tuple[AskedOfServers, SentBody]:
+    """A request for another model, under the name of its field; the same one if it asks for that model already."""
+    field = "name" if asked.model is None and asked.name is not None else "model"
+    if not model or getattr(asked, field) == model:
+        return asked, body
+    coding = msgspec.msgpack if "msgpack" in exchange.header(b"content-type") else msgspec.json
+    whole = body if isinstance(body, bytes) else b"".join(body)
+    fields = coding.decode(whole, type=dict[str, msgspec.Raw])
+    made = coding.encode(fields | {field: msgspec.Raw(coding.encode(model))})
+    return msgspec.structs.replace(asked, **{field: model}), made
+
+
 def with_field(body: SentBody, name: str, value: bytes, *, replaces: bool) -> SentBody:
     """A body with a field more, behind what there is, or with another value of one: servers refuse repeated ones."""
     parts = (body,) if isinstance(body, bytes) else body

@@ -119,9 +119,14 @@ class RouterApp:
         now = time.monotonic()
         match exchange.path:
             case "/health" | "/ping":
-                able = not context.backends.draining and bool(context.backends.available(None))
-                states = {each.name: each.state(now) for each in context.backends.all}
-                body = {"status": "ready" if able else "no server is available", "backends": states}
+                backends = context.backends
+                holds = backends.config.hold_seconds > 0
+                able = not backends.draining and (holds or bool(backends.available(None)))
+                states = {each.name: each.state(now) for each in backends.all}
+                body = {
+                    "status": "ready" if able else "no server is available", "backends": states,
+                    "replicas_needed": round(backends.replicas_needed(now), 2),
+                }  # fmt: skip
                 await exchange.respond(200 if able else 503, msgspec.json.encode(body))
             case "/metrics":
                 text = b"text/plain; version=0.0.4; charset=utf-8"
@@ -138,6 +143,8 @@ class RouterApp:
             if backend.is_available(now):
                 for model in backend.models:
                     found.setdefault(model["id"], model)
+        for name in self.context.backends.rules.names:
+            found.setdefault(name, {"id": name, "object": "model", "owned_by": "quire router"})
         return list(found.values())
 
     def _backends(self, now: float) -> list[dict[str, Any]]:

@@ -10,10 +10,12 @@ from quire.config.serving import ServingConfig
 from quire.router.backends import Backends, BackendServer
 from quire.router.dividing import Dividing
 from quire.router.router_metrics import RouterMetrics
+from quire.routing.hedging import Hedging
 from quire.routing.router_policies import RoutingPolicy, policy_named
 from quire.server.access import AccessControl
 from quire.server.context import Reader, directory_of, sweep_readers
 from quire.server.exchange import HangUpWatch
+from quire.server.fleet.shadows import Shadows
 from quire.server.logs import log
 from quire.server.request_memory import RequestMemory, memory_of_bodies
 
@@ -51,12 +53,14 @@ class RouterContext:
     def __init__(self, backends: Backends, config: ServingConfig) -> None:
         self.backends, self.config = backends, config
         self.policy: RoutingPolicy = policy_named(backends.config.policy)
+        self.hedging = Hedging(backends.config.hedge_share)
+        self.shadows = Shadows()
         self.tenants = directory_of(config)
         self.access = AccessControl(config, self.tenants)
         self.has_keys = self.access.has_keys
         self.presents_key = any(each.entry.api_key for each in backends.all)
         self.dividing = Dividing(backends)
-        self.metrics = RouterMetrics(backends, self.dividing)
+        self.metrics = RouterMetrics(backends, self.dividing, self.shadows)
         self.memory: RequestMemory = memory_of_bodies(BODY_MEMORY, config.max_num_queued_reqs)
         self.rates = Rates()
         self.kept = 0  # bytes of streams that run

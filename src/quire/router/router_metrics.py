@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from quire.router.backends import Backends
 from quire.router.dividing import FALLBACKS, Dividing
 from quire.server.exchange import Exchange
+from quire.server.fleet.shadows import Shadows
 from quire.server.histogram import Histogram
 from quire.server.metrics import FINE
 
@@ -23,11 +24,14 @@ _LEARNING = 0.02  # weight of the newest answer in the confidence
 class RouterMetrics(Collector):
     """Requests by outcome, servers by state, and how well the prediction of caches holds."""
 
-    def __init__(self, backends: Backends, dividing: Dividing) -> None:
-        self._backends, self._dividing = backends, dividing
+    def __init__(self, backends: Backends, dividing: Dividing, shadows: Shadows) -> None:
+        self._backends, self._dividing, self._shadows = backends, dividing, shadows
         self.http: Counter[tuple[str, str]] = Counter()  # by route and status
         self.first_byte = Histogram(FINE)
-        self.retried = self.cut_off = self.resumed = 0
+        self.retried = self.cut_off = self.resumed = self.hedged = self.hedges_won = 0
+        self.fallbacks: Counter[tuple[str, str]] = (
+            Counter()
+        )  # by model that failed, and model that was asked then
         self._prompt = self._cached = self._predicted = 0.0  # tokens of answers that say what was cached
         self.confidence = 0.0  # until answers say what was cached, nothing is known
         self._registry = CollectorRegistry()
@@ -95,6 +99,8 @@ class RouterMetrics(Collector):
         yield family
         for name, value, text in (
             ("retries", self.retried, "requests sent to another server after one failed"),
+            ("hedged", self.hedged, "requests sent to a second server because the first one was late"),
+            ("hedges_won", self.hedges_won, "of them answered by the second server"),
             ("resumed", self.resumed, "streams that went on with another server"),
             ("cut_off", self.cut_off, "answers that ended because their server was lost"),
             ("prompt_tokens", self._prompt, "prompt tokens of answers that report their usage"),
@@ -102,13 +108,45 @@ class RouterMetrics(Collector):
             ("predicted_cached_tokens", self._predicted, "of them cached, as predicted"),
         ):
             yield CounterMetricFamily(f"quire_router_{name}", text, value=value)
-        yield from self._divided()
+        yield from (*self._divided(), *self._ruled(), *self._scaling(now))
         yield GaugeMetricFamily(
             "quire_router_routing_confidence",
             "share of prompt tokens whose caching was known right, times the share of the servers with events whose "
             "events are not lost; 0: nothing is known",
             value=self.confidence * self._backends.reporting,
         )
+
+    def _scaling(self, now: float) -> Iterator[Metric]:
+        """Of servers that come and go."""
+        for name, level, text in (
+            ("held_requests", float(self._backends.held), "requests that wait until a server is available"),
+            ("replicas_needed", self._backends.replicas_needed(now),
+             "servers that the load needs for its service level, by forecast; the sum over routers, rounded up"),
+            ("prefill_backlog_seconds", self._backends.backlog_seconds(),
+             "time until the prompts that wait are computed by the servers that there are"),
+        ):  # fmt: skip
+            yield GaugeMetricFamily(f"quire_router_{name}", text, value=level)
+
+    def _ruled(self) -> Iterator[Metric]:
+        """Of requests for names with rules."""
+        fallbacks = CounterMetricFamily(
+            "quire_router_fallbacks",
+            "requests sent to another model after one failed",
+            labels=["model", "next"],
+        )
+        for models, count in self.fallbacks.items():
+            fallbacks.add_metric(models, count)
+        shadows = CounterMetricFamily(
+            "quire_router_shadow_requests",
+            "copies of requests for a shadow, by what came of the comparison",
+            labels=["model", "shadow", "outcome"],
+        )
+        for pair, report in self._shadows.reports.items():
+            counts = {"equal": report.equal, "different": report.compared - report.equal,
+                      "failed": report.failed, "skipped": report.skipped}  # fmt: skip
+            for outcome, count in counts.items():
+                shadows.add_metric([*pair, outcome], count)
+        yield from (fallbacks, shadows)
 
     def _divided(self) -> Iterator[Metric]:
         """Of prompts that one server computed and another one answered."""

@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import field
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -222,14 +223,20 @@ class Client:
     """Connections to one server. `clock` gives the recorded times in seconds."""
 
     def __init__(
-        self, server: Target, clock: Clock = time.perf_counter, *, connect_timeout: float = 10.0
+        self,
+        server: Target,
+        clock: Clock = time.perf_counter,
+        *,
+        connect_timeout: float = 10.0,
+        authorities: Path | None = None,
     ) -> None:
+        """Of `authorities`, if given, the server's certificate has to be. Raises OSError if they cannot be read."""
         self.server = server
         self.clock = clock
         self.opened = 0
         self._idle: list[ClientConnection] = []
         self._connect_timeout = connect_timeout
-        self._tls = _tls(server)
+        self._tls = _tls(server, authorities)
 
     async def post(
         self, path: str, body: bytes, exchange: AnswerSink, sent: Callable[[float], None] = lambda _at: None
@@ -310,10 +317,11 @@ class Client:
 
 
 class Whole:
-    """Collects an answer that is not streamed."""
+    """Collects an answer that is not streamed, of so many bytes at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_BODY_BYTES) -> None:
         self.status = 0
+        self._most = most
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -326,15 +334,15 @@ class Whole:
 
     def data(self, chunk: bytes, at: float) -> None:  # noqa: ARG002
         self._size += len(chunk)
-        if self._size > MAX_BODY_BYTES:
-            raise ClientError(f"bad answer: more than {MAX_BODY_BYTES} bytes")
+        if self._size > self._most:
+            raise ClientError(f"bad answer: more than {self._most} bytes")
         self._parts.append(chunk)
 
 
-def _tls(server: Target) -> ssl.SSLContext | None:
+def _tls(server: Target, authorities: Path | None) -> ssl.SSLContext | None:
     if not server.tls:
         return None
-    context = ssl.create_default_context()
+    context = ssl.create_default_context(cafile=authorities)
     if server.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -137,6 +137,14 @@ def address(_: str, text: str) -> Settings:
     return [*words, ("--port", port)] if port else words
 
 
+def master(option: str, text: str) -> Settings:
+    """HOST:PORT of where hosts meet, at that very port. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not int(port):
+        raise ValueError("not HOST:PORT")
+    return [(option, host.strip("[]")), ("--master-port", str(int(port) - 1))]
+
+
 def guessed_tokens(option: str, text: str) -> Settings:
     """A number of tokens guessed from n-grams."""
     return [(option, json.dumps({"method": "ngram", "num_speculative_tokens": int(text)}))]

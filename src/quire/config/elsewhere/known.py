@@ -25,6 +25,7 @@ from quire.config.elsewhere.foreign import (
     in_gibibytes,
     lacks,
     listed,
+    master,
     needs,
     only,
     or_zero,
@@ -71,7 +72,9 @@ _INSIDE = "what happens inside of the model is not shown"
 _AHEAD = "the next step is prepared while one runs"
 _WINDOWS = "the checkpoint says which layers have windows"
 _SETTINGS = "--speculative-config sets the method and its settings; answers are the same without"
-_RANK = "the ranks of a model are processes of one machine"
+_RANK = (
+    "--nnodes, --node-rank and --master-addr spread the ranks of a model over hosts, each with this command"
+)
 _MAPPED = "packed weights are memory-mapped from the weight cache (--weight-cache)"
 _SWAP = "a part of --memory"
 _CACHED = "usage always includes the cached tokens"
@@ -230,15 +233,13 @@ ROWS: tuple[ForeignOption, ...] = (
     only("--ep-num-redundant-experts", _S, "0", _EPLB),
     lacks("--enable-dp-attention", _VS, _EXPERTS, arity=""),
     only("--expert-parallel-size --ep-size --ep", _VS, "1", _EXPERTS),
-    only("--nnodes", _VS, "1", _RANK),
     lacks("--data-parallel-rank --data-parallel-size-local --data-parallel-address --data-parallel-rpc-port "
           "--data-parallel-start-rank --load-balance-method", _VS, "replicas are parts of one server, which chooses"),
     only("--data-parallel-backend", _V, "mp", _RANK),
     lacks("--data-parallel-hybrid-lb --data-parallel-external-lb --headless --enable-p2p-check", _VS, _RANK, arity=""),
-    only("--node-rank", _VS, "0", _RANK),
-    lacks("--dist-init-addr --master-addr --master-port --nccl-port --shard-uds-path "
-          "--master-shard-uds-path", _VST, _RANK),
-    only("--distributed-executor-backend", _V, "uni mp", _RANK),
+    called("--dist-init-addr", _S, "--master-addr", convert=master),
+    lacks("--nccl-port --shard-uds-path --master-shard-uds-path", _VST, _RANK),
+    called("--distributed-executor-backend", _V, "--launcher", values={"ray": "ray"}, done=("uni", "mp"), why=_RANK),
     always("--disable-custom-all-reduce --disable-custom-kernels", (VLLM, SGLANG, TGI), _SHARED),
     only("--n-gpu-layers --gpu-layers -ngl", _L, "0", _CPU),
     only("--device", _S, "cpu", _CPU),

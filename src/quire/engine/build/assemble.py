@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from quire._native import supported_isas
 from quire.cache_kinds import FP8_KV, StateGroup
 from quire.config import env
+from quire.config.launched import node_count
 from quire.config.resolve import MachineFacts, ModelTraits, resolve
 from quire.config.schema import (
     INT4_GROUP,
@@ -31,6 +33,7 @@ from quire.engine.build.core_parts import make_gate, make_scheduler, make_swap_s
 from quire.engine.build.disk_tiers import make_tiers
 from quire.engine.build.drafts import (
     Draft,
+    apart,
     check_vocabulary,
     draft_options,
     feature_draft,
@@ -78,7 +81,7 @@ from quire.program.formats import DType, Groups, HeadScales, NumberFormats, Weig
 from quire.program.lower import lower
 from quire.program.lower_draft import trimmed
 from quire.program.lowering import LoraRoom
-from quire.program.memory import param_bytes
+from quire.program.memory import kv_block_bytes, param_bytes
 from quire.program.program import Program
 from quire.program.ranks import RankPlan
 from quire.program.stages import stage_layers
@@ -245,6 +248,7 @@ def choose(
     model = for_task(model, asked)
     spec, asked = model.facts.spec, _agreed(model, asked)
     traits = ModelTraits(spec.dtype, spec.max_positions, model.facts.longest, whole=spec.whole)
+    machine = replace(machine, nodes=node_count(os.environ, asked.parallel.ranks))
     config = resolve(asked, traits, machine)
     check_pooling_options(spec, config)
     formats = replace(
@@ -272,7 +276,10 @@ def choose_with_draft(
     features = None if spec is None else spec.features
     leading = leading_plan(_rank_plans(model, asked, machine, weights))
     config, program = choose(model, asked, machine, weights, features=features, plan=leading)
-    return config, program, _draft(model, program, config, machine, spec)
+    whole = program
+    if spec is not None and leading.ranks > 1:
+        whole = choose(model, asked, machine, weights, features=features)[1]
+    return config, program, _draft(model, whole, config, machine, spec)
 
 
 def _rank_plans(
@@ -293,7 +300,9 @@ def choose_ranks(
     plans = _rank_plans(model, asked, machine, weights)
     if len(plans) == 1:
         return ()
-    return tuple(choose(model, asked, machine, weights, plan=plan)[1] for plan in plans)
+    spec = read_spec(asked.speculation.chosen(), model.facts.spec)
+    features = None if spec is None else spec.features
+    return tuple(choose(model, asked, machine, weights, features=features, plan=plan)[1] for plan in plans)
 
 
 def _lora_room(asked: AdapterOptions) -> LoraRoom | None:
@@ -416,7 +425,8 @@ def build(
     with startup.span("plan"):
         planned = plan_engine(model, asked, beside)
         programs = planned.programs
-        cores = near(memory_nodes(), len(programs)) if programs else []
+        hosts = planned.config.nodes
+        cores = near(memory_nodes(), len(programs) // hosts) * hosts if programs else []
         own = cores[leading_rank(programs)] if programs else ()
         with staying_on(own):  # the executor's threads
             executor = planned.kind.make(planned.program)
@@ -447,12 +457,13 @@ def _build(
                 raise CheckpointError(f"draft {draft.origin.name}: {error}") from None
         startup.mark(weights.source)
         if ranks is not None:
-            ranks.ready(weights_fingerprint(model, config), model, plan.limits)
+            ranks.ready(weights_fingerprint(model, asked, copies=config.nodes > 1), model, plan.limits)
     with startup.span("bind"):
         adapters = _adapters(executor, model, config, plan.limits)
-        block = planned.kind.block_bytes(program, asked.cache.block_size)
+        held = planned.programs or (program,)
+        block = sum(kv_block_bytes(each, asked.cache.block_size) for each in held)
         swap = make_swap_space(model, block, config, draft, lent)
-        tiers = make_tiers(model, config, planned.programs or (program,), block, swap, draft)
+        tiers = make_tiers(model, config, held, block, swap, draft)
         worker = make_worker(model, executor, plan.limits, config, adapters, tiers or swap)
         costs = load_costs(model.folder, config)
         scheduler = make_scheduler(program, config, plan, model.facts.spec, costs, tiers or swap, made)
@@ -522,14 +533,15 @@ def _draft(
     target: Model, program: Program, config: ResolvedConfig, machine: MachineFacts,
     spec: DraftSpec | MedusaSpec | None,
 ) -> Draft | None:  # fmt: skip
-    """`spec` is what computes on the target's features, if the method has it."""
+    """`program` is the whole target's; `spec` is what computes on the target's features, if the method has it."""
     chosen, facts = config.speculation, target.facts
     if chosen is None or (spec is None and chosen.method not in WITH_MODEL):
         return None
     asked = draft_options(config.asked, chosen)
     if spec is not None:
         own = resolve(asked, ModelTraits(facts.spec.dtype, facts.spec.max_positions, facts.longest), machine)
-        return feature_draft(chosen, spec, _formats(own), program, weight_origin(target))
+        draft = feature_draft(chosen, spec, _formats(own), program, weight_origin(target))
+        return apart(draft, weight_origin(target)) if config.asked.parallel.ranks > 1 else draft
     model = open_model(chosen.model, tokenizer=False)
     if model.gguf is None and model.facts.quantization is None:
         asked = rounded_draft(asked, chosen)

@@ -81,7 +81,7 @@ def _fingerprint(model: Model, config: ResolvedConfig, programs: Sequence[Progra
     scales = asked.formats.kv_cache_scales
     levels = sha256(Path(scales).read_bytes()).hexdigest() if scales else ""
     parts = (
-        __version__, kernels, executor, model.facts.config_sha256, weights_fingerprint(model, config), random, levels,
-        asked.cache.block_size, *programs,
+        __version__, kernels, executor, model.facts.config_sha256, weights_fingerprint(model, asked), random,
+        levels, asked.cache.block_size, *programs,
     )  # fmt: skip
     return blake2b("\0".join(map(repr, parts)).encode(), digest_size=64).digest()

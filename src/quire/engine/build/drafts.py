@@ -6,6 +6,8 @@ longest. So what the scheduler gives to a sequence, finds by a prefix or takes b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +19,9 @@ from quire.config.speculative import FEATURE_METHODS, SpeculativeConfig
 from quire.engine.build.load_weights import Origin
 from quire.engine.build.opening import Model, find_model, kept_files, open_model
 from quire.executor.base import Executor, Limits
-from quire.loader import Checkpoint, checkpoint_files
+from quire.loader import Checkpoint, Source, checkpoint_files
 from quire.loader.draft_checkpoint import draft_file, draft_ids, draft_rules
+from quire.loader.target_tensors import TargetTensors
 from quire.program.formats import DTYPE_BYTES, NumberFormats
 from quire.program.lower_draft import lower_draft, lower_medusa, module_count, trimmed
 from quire.program.program import Program
@@ -134,6 +137,41 @@ def feature_draft(
     return Draft(
         origin, program, 0, spec.features, None if ids is None else ids[:count], tree_width=chosen.tree_width
     )
+
+
+_OF_TARGET = "target:"  # begins the names of tensors that are not in the draft's checkpoint
+
+
+def apart(draft: Draft, target: Origin) -> Draft:
+    """A draft that holds itself what it would borrow of the target's executor, which is of one rank and has a part."""
+    parts = [part for param in draft.program.borrowed for part in param.parts]
+    own = draft.origin
+
+    @contextmanager
+    def opened() -> Iterator[Source]:
+        with own.open() as first, target.open() as second:
+            source, other = own.rules.view(first), target.rules.view(second)
+            there = set(other.names())
+            taken = {
+                _OF_TARGET + part.tensor: part.tensor
+                if part.tensor in there
+                else target.rules.twins.get(part.tensor, part.tensor)
+                for part in parts
+            }
+            yield TargetTensors(source, other, taken)
+
+    held = tuple(
+        replace(param, parts=tuple(replace(part, tensor=_OF_TARGET + part.tensor) for part in param.parts))
+        for param in draft.program.borrowed
+    )
+    origin = Origin(
+        own.name,
+        replace(own.rules, prefixes=(), stacks=()),
+        lambda: [*own.files(), *target.files()],
+        opened,
+    )
+    program = replace(draft.program, params=draft.program.params + held, borrowed=())
+    return replace(draft, origin=origin, program=program)
 
 
 def draft_options(asked: EngineConfig, chosen: SpeculativeConfig) -> EngineConfig:

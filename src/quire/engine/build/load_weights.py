@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from quire.config.schema import ResolvedConfig
+from quire.config.schema import EngineConfig, ResolvedConfig
 from quire.engine.build.opening import Model, kept_files
 from quire.executor.base import Loadable
 from quire.loader import (
@@ -151,10 +151,9 @@ def modules_of(model: Model) -> tuple[str, ...]:
     return () if pooling is None else pooling.folders
 
 
-def weights_fingerprint(model: Model, config: ResolvedConfig) -> str:
+def weights_fingerprint(model: Model, asked: EngineConfig, *, copies: bool = False) -> str:
     """A digest of the files that weights are read from; see loader.fingerprint."""
-    asked = config.asked.loading
-    return "" if asked.load_format == "random" else fingerprint(weight_files(model))
+    return "" if asked.loading.load_format == "random" else fingerprint(weight_files(model), copies=copies)
 
 
 def weight_files(model: Model) -> list[Path]:

@@ -82,14 +82,16 @@ def _serve(
     program, config = programs[rank], choose(model, asked, machine_facts())[0]
     stay_on(load["cores"])
     executor = cast("RankExecutor", executor_kind(config).make(program))
-    step = SharedStep(ranks, programs, rank)
+    nodes = load["nodes"]
+    step = SharedStep(ranks, programs, rank, nodes, dict(load["peers"]))
     load_rank(model, program, config, executor)
     arrays = StepArrays(limits, len(program.cache_groups), overlaps=program.plan.overlaps)
     step.prepare(executor, limits, arrays, keep=False)
     executor.bind(limits, arrays)
     step.join(executor)
     ready.set_result(executor)
-    _send(leader, digest=rank_digest(program, limits, model, weights_fingerprint(model, config)))
+    files = weights_fingerprint(model, asked, copies=nodes > 1)
+    _send(leader, digest=rank_digest(program, limits, model, files))
     follow(executor, step)
 
 

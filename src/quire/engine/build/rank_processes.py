@@ -1,7 +1,8 @@
 """The ranks of a model on this host: which there are, and the processes of those that follow this one.
 
 The memory that ranks share has no name: it is a file that only these processes have open, which the kernel removes with
-the last of them. A process that ends, or whose heart stands still, ends the wait of all others with its reason.
+the last of them. A process that ends, or whose heart stands still, ends the wait of all others with its reason. Ranks
+on other hosts are led through leading_node.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Literal, cast
 
 from quire import _native
+from quire.config.launched import launched
 from quire.config.schema import EngineConfig, ResolvedConfig
+from quire.engine.build.leading_node import LeadingNode
+from quire.engine.build.node_place import NodePlace, meet_nodes
 from quire.engine.build.opening import Model
-from quire.engine.build.rendezvous import gather, launched
+from quire.engine.build.rendezvous import gather
 from quire.executor.base import Executor, Limits
 from quire.executor.ranked import LeadingRank, leading_rank, rank_memory
 from quire.executor.ranked_adapters import RemoteSlots
@@ -70,8 +75,8 @@ def _check(asked: EngineConfig) -> None:
         "executor": asked.execution.executor != "native" and f"{asked.execution.executor!r} is",
     }
     chosen = asked.speculation.chosen()
-    if chosen is not None and chosen.method not in {"ngram", "lookahead", "draft_model"}:
-        refused["speculative_config"] = f"the method {chosen.method} is"
+    if chosen is not None and chosen.method == "self":
+        refused["speculative_config"] = "the method self is"
     for option, what in refused.items():
         if what:
             raise UnsupportedModelError(
@@ -85,8 +90,8 @@ def leading_plan(plans: Sequence[RankPlan]) -> RankPlan:
 
 
 def other_processes(config: ResolvedConfig) -> dict[str, int]:
-    """What the processes of other ranks hold besides the parts of the model, as a part of the memory plan."""
-    others = config.asked.parallel.ranks - 1
+    """What the processes of other ranks of a host hold besides the parts of the model, as a part of the memory plan."""
+    others = config.asked.parallel.ranks // config.nodes - 1
     return {"ranks": others * (PROCESS_BYTES + config.threads * THREAD_BYTES)} if others else {}
 
 
@@ -103,7 +108,8 @@ def started_ranks(
     ranks = RankProcesses(model, asked, programs, limits, lost, cores)
     try:
         slots = list(ranks.slots.values())
-        cast("LeadingRank", executor).lead(ranks.ranks, ranks.reason, ranks.expect_end, slots)
+        lead = cast("LeadingRank", executor).lead
+        lead(ranks.ranks, ranks.reason, ranks.expect_end, slots, ranks.nodes)
         yield ranks
     except BaseException:
         executor.close()
@@ -120,7 +126,7 @@ def rank_digest(program: Program, limits: Limits, model: Model, files: str) -> s
 
 
 class RankProcesses:
-    """The processes of all ranks but the leading one, from their start to their end.
+    """The processes of all ranks of this host but the leading one, from their start to their end.
 
     `lost` is called once, from a thread, with the reason why a rank has left; no step can run any more then.
     """
@@ -128,7 +134,9 @@ class RankProcesses:
     def __init__(
         self, model: Model, asked: EngineConfig, programs: Sequence[Program], limits: Limits,
         lost: Callable[[str], None] = lambda _: None, cores: Sequence[Collection[int]] = (),
+        place: NodePlace | None = None, heard: Callable[[int, dict[str, str]], None] | None = None,
     ) -> None:  # fmt: skip
+        """`place`: this host among several, if it follows another one; `heard` then takes what its ranks say."""
         self._names = [f"rank {rank} of {len(programs)}" for rank in range(len(programs))]
         self.programs = programs
         self._lost, self._reason = lost, ""
@@ -136,34 +144,48 @@ class RankProcesses:
         self._changed = threading.Condition()
         self._digests: dict[int, str] = {}
         self._closing = False
-        self._started, self._leader = launched(os.environ, len(programs)), leading_rank(programs)
+        self._started = launched(os.environ, len(programs))
+        if place is None:
+            place = meet_nodes(self._started, model, asked, limits)
+        self.place, self._heard = place, heard or self._hear
+        self._leader = -1 if place.node else leading_rank(programs)
         nbytes = rank_memory(programs, limits).nbytes
-        crowded = len(programs) * (asked.execution.threads or 1) > usable_cores()
+        crowded = len(place.here) * (asked.execution.threads or 1) > usable_cores()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._sockets: dict[int, socket.socket] = {}
         self.slots: dict[int, RemoteSlots] = {}  # for adapters, by rank
+        self.nodes: LeadingNode | None = None
         self._memory = _memory(nbytes)
         try:
             self.ranks = _native.SharedRanks(self._memory, nbytes, len(programs), self._leader, crowded)
-            for rank, ours in self._connect(len(programs)):
+            if place.connections:
+                self.nodes = LeadingNode(place, self.ranks, nbytes, self._heard, self._lose, self._leader)
+                for rank in place.elsewhere:
+                    self.slots[rank] = RemoteSlots(programs[rank], partial(self.nodes.send_slots, rank))
+            for rank, ours in self._connect():
                 self._sockets[rank] = ours
                 self.slots[rank] = RemoteSlots(programs[rank], ours.sendall)
+                peers = {other: sock.fileno() for other, sock in place.peers.get(rank, {}).items()}
                 load = {
                     "folder": str(model.folder), "config": asked.values(), "limits": asdict(limits), "rank": rank,
                     "memory": self._memory if rank in self._processes else f"/proc/{os.getpid()}/fd/{self._memory}",
                     "bytes": nbytes, "crowded": crowded, "cores": sorted(cores[rank]) if cores else [],
+                    "nodes": place.count, "peers": list(peers.items()),
                 }  # fmt: skip
                 ours.sendall(json.dumps(load).encode() + b"\n")
         except BaseException:
             self._end()
             raise
+        for rank, here in place.peers.items():  # a rank in another process has sockets of its own now
+            for sock in here.values() if rank != self._leader else ():
+                sock.close()
         self._watcher = threading.Thread(target=self._watch, name="quire-ranks", daemon=True)
         self._watcher.start()
 
-    def _connect(self, count: int) -> Iterator[tuple[int, socket.socket]]:
+    def _connect(self) -> Iterator[tuple[int, socket.socket]]:
         """Sockets of the other ranks: of those that a launcher has started, or of processes that are started here."""
-        others = [rank for rank in range(count) if rank != self._leader]
-        if self._started is not None:
+        others = [rank for rank in self.place.here if rank != self._leader]
+        if self._started is not None and not self._started.nodes:
             for number, ours in gather(self._started):
                 yield others[number - 1], ours
             return
@@ -175,10 +197,11 @@ class RankProcesses:
         # The kernel ends a process with the thread that started it; the end of this one's socket ends it in any case.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         command = [sys.executable, "-P", "-X", "faulthandler", "-m", "quire.engine.build.rank_process"]
+        peers = [sock.fileno() for sock in self.place.peers.get(rank, {}).values()]
         with theirs:
             self._processes[rank] = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(parent)],
-                pass_fds=(theirs.fileno(), self._memory),
+                pass_fds=(theirs.fileno(), self._memory, *peers),
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # an interrupt typed at the terminal is for the leading rank only
             )
@@ -202,16 +225,23 @@ class RankProcesses:
         """Wait until all ranks have loaded their weights; arguments as of rank_digest. Raises RankStartError when one
         could not, or has another version, config or weights."""
         with self._changed:
-            self._changed.wait_for(lambda: self._reason or len(self._digests) == len(self._sockets))
+            self._changed.wait_for(lambda: self._reason or len(self._digests) == len(self.programs) - 1)
         if self._reason:
             raise RankStartError(self._reason)
         for rank, digest in self._digests.items():
             if digest != rank_digest(self.programs[rank], limits, model, files):
                 raise RankStartError(f"{self._names[rank]}: its version, config or weights are not the same")
 
+    def send_slots(self, rank: int, content: bytes) -> None:
+        """Send bytes to the socket of a rank of this host; one that has ended is lost anyway."""
+        with contextlib.suppress(OSError):
+            self._sockets[rank].sendall(content)
+
     def expect_end(self) -> None:
         """From now on a rank that ends was told to, and none is watched."""
         self._closing = True
+        if self.nodes is not None:
+            self.nodes.expect_end()
 
     def close(self) -> None:
         """End all processes; those that were told to end have a moment for it."""
@@ -219,6 +249,10 @@ class RankProcesses:
         if threading.current_thread() is not self._watcher:
             self._watcher.join()
         self._end()
+
+    def join(self) -> None:
+        """Wait until nobody is watched any more: a rank was lost, or they were told to end."""
+        self._watcher.join()
 
     def _end(self) -> None:
         until = time.monotonic() + _END_SECONDS
@@ -237,6 +271,11 @@ class RankProcesses:
                 process.wait()
         for ours in self._sockets.values():
             ours.close()
+        if self.nodes is not None:
+            self.nodes.close()
+        for here in self.place.peers.values():
+            for sock in here.values():
+                sock.close()
         if self._memory >= 0:
             os.close(self._memory)
             self._memory = -1
@@ -259,12 +298,12 @@ class RankProcesses:
                     received[key.data] += data
                     *lines, received[key.data] = received[key.data].split(b"\n")
                     for line in lines:
-                        self._hear(key.data, json.loads(line))
+                        self._heard(key.data, json.loads(line))
                     if not data:
                         ended.append(key.data)
                 for rank in ended:  # after what another one says of why this one ended
                     if not self._closing and not self._reason:
-                        self._lose(rank, self._how_ended(rank))
+                        self._lose(f"{self._names[rank]} {self._how_ended(rank)}")
                 now = time.monotonic()
                 passed = min(now - looked, _LOOK_SECONDS)  # more only if this thread did not run
                 looked = now
@@ -272,7 +311,7 @@ class RankProcesses:
                     beats = self.ranks.beats(rank)
                     hearts[rank] = beats, silent + passed if beats == before else 0.0
                     if hearts[rank][1] > (SILENT_SECONDS if beats else START_SECONDS):
-                        self._lose(rank, "does not answer")
+                        self._lose(f"{self._names[rank]} does not answer")
 
     def _hear(self, rank: int, message: dict[str, str]) -> None:
         if "settled" in message:
@@ -280,7 +319,7 @@ class RankProcesses:
             self.slots[rank].answer(f"{self._names[rank]}: {error}" if error else "")
             return
         if "failed" in message:
-            self._lose(rank, message["failed"])
+            self._lose(f"{self._names[rank]} {message['failed']}")
         with self._changed:
             self._digests[rank] = message.get("digest", "")
             self._changed.notify_all()
@@ -296,19 +335,21 @@ class RankProcesses:
             f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         )
 
-    def _lose(self, rank: int, how: str) -> None:
-        if self._reason or self._closing:
-            return
+    def _lose(self, reason: str) -> None:
         with self._changed:
-            self._reason = f"{self._names[rank]} {how}"
+            if self._reason or self._closing:
+                return
+            self._reason = reason
             self._changed.notify_all()
         self._known.set()
         self.ranks.leave()
+        if self.nodes is not None:
+            self.nodes.leave(reason)
         for slots in self.slots.values():
-            slots.lose(self._reason)
+            slots.lose(reason)
         for process in self._processes.values():
             process.kill()
-        self._lost(self._reason)
+        self._lost(reason)
 
 
 def _memory(nbytes: int) -> int:

@@ -1,8 +1,9 @@
-"""Where ranks meet that something else has started: torchrun, or whatever sets its variables, on one host.
+"""Where ranks, or nodes with ranks, meet that something else has started; see config/launched.
 
-The rank that leads listens at MASTER_ADDR, one port above MASTER_PORT, which torchrun uses itself. Each side proves
-that it knows QUIRE_RANK_SECRET, without sending it: HMAC-SHA256 (RFC 2104) over random numbers of both and the rank.
-Whoever cannot is cut off, and the others are waited for. What follows is not encrypted: use an address of this host.
+The one that leads listens at MASTER_ADDR, one port above MASTER_PORT, which torchrun uses itself. Each side proves
+that it knows QUIRE_RANK_SECRET, without sending it: HMAC-SHA256 (RFC 2104) over random numbers of both and the number
+of the one that joins. Whoever cannot is cut off, and the others are waited for. What follows is not encrypted: use an
+address of this host, or of a network that nobody else is on.
 
     leader → rank      32 random bytes
     rank → leader      32 random bytes, the rank in 2, HMAC("rank", theirs, ours, rank)
@@ -14,137 +15,136 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 
-from quire.records import dataclass
-from quire.types import QuireError
+from quire.config.launched import Launched, RendezvousError
 
 JOIN_SECONDS = 60.0
+SAY_SECONDS = 30.0  # between two lines that say who is waited for
 _HANDSHAKE_SECONDS = 5.0
+_REFUSED_SECONDS = 10.0  # of refusals in a row, after which one that waits for ever gives up
 _NONCE, _RANK, _PROOF = 32, 2, 32
-_LEAST_SECRET = 16
 
 
-class RendezvousError(QuireError):
-    """Ranks did not meet, or have other settings."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """What a launcher says of this process: its number, and where the ranks meet. Number 0 leads."""
-
-    number: int
-    world: int
-    address: str
-    port: int
-    secret: bytes
-
-    @property
-    def leads(self) -> bool:
-        return self.number == 0
-
-
-def launched(environ: Mapping[str, str], ranks: int) -> Launched | None:
-    """Read a launcher's variables for a model of so many ranks; None where there are none, or one rank.
-
-    Raises RendezvousError for variables that do not fit.
-    """
-    if ranks == 1 or "RANK" not in environ or "WORLD_SIZE" not in environ:
-        return None
+def listen(address: str, port: int, count: int = 64) -> socket.socket:
+    """A socket that listens at this address only. Raises RendezvousError if it is not one of this host."""
     try:
-        number, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-        local = int(environ.get("LOCAL_WORLD_SIZE", world))
-        port = int(environ.get("MASTER_PORT", "29500")) + 1
-    except ValueError as error:
-        raise RendezvousError(f"RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_PORT: {error}") from None
-    if world != ranks or not 0 <= number < world:
-        raise RendezvousError(f"RANK {number} of WORLD_SIZE {world}: the model has {ranks} ranks")
-    if local != world:
-        raise RendezvousError(
-            f"LOCAL_WORLD_SIZE {local} of WORLD_SIZE {world}: ranks on several hosts are not there"
-        )
-    secret = environ.get("QUIRE_RANK_SECRET", "").encode()
-    if len(secret) < _LEAST_SECRET:
-        raise RendezvousError(
-            f"QUIRE_RANK_SECRET: all ranks need the same secret of {_LEAST_SECRET} bytes or more"
-        )
-    return Launched(number, world, environ.get("MASTER_ADDR", "127.0.0.1"), port, secret)
+        return socket.create_server((address, port), backlog=count)
+    except OSError as error:
+        raise RendezvousError(f"MASTER_ADDR {address}, port {port}: {error.strerror or error}") from None
 
 
 def gather(at: Launched) -> Iterator[tuple[int, socket.socket]]:
     """All other ranks by their numbers, as they come. Raises RendezvousError if one does not within a minute."""
-    until, missing = time.monotonic() + JOIN_SECONDS, set(range(1, at.world))
-    try:
-        listener = socket.create_server((at.address, at.port), backlog=at.world)
-    except OSError as error:
-        raise RendezvousError(
-            f"MASTER_ADDR {at.address}, port {at.port}: {error.strerror or error}"
-        ) from None
-    with listener:
-        while missing:
-            listener.settimeout(max(0.0, until - time.monotonic()))
-            try:
-                sock, _ = listener.accept()
-            except (TimeoutError, BlockingIOError):
-                numbers = ", ".join(map(str, sorted(missing)))
-                raise RendezvousError(
-                    f"RANK {numbers} of {at.world} did not join within {JOIN_SECONDS:.0f} s"
-                ) from None
-            number = _admit(sock, at)
-            if number not in missing:
-                sock.close()
-                continue
-            missing.remove(number)
-            yield number, sock
+    with listen(at.address, at.port) as listener:
+        yield from admit(listener, at.secret, range(1, at.world), f"RANK {{}} of {at.world}", JOIN_SECONDS)
 
 
-def _admit(sock: socket.socket, at: Launched) -> int:
-    """The number of a rank that knows the secret; -1 for anybody else."""
+def admit(
+    listener: socket.socket, secret: bytes, numbers: Collection[int], named: str, seconds: float | None
+) -> Iterator[tuple[int, socket.socket]]:
+    """Connections of those that know the secret, by their numbers, until all are there; `named` is what {} numbers are
+    called; one may come again until then. Raises RendezvousError after `seconds`; with None it says on stderr now and
+    then who is missing."""
+    missing, wait = set(numbers), SAY_SECONDS if seconds is None else seconds
+    until = time.monotonic() + wait
+    while missing:
+        listener.settimeout(max(0.0, until - time.monotonic()))
+        try:
+            sock, _ = listener.accept()
+        except (TimeoutError, BlockingIOError):
+            who = named.format(", ".join(map(str, sorted(missing))))
+            if seconds is not None:
+                raise RendezvousError(f"{who} did not join within {seconds:.0f} s") from None
+            print(f"quire: waiting for {who}", file=sys.stderr, flush=True)
+            until = time.monotonic() + wait
+            continue
+        number = _admit(sock, secret)
+        if number not in missing and (seconds is not None or number not in numbers):
+            sock.close()
+            continue
+        missing.discard(number)
+        yield number, sock
+
+
+def _admit(sock: socket.socket, secret: bytes) -> int:
+    """The number of one that knows the secret; -1 for anybody else."""
     until, ours = time.monotonic() + _HANDSHAKE_SECONDS, secrets.token_bytes(_NONCE)
     try:
+        _tune(sock)
         sock.sendall(ours)
         theirs, number, proof = (_receive(sock, size, until) for size in (_NONCE, _RANK, _PROOF))
-        if not hmac.compare_digest(proof, _proof(at, b"rank", ours + theirs + number)):
+        if not hmac.compare_digest(proof, _proof(secret, b"rank", ours + theirs + number)):
             return -1
-        sock.sendall(_proof(at, b"lead", ours + theirs + number))
+        sock.sendall(_proof(secret, b"lead", ours + theirs + number))
     except OSError:
         return -1
     sock.settimeout(None)
     return int.from_bytes(number, "little")
 
 
-def join(at: Launched) -> socket.socket:
-    """The connection to the rank that leads, which knows the secret. Raises RendezvousError after a minute."""
+def join(at: Launched, *, patient: bool = False, own: str = "") -> socket.socket:
+    """The connection to the one that leads, which knows the secret; from the address `own`, if it is given. Raises
+    RendezvousError for another secret, and after a minute unless `patient`."""
     until, problem = time.monotonic() + JOIN_SECONDS, ""
-    while time.monotonic() < until:
+    said: float | None = None
+    refused: float | None = None
+    while patient or time.monotonic() < until:
         try:
-            sock = socket.create_connection((at.address, at.port), timeout=_HANDSHAKE_SECONDS)
+            sock = socket.create_connection(
+                (at.address, at.port), _HANDSHAKE_SECONDS, (own, 0) if own else None
+            )
         except OSError as error:
-            problem = error.strerror or str(error)
+            why = error.strerror or str(error)
+            problem = problem or why
+            if patient and (said is None or time.monotonic() > said + SAY_SECONDS):
+                print(f"quire: waiting for {_leader(at)}: {why}", file=sys.stderr, flush=True)
+                said = time.monotonic()
+            refused = None
             time.sleep(0.1)
             continue
-        end = time.monotonic() + _HANDSHAKE_SECONDS
         try:
-            theirs, ours = _receive(sock, _NONCE, end), secrets.token_bytes(_NONCE)
-            said = theirs + ours + at.number.to_bytes(_RANK, "little")
-            sock.sendall(said[_NONCE:] + _proof(at, b"rank", said))
-            if not hmac.compare_digest(_receive(sock, _PROOF, end), _proof(at, b"lead", said)):
-                sock.close()
-                raise RendezvousError(
-                    f"the leading rank at {at.address}, port {at.port}: it has another secret"
-                )
-            sock.settimeout(None)
+            _prove(sock, at)
             return sock
         except OSError:
             problem = "it closed the connection: QUIRE_RANK_SECRET is another, or this rank is there already"
         sock.close()
+        refused = refused or time.monotonic()
+        if patient and time.monotonic() > refused + _REFUSED_SECONDS:
+            break
         time.sleep(0.5)
-    raise RendezvousError(f"the leading rank at {at.address}, port {at.port}: {problem}")
+    raise RendezvousError(f"{_leader(at)}: {problem}")
 
 
-def _proof(at: Launched, role: bytes, said: bytes) -> bytes:
-    return hmac.digest(at.secret, role + said, "sha256")
+def _leader(at: Launched) -> str:
+    return f"the leading {'node' if at.nodes else 'rank'} at {at.address}, port {at.port}"
+
+
+def _prove(sock: socket.socket, at: Launched) -> None:
+    """Raises RendezvousError for a leader with another secret, OSError if it ends the connection."""
+    end = time.monotonic() + _HANDSHAKE_SECONDS
+    _tune(sock)
+    theirs, ours = _receive(sock, _NONCE, end), secrets.token_bytes(_NONCE)
+    said = theirs + ours + at.number.to_bytes(_RANK, "little")
+    sock.sendall(said[_NONCE:] + _proof(at.secret, b"rank", said))
+    if not hmac.compare_digest(_receive(sock, _PROOF, end), _proof(at.secret, b"lead", said)):
+        sock.close()
+        raise RendezvousError(f"{_leader(at)}: it has another secret")
+    sock.settimeout(None)
+
+
+def _tune(sock: socket.socket) -> None:
+    """Send small messages at once, and end within seconds when the other host is gone while nothing is sent."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _proof(secret: bytes, role: bytes, said: bytes) -> bytes:
+    return hmac.digest(secret, role + said, "sha256")
 
 
 def _receive(sock: socket.socket, size: int, until: float) -> bytes:

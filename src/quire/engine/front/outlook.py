@@ -98,6 +98,7 @@ class Outlook:
             others,
             Live(policy.place(probe, self._lengths), False, Demand(prompt, 0, self._lengths.output_tokens(probe))),
             budget=budget, slots=slots, tokens=self._tokens, most=_MOST_SECONDS, bends=stats.step_bends,
+            turns=self._facts.takes_turns,
         )  # fmt: skip
         chunk = max(0, budget - rows)
         step = each[0] + each[1] * rows + each[2] * chunk + each[3] * keys + each[4] * chunk * chunk / 2
@@ -221,6 +222,7 @@ class Outlook:
             stats.step_budget or self._facts.max_num_batched_tokens,
             stats.step_slots or self._facts.max_num_seqs,
             self._tokens,
+            self._facts.takes_turns,
         )
         burden, end = self._promises.weigh(
             Live(self._policies.place(request, self._lengths), False, Demand(prompt, 0, most)),
@@ -305,6 +307,7 @@ class Outlook:
             elapsed=None if begins else elapsed,
             to_end=to_end,
             bends=stats.step_bends,
+            turns=self._facts.takes_turns,
         )
         beside = begins + 2 * self._delay + self._joining - self._gap  # there and back, and between the steps
         if elapsed is None:

@@ -8,7 +8,7 @@ weights
 makes up best for what its outputs lack, l; λ, GPTQ's damping, keeps it near W. It is W* that is rounded (with the
 feedback of GPTQ that is GPTAQ, Li et al., arXiv 2504.02692). Where the outputs are added to the residual stream, l has
 half of what the stream itself lacks there, too, and a row weighs as little as its stream is large: the next norm
-divides by that. Half, because the layers that follow make up for it as well (docs/decisions/0173).
+divides by that. Half, because the layers that follow make up for it as well (docs/decisions/0171).
 
 Gate, up and down are rounded at once: one after another they lose no less, and take a pass more.
 Experts get other rows in the two models, so that they are rounded for x alone.

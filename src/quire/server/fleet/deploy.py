@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from quire.engine.build.opening import find_model
+from quire.routing.traffic import RuleBody
 from quire.server.errors import ApiError, bad_request, shorten
 from quire.server.fleet.fleet import Fleet, check_shares
 from quire.server.fleet.member import Member
 from quire.server.fleet.pulls import PROCESS_BYTES
 from quire.server.fleet.shadows import text_of
 from quire.server.fleet.shares import with_share
-from quire.server.fleet.traffic import Failure, Fallback, TrafficRule
 from quire.server.inner_request import ask_inner
 from quire.types import QuireError
 from quire.util.sizes import format_size
@@ -52,22 +52,6 @@ class DeployBody(msgspec.Struct, forbid_unknown_fields=True):
     switch: bool = True
     swap: bool = False
     keep: bool = False
-
-
-class FallbackBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Another target, and the failures after which it is asked."""
-
-    target: str
-    on: tuple[Failure, ...] = tuple(Failure)
-
-
-class RuleBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What a name stands for; see TrafficRule."""
-
-    targets: dict[str, float]
-    fallbacks: list[FallbackBody] = []
-    shadow: str | None = None
-    shadow_share: float = 1.0
 
 
 class Deployments:
@@ -197,15 +181,7 @@ class Deployments:
 
     async def set_rules(self, asked: Mapping[str, RuleBody]) -> None:
         """Replace all rules at once. Raises ApiError 400 for rules that lead nowhere."""
-        rules = {
-            name: TrafficRule(
-                tuple(body.targets.items()),
-                tuple(Fallback(each.target, frozenset(each.on)) for each in body.fallbacks),
-                body.shadow,
-                body.shadow_share,
-            )
-            for name, body in asked.items()
-        }
+        rules = {name: body.rule() for name, body in asked.items()}
         async with self._turn:
             try:
                 self._fleet.set_rules(rules, self._fleet.current)

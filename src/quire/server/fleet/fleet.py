@@ -18,13 +18,13 @@ from quire.engine.host.memory_ledger import MemoryLedger
 from quire.engine.host.messages import Load
 from quire.engine.host.plan_process import planned
 from quire.objectives import parse_degrade
+from quire.routing.traffic import TrafficRoute, TrafficRule, TrafficRules
 from quire.server.context import directory_of
 from quire.server.errors import ApiError, shorten
 from quire.server.fleet.member import Member
 from quire.server.fleet.places import ModelPlaces
 from quire.server.fleet.shadows import Shadows
 from quire.server.fleet.shares import ServedModel, Shares, with_share
-from quire.server.fleet.traffic import TrafficRoute, TrafficRule, TrafficRules
 from quire.server.logs import log
 from quire.types import MemoryBudgetError
 

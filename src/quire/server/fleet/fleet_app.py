@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import msgspec
 
@@ -19,8 +20,8 @@ from quire.server.fleet.fleet import Fleet
 from quire.server.fleet.fleet_routes import fleet_routes
 from quire.server.fleet.member import Member
 from quire.server.fleet.passing import Passing
-from quire.server.fleet.shadows import CopiedRequest
 from quire.server.fleet.shares import BODIES
+from quire.server.inner_request import ask_inner
 from quire.server.logs import log_access
 from quire.server.query import query_of
 from quire.server.request_memory import memory_of_bodies
@@ -130,11 +131,10 @@ class FleetApp:
         found = await self._fleet.settled_route(*_asked(exchange, named))
         passing = Passing(self._fleet, found, exchange.scope, body, receive)
         await passing.answer(send, administrative=route.admin)
-        if passing.seen is not None and found.shadow is not None and not route.admin:
-            copied = CopiedRequest(exchange.path, body, exchange.tenant, exchange.request_id)
-            self._fleet.shadows.compare(
-                found.target, self._fleet.members.get(found.shadow), copied, passing.seen
-            )
+        shadow = self._fleet.members.get(found.shadow or "")  # unless it has gone
+        if passing.seen is not None and shadow is not None and not route.admin:
+            ask = partial(_ask_shadow, shadow, exchange.path, body, exchange.tenant)
+            self._fleet.shadows.compare((found.target, shadow.id), ask, exchange.request_id, passing.seen)
         return True
 
     def _heeds(self, exchange: Exchange) -> bool:
@@ -163,6 +163,12 @@ class FleetApp:
             pass  # the API of the socket refuses it in its own form
         with member.serving():
             await member.service.app(scope, receive, send)
+
+
+async def _ask_shadow(shadow: Member, path: str, body: bytes, tenant: str) -> tuple[int, bytes]:
+    with shadow.serving():
+        answer = await ask_inner(shadow.service.app, shadow.service.memory, path, body, tenant)
+    return answer.status, answer.body
 
 
 def _openapi_route(own: tuple[HttpRoute, ...], passed: tuple[HttpRoute, ...]) -> HttpRoute:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from quire.engine.api import EngineState
+from quire.routing.traffic import RuleBody
 from quire.server.context import ServerContext
 from quire.server.control import SleepBody, asked_sleep
 from quire.server.dialects.ollama import time_text
@@ -19,7 +20,7 @@ from quire.server.dialects.ollama_types import OLLAMA_ERRORS, OllamaDetails, Oll
 from quire.server.errors import ApiError, bad_request, retry_headers, shorten
 from quire.server.exchange import Exchange
 from quire.server.fleet.admin_bodies import admin_body
-from quire.server.fleet.deploy import DeployBody, Deployments, RuleBody
+from quire.server.fleet.deploy import DeployBody, Deployments
 from quire.server.fleet.fleet import Fleet
 from quire.server.fleet.managing import managing_routes
 from quire.server.fleet.member import Member
@@ -238,9 +239,10 @@ class NameBody(msgspec.Struct, forbid_unknown_fields=True):
 
 async def _versions(fleet: Fleet, _: ServerContext, __: Exchange) -> VersionsBody:
     """All versions, rules and reports."""
+    reports = {" ".join(pair): found for pair, found in fleet.shadows.reports.items()}
     return VersionsBody(
         {of: model_body(member.served.name, member) for of, member in fleet.members.items()},
-        fleet.current, msgspec.to_builtins(fleet.extra), fleet.shadows.reports, fleet.shares.free,
+        fleet.current, msgspec.to_builtins(fleet.extra), reports, fleet.shares.free,
     )  # fmt: skip
 
 

@@ -7,26 +7,17 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from quire.engine.api import OverloadedError
+from quire.routing.traffic import Failure, TrafficRoute, failure_of
 from quire.server.dialects.keep_alive import HEEDED
 from quire.server.errors import DEGRADED, ApiError
 from quire.server.exchange import Receive, Scope, Send
 from quire.server.fleet.fleet import Fleet
 from quire.server.fleet.member import Member
 from quire.server.fleet.shadows import SeenAnswer
-from quire.server.fleet.traffic import Failure, TrafficRoute
 from quire.server.request_memory import Held
 from quire.types import QuireError
 
 _VERSION = b"x-quire-deployment"
-
-
-def failure_of(status: int) -> Failure | None:
-    """The kind of a failure that another model might not have, by its HTTP status; None for all other answers."""
-    if status == 429:
-        return Failure.OVERLOAD
-    if status == 504:
-        return Failure.DEADLINE
-    return Failure.ERROR if status >= 500 else None
 
 
 class Passing:
@@ -84,10 +75,10 @@ class Passing:
                         headers.append((DEGRADED, self._degraded.encode("latin-1", "replace")))
                     message = {**message, "headers": headers}
                     if self.seen is not None:
-                        self.seen.begins(message)
+                        self.seen.status = message["status"]
             if following is None:
                 if self.seen is not None:
-                    self.seen.takes(message)
+                    self.seen.takes(message.get("body", b""))
                 await send(message)
 
         scope = self._scope

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from quire.records import dataclass
 from quire.server.errors import ApiError
-from quire.server.fleet.member import Member
-from quire.server.inner_request import ask_inner
 from quire.types import QuireError
 
 MAX_COMPARED_BYTES = 2**20  # of an answer; longer ones are counted as skipped
@@ -26,18 +23,13 @@ class SeenAnswer:
     """An answer as a client got it."""
 
     def __init__(self) -> None:
-        self.status, self.kind, self.seconds = 0, b"", 0.0
+        self.status, self.seconds = 0, 0.0
         self.body = bytearray()
 
-    def begins(self, message: MutableMapping[str, Any]) -> None:
-        """The start of the response."""
-        self.status = message["status"]
-        self.kind = next((value for name, value in message["headers"] if name == b"content-type"), b"")
-
-    def takes(self, message: MutableMapping[str, Any]) -> None:
+    def takes(self, piece: bytes) -> None:
         """A piece of it; what is beyond the limit is left out."""
         if len(self.body) <= MAX_COMPARED_BYTES:
-            self.body += message.get("body", b"")
+            self.body += piece
 
 
 class ShadowReport(msgspec.Struct):
@@ -66,32 +58,23 @@ class ShadowReport(msgspec.Struct):
             self.different = [*self.different[-9:], request_id]
 
 
-@dataclass(frozen=True, slots=True)
-class CopiedRequest:
-    """A request that a shadow gets too."""
-
-    path: str
-    body: bytes
-    tenant: str
-    request_id: str
+AskShadow = Callable[[], Awaitable[tuple[int, bytes]]]  # status and body of what it answers
 
 
 class Shadows:
     """The copies on their way, and the reports by pair of versions."""
 
     def __init__(self) -> None:
-        self.reports: dict[str, ShadowReport] = {}
+        self.reports: dict[tuple[str, str], ShadowReport] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    def compare(self, first: str, shadow: Member | None, copied: CopiedRequest, seen: SeenAnswer) -> None:
-        """Ask the shadow, unless it has gone, what the client had asked `first`, and compare; nobody waits for that."""
-        if shadow is None:
-            return
-        report = self.reports.setdefault(f"{first} {shadow.id}", ShadowReport())
+    def compare(self, pair: tuple[str, str], ask: AskShadow, request_id: str, seen: SeenAnswer) -> None:
+        """Ask a shadow what the client had asked the first of a pair, and compare; nobody waits for that."""
+        report = self.reports.setdefault(pair, ShadowReport())
         if seen.status != 200 or len(seen.body) > MAX_COMPARED_BYTES or len(self._running) >= MAX_SHADOWS:
             report.skipped += 1
             return
-        task = asyncio.create_task(_compare(report, shadow, copied, seen))
+        task = asyncio.create_task(_compare(report, ask, request_id, seen))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -100,21 +83,17 @@ class Shadows:
         await asyncio.gather(*self._running, return_exceptions=True)
 
 
-async def _compare(report: ShadowReport, shadow: Member, copied: CopiedRequest, seen: SeenAnswer) -> None:
+async def _compare(report: ShadowReport, ask: AskShadow, request_id: str, seen: SeenAnswer) -> None:
     began = time.monotonic()
-    service = shadow.service
     try:
-        with shadow.serving():
-            answer = await ask_inner(service.app, service.memory, copied.path, copied.body, copied.tenant)
+        status, body = await ask()
     except (ApiError, QuireError):
-        report.failed += 1
-        return
-    if answer.status != 200:
+        status, body = 0, b""
+    if status != 200:
         report.failed += 1
         return
     seconds = time.monotonic() - began
-    text, other = text_of(bytes(seen.body)), text_of(answer.body)
-    report.add(text, other, seen.seconds, seconds, copied.request_id)
+    report.add(text_of(bytes(seen.body)), text_of(body), seen.seconds, seconds, request_id)
 
 
 def text_of(body: bytes) -> str:

@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 
+import msgspec
+
 from quire.records import dataclass
 
 _GOLDEN = 0.6180339887498949  # multiples modulo 1 are spread evenly (Weyl's sequence)
@@ -22,6 +24,15 @@ class Failure(StrEnum):
     ERROR = "error"  # the model failed, or is not there
     OVERLOAD = "overload"  # it has too much to do
     DEADLINE = "deadline"  # not in time
+
+
+def failure_of(status: int) -> Failure | None:
+    """The kind of a failure that another model might not have, by its HTTP status; None for all other answers."""
+    if status == 429:
+        return Failure.OVERLOAD
+    if status == 504:
+        return Failure.DEADLINE
+    return Failure.ERROR if status >= 500 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,27 @@ class TrafficRule:
     fallbacks: tuple[Fallback, ...] = ()
     shadow: str | None = None
     shadow_share: float = 1.0
+
+
+class FallbackBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Another target, and the failures after which it is asked."""
+
+    target: str
+    on: tuple[Failure, ...] = tuple(Failure)
+
+
+class RuleBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What a name stands for, as requests and files say it; see TrafficRule."""
+
+    targets: dict[str, float]
+    fallbacks: list[FallbackBody] = []
+    shadow: str | None = None
+    shadow_share: float = 1.0
+
+    def rule(self) -> TrafficRule:
+        """The rule that it describes."""
+        fallbacks = tuple(Fallback(each.target, frozenset(each.on)) for each in self.fallbacks)
+        return TrafficRule(tuple(self.targets.items()), fallbacks, self.shadow, self.shadow_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +100,11 @@ class TrafficRules:
         self._numbers = itertools.count(1)
         for name, rule in self._rules.items():
             self._check(name, rule)
+
+    @property
+    def names(self) -> list[str]:
+        """The names that stand for others."""
+        return [*self._rules]
 
     def __contains__(self, name: str) -> bool:
         return name in self._rules or name in self._models
@@ -101,20 +138,21 @@ class TrafficRules:
             raise ValueError(f"{name}: weights are numbers from 0 on, of which one is above 0")
         if not 0 <= rule.shadow_share <= 1:
             raise ValueError(f"{name}: the share of a shadow is from 0 to 1")
-        for target in _named(rule):
+        for target in named_by(rule):
             if target not in self:
                 raise ValueError(f"{name}: {target!r} is neither a model nor a name with a rule")
-        reached, pending = set[str](), list(_named(rule))
+        reached, pending = set[str](), list(named_by(rule))
         while pending:
             target = pending.pop()
             if target == name:
                 raise ValueError(f"{name}: leads back to itself")
             if target in self._rules and target not in reached:
                 reached.add(target)
-                pending += _named(self._rules[target])
+                pending += named_by(self._rules[target])
 
 
-def _named(rule: TrafficRule) -> Iterator[str]:
+def named_by(rule: TrafficRule) -> Iterator[str]:
+    """The models and names that a rule leads to."""
     yield from (target for target, _ in rule.targets)
     yield from (fallback.target for fallback in rule.fallbacks)
     if rule.shadow is not None:

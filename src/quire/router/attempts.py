@@ -1,0 +1,90 @@
+"""A request at one server, or at two if the first one is late: the first that begins to answer is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from quire.config.routing import RouterConfig
+from quire.router.backends import BackendServer
+from quire.router.relay import Relay
+from quire.server.errors import ApiError, retry_headers
+from quire.util.http_client import ClientError
+
+# Answers after which another server is asked: this one is busy, ends, or is not there. An internal error is none of
+# them: what brought one server down might bring down all.
+ELSEWHERE = frozenset((429, 502, 503))
+
+
+class Attempt:
+    """A request that was sent to a server, and its answer. `own` are the tokens of its prompt that are computed there,
+    `ahead` these and those that waited before them, `outstanding` all the work that the server had. The second one of a
+    request holds its server's work, which ends with it."""
+
+    def __init__(self, backend: BackendServer, relay: Relay, request: asyncio.Task[None], own: float) -> None:
+        self.backend, self.relay, self.request, self.own = backend, relay, request, own
+        self.ahead, self.outstanding = backend.waiting + own, backend.work
+        self.sent = time.monotonic()
+        self.held: contextlib.ExitStack | None = None
+
+    def close(self) -> None:
+        """Whatever is left of it ends."""
+        self.request.cancel()
+        self.relay.forget()
+        if self.held is not None:
+            self.held.close()
+
+    async def begins(self, config: RouterConfig) -> ApiError | None:
+        """Wait until the answer begins; an error if it does not."""
+        relay, backend = self.relay, self.backend
+        try:
+            with backend.computing(self.own):
+                async with asyncio.timeout(config.first_byte_timeout):
+                    await asyncio.wait((self.request, relay.begun), return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            backend.failed("did not begin to answer in time", time.monotonic())
+            return ApiError(504, f"no answer within {config.first_byte_timeout:g} s", code="backend_timeout")
+        if relay.begun.done():
+            return None
+        error = self.request.exception()
+        assert error is not None
+        if not isinstance(error, ClientError):
+            raise error
+        backend.failed(str(error), time.monotonic())
+        return ApiError(
+            502, "the server could not be reached", code="backend_failed", headers=retry_headers(1.0)
+        )
+
+
+async def first_of(
+    attempt: Attempt, delay: float, second: Callable[[], Attempt | None], config: RouterConfig
+) -> tuple[Attempt, ApiError | None]:
+    """The attempt that begins to answer first, `second` being made if the other one has not after `delay` seconds; the
+    one that is not taken is closed. If neither can be, the first one with its error, or with its refusal.
+    """
+    begins = {asyncio.create_task(attempt.begins(config)): attempt}
+    left = [attempt]
+    try:
+        done, _ = await asyncio.wait(begins, timeout=delay)
+        if not done and (other := second()) is not None:
+            begins[asyncio.create_task(other.begins(config))] = other
+            left.append(other)
+        failure: ApiError | None = None
+        while begins:
+            done, _ = await asyncio.wait(begins, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                one, error = begins.pop(task), task.result()
+                if error is None and one.relay.status not in ELSEWHERE:
+                    left.remove(one)
+                    return one, None
+                if one is attempt:
+                    failure = error
+        left.remove(attempt)
+        return attempt, failure
+    finally:
+        for task in begins:
+            task.cancel()
+        for one in left:
+            one.close()

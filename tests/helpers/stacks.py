@@ -1,0 +1,30 @@
+"""`quire stack` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from helpers.server import GUARD
+
+
+def stack(folder: Path, text: str) -> Path:
+    """Write the file of a stack whose state is in the same folder."""
+    file = folder / "some.toml"
+    file.write_text(f"state = {json.dumps(str(folder / 'state'))}\n{text}")
+    return file
+
+
+def command(action: str, file: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on a stack."""
+    words = [sys.executable, "-m", "quire.cli.main", "stack", action, str(file), *options]
+    return subprocess.run(words, capture_output=True, text=True, timeout=GUARD, check=False)
+
+
+def status(file: Path) -> dict[str, Any]:
+    """What `quire stack status` says."""
+    found: dict[str, Any] = json.loads(command("status", file, "--json").stdout)
+    return found
