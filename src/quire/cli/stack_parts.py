@@ -218,7 +218,8 @@ def _router(config: StackConfig) -> StackPart:
 
     return StackPart(
         "router", "router", serving.host.strip("[]"), serving.port,
-        ROUTER_PROCESS + BODY_MEMORY + KEPT_MEMORY + SHADOW_MEMORY, serving.shutdown_timeout, options, tls=serving.ssl_certfile is not None, serving=serving,
+        ROUTER_PROCESS + BODY_MEMORY + KEPT_MEMORY + SHADOW_MEMORY, serving.shutdown_timeout, options,
+        tls=serving.ssl_certfile is not None, serving=serving,
     )  # fmt: skip
 
 
