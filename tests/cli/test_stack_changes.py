@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from helpers.process import gone, until
-from helpers.stacks import command, stack, status
+from helpers.stacks import command, stack, status, up
 from helpers.sums import ask_a_sum
 from quire.cli.stack_parts import parts_of
 from quire.config.stack import read_stack
@@ -28,18 +26,6 @@ max-model-len = 2048
 threads = 1
 """
 TWO = HEAD + "[[serve]]\ncount = 2\n"
-
-
-@contextlib.contextmanager
-def up(folder: Path, text: str) -> Iterator[Path]:
-    """A stack that is up."""
-    file = stack(folder, text)
-    made = command("up", file, "--detach")
-    try:
-        assert made.returncode == 0, made.stderr
-        yield file
-    finally:
-        command("down", file)
 
 
 def parts(file: Path) -> dict[str, dict[str, Any]]:
