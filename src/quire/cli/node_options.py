@@ -25,7 +25,7 @@ def add_node_options(parser: argparse.ArgumentParser) -> None:
     add("--master-port", type=int, default=argparse.SUPPRESS, metavar="N",
         help="TCP port below the one where they meet (default: 29500)")  # fmt: skip
     add("--launcher", choices=("ray",), default=argparse.SUPPRESS,
-        help="what starts this command on the other hosts: a Ray cluster that has this host (default: none)")  # fmt: skip
+        help="what starts this command on the other hosts: a Ray cluster with this one (default: none)")  # fmt: skip
 
 
 def use_node_options(sources: list[dict[str, Any]]) -> int:
