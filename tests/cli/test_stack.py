@@ -19,7 +19,7 @@ import pytest
 
 from helpers.process import children, gone, until
 from helpers.server import GUARD
-from helpers.stacks import command, stack, status
+from helpers.stacks import command, stack, status, up
 from helpers.sums import ask_a_sum
 from quire.cli.stack import _holder, _locked
 from quire.cli.stack_log import LogView
@@ -293,54 +293,49 @@ def pids(found: dict[str, Any]) -> list[int]:
 
 
 @pytest.fixture
-def up(tmp_path: Path) -> Iterator[Path]:
-    file = stack(tmp_path, SERVERS)
-    made = command("up", file, "--detach")
-    try:
-        assert made.returncode == 0, made.stderr
+def served(tmp_path: Path) -> Iterator[Path]:
+    with up(tmp_path, SERVERS) as file:
         yield file
-    finally:
-        command("down", file)
 
 
-def test_a_stack_answers_outlives_its_parts_and_leaves_nothing(up: Path) -> None:
-    found = status(up)
+def test_a_stack_answers_outlives_its_parts_and_leaves_nothing(served: Path) -> None:
+    found = status(served)
     names = [each["name"] for each in found["parts"]]
     assert names == ["kv-server", "decode-1", "prefill-1", "router"]
     assert [each["state"] for each in found["parts"]] == ["up"] * 4
     assert all(each["resident"] > 2**20 for each in found["parts"])
     said = ask_a_sum(found["url"])
     assert said[0] == 200
-    again = command("up", up)
+    again = command("up", served)
     assert (again.returncode, f"is up already, as process {found['pid']}" in again.stderr) == (1, True)
     before = {each["name"]: each for each in found["parts"]}
     for name in ("decode-1", "kv-server"):
         os.kill(before[name]["pid"], signal.SIGKILL)
 
     def back() -> bool:
-        now = {each["name"]: each for each in status(up)["parts"]}
+        now = {each["name"]: each for each in status(served)["parts"]}
         return all(
             now[name]["restarts"] == 1 and now[name]["state"] == "up" for name in ("decode-1", "kv-server")
         )
 
     until(back)
-    now = {each["name"]: each for each in status(up)["parts"]}
+    now = {each["name"]: each for each in status(served)["parts"]}
     for name in names:
         assert now[name]["url"] == before[name]["url"], "its port stays its own"
         assert (now[name]["pid"] == before[name]["pid"]) == (name not in {"decode-1", "kv-server"})
     assert now["decode-1"]["why"] == "ended by SIGKILL"
     until(lambda: ask_a_sum(found["url"]) == said)
-    processes = [status(up)["pid"], *pids(status(up))]
+    processes = [status(served)["pid"], *pids(status(served))]
     assert len(processes) > 6
-    down = command("down", up)
+    down = command("down", served)
     assert (down.returncode, down.stdout) == (0, "some is down\n")
     until(lambda: all(map(gone, processes)))  # what was killed with them, too
-    assert command("status", up).returncode == 1
-    assert (up.parent / "state/log").stat().st_mode & 0o777 == 0o600
-    log = (up.parent / "state/log").read_text()
+    assert command("status", served).returncode == 1
+    assert (served.parent / "state/log").stat().st_mode & 0o777 == 0o600
+    log = (served.parent / "state/log").read_text()
     assert log.count("decode-1  | quire: serving quire-mini at") == 2
     assert "decode-1  | quire: it ended by SIGKILL" in log
-    left = {each.name for each in (up.parent / "state").iterdir()}
+    left = {each.name for each in (served.parent / "state").iterdir()}
     assert left == {
         "lock",
         "log",
@@ -353,12 +348,12 @@ def test_a_stack_answers_outlives_its_parts_and_leaves_nothing(up: Path) -> None
     }
 
 
-def test_parts_end_with_the_process_that_started_them(up: Path) -> None:
-    found = status(up)
+def test_parts_end_with_the_process_that_started_them(served: Path) -> None:
+    found = status(served)
     processes = pids(found)
     os.kill(found["pid"], signal.SIGKILL)
     until(lambda: all(map(gone, [found["pid"], *processes])))
-    assert status(up) == {"name": "some", "up": False, "parts": []}
+    assert status(served) == {"name": "some", "up": False, "parts": []}
 
 
 def test_a_part_that_cannot_start_ends_all(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +30,15 @@ def status(file: Path) -> dict[str, Any]:
     """What `quire stack status` says."""
     found: dict[str, Any] = json.loads(command("status", file, "--json").stdout)
     return found
+
+
+@contextlib.contextmanager
+def up(folder: Path, text: str) -> Iterator[Path]:
+    """A stack that is up."""
+    file = stack(folder, text)
+    made = command("up", file, "--detach")
+    try:
+        assert made.returncode == 0, made.stderr
+        yield file
+    finally:
+        command("down", file)

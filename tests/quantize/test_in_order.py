@@ -84,7 +84,7 @@ def test_targets_are_those_of_all_rows(threads: int, tmp_path: Path) -> None:
                     scale = 1 / np.sqrt(np.square(pair[1].rows(RESIDUAL) + wanted).mean(1))
                     wanted += STREAM_SHARE * lacking
                 rows.append((x * scale[:, None], wanted * scale[:, None]))
-                sums.add(pair[0], pair[1])
+                sums.add(*pair)  # both stand at the site
             sums.finish()
             x, wanted = (np.concatenate(part).astype(np.float64) for part in zip(*rows, strict=True))
             h = x.T @ x

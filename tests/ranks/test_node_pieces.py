@@ -134,6 +134,8 @@ def test_other_hosts_get_the_other_words() -> None:
         ("--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 7", ""),
         ("--nnodes 1", ""),
         ("--nnodes 2 --node-rank 2 --master-addr 10.0.0.1", "node_rank: 2 is not one of 2 hosts"),
+        ("--master-addr 10.0.0.1", "master_addr: it says something of several hosts"),
+        ("--nnodes 2 --master-addr a --master-port 65535", "master_port: 65535 is not in"),
         ("--nnodes 2", "master_addr: where the other hosts reach host 0"),
     ],
 )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,27 @@ def test_a_slow_wire_changes_nothing(wide: Wide, address: str) -> None:
     relay.close()
 
 
+def test_a_leader_that_is_slow_to_tell_some_hosts(
+    wide: Wide, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One host is done with a step before the next one has heard of it."""
+    for name, value in environment(address, 3).items():
+        monkeypatch.setenv(name, value)
+    ranks = {"pipeline_parallel_size": 3}
+    with make(wide("smollm3")) as llm:
+        alone = answers(llm)
+    send = NodeConnection.send
+
+    def slowly(self: NodeConnection, kind: Said, *more: Any) -> None:
+        send(self, kind, *more)
+        if kind == Said.COMMAND:
+            time.sleep(0.03)
+
+    monkeypatch.setattr(NodeConnection, "send", slowly)
+    with following(wide("smollm3"), address, 3, COMMON | ranks), make(wide("smollm3"), **ranks) as llm:
+        assert answers(llm) == alone
+
+
 def test_blocks_are_swapped_on_all_hosts(wide: Wide, address: str) -> None:
     """Prompts that are asked again after others took their blocks; a copy of a block is made on all hosts, too."""
     rows = [np.random.default_rng(seed).integers(3, 128, 80).tolist() for seed in (1, 2, 3, 1, 2)]
@@ -275,11 +297,12 @@ def test_the_model_comes_back(
                 streams = [engine.generate(ask(f"r{i}", params=LONG)) for i in range(3)]
                 await anext(aiter(streams[0]))
                 os.kill(pids[victim], number)  # type: ignore[arg-type]
-                for stream in streams:
-                    with pytest.raises(EngineUnavailableError, match="ended unexpectedly"):
+                late = engine.generate(ask("late", params=SHORT))
+                for stream in streams:  # one may have all its tokens already
+                    with contextlib.suppress(EngineUnavailableError):
                         await collect(stream)
-                with pytest.raises(EngineUnavailableError):
-                    await collect(engine.generate(ask("meanwhile", params=SHORT)))
+                with pytest.raises(EngineUnavailableError, match="ended unexpectedly"):
+                    await collect(late)
                 if (victim, number) == ("node", signal.SIGSTOP):
                     os.kill(nodes[0].pid, signal.SIGCONT)
                 gone = (victim, number) == ("node", signal.SIGKILL)  # a launcher starts another one
@@ -300,11 +323,9 @@ def test_a_cut_wire_ends_requests_and_the_model_comes_back(
         with following(folder, relay.address, 2, SERVED):
             async with running(folder, in_process=False, **SERVED) as engine:
                 text = await collect(engine.generate(ask("before", params=SHORT)))
-                stream = engine.generate(ask("long", params=LONG))
-                await anext(aiter(stream))
                 relay.cut.set()
                 with pytest.raises(EngineUnavailableError, match="ended unexpectedly"):
-                    await collect(stream)
+                    await collect(engine.generate(ask("meanwhile", params=LONG)))
                 relay.cut.clear()
                 await until(lambda: engine.state is EngineState.READY)
                 assert await collect(engine.generate(ask("after", params=SHORT))) == text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ def test_endpoints_are_servers_as_they_come_and_go(api: KubeApi) -> None:
         api.remove("two")
         until(lambda: names(router) == [])
         assert api.lists == 1, "a watch says all this"
+
+
+def test_a_request_for_a_model_waits_for_the_first_endpoint(api: KubeApi) -> None:
+    """Nobody knows yet what a service without endpoints has; and the load is counted, so that one is started."""
+    with discovering(hold_seconds=300.0) as router, ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(router.chat, "hello", model="fake-model")
+        until(lambda: router.backends.held == 1)
+        assert router.request("GET", "/health").json["replicas_needed"] == 1.0
+        api.set("one", endpoint_slice("one", HOST, server(router)))
+        assert asked.result().status == 200
+        assert router.chat("hello", model="other").status == 404, "now it is known"
 
 
 def test_a_watch_goes_on_where_it_was_cut_off(api: KubeApi) -> None:

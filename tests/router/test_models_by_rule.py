@@ -80,11 +80,15 @@ def test_a_shadow_answers_too_and_nobody_waits_for_it() -> None:
         seeds = [[ask.get("seed") for _, ask in fake.seen] for fake in router.fakes]
         assert seeds[0] == seeds[1]
         assert None not in seeds[0], "both draw the same tokens"
+        context = router.service.context
+        until(lambda: context._shadowed == 0)
+        assert router.chat("hello " * 200_000, model="new").status == 200
+        until(lambda: reports["a", "b"].skipped == 1)
         assert router.chat("hello", model="gone").status == 200
         until(lambda: ("a", "c") in reports and reports["a", "c"].failed == 1)
         text = router.request("GET", "/metrics").text
         assert 'quire_router_shadow_requests_total{model="a",outcome="equal",shadow="b"} 2.0' in text
-        until(lambda: all(each.requests == 0 for each in router.backends.all))
+        until(lambda: all(each.requests == 0 for each in router.backends.all) and context._shadowed == 0)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.types import QuireError
+from quire.util.platform import end_with_parent
 
 SECRET = "QUIRE_RANK_SECRET"
 
@@ -56,4 +57,6 @@ def launch_hosts(count: int, arguments: Sequence[str]) -> dict[str, Any]:
 def _follow(words: Sequence[str], secret: str) -> int:
     """On another node: run the command until it ends, or until Ray ends this task."""
     command = [sys.executable, "-m", "quire", "serve", *words]
-    return subprocess.call(command, env={**os.environ, SECRET: secret})
+    own = os.getpid()
+    env = {**os.environ, SECRET: secret}
+    return subprocess.call(command, env=env, preexec_fn=lambda: end_with_parent(own))

@@ -25,7 +25,7 @@ def add_node_options(parser: argparse.ArgumentParser) -> None:
     add("--master-port", type=int, default=argparse.SUPPRESS, metavar="N",
         help="TCP port below the one where they meet (default: 29500)")  # fmt: skip
     add("--launcher", choices=("ray",), default=argparse.SUPPRESS,
-        help="what starts this command on the other hosts: a Ray cluster that this host is a node of")  # fmt: skip
+        help="what starts this command on the other hosts: a Ray cluster with this one (default: none)")  # fmt: skip
 
 
 def use_node_options(sources: list[dict[str, Any]]) -> int:
@@ -35,7 +35,7 @@ def use_node_options(sources: list[dict[str, Any]]) -> int:
     given: dict[str, Any] = {}
     for source in reversed(sources):
         given |= {name: source.pop(name) for name in NAMES if name in source}
-    if given.pop("launcher", None) and given.get("nnodes", 1) > 1:
+    if given.pop("launcher", None) and given.get("nnodes", 1) > 1 and "node_rank" not in given:
         from quire.cli.launch_ray import launch_hosts
 
         given |= launch_hosts(given["nnodes"], other_words(sys.argv[2:]))
@@ -43,8 +43,16 @@ def use_node_options(sources: list[dict[str, Any]]) -> int:
     rank: int = given.get("node_rank", 0)
     if nodes < 1 or not 0 <= rank < nodes:
         raise ValueError(f"node_rank: {rank} is not one of {nodes} hosts (nnodes)")
+    if (
+        nodes == 1
+        and given.keys() & {"node_rank", "master_addr", "master_port"}
+        and given.get("nnodes") is None
+    ):
+        raise ValueError(f"{min(given)}: it says something of several hosts: give nnodes, too")
     if nodes == 1:
         return 1
+    if not 0 < given.get("master_port", 1) < 2**16 - 1:
+        raise ValueError(f"master_port: {given['master_port']} is not in [1, 65534]")
     if "RANK" in os.environ:
         raise ValueError("nnodes: a launcher has set RANK already; leave one of them out")
     if "master_addr" not in given:

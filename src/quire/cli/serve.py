@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     several = bool(further) or not sources.isdisjoint(("models", "models_dir", "pull_limit"))
     if not sources.isdisjoint(("models", "models_dir")) and "model" not in sources:
         options["model"] = ""
-    hosts = use_node_options([given, environment, options])
+    hosts = use_node_options([given, environment])
     asked = [source.pop("parallel") for source in (given, environment, options) if "parallel" in source]
     model, engine_config, serving = settings(given, options, environment, several=several)
     if asked:

@@ -63,6 +63,7 @@ def _up(config: StackConfig) -> int:
 
     parts = parts_of(config)
     check_memory(parts)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it means something only once the stack runs
     with _locked(config), contextlib.closing(HeldPorts()) as ports:
         ports.hold(parts)
         for name in _options_in_environment():
@@ -255,11 +256,15 @@ def _reload(config: StackConfig, *, as_json: bool) -> int:  # noqa: ARG001
     pid = _holder(config)
     if pid is None:
         raise QuireError(f"{config.name} is not up")
-    before = _told(config).get("reloads", 0)
-    os.kill(pid, signal.SIGHUP)
-    while (found := _told(config)).get("reloads", 0) == before:
+    found: dict[str, Any] = {}
+    asked = 0  # the first read of the file that begins from now on
+    while not asked or found.get("reloads", 0) < asked:
         if _holder(config) != pid:
             raise QuireError(f"{config.name} has ended")
+        found = _told(config)
+        if not asked and found.get("pid") == pid and found["up"]:
+            asked = found.get("reading", 0) + 1
+            os.kill(pid, signal.SIGHUP)
         time.sleep(_LOOK)
     if found["reload_error"]:
         raise QuireError(found["reload_error"])

@@ -214,11 +214,12 @@ def _router(config: StackConfig) -> StackPart:
         raise ValueError(f"router: {error}") from None
     if not serving.host:
         raise ValueError("router: host: is empty")
-    from quire.router.router_context import BODY_MEMORY, KEPT_MEMORY
+    from quire.router.router_context import BODY_MEMORY, KEPT_MEMORY, SHADOW_MEMORY
 
     return StackPart(
-        "router", "router", serving.host.strip("[]"), serving.port, ROUTER_PROCESS + BODY_MEMORY + KEPT_MEMORY,
-        serving.shutdown_timeout, options, tls=serving.ssl_certfile is not None, serving=serving,
+        "router", "router", serving.host.strip("[]"), serving.port,
+        ROUTER_PROCESS + BODY_MEMORY + KEPT_MEMORY + SHADOW_MEMORY, serving.shutdown_timeout, options,
+        tls=serving.ssl_certfile is not None, serving=serving,
     )  # fmt: skip
 
 

@@ -34,8 +34,10 @@ class StackReload:
             self._wanted.clear()
             async with self._life.turn:
                 await self._life.left()
+                self._number += 1
+                self._life.told["reading"] = self._number  # before the file is read
+                self._life.tell()
                 error = await self._reload()
-            self._number += 1
             self._life.told["reloads"], self._life.told["reload_error"] = self._number, error
             self._life.say(
                 ROUTER, f"not reloaded: {error}" if error else f"{self._life.config.file} was read again"

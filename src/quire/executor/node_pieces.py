@@ -29,11 +29,18 @@ _HALVES = (1, 5), (5, 9)  # of the numbers of a command to run, behind what it s
 
 
 def elsewhere_bytes(programs: Sequence[Program], limits: Limits, nodes: RankNodes) -> int:
-    """The most bytes that ranks of a host hold of those of others: rows that they show, or the residual stream."""
+    """The most bytes that ranks of a host hold of those of others: rows that they show, the residual stream, and what a
+    draft takes of stages elsewhere."""
+    found = handover_bytes(programs, limits) // 2
+    memory = rank_memory(programs, limits)
+    for rank, program in enumerate(programs):
+        if nodes.node_of(rank) and not program.plan.tensor_parallel_rank:
+            places = feature_places(programs, limits, memory, rank)
+            found += sum(4 * limits.max_tokens * cols for _, _, cols in places)
     if nodes.spans:
         arenas = [plan_arena(each, limits.max_tokens, limits.max_logit_rows).total for each in programs]
-        return (nodes.size - nodes.each) * max(arenas)
-    return handover_bytes(programs, limits) // 2
+        found += (nodes.size - nodes.each) * max(arenas)
+    return found
 
 
 class ChangedPieces:
@@ -138,7 +145,7 @@ class LeftPieces:
         self._leaves = not last and nodes.node_of(following) != own
 
     def of(self, act: RankAct, numbers: Sequence[int]) -> list[MemoryPiece]:
-        """The pieces once these ranks are done with a command."""
+        """The pieces once these ranks are done with a command; of a step first what the next stage takes."""
         if act == RankAct.RUN and self._leaves:
             begin, end = _HALVES[0 if self._plan.in_first_half else 1]
             tokens, _, _, twin = numbers[begin:end]

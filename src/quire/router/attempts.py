@@ -20,21 +20,27 @@ ELSEWHERE = frozenset((429, 502, 503))
 
 class Attempt:
     """A request that was sent to a server, and its answer. `own` are the tokens of its prompt that are computed there,
-    `ahead` these and those that waited before them, `outstanding` all the work that the server had. The second one of a
-    request holds its server's work, which ends with it."""
+    `ahead` these and those that waited before them, `outstanding` all the work that the server has. What is
+    `held` for it, its work there, ends with it."""
 
-    def __init__(self, backend: BackendServer, relay: Relay, request: asyncio.Task[None], own: float) -> None:
+    def __init__(
+        self,
+        backend: BackendServer,
+        relay: Relay,
+        request: asyncio.Task[None],
+        own: float,
+        held: contextlib.ExitStack,
+    ) -> None:
         self.backend, self.relay, self.request, self.own = backend, relay, request, own
         self.ahead, self.outstanding = backend.waiting + own, backend.work
         self.sent = time.monotonic()
-        self.held: contextlib.ExitStack | None = None
+        self._held = held
 
     def close(self) -> None:
         """Whatever is left of it ends."""
         self.request.cancel()
         self.relay.forget()
-        if self.held is not None:
-            self.held.close()
+        self._held.close()
 
     async def begins(self, config: RouterConfig) -> ApiError | None:
         """Wait until the answer begins; an error if it does not."""

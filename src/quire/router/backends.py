@@ -151,8 +151,9 @@ class Backends:
     def __init__(self, config: RouterConfig) -> None:
         """Raises ValueError for entries that are wrong."""
         self.config = config
-        self.all = [BackendServer(entry, config) for entry in backend_entries(config)]
-        self.rules = traffic_rules(config)
+        self._named = backend_entries(config)
+        self.all = [BackendServer(entry, config) for entry in self._named]
+        self.rules, self._keys = traffic_rules(config), keys_of(config)
         self._found: dict[str, dict[str, str]] = {}  # addresses by name, of each service that is discovered
         self._watches = [
             ServiceWatch(service, partial(self._discovered, text))
@@ -180,6 +181,11 @@ class Backends:
             each for each in self.all if each not in without and each.is_available(now) and each.serves(model)
         ]
         return [each for each in able if each.entry.role != "prefill"] or able
+
+    def may_serve(self, model: str) -> bool:
+        """Whether a server has a model, or may come that has it: what a service without endpoints has nobody knows."""
+        answering = [each for each in self.all if each.entry.role != "prefill"]
+        return (bool(self.config.discover) and not answering) or any(each.serves(model) for each in self.all)
 
     def computing(self, model: str | None, answering: BackendServer) -> list[BackendServer]:
         """The servers that may compute a prompt for one that answers."""
@@ -286,40 +292,41 @@ class Backends:
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
-        await asyncio.gather(*(each.client.close() for each in self.all))
+        await asyncio.gather(*(each.client.close() for each in (*self.all, *self._leaving)))
 
     def _discovered(self, service: str, servers: dict[str, str]) -> None:
         """A service has these servers from now on."""
         self._found[service] = servers
-        try:
-            self.reload()
-        except ValueError as error:
-            logger.error("%s: %s", service, error)
-        else:
-            logger.warning("%s: %s", service, ", ".join(servers) or "no server")
-
-    def _entries(self) -> list[BackendEntry]:
-        """The servers that were named, and those that were discovered and have no other's name. Raises ValueError."""
-        entries = {each.name: each for each in backend_entries(self.config)}
-        key, admin = keys_of(self.config)
-        for servers in self._found.values():
-            for name, url in servers.items():
-                entries.setdefault(name, BackendEntry(url, name, api_key=key, admin_key=admin))
-        return [*entries.values()]
+        self._replace()
+        logger.warning("%s: %s", service, ", ".join(servers) or "no server")
 
     def reload(self) -> None:
         """Read the file of servers again. Those that stay keep what is known of them; those that are gone get no more
         requests. Raises ValueError, and changes nothing, for a file that is wrong.
         """
-        known = {each.entry: each for each in self.all}
-        entries, rules = self._entries(), traffic_rules(self.config)
+        named, rules, keys = backend_entries(self.config), traffic_rules(self.config), keys_of(self.config)
+        for entry in named:
+            BackendServer(entry, self.config)  # raises for an address that is none
+        self._named, self.rules, self._keys = named, rules, keys
+        self._replace()
+
+    def _replace(self) -> None:
+        """The servers are those that are named, and those that are discovered and have no other's name."""
+        known, key_and_admin = {each.entry: each for each in self.all}, self._keys
+        found = {each.name: each for each in self._named}
+        for servers in self._found.values():
+            for name, url in servers.items():
+                found.setdefault(
+                    name, BackendEntry(url, name, api_key=key_and_admin[0], admin_key=key_and_admin[1])
+                )
+        entries = [*found.values()]
         made = [known.get(entry) or BackendServer(entry, self.config) for entry in entries]
         for each in self.all:
             if each not in made:
                 each.draining = True
                 self.prefixes.forget(each.name)
                 self._leaving.add(each)
-        self.all, self.rules = made, rules
+        self.all = made
         self._follow()
 
     def _follow(self) -> None:
@@ -343,7 +350,9 @@ class Backends:
                 async with asyncio.timeout(self.config.health_interval):
                     await self._held.wait()
                     await asyncio.sleep(_HELD_INTERVAL)
-            self._leaving = {each for each in self._leaving if each.requests}
+            for gone in [each for each in self._leaving if not each.requests]:
+                self._leaving.discard(gone)
+                await gone.client.close()
             was = {each.name for each in self.all if each.healthy}
             await asyncio.gather(*(each.check() for each in self.all))
             for each in self.all:

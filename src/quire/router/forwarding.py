@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from quire.config.routing import RouterConfig
 from quire.router.attempts import ELSEWHERE, Attempt, first_of
@@ -43,6 +44,7 @@ _NOT_PASSED = frozenset((
     b"x-request-id", b"x-gateway-destination-endpoint",
 ))  # fmt: skip
 _KEYS = frozenset((b"authorization", b"x-api-key"))
+_SHADOW_SECONDS = 120.0  # for the answer of a shadow
 _PASSED_OWN = frozenset((b"x-quire-tag",))
 BACKEND = b"x-quire-backend"
 
@@ -64,6 +66,7 @@ class Forwarding:
         again = self._resumable or (self._route.shadow is not None and is_seeded(exchange, asked))
         self._given = with_seed(body, asked) if again else body  # the same tokens are drawn each time
         self._seen: SeenAnswer | None = None  # what the client got, for a shadow
+        self._shadowed = False  # what it gets is compared with the answer of a shadow
         self._predicted = 0.0  # tokens that the chosen server has probably cached
         self._aim(self._route.target)
         self._may_hold = self._config.hold_seconds > 0  # once
@@ -78,6 +81,16 @@ class Forwarding:
 
     async def answer(self) -> None:
         """Answer the request. Raises ApiError if no server could take it, and ClientGoneError."""
+        shadow = self._route.shadow
+        if shadow is not None:
+            self._shadowed = self._context.begin_shadow((self._route.target, shadow), body_size(self._given))
+        try:
+            await self._answer_by_route()
+        finally:
+            if self._shadowed:
+                self._context.end_shadow()
+
+    async def _answer_by_route(self) -> None:
         began, targets = time.monotonic(), [self._route.target]
         while True:
             refusal, last = await self._answer_by_model()
@@ -135,7 +148,7 @@ class Forwarding:
 
     def _is_served(self) -> bool:
         model = self._asked.model or self._asked.name
-        return model is None or any(each.serves(model) for each in self._context.backends.all)
+        return model is None or self._context.backends.may_serve(model)
 
     def _choose(self, tried: list[BackendServer]) -> BackendServer | None:
         backends = self._context.backends
@@ -180,30 +193,37 @@ class Forwarding:
         if not self._counted:
             self._counted = True
             self._context.backends.needed.arrived(prompt.work(backend.name), began)
-        with self._context.backends.busy(backend, prompt.work(backend.name)):
+        busy = partial(self._context.backends.busy, backend, prompt.work(backend.name))
+        with contextlib.ExitStack() as held:
+            held.enter_context(busy())
             body = await self._divided(backend, prompt)
-            refusal = await self._ask(backend, prompt, body, began)
+            refusal = await self._ask(self._send(backend, prompt, body, held), prompt, body, began)
             if body is not self._body and isinstance(refusal, Relay) and refusal.status in _OF_TICKET:
                 self._ticket, self._predicted = None, prompt.cached(backend.name)
                 self._context.dividing.fallbacks["ticket"] += 1
-                refusal = await self._ask(backend, prompt, self._body, began)
+                held.enter_context(busy())
+                refusal = await self._ask(
+                    self._send(backend, prompt, self._body, held), prompt, self._body, began
+                )
         return refusal
 
     async def _ask(
-        self, backend: BackendServer, prompt: RoutedPrompt, body: SentBody, began: float
+        self, first: Attempt, prompt: RoutedPrompt, body: SentBody, began: float
     ) -> ApiError | Relay | None:
-        """Send a server the request, which began then, and its answer to the client; see _try."""
-        attempt, failure = self._send(backend, prompt, body), None
+        """Send the answer of a server to the client, whose request began then; see _try."""
+        attempt, failure = first, None
         try:
-            delay = self._hedge_delay(attempt, prompt, body)
+            delay = self._hedge_delay(first, prompt, body)
             if delay is None:
-                failure = await attempt.begins(self._config)
+                failure = await first.begins(self._config)
             else:
-                attempt, failure = await first_of(
-                    attempt, delay, lambda: self._second(backend, prompt), self._config
-                )
+                second = partial(self._second, first.backend, prompt)
+                attempt, failure = await first_of(first, delay, second, self._config)
             if failure is not None:
                 return failure
+            if attempt is not first:
+                self._context.metrics.hedges_won += 1
+                self._predicted = prompt.cached(attempt.backend.name)
             return await self._take(attempt, prompt, began, divided=body is not self._body)
         except ClientError as error:
             attempt.backend.failed(str(error), time.monotonic())
@@ -211,14 +231,17 @@ class Forwarding:
         finally:
             attempt.close()
 
-    def _send(self, backend: BackendServer, prompt: RoutedPrompt, body: SentBody) -> Attempt:
+    def _send(
+        self, backend: BackendServer, prompt: RoutedPrompt, body: SentBody, held: contextlib.ExitStack
+    ) -> Attempt:
+        """Send a server the request; what is held for it ends with the attempt."""
         context = self._context
         relay = Relay(self._exchange, context.keep if self._resumable else None)
-        relay.seen = SeenAnswer() if self._route.shadow is not None else None
+        relay.seen = SeenAnswer() if self._shadowed else None
         context.backends.sent(backend.name, self._exchange.request_id, self._digests, self._bytes)
         head = self._head(backend, body_size(body), peer=body is not self._body)
         request = asyncio.create_task(backend.client.request(head, body, relay, taken=relay.take))
-        return Attempt(backend, relay, request, max(prompt.prompt_tokens - self._predicted, 1.0))
+        return Attempt(backend, relay, request, max(prompt.prompt_tokens - self._predicted, 1.0), held)
 
     def _hedge_delay(self, attempt: Attempt, prompt: RoutedPrompt, body: SentBody) -> float | None:
         """Seconds after which the request is late; None if it is sent to one server only."""
@@ -239,18 +262,13 @@ class Forwarding:
         self._context.metrics.hedged += 1
         busy = contextlib.ExitStack()
         busy.enter_context(backends.busy(other, prompt.work(other.name)))
-        made = self._send(other, prompt, self._body)
-        made.held = busy
-        return made
+        return self._send(other, prompt, self._body, busy)
 
     async def _take(
         self, attempt: Attempt, prompt: RoutedPrompt, began: float, *, divided: bool
     ) -> ApiError | Relay | None:
         """Send an answer that has begun to the client; see _try. Raises ClientError."""
         context, backend, relay = self._context, attempt.backend, attempt.relay
-        if attempt.held is not None:
-            context.metrics.hedges_won += 1
-            self._predicted = prompt.cached(backend.name)
         if divided and TICKET in relay.headers:
             leave_alone(backend)
         if (divided and relay.status in _OF_TICKET) or (
@@ -284,9 +302,21 @@ class Forwarding:
         if shadow is not None and seen is not None:
             seen.status, seen.seconds = exchange.status, seconds
             pair = self._route.target, shadow
-            self._context.shadows.compare(pair, lambda: self._ask_shadow(shadow), exchange.request_id, seen)
+            if self._context.shadows.compare(
+                pair, lambda: self._ask_shadow(shadow), exchange.request_id, seen
+            ):
+                self._shadowed = False  # it ends with the comparison
 
     async def _ask_shadow(self, shadow: str) -> tuple[int, bytes]:
+        try:
+            async with asyncio.timeout(_SHADOW_SECONDS):
+                return await self._answer_of_shadow(shadow)
+        except TimeoutError:
+            return 504, b""
+        finally:
+            self._context.end_shadow()
+
+    async def _answer_of_shadow(self, shadow: str) -> tuple[int, bytes]:
         self._aim(shadow)
         backends, prompt, answer = self._context.backends, self._prompt(), Whole(MAX_COMPARED_BYTES)
         able = backends.available(shadow)

@@ -15,12 +15,15 @@ from quire.routing.router_policies import RoutingPolicy, policy_named
 from quire.server.access import AccessControl
 from quire.server.context import Reader, directory_of, sweep_readers
 from quire.server.exchange import HangUpWatch
-from quire.server.fleet.shadows import Shadows
+from quire.server.fleet.shadows import MAX_COMPARED_BYTES, MAX_SHADOWS, Shadows
 from quire.server.logs import log
 from quire.server.request_memory import RequestMemory, memory_of_bodies
 
 MAX_OWNERS = 100_000  # stored responses whose server is remembered
 BODY_MEMORY = 256 * 2**20  # bytes of the bodies of requests
+# Bytes for shadows: of each request what came for the client, from two servers if it is hedged, its body, and the
+# answer of the shadow.
+SHADOW_MEMORY = 4 * MAX_SHADOWS * MAX_COMPARED_BYTES
 KEPT_MEMORY = 64 * 2**20  # bytes of streams, kept so that another server can go on with them
 _LEARNING = 0.05  # weight of the newest answer in a mean
 
@@ -55,10 +58,12 @@ class RouterContext:
         self.policy: RoutingPolicy = policy_named(backends.config.policy)
         self.hedging = Hedging(backends.config.hedge_share)
         self.shadows = Shadows()
+        self._shadowed = 0  # requests that a shadow gets too, from their beginning on
         self.tenants = directory_of(config)
         self.access = AccessControl(config, self.tenants)
         self.has_keys = self.access.has_keys
-        self.presents_key = any(each.entry.api_key for each in backends.all)
+        key_file = backends.config.backend_api_key_file
+        self.presents_key = key_file is not None or any(each.entry.api_key for each in backends.all)
         self.dividing = Dividing(backends)
         self.metrics = RouterMetrics(backends, self.dividing, self.shadows)
         self.memory: RequestMemory = memory_of_bodies(BODY_MEMORY, config.max_num_queued_reqs)
@@ -83,6 +88,18 @@ class RouterContext:
             return False
         self.kept += size
         return True
+
+    def begin_shadow(self, pair: tuple[str, str], size: int) -> bool:
+        """Whether a request with a body of so many bytes is for a shadow too; `end_shadow` then has to follow."""
+        if self._shadowed >= MAX_SHADOWS or size > MAX_COMPARED_BYTES:
+            self.shadows.skip(pair)
+            return False
+        self._shadowed += 1
+        return True
+
+    def end_shadow(self) -> None:
+        """A request that a shadow gets too, or its comparison, has ended."""
+        self._shadowed -= 1
 
     def stored(self, response: str, backend: BackendServer) -> None:
         """Note which server has a stored response."""

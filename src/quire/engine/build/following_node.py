@@ -106,8 +106,9 @@ class FollowingNode:
 
     def lose(self, reason: str) -> None:
         """A rank of this host has left."""
+        self._reason = self._reason or reason
+        self._leader.tell(Said.LOST, reason.encode())  # before anybody closes the connection
         self._end(reason)
-        self._leader.tell(Said.LOST, reason.encode())
         self._leader.close()
 
     def pass_on(self, rank: int, message: dict[str, str]) -> None:
@@ -134,7 +135,7 @@ class FollowingNode:
                 if not self._obey(frame, ranks, stages):
                     break
             self._end("the leading node has closed its connection")
-        except (BadFrameError, ValueError, struct.error) as error:
+        except (BadFrameError, ValueError, KeyError, struct.error) as error:
             self._end(f"the leading node says what is not understood: {error}")
         ranks.ranks.leave()
         for stage in stages:
@@ -159,6 +160,8 @@ class FollowingNode:
                     stage.commands.put(command)
             case Said.LEFT:
                 _, first, count = SOME.unpack(frame.text)
+                if first + count > ranks.ranks.size:
+                    raise ValueError(f"ranks {first} to {first + count - 1}")
                 for rank in range(first, first + count):
                     ranks.ranks.finished(rank, 0, 0)
             case Said.SLOTS:

@@ -21,6 +21,7 @@ COMMAND = struct.Struct("<10i")
 SOME = struct.Struct("<HHH")  # a node, and ranks: the first and how many
 RESULT = struct.Struct("<iQ")  # of a rank: what it says, and for how long it has worked
 RANK = struct.Struct("<H")
+SLOTS_BYTES = 2**20
 
 
 class LeadingNode:
@@ -40,6 +41,7 @@ class LeadingNode:
         }
         self._memory = shared_bytes(ranks, nbytes)
         self._heard, self._lost, self._closing = heard, lost, threading.Event()
+        self._telling = threading.Lock()  # while some nodes know of a command, and others do not yet
         self._threads = [threading.Thread(target=self._watch, name="quire-nodes", daemon=True)]
         for node in place.connections:
             self._threads.append(
@@ -50,13 +52,16 @@ class LeadingNode:
 
     def say(self, command: Sequence[int], pieces: Sequence[MemoryPiece]) -> None:
         """See OtherNodes.say; a node that has left is lost, and so is what runs."""
-        for node in self._place.connections:
-            self._send(node, Said.COMMAND, COMMAND.pack(*command), pieces)
+        with self._telling:
+            for node in self._place.connections:
+                self._send(node, Said.COMMAND, COMMAND.pack(*command), pieces)
 
     def send_slots(self, rank: int, content: bytes | memoryview) -> None:
         """Send bytes to the socket of a rank. Raises OSError when its node has left."""
         connection = self._place.connections[self._place.nodes.node_of(rank)]
-        connection.send(Said.SLOTS, RANK.pack(rank) + bytes(content))
+        whole = memoryview(content)
+        for at in range(0, len(whole), SLOTS_BYTES):  # commands may go between two pieces
+            connection.send(Said.SLOTS, RANK.pack(rank) + bytes(whole[at : at + SLOTS_BYTES]))
 
     def expect_end(self) -> None:
         """From now on nodes that end were told to."""
@@ -71,10 +76,12 @@ class LeadingNode:
     def close(self) -> None:
         """End all connections."""
         self._closing.set()
-        for connection in self._place.connections.values():
-            connection.close()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
+        watch, *others = self._threads
+        for thread in (watch, None, *others):
+            if thread is None:
+                for connection in self._place.connections.values():
+                    connection.close()
+            elif thread is not threading.current_thread():
                 thread.join()
 
     def _send(self, node: int, kind: Said, text: bytes, pieces: Sequence[MemoryPiece] = ()) -> None:
@@ -102,20 +109,30 @@ class LeadingNode:
                 if frame.kind == Said.LOST:
                     self._lose(f"node {node}: {frame.text.decode(errors='replace')}")
                     return
-                self._take(frame)
+                self._take(node, frame)
         except (BadFrameError, ValueError, KeyError, struct.error) as error:
             why = f"says what is not understood: {error}"
         self._lose(f"node {node} {why}")
 
-    def _take(self, frame: NodeFrame) -> None:
+    def _take(self, sender: int, frame: NodeFrame) -> None:
         if frame.kind == Said.HEARD:
             message = json.loads(frame.text)
             self._heard(int(message.pop("rank")), message)
         elif frame.kind == Said.DONE:
             node, first, count = SOME.unpack_from(frame.text)
+            results = [*RESULT.iter_unpack(frame.text[SOME.size :])]
+            own = self._place.nodes.ranks_of(sender)
+            if (
+                not own.start <= first <= first + count <= own.stop
+                or node >= self.count
+                or len(results) != count
+            ):
+                raise ValueError(f"ranks {first} to {first + count - 1} of node {sender}")
             if node:
-                pieces = [(at, self._memory[at : at + size]) for at, size in frame.pieces]
-                self._send(node, Said.LEFT, SOME.pack(node, first, count), pieces)
-            results = RESULT.iter_unpack(frame.text[SOME.size :])
+                pieces = [(at, self._memory[at : at + size]) for at, size in frame.pieces[:1]]  # no features
+                with (
+                    self._telling
+                ):  # a node that has not heard of the step yet would wait for what it has had
+                    self._send(node, Said.LEFT, SOME.pack(node, first, count), pieces)
             for rank, (result, worked) in zip(range(first, first + count), results, strict=True):
                 self._ranks.finished(rank, result, worked)

@@ -25,7 +25,7 @@ from quire.records import dataclass
 _HEAD = struct.Struct("<HHI")
 _RANGE = struct.Struct("<QQ")
 _SMALL = 2**16  # bytes that are joined to be sent in one call
-MOST_TEXT = 2**28  # an adapter's matrix
+MOST_TEXT = 2**21
 LOOK_SECONDS = 0.25
 SILENT_SECONDS = 3.0
 
@@ -91,9 +91,22 @@ class NodeConnection:
                 finally:
                     self._sending.release()
 
-    def line(self) -> bytes:
-        """A line before the first frame; empty at the end."""
-        return self._frames.readline(MOST_TEXT)
+    def line(self, seconds: float | None = None) -> bytes:
+        """A line before the first frame; empty at the end. Raises TimeoutError after `seconds`."""
+        self._sock.settimeout(seconds)
+        found = self._frames.readline(MOST_TEXT)
+        self._sock.settimeout(None)
+        return found
+
+    @property
+    def ended(self) -> bool:
+        """Whether the other side has ended the connection, before the first frame."""
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def say_line(self, text: bytes) -> None:
         """Send a line before the first frame."""
@@ -140,7 +153,8 @@ class NodeConnection:
 
     def silent_after(self, seconds: float) -> bool:
         """Whether the other side has been silent for too long, `seconds` after the last call."""
-        beats = self._heart[1].beats if self._heart else 0
+        heart = self._heart
+        beats = heart[1].beats if heart else 0
         # This process may have been stopped: only what it could have heard counts.
         self._silent = self._silent + min(seconds, 2 * LOOK_SECONDS) if beats == self._beats else 0.0
         self._beats = beats
@@ -148,9 +162,13 @@ class NodeConnection:
 
     def close(self) -> None:
         """End the connection; whoever receives is told so."""
-        if self._heart:
-            sock, _ = self._heart
-            self._heart = None
+        heart, self._heart = self._heart, None
+        if heart:
+            sock, native = heart
+            del heart
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            del native  # its thread ends before the number of the socket is another's
             sock.close()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)

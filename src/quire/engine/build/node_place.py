@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, field, replace
 from typing import Any
@@ -28,6 +29,7 @@ from quire.records import dataclass
 
 # Options that are of a host, and may differ.
 LOCAL = ("memory", "threads", "weight_cache", "weight_cache_dir", "weight_cache_size")
+_LINE_SECONDS = 10.0
 _LINK = 2**12  # a connection of a rank has its number above this one
 _HEART = 2**13  # and one that shows that a node is there
 
@@ -86,12 +88,18 @@ def meet_nodes(at: Launched | None, model: Model, asked: EngineConfig, limits: L
     ours = identity(model, asked)
     load = {"config": asked.values(), "limits": asdict(limits)}
     with listen(at.address, at.port) as listener:
+        own = listener.getsockname()[0]
+        if own.startswith("127.") and at.address not in {own, "localhost"}:
+            raise RendezvousError(
+                f"MASTER_ADDR {at.address}: it is {own} here, where no other host comes: give an address"
+            )
         while True:
             connections: dict[int, NodeConnection] = {}
             try:
                 peers = _gather(at, listener, connections, ours, load)
                 return NodePlace(spread(asked, at.world), 0, connections, peers)
-            except OSError:  # one of them ended meanwhile: all meet again
+            except OSError as error:  # one of them ended meanwhile
+                print(f"quire: {error}: all hosts meet again", file=sys.stderr, flush=True)
                 _close(connections)
             except BaseException:
                 _close(connections)
@@ -114,10 +122,15 @@ def _gather(
     listening = {}
     named = f"node {{}} of {at.world} at {at.address}, port {at.port}"
     for node, sock in admit(listener, at.secret, range(1, at.world), named, None):
+        made = NodeConnection(sock)
+        if node in connections and not connections[node].ended:
+            made.say_line(json.dumps({"refused": f"node {node} is there already"}).encode())
+            made.close()
+            continue
         if node in connections:  # it was started again
             connections[node].close()
-        connections[node] = NodeConnection(sock)
-        theirs = json.loads(connections[node].line() or b"{}")
+        connections[node] = made
+        theirs = json.loads(made.line(_LINE_SECONDS) or b"{}")
         if not theirs:
             raise ConnectionResetError(f"node {node} has ended")
         listening[node] = sock.getpeername()[0], theirs.pop("port", 0)
@@ -127,10 +140,13 @@ def _gather(
     for connection in connections.values():
         connection.say_line(json.dumps({**load, "listening": listening}).encode())
     hearts = range(_HEART + 1, _HEART + at.world)
-    for number, sock in admit(listener, at.secret, hearts, "heart {}", JOIN_SECONDS):
-        connections[number - _HEART].attach(sock)
-    config = EngineConfig(**load["config"])
-    return _admit_peers(listener, at.secret, spread(config, at.world), 0)
+    try:
+        for number, sock in admit(listener, at.secret, hearts, "a node", JOIN_SECONDS):
+            connections[number - _HEART].attach(sock)
+        config = EngineConfig(**load["config"])
+        return _admit_peers(listener, at.secret, spread(config, at.world), 0)
+    except RendezvousError as error:
+        raise ConnectionError(f"{error} after it had joined") from None
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], who: str) -> str:
@@ -156,11 +172,11 @@ class Joined:
 def join_nodes(at: Launched, model: Model, asked: EngineConfig) -> Joined:
     """Join the leading node, for which it waits as long as it takes, and the others. Raises RendezvousError if it is
     refused."""
-    sock = join(at, patient=True)
-    leader = NodeConnection(sock)
+    ours = identity(model, asked)  # before the leading node waits for it
+    leader = NodeConnection(join(at, patient=True))
     try:
         with listen(leader.own_address, 0) as listener:
-            ours = identity(model, asked) | {"port": listener.getsockname()[1]}
+            ours["port"] = listener.getsockname()[1]
             leader.say_line(json.dumps(ours).encode())
             said = json.loads(leader.line() or b"{}")
             if "refused" in said:
@@ -192,7 +208,7 @@ def _admit_peers(
     }
     found: dict[int, dict[int, socket.socket]] = {}
     numbers = [_LINK + other for other in pairs]
-    for number, sock in admit(listener, secret, numbers, "connection {}", JOIN_SECONDS):
+    for number, sock in admit(listener, secret, numbers, "the connection of a rank", JOIN_SECONDS):
         found.setdefault(pairs[number - _LINK], {})[number - _LINK] = sock
     return found
 

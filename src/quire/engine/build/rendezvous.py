@@ -23,7 +23,7 @@ from quire.config.launched import Launched, RendezvousError
 
 JOIN_SECONDS = 60.0
 SAY_SECONDS = 30.0  # between two lines that say who is waited for
-_HANDSHAKE_SECONDS = 5.0
+_HANDSHAKE_SECONDS, _ADMIT_SECONDS = 5.0, 2.0
 _REFUSED_SECONDS = 10.0  # of refusals in a row, after which one that waits for ever gives up
 _NONCE, _RANK, _PROOF = 32, 2, 32
 
@@ -71,7 +71,7 @@ def admit(
 
 def _admit(sock: socket.socket, secret: bytes) -> int:
     """The number of one that knows the secret; -1 for anybody else."""
-    until, ours = time.monotonic() + _HANDSHAKE_SECONDS, secrets.token_bytes(_NONCE)
+    until, ours = time.monotonic() + _ADMIT_SECONDS, secrets.token_bytes(_NONCE)
     try:
         _tune(sock)
         sock.sendall(ours)
@@ -108,6 +108,10 @@ def join(at: Launched, *, patient: bool = False, own: str = "") -> socket.socket
         try:
             _prove(sock, at)
             return sock
+        except TimeoutError:  # it is busy with others
+            problem = problem or "it does not answer"
+            sock.close()
+            continue
         except OSError:
             problem = "it closed the connection: QUIRE_RANK_SECRET is another, or this rank is there already"
         sock.close()

@@ -20,6 +20,7 @@ from quire.core.forecast import PACE_MEMORY, Demand, Forecast, Live, outlook
 from quire.core.guarantees import Price, StepRoom, worst_demand
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.service_estimates import ServiceEstimates
+from quire.core.step_sharing import CHUNK
 from quire.engine.api import EngineStats, GenerateAsk, WouldBeLateError
 from quire.engine.front.stream import LiveRequest
 from quire.engine.host.messages import StepReport
@@ -100,6 +101,8 @@ class Outlook:
             budget=budget, slots=slots, tokens=self._tokens, most=_MOST_SECONDS, bends=stats.step_bends,
             turns=self._facts.takes_turns,
         )  # fmt: skip
+        if self._facts.takes_turns:
+            rows, keys, budget = -(-rows // 2), -(-keys // 2), min(budget, -(-rows // 2) + CHUNK)
         chunk = max(0, budget - rows)
         step = each[0] + each[1] * rows + each[2] * chunk + each[3] * keys + each[4] * chunk * chunk / 2
         return {"largest_step_seconds": step, "ttft_seconds": predicted.ttft, "tpot_seconds": predicted.tpot}

@@ -20,6 +20,8 @@ from quire.offline.quantize.sites import RESIDUAL, Site, sites_of
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.program.op import param_names, reads, writes
+from quire.program.ops.experts import Experts
+from quire.program.ops.linear import Linear
 from quire.program.program import Output, Program
 from quire.program.ranks import RankPlan
 from quire.program.tensors import Param
@@ -70,15 +72,37 @@ class LayerForward:
         held = sum(self._kind.planned_bytes(self.program, self._limits).values())
         return held + step_array_bytes(self._limits, self._groups)
 
-    def load(self, source: Source) -> None:
-        """Take the weights of the layer from a source; again for other weights."""
+    @property
+    def nbytes_beside(self) -> int:
+        """As `nbytes`, of what is loaded beside the original."""
+        held = sum(self._kind.planned_bytes(self._borrowing, self._limits).values())
+        return held + step_array_bytes(self._limits, self._groups)
+
+    @property
+    def _borrowing(self) -> Program:
+        """The program with the weights of its linears alone; the others are borrowed."""
+        own = {
+            name for op in self.program.body if isinstance(op, Linear | Experts) for name in param_names(op)
+        }
+        params = self.program.params
+        return replace(
+            self.program,
+            params=tuple(param for param in params if param.name in own),
+            borrowed=tuple(param for param in params if param.name not in own),
+        )
+
+    def load(self, source: Source, beside: LayerForward | None = None) -> None:
+        """Take the weights of the layer from a source; again for other weights. `beside`: the original, loaded, whose
+        weights outside of linears it uses, and which stays loaded longer.
+        """
         self.close()
         arrays = self._arrays = StepArrays(self._limits, self._groups)
         for group, table in enumerate(arrays.block_tables):
             table[0, : self._blocks] = np.arange(group * self._blocks, (group + 1) * self._blocks)
-        self._executor = self._kind.make(self.program)
+        program = self.program if beside is None else self._borrowing
+        self._executor = self._kind.make(program, None if beside is None else beside._executor)
         rules = LoadRules.of(self._spec).of_rank(self._whole)
-        load(self.program.params, source, self._executor, rules=rules)
+        load(program.params, source, self._executor, rules=rules)
         self._executor.bind(self._limits, arrays)
 
     def run(self, window: Sequence[int], residual: F32 | None, take: Take | None) -> F32:

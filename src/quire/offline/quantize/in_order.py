@@ -10,6 +10,7 @@ feedback of GPTQ that is GPTAQ, Li et al., arXiv 2504.02692). Where the outputs 
 half of what the stream itself lacks there, too, and a row weighs as little as its stream is large: the next norm
 divides by that. Half, because the layers that follow make up for it as well (docs/decisions/0171).
 
+Gate, up and down are rounded at once: one after another they lose no less, and take a pass more.
 Experts get other rows in the two models, so that they are rounded for x alone.
 """
 
@@ -22,7 +23,8 @@ import numpy as np
 from quire.executor.base import F32
 from quire.offline.quantize.forward import LayerForward
 from quire.offline.quantize.gram import CrossSum, GramMatrix
-from quire.offline.quantize.sites import RESIDUAL, Site
+from quire.offline.quantize.layer import LayerWeights
+from quire.offline.quantize.sites import RESIDUAL, Module, Site
 
 STREAM_SHARE = np.float32(0.5)  # of what the residual stream lacks is made up for
 Grams = dict[tuple[int, int], GramMatrix]
@@ -37,6 +39,11 @@ class SiteSums:
         self._lacking = None if site.ids else CrossSum(_lacking_rows(site), site.cols)
         self._adding: list[Future[None]] = []
 
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """The linears of the site."""
+        return self._site.modules
+
     @staticmethod
     def nbytes(site: Site) -> int:
         """The most bytes of one."""
@@ -44,8 +51,10 @@ class SiteSums:
         return grams + (0 if site.ids else CrossSum.nbytes(_lacking_rows(site), site.cols))
 
     def add(self, rounded: LayerForward, original: LayerForward) -> None:
-        """Add the rows of a window, at whose site both layers stand; the original may stand behind it then."""
+        """Add the rows of the window in which both layers stand; the original may stand behind the site then."""
         site = self._site
+        for layer in (rounded, original):
+            layer.advance(site.op)
         x, experts = rounded.rows(site.buffer), rounded.experts(site)
         if experts is not None:
             self.settle()
@@ -88,6 +97,17 @@ class SiteSums:
         if gram is None or self._lacking is None:
             return weight
         return best_weight(weight, gram, self._lacking.sum, outputs=bool(self._site.added), damping=damping)
+
+
+def take_targets(sums: list[SiteSums], weights: LayerWeights, damping: float, pool: Executor) -> None:
+    """Put W* of the linears of these sites in the place of their weights."""
+    items = [(each, module.tensor) for each in sums for module in each.modules]
+
+    def target(item: tuple[SiteSums, str]) -> F32:
+        return item[0].target(weights[item[1]], damping)
+
+    for (_, tensor), found in zip(items, pool.map(target, items), strict=True):
+        weights[tensor] = found
 
 
 def best_weight(weight: F32, gram: GramMatrix, lacking: F32, *, outputs: bool, damping: float) -> F32:

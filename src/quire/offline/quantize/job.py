@@ -18,7 +18,7 @@ from quire.offline.quantize.gram import GramMatrix
 from quire.offline.quantize.in_order import SiteSums
 from quire.offline.quantize.layer import stored_names
 from quire.offline.quantize.recipe import Recipe, digest
-from quire.offline.quantize.sites import Module, unseen_modules
+from quire.offline.quantize.sites import Module, together, unseen_modules
 from quire.program.formats import NumberFormats
 from quire.program.lower import lower
 from quire.records import dataclass
@@ -50,7 +50,7 @@ class QuantizeJob:
         """What a run must have in common with one that it continues."""
         files = weight_origin(self.model).files()
         text = None if self.calibration is None else self.calibration.digest
-        machine = [self.config.weights, self.config.isa]
+        machine = [self.config.weights, self.config.isa, self.recipe.in_order]
         config = self.model.facts.config_sha256
         recipe = self.recipe.described()
         return digest(__version__, recipe, dict(self.widths), text, fingerprint(files), config, machine)
@@ -156,10 +156,14 @@ def _layer_bytes(job: QuantizeJob, layer: LayerForward) -> int:
     widest = max(site.cols for site in layer.sites) ** 2
     factor = 28 * widest  # in float64, its transpose and copies
     if job.recipe.in_order:
-        sums = max(map(SiteSums.nbytes, layer.sites))
+        groups = together(layer.program, layer.sites)
+        sums = max((sum(map(SiteSums.nbytes, sites)) for sites in groups), default=0)
         targets = 4 * sum(module.rows * module.cols for module in modules)
-        solve = max(16 * module.cols**2 + 24 * module.rows * module.cols for module in modules)
-        return 2 * layer.nbytes + sums + targets + rounded + max(factor + solving, solve, 2**24)
+        both = layer.nbytes + layer.nbytes_beside
+        solve = job.config.threads * max(
+            16 * module.cols**2 + 24 * module.rows * module.cols for module in modules
+        )
+        return both + sums + targets + rounded + max(factor + solving, solve, 2**24)
     grams = sum(GramMatrix.nbytes(site.cols) * site.experts for site in layer.sites)
     products = 4 * widest * job.config.threads
     return layer.nbytes + grams + max(products, rounded + max(factor + solving, 2**24))

@@ -18,12 +18,12 @@ from quire.offline.quantize.folder_output import FolderOutput
 from quire.offline.quantize.forward import LayerForward
 from quire.offline.quantize.gguf import GGUFOutput
 from quire.offline.quantize.gram import GramMatrix
-from quire.offline.quantize.in_order import SiteSums
+from quire.offline.quantize.in_order import SiteSums, take_targets
 from quire.offline.quantize.job import QuantizeJob, check, opened
 from quire.offline.quantize.layer import LayerWeights, Replaced
 from quire.offline.quantize.quantize_output import Found, QuantizeOutput, QuantizeResult
 from quire.offline.quantize.recipe import Recipe
-from quire.offline.quantize.sites import LayerPart, Site, unseen_modules
+from quire.offline.quantize.sites import LayerPart, Site, together, unseen_modules
 from quire.offline.quantize.unfinished import Residuals, UnfinishedRun
 from quire.offline.quantize.widths import MeasureWidths, with_widths
 from quire.types import CheckpointError
@@ -128,7 +128,8 @@ def _passes(job: QuantizeJob, layers: Sequence[LayerForward]) -> int:
     """How many windows run through these layers; without a text, layers."""
     if job.calibration is None:
         return len(layers)
-    each = (len(layer.sites) + 1 if job.recipe.in_order else job.recipe.passes for layer in layers)
+    in_order, passes = job.recipe.in_order, job.recipe.passes
+    each = (len(together(layer.program, layer.sites)) + 1 if in_order else passes for layer in layers)
     return len(job.calibration.windows) * sum(each)
 
 
@@ -136,44 +137,48 @@ def _run_in_order(
     job: QuantizeJob, layer: LayerForward, whole: LayerPart, output: QuantizeOutput, work: UnfinishedRun,
     steps: _Steps, pool: ThreadPoolExecutor,
 ) -> None:  # fmt: skip
-    """Round the sites of a layer one after another, see in_order."""
+    """Round the linears of a layer one after another, see in_order."""
     weights, original = LayerWeights(job.source, job.stored), job.original(layer)
     with work.residuals(job.spec.dim) as residuals, work.residuals(job.spec.dim, "original") as originals:
         found = output.round(layer, LayerPart(unseen=whole.unseen), weights, {}, work, pool)
         original.load(job.source)
-        for site in whole.sites:
-            layer.load(_rounded_source(job, found))
-            last = site is whole.sites[-1]
-            sums = _sum_site(job, (layer, residuals), (original, originals), site, last, steps, pool)
+        groups = together(layer.program, whole.sites)
+        for sites in groups:
+            layer.load(_rounded_source(job, found), original)
+            last = sites is groups[-1]
+            sums = _sum_sites(job, (layer, residuals), (original, originals), sites, last, steps, pool)
             layer.close()
-            for module in site.modules:
-                weights[module.tensor] = sums.target(weights[module.tensor], job.recipe.damping)
-            found |= output.round(layer, LayerPart((site,)), weights, sums.grams, work, pool)
-        original.close()
+            if last:
+                original.close()
+            take_targets(sums, weights, job.recipe.damping, pool)
+            grams = {key: gram for each in sums for key, gram in each.grams.items()}
+            found |= output.round(layer, LayerPart(sites), weights, grams, work, pool)
+            del sums, grams
         tensors = output.tensors(layer, weights, found)
         _pass_on(job, layer, found, residuals, steps)
         layer.close()
     work.commit(tensors, residuals, originals)
 
 
-def _sum_site(
-    job: QuantizeJob, rounded: tuple[LayerForward, Residuals], original: tuple[LayerForward, Residuals], site: Site,
-    last: bool, steps: _Steps, pool: ThreadPoolExecutor,
-) -> SiteSums:  # fmt: skip
-    """Run a layer up to a site twice: as rounded so far, and as the original, in the `last` site's run to its end."""
+def _sum_sites(
+    job: QuantizeJob, rounded: tuple[LayerForward, Residuals], original: tuple[LayerForward, Residuals],
+    sites: tuple[Site, ...], last: bool, steps: _Steps, pool: ThreadPoolExecutor,
+) -> list[SiteSums]:  # fmt: skip
+    """Run a layer up to sites twice: as rounded so far, and as the original, the `last` time to its end."""
     assert job.calibration is not None
-    sums = SiteSums(site, pool)
+    sums = [SiteSums(site, pool) for site in sites]
     for _, stream in (rounded, original):
         stream.rewind()
     for window in job.calibration.windows:
         for layer, stream in (rounded, original):
             layer.begin(window, stream.read(len(window)))
-            layer.advance(site.op)
-        sums.add(rounded[0], original[0])
+        for each in sums:
+            each.add(rounded[0], original[0])
         if last:
             original[1].write(original[0].end())
         steps.one()
-    sums.finish()
+    for each in sums:
+        each.finish()
     return sums
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quire.program.op import Op, reads, writes
 from quire.program.ops.attention import Attend
 from quire.program.ops.experts import Experts
 from quire.program.ops.linear import HeadLinear, Linear
-from quire.program.ops.rows import Add, GatedAct, Norm
+from quire.program.ops.rows import Activate, Add, GatedAct, Norm
 from quire.program.program import Program
 from quire.program.tensors import Param, Part
 from quire.records import dataclass
@@ -84,6 +86,19 @@ class LayerPart:
 
     sites: tuple[Site, ...] = ()
     unseen: tuple[Module, ...] = ()
+
+
+def together(program: Program, sites: Sequence[Site]) -> list[tuple[Site, ...]]:
+    """Sites in groups between which lies more than activations: down goes with gate and up."""
+    found: list[tuple[Site, ...]] = []
+    for site in sites:
+        between = program.body[found[-1][-1].op : site.op] if found else ()
+        near = found and all(isinstance(op, Linear | GatedAct | Activate) for op in between)
+        if near:
+            found[-1] = (*found[-1], site)
+        else:
+            found.append((site,))
+    return found
 
 
 class _Open:

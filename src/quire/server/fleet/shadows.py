@@ -68,15 +68,21 @@ class Shadows:
         self.reports: dict[tuple[str, str], ShadowReport] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    def compare(self, pair: tuple[str, str], ask: AskShadow, request_id: str, seen: SeenAnswer) -> None:
-        """Ask a shadow what the client had asked the first of a pair, and compare; nobody waits for that."""
+    def skip(self, pair: tuple[str, str]) -> None:
+        """A request is not for the shadow, since there are too many."""
+        self.reports.setdefault(pair, ShadowReport()).skipped += 1
+
+    def compare(self, pair: tuple[str, str], ask: AskShadow, request_id: str, seen: SeenAnswer) -> bool:
+        """Ask a shadow what the client had asked the first of a pair, and compare; nobody waits for that. False if it
+        is not asked."""
         report = self.reports.setdefault(pair, ShadowReport())
         if seen.status != 200 or len(seen.body) > MAX_COMPARED_BYTES or len(self._running) >= MAX_SHADOWS:
             report.skipped += 1
-            return
+            return False
         task = asyncio.create_task(_compare(report, ask, request_id, seen))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        return True
 
     async def settled(self) -> None:
         """Wait for the copies on their way."""
