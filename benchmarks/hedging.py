@@ -16,6 +16,7 @@ import random
 import time
 from typing import Any
 
+from quire.bench.statistics import percentile
 from quire.config.routing import RouterConfig
 from quire.config.serving import ServingConfig
 from quire.router.backends import Backends
@@ -118,7 +119,7 @@ def main() -> None:
     for share in SHARES:
         seconds, sent = asyncio.run(run(share, asked.requests))
         seconds.sort()
-        at = [f"{1e3 * seconds[int(part * len(seconds))]:.0f} ms" for part in (0.5, 0.95, 0.99, 0.995)]
+        at = [f"{1e3 * percentile(seconds, percent):.0f} ms" for percent in (50, 95, 99, 99.5)]
         print(f"| {share:.0%} | {' | '.join(at)} | {sent:.3f} |", flush=True)
 
 

@@ -13,10 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from quire.config.launched import SECRET
 from quire.types import QuireError
 from quire.util.platform import end_with_parent
-
-SECRET = "QUIRE_RANK_SECRET"
 
 
 class RayLaunchError(QuireError):

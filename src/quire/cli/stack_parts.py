@@ -23,6 +23,7 @@ from quire.config.serving import ServingConfig
 from quire.config.stack import StackConfig, StackServer
 from quire.records import dataclass
 from quire.util.files import UNFINISHED, written_anew
+from quire.util.http_client import host_of_url
 from quire.util.platform import total_memory, usable_cores
 from quire.util.sizes import format_size, parse_size
 
@@ -63,7 +64,7 @@ class StackPart:
     def at(self) -> str:
         """Its address and port, as its clients on this machine write them."""
         host = _ALL_ADDRESSES.get(self.host, self.host)
-        return f"{f'[{host}]' if ':' in host else host}:{self.port or '(free)'}"
+        return f"{host_of_url(host)}:{self.port or '(free)'}"
 
     @property
     def url(self) -> str:

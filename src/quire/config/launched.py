@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from quire.records import dataclass
 from quire.types import QuireError
 
+SECRET = "QUIRE_RANK_SECRET"  # the variable of the secret that all have
 _LEAST_SECRET = 16
 _DEFAULT_PORT = "29500"
 # A launcher's name -> its variables for the number of a process, how many there are, and how many on this host.
@@ -80,11 +81,9 @@ def launched(environ: Mapping[str, str], ranks: int) -> Launched | None:
         )
     if not 0 <= number < world or (not nodes and world != ranks):
         raise RendezvousError(f"{number_name} {number} of {world_name} {world}: the model has {ranks} ranks")
-    secret = environ.get("QUIRE_RANK_SECRET", "").encode()
+    secret = environ.get(SECRET, "").encode()
     if len(secret) < _LEAST_SECRET:
-        raise RendezvousError(
-            f"QUIRE_RANK_SECRET: all ranks need the same secret of {_LEAST_SECRET} bytes or more"
-        )
+        raise RendezvousError(f"{SECRET}: all ranks need the same secret of {_LEAST_SECRET} bytes or more")
     address = environ.get("MASTER_ADDR") or _first_host(environ) or ("" if nodes else "127.0.0.1")
     if not address:
         raise RendezvousError(f"MASTER_ADDR: where the other hosts reach node 0 ({world_name} {world})")
@@ -104,7 +103,7 @@ def variables_of(nnodes: int, node_rank: int, address: str, port: int | None) ->
 
 def _variables(environ: Mapping[str, str]) -> tuple[str, str, str] | None:
     # Jobs of the others may start processes that have nothing to do with each other: the secret says that these have.
-    others = [*_OTHERS.values()] if "QUIRE_RANK_SECRET" in environ else []
+    others = [*_OTHERS.values()] if SECRET in environ else []
     for names in (("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), *others):
         if names[0] in environ and names[1] in environ:
             return names

@@ -21,7 +21,7 @@ import msgspec
 
 from quire.config.routing import DiscoveredService
 from quire.types import QuireError
-from quire.util.http_client import Client, ClientError, Whole, target
+from quire.util.http_client import Client, ClientError, Whole, host_of_url, target
 
 logger = logging.getLogger("quire.server")
 
@@ -93,10 +93,9 @@ def servers_of(slices: Mapping[str, Slice], service: DiscoveredService) -> dict[
             if port is None or endpoint.conditions.ready is False or not endpoint.addresses:
                 continue
             address = endpoint.addresses[0]
-            host = f"[{address}]" if ":" in address else address
             name = (endpoint.targetRef and endpoint.targetRef.name) or f"{address}:{port}"
             if len(found) < _MOST:
-                found.setdefault(name, f"http://{host}:{port}")
+                found.setdefault(name, f"http://{host_of_url(address)}:{port}")
     return dict(sorted(found.items()))
 
 
@@ -124,7 +123,7 @@ class ServiceWatch:
         )
         if not host:
             raise ValueError("discover: KUBERNETES_SERVICE_HOST is not set: this is no pod of Kubernetes")
-        at = target(f"https://{f'[{host}]' if ':' in host else host}:{port}")
+        at = target(f"https://{host_of_url(host)}:{port}")
         try:
             self._client = Client(at, connect_timeout=5.0, authorities=account / "ca.crt")
             namespace = service.namespace or (account / "namespace").read_text("ascii").strip()

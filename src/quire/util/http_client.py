@@ -58,12 +58,17 @@ class Target:
 
     @property
     def authority(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = host_of_url(self.host)
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.base}"
+
+
+def host_of_url(host: str) -> str:
+    """A name or address as a URL has it: an address of IPv6 stands in brackets (RFC 3986, 3.2.2)."""
+    return f"[{host}]" if ":" in host else host
 
 
 def target(url: str, headers: dict[str, str] | None = None, *, insecure: bool = False) -> Target:
