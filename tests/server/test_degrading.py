@@ -54,6 +54,9 @@ def test_classes_that_are_changed_live_are_those_that_are_degraded(folder: Path)
             reply = server.complete("Hello", max_tokens=2, service_tier="batch")
             assert "takes no requests of the lowest class" in reply.error(429, "shed")
             assert reply.headers["x-quire-degraded"] == "speculation=0, shed"
+            found = server.get("/server_info", admin).json["internal_states"][0]
+            assert found["degraded"]["shed"] == 1
+            assert found["level_missed"].keys() == {"chat", "batch"}
         server.wait(server.idle)
         while "x-quire-degraded" in (reply := server.complete(max_tokens=200, **repeated)).headers:
             assert reply.json["choices"] == plain.json["choices"]

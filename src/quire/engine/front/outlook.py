@@ -296,7 +296,9 @@ class Outlook:
         """The engine's report with how levels were kept; the goodput is that of the last minute."""
         if not self.classes:
             return stats
-        return replace(stats, level_kept=self.kept, level_missed=self.missed, goodput=self._goodput())
+        return replace(
+            stats, level_kept=dict(self.kept), level_missed=dict(self.missed), goodput=self._goodput()
+        )
 
     def _goodput(self) -> dict[str, float]:
         now = time.monotonic()
