@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from helpers.server import LiveServer, Reply, served_folder
+from helpers.scripted import scripted_folder
+from helpers.server import LiveServer, Reply
 from helpers.tool_chats import CITY, FLAG, fold
 from quire.router.resuming import DeliveredStream, ResumedStream
 from quire.routing.continued import STREAM, packed, resume_code, stream_proof, take_ids, unpacked
@@ -31,8 +32,11 @@ def chat(**fields: Any) -> dict[str, Any]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, LiveServer]]:
     folder = tmp_path_factory.mktemp("continuing")
     (folder / "router.key").write_bytes(KEY)
-    model, options = served_folder(folder / "model"), {"router": f"key={folder}/router.key"}
-    made = [LiveServer(model, {"max_model_len": 512}, options) for _ in range(2)]
+    options = {
+        "router": f"key={folder}/router.key", "tool_call_parser": "hermes", "reasoning_parser": "qwen3"
+    }  # fmt: skip
+    model = scripted_folder(folder / "model")
+    made = [LiveServer(model, {"max_model_len": 1024}, options) for _ in range(2)]
     yield made[0], made[1]
     for server in made:
         server.close()
@@ -75,8 +79,8 @@ def resumed_output(mark: str, ids: array[int], key: bytes = KEY, name: str = NAM
 
 def goes_on(
     second: LiveServer, path: str, body: dict[str, Any], mark: str, sent: bytes
-) -> tuple[bytes, Reply]:
-    """All that a client gets whose first server was lost after `sent`, and the second server's answer."""
+) -> bytes:
+    """All that a client gets whose first server was lost after `sent`."""
     ids = array("i")
     had = take_ids(sent, ids)
     reply = asked(second, path, body | {"resumed_output": resumed_output(mark, ids[:-1])})
@@ -85,7 +89,7 @@ def goes_on(
     rest = follow.feed(reply.body)
     follow.end()
     assert follow.ids[: len(ids)] == ids, "the second server names them all"
-    return had + rest, reply
+    return had + rest
 
 
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -117,35 +121,41 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         ),
     ),
-    "calls": (CHAT, chat(max_tokens=120, tools=[CITY, FLAG], tool_choice="required")),
+    "calls": (CHAT, chat(max_tokens=300, tools=[CITY, FLAG], tool_choice="required", ignore_eos=False)),
+    "thinking": (
+        CHAT,
+        chat(
+            max_tokens=200, chat_template_kwargs={"thinking": True}, thinking_token_budget=9,
+            structured_outputs={"regex": "(yes|no), [0-9]{2}"}, ignore_eos=False,
+        ),
+    ),
     "usage": (CHAT, chat(stream_options={"include_usage": True, "continuous_usage_stats": True})),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_the_text_is_that_of_one_server(two: tuple[LiveServer, LiveServer], name: str) -> None:
-    """Lost after some events: the second one computes the rest alone, and nothing of the text is other."""
+    """Behind any number of tokens, whatever the client has of their text: nothing is other, and only the rest is
+    computed."""
     (path, body), (first, second) = REQUESTS[name], two
-    reply = asked(first, path, body)
+    reply, ids = asked(first, path, body), array("i")
     alone, mark = blocks(reply), reply.headers[STREAM]
-    whole = folded(take_ids(b"".join(alone), array("i")))
-    generator, tried = random.Random(name), 0
-    for cut in sorted(generator.sample(range(3, len(alone) - 2), min(3, len(alone) - 5))):
-        sent = b"".join(alone[:cut])
-        ids = array("i")
-        take_ids(sent, ids)
-        if len(ids) < 2:
-            continue
-        before = second.engine.stats.decode_tokens
-        data, answer = goes_on(second, path, body, mark, sent)
-        assert folded(data) == whole
+    whole = folded(take_ids(b"".join(alone), ids))
+    generator = random.Random(name)
+    for count in {1, len(ids) - 2, *(generator.randrange(1, len(ids) - 1) for _ in range(3))}:
+        given = resumed_output(mark, ids[:count])
+        answer = asked(second, path, body | {"resumed_output": given})
+        assert folded(take_ids(answer.body, array("i"))) == whole
         assert answer.headers[STREAM] == mark
-        all_ids = array("i")
-        take_ids(answer.body, all_ids)
-        second.wait(second.idle)
-        assert second.engine.stats.decode_tokens - before <= len(all_ids) - len(ids) + 1, "no token again but one"
-        tried += 1
-    assert tried
+        at_once = array("i")
+        take_ids(next(block for block in blocks(answer) if block.startswith(b": ids")), at_once)
+        assert at_once[:count] == ids[:count], "they are not computed one after the other"
+    for cut in range(1, len(alone), max(1, len(alone) // 3)):
+        sent, had = b"".join(alone[:cut]), array("i")
+        take_ids(sent, had)
+        if len(had) > 1 and b'"finish_reason":"' not in sent:
+            assert folded(goes_on(second, path, body, mark, sent)) == whole
+    second.wait(second.idle)
 
 
 def test_stop_strings_across_the_cut(two: tuple[LiveServer, LiveServer]) -> None:
@@ -163,7 +173,7 @@ def test_stop_strings_across_the_cut(two: tuple[LiveServer, LiveServer]) -> None
         sent, ids = b"".join(alone[:cut]), array("i")
         take_ids(sent, ids)
         if len(ids) > 1 and b'"finish_reason":"stop"' not in sent:
-            assert folded(goes_on(second, TEXT, body, reply.headers[STREAM], sent)[0]) == whole
+            assert folded(goes_on(second, TEXT, body, reply.headers[STREAM], sent)) == whole
 
 
 def test_nobody_else_learns_ids(two: tuple[LiveServer, LiveServer]) -> None:
@@ -206,20 +216,27 @@ def test_an_output_is_taken_from_who_has_the_key(two: tuple[LiveServer, LiveServ
     second.wait(second.idle)
 
 
-def test_another_model_takes_nothing(two: tuple[LiveServer, LiveServer], tmp_path: Path) -> None:
+def test_another_model_takes_nothing_and_a_copy_does(two: tuple[LiveServer, LiveServer], tmp_path: Path) -> None:
     first, _ = two
     (tmp_path / "router.key").write_bytes(KEY)
     reply = asked(first, CHAT, chat())
     ids = array("i")
     take_ids(reply.body, ids)
     given = chat(resumed_output=resumed_output(reply.headers[STREAM], ids[:5]))
-    model = served_folder(tmp_path / "model")
-    for options in ({"kv_cache_dtype": "i8"}, {"dtype": "bfloat16"}):
-        server = LiveServer(
-            model, {"max_model_len": 512, **options}, {"router": f"key={tmp_path}/router.key"}
-        )
+    same, model = scripted_folder(tmp_path / "same"), scripted_folder(tmp_path / "model")
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (model / "model.safetensors").write_bytes(weights)
+    for model, options in ((same, {"kv_cache_dtype": "int8"}), (same, {"dtype": "bfloat16"}), (model, {}), (same, {})):
+        parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+        serving = {"router": f"key={tmp_path}/router.key"} | parsers
+        server = LiveServer(model, {"max_model_len": 1024, **options}, serving)
         try:
-            asked(server, CHAT, given).error(409, "other_engine", "resumed_output")
+            answer = asked(server, CHAT, given)
+            if model is same and not options:
+                assert folded(take_ids(answer.body, array("i"))) == folded(take_ids(reply.body, array("i")))
+            else:
+                answer.error(409, "other_engine", "resumed_output")
         finally:
             server.close()
 
