@@ -404,7 +404,7 @@ class Request:
     in flight it is in one of them only.
     `prediction` is what the answer may turn out to be: drafts for it. Without `speculate` there are no drafts at all.
     `given`: the beginning of the output, from another engine with the same bits; the only sample goes on behind it.
-    `beams`: it is found by beam search (core.beam_search). `pooling`: a row of numbers is wanted for the prompt, no token.
+    `beams`: it is found by beam search (core.beam_search). `pooling`: a row of numbers is wanted, and no token.
     `texts` are there if `params.has_texts`. `terms` are those of service: how soon, and at whose cost.
     `negative_prompt`: what `params.guidance_scale` keeps away from; there are two sequences a sample (see
     core.guided_pairs). Such a request is `stepwise`, and without `speculate`.

@@ -122,10 +122,12 @@ def calling(generator: random.Random, name: str) -> list[bytes]:
         first = {"name": function, "arguments": ""}
         call = {"index": number, "id": f"{name}-{number}", "type": "function", "function": first}
         deltas.append({"tool_calls": [call]})
-        while arguments:
+        at = 0
+        while at < len(arguments):
             size = generator.randrange(1, 9)
-            part = {"index": number, "function": {"arguments": arguments[:size]}}
-            deltas, arguments = [*deltas, {"tool_calls": [part]}], arguments[size:]
+            part = {"index": number, "function": {"arguments": arguments[at : at + size]}}
+            deltas.append({"tool_calls": [part]})
+            at += size
     events = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     events.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
     made = [{"id": name, "created": 1, "system_fingerprint": "fp_1", "choices": [event]} for event in events]

@@ -21,7 +21,13 @@ from quire.routing.continued import STREAM, packed, resume_code, stream_proof, t
 KEY = b"a key that all of them have"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NAME = "request"
-SAMPLED: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "seed": 5, "ignore_eos": True, "stream": True}
+SAMPLED: dict[str, Any] = {
+    "max_tokens": 40,
+    "temperature": 1.0,
+    "seed": 5,
+    "ignore_eos": True,
+    "stream": True,
+}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -63,7 +69,9 @@ def folded(data: bytes) -> list[Any]:
     if b'"delta"' not in data:
         found = events(data)
         texts = "".join(choice["text"] for event in found for choice in event["choices"])
-        reasons = [c.get("finish_reason") for event in found for c in event["choices"] if c.get("finish_reason")]
+        reasons = [
+            c.get("finish_reason") for event in found for c in event["choices"] if c.get("finish_reason")
+        ]
         return [texts, reasons]
     choices = fold([event for event in events(data) if event.get("choices")])
     for choice in choices:
@@ -77,9 +85,7 @@ def resumed_output(mark: str, ids: array[int], key: bytes = KEY, name: str = NAM
     return {"ids": text, "mark": mark, "code": resume_code(key, name, mark, text)}
 
 
-def goes_on(
-    second: LiveServer, path: str, body: dict[str, Any], mark: str, sent: bytes
-) -> bytes:
+def goes_on(second: LiveServer, path: str, body: dict[str, Any], mark: str, sent: bytes) -> bytes:
     """All that a client gets whose first server was lost after `sent`."""
     ids = array("i")
     had = take_ids(sent, ids)
@@ -190,7 +196,7 @@ def test_nobody_else_learns_ids(two: tuple[LiveServer, LiveServer]) -> None:
 
 
 def test_an_output_is_taken_from_who_has_the_key(two: tuple[LiveServer, LiveServer]) -> None:
-    """And with its own code, from the same engine, for the same request; all others are refused before anything runs."""
+    """And with its own code, from the same engine, for the same request; others are refused before anything runs."""
     first, second = two
     reply = asked(first, CHAT, chat())
     mark, ids = reply.headers[STREAM], array("i")
@@ -206,7 +212,9 @@ def test_an_output_is_taken_from_who_has_the_key(two: tuple[LiveServer, LiveServ
     second.post(CHAT, chat(resumed_output=right)).error(400, "unsupported_parameter", "resumed_output")
     second.post(CHAT, chat(resumed_output=right | {"more": 1})).error(400)
     for changed in ({"temperature": 0.5}, {"seed": 6}, {"messages": [{"role": "user", "content": "Other"}]}):
-        asked(second, CHAT, chat(resumed_output=right, **changed)).error(409, "other_engine", "resumed_output")
+        asked(second, CHAT, chat(resumed_output=right, **changed)).error(
+            409, "other_engine", "resumed_output"
+        )
     for changed in ({"n": 2}, {"logprobs": True}, {"mirostat": 2}):
         asked(second, CHAT, chat(resumed_output=right, **changed)).error(400, None, "resumed_output")
     wrong = resumed_output(mark, array("i", [10**6]))
@@ -216,18 +224,25 @@ def test_an_output_is_taken_from_who_has_the_key(two: tuple[LiveServer, LiveServ
     second.wait(second.idle)
 
 
-def test_another_model_takes_nothing_and_a_copy_does(two: tuple[LiveServer, LiveServer], tmp_path: Path) -> None:
+def test_another_model_takes_nothing_and_a_copy_does(
+    two: tuple[LiveServer, LiveServer], tmp_path: Path
+) -> None:
     first, _ = two
     (tmp_path / "router.key").write_bytes(KEY)
     reply = asked(first, CHAT, chat())
     ids = array("i")
     take_ids(reply.body, ids)
     given = chat(resumed_output=resumed_output(reply.headers[STREAM], ids[:5]))
-    same, model = scripted_folder(tmp_path / "same"), scripted_folder(tmp_path / "model")
-    weights = bytearray((model / "model.safetensors").read_bytes())
+    same, changed = scripted_folder(tmp_path / "same"), scripted_folder(tmp_path / "changed")
+    weights = bytearray((changed / "model.safetensors").read_bytes())
     weights[-1] ^= 1
-    (model / "model.safetensors").write_bytes(weights)
-    for model, options in ((same, {"kv_cache_dtype": "int8"}), (same, {"dtype": "bfloat16"}), (model, {}), (same, {})):
+    (changed / "model.safetensors").write_bytes(weights)
+    for model, options in (
+        (same, {"kv_cache_dtype": "int8"}),
+        (same, {"dtype": "bfloat16"}),
+        (changed, {}),
+        (same, {}),
+    ):
         parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
         serving = {"router": f"key={tmp_path}/router.key"} | parsers
         server = LiveServer(model, {"max_model_len": 1024, **options}, serving)

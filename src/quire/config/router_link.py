@@ -36,7 +36,9 @@ def parse_router(text: str | None) -> RouterLink:
         else:
             raise ValueError(f"router: {part.strip()!r} is wrong; {_FORM}")
     if text is not None and "key" not in found:
-        raise ValueError(f"router: key: missing, by which the router and this server know each other; {_FORM}")
+        raise ValueError(
+            f"router: key: missing, by which the router and this server know each other; {_FORM}"
+        )
     for name in ("url", "name"):
         if name in found and not announce:
             raise ValueError(f"router: {name}: is for announce, which is not there")

@@ -72,12 +72,13 @@ class Forwarding:
         self._bytes = sum(map(len, self._parts))
         name, rules = asked.model or asked.name or "", context.backends.rules
         self._route = rules.route(name, asked.session(exchange)) if name in rules else TrafficRoute(name)
-        if asked.resumed_output is not msgspec.UNSET:
-            body = without_field(body, FIELD)  # it is between the router and its servers
         several = len(context.backends.all) > 1
         self._resumable = self._config.resume and several and is_resumable(exchange.path, asked)
         again = self._resumable or (self._route.shadow is not None and is_seeded(exchange, asked))
-        self._given = with_seed(body, asked) if again else body  # the same tokens are drawn each time
+        own: SentBody = body  # what is between a router and its servers is dropped
+        if asked.resumed_output is not msgspec.UNSET:
+            own = without_field(body, FIELD)
+        self._given = with_seed(own, asked) if again else own  # the same tokens are drawn each time
         self._seen: SeenAnswer | None = None  # what the client got, for a shadow
         self._shadowed = False  # what it gets is compared with the answer of a shadow
         self._predicted = 0.0  # tokens that the chosen server has probably cached

@@ -123,7 +123,9 @@ def with_field(body: SentBody, name: str, value: bytes, *, replaces: bool) -> Se
 
 def without_field(body: SentBody, name: str) -> SentBody:
     """A body without one of its fields."""
-    fields = msgspec.json.decode(body if isinstance(body, bytes) else b"".join(body), type=dict[str, msgspec.Raw])
+    fields = msgspec.json.decode(
+        body if isinstance(body, bytes) else b"".join(body), type=dict[str, msgspec.Raw]
+    )
     fields.pop(name, None)
     return msgspec.json.encode(fields)
 
