@@ -49,8 +49,8 @@ class StepFit:
         weights, bends, factors = self.model.weights, self.model.bends, self.factors
 
         def seconds(features: Sequence[float]) -> float:
-            factor = factors.get(_kind(features), 1.0) * sum(map(mul, weights, features))
-            return factor * bend_of(bends, features[1], features[2]) if features[2] else factor
+            plain = factors.get(_kind(features), 1.0) * float(sum(map(mul, weights, features)))
+            return plain * bend_of(bends, features[1], features[2]) if features[2] else plain
 
         return seconds
 
