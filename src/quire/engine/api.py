@@ -284,9 +284,7 @@ class ModelCard:
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
-    answers: Mapping[str, Mapping[str, str | None]] = field(
-        default_factory=dict
-    )  # formats of calls and reasoning
+    answers: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)  # forms of parts
     acceptance: str = "same"  # of drafts; under another one, answers depend on drafts and load
     cache_block: int = 0  # tokens of a block of the prefix cache, 0 without one
     template_variables: frozenset[str] = frozenset()  # that a request may set with chat_template_kwargs
