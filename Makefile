@@ -4,6 +4,7 @@
 # make test-MARKER  the slow tests of one marker: chaos, clients, fuzz, long, memory, model, models, quantize, ranks, regions,
 #              scheduling, schema, simulator, speculation, web or wheels
 # make test-chart  the Helm chart, rendered by Helm's own engine in an environment of its own
+# make test-ray  Quire on a Ray cluster of this machine, with Ray in an environment of its own
 # make wheels  the wheels that need no compiler, in dist/; PYTHONS="python3.11 python3.12" names who builds them
 # make docs    the documentation as a site, in build/docs
 # make peers   compare with other engines; ARGS="--shape tiny --rounds 1" for a quick one
@@ -16,7 +17,7 @@ NATIVE = CMakeLists.txt pyproject.toml constraints.txt $(CPP)
 # A build writes a few large object files at a time; two cores are what it can count on.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
-.PHONY: test check format serve install wheels docs test-chart peers clean
+.PHONY: test check format serve install wheels docs test-chart test-ray peers clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -67,6 +68,17 @@ build/helm/.installed:
 
 test-chart: build/helm/.installed
 	PYTHONPATH=build/helm $(BIN)/python -m pytest -q tests/docs/test_deployments.py
+
+# The environment sees what is in the other one, so that Ray's processes find Quire.
+build/ray/.installed: $(VENV)/.dev
+	$(PYTHON) -m venv build/ray
+	build/ray/bin/pip install --disable-pip-version-check -q 'ray[serve,data]==2.60.0'
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+	  > $$(build/ray/bin/python -c 'import site; print(site.getsitepackages()[0])')/zz_quire.pth
+	touch $@
+
+test-ray: build/ray/.installed
+	build/ray/bin/python -m pytest -q -m ray tests/on_ray tests/ranks/test_launchers.py
 
 docs: build/mkdocs/.installed
 	build/mkdocs/bin/mkdocs build -q --strict

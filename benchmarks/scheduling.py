@@ -301,7 +301,7 @@ def compare_fairness() -> None:
         tokens = dict.fromkeys(("flood", "a", "b"), 0.0)
         for record, one in zip(run.records, rivals, strict=True):
             if record.times and record.times[0] < 60:
-                made = sum(n for at, n in zip(record.times, record.counts, strict=True) if at < 60)
+                made = sum(at < 60 for at in record.times)
                 tokens[one.account] += len(one.prompt) + 2 * made
         whole = sum(tokens.values())
         shares = ", ".join(f"{count / whole:.0%}" for count in tokens.values())

@@ -40,7 +40,7 @@ RANKS = [
     {"engine"},
     {"server", "offline", "train"},
     {"llm", "bench", "router"},
-    {"lang"},
+    {"lang", "ray"},
     {"cli"},
     {"__main__"},
 ]

@@ -57,6 +57,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.ray
 def test_ray_starts_the_other_hosts(tmp_path: Path, alone: str) -> None:
     """A cluster of two nodes on this machine."""
     utils = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: pip install ray")

@@ -134,7 +134,7 @@ def scenario_of_log(load: RecordedLoad) -> Scenario:
     """What was recorded, under its own limits."""
     classes = parse_classes(tuple(load.classes.split()))
     return Scenario(
-        arrivals=load.arrivals, config=load.config, costs=load.fit.seconds,
+        arrivals=load.arrivals, config=load.config, costs=load.fit.formula(),
         noise=load.fit.walk if load.fit.ratios else 0.03, handover=load.handover, classes=classes,
     )  # fmt: skip
 

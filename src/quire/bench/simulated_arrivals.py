@@ -95,7 +95,7 @@ def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
     for row in log.rows:
         end = max(end, getattr(row, "at", 0) / 1e9)
         if isinstance(row, rows.Arrived):
-            shared = prompts.get(row.chain.like, none)[: row.chain.shared * size]
+            shared = _shared(row.chain, size, prompts, ids)
             prompt = shared + ids.take(row.prompt_tokens - len(shared))
             prompts[row.number, -1], asked[row.number] = prompt, row
             times[row.number] = RequestRecord(
@@ -130,6 +130,17 @@ def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
         found, config, fit_steps(log.rows, opened.costs), opened.classes, measured, (end - first) / 3600,
         _handover(log.rows),
     )  # fmt: skip
+
+
+def _shared(
+    chain: rows.TokenChain, size: int, prompts: dict[tuple[int, int], array[int]], ids: _FreshIds
+) -> array[int]:
+    """The tokens that a prompt has in common with an earlier one, also if the log has lost the row of that one."""
+    count = chain.shared * size
+    found = prompts.get(chain.like, array("i"))
+    if len(found) < count:
+        found = prompts[chain.like] = found + ids.take(count - len(found))
+    return found[:count]
 
 
 def _handover(log: Sequence[rows.AnyRow]) -> float:

@@ -122,8 +122,9 @@ class SimulatedServer:
         self._flying: set[str] = set()  # what it starts
         self._next: _Planned | None = None  # the step that runs beside it
         self._late: list[Request] = []  # that came meanwhile
-        self._ends: dict[str, int] = {}  # position of the last token of each request but one
+        self._ends: dict[str, int] = {}  # position of the token that ends an answer whose length is unknown
         self._last: dict[int, int] = {}  # the same by sequence
+        self._records: dict[str, RequestRecord] = {}  # of live requests
         self.now, self.steps, self.busy = 0.0, 0, 0.0
         self.seen: Callable[[Sequence[float]], None] | None = None  # gets what is in each step
         self._tokens = config.num_blocks * config.block_size // len(config.groups)
@@ -150,7 +151,7 @@ class SimulatedServer:
                 self.now = arrivals[order[0]].at
             else:
                 self.now = due
-                self.step(found.records, arrive)
+                self.step(arrive)
                 look(self)
         return self.outcome(found)
 
@@ -307,12 +308,18 @@ class SimulatedServer:
         self._late.append(request)
         if self._since is None:
             self._take_in()
-        self._live[request.request_id] = request
-        self._ends[request.request_id] = len(arrival.prompt) + arrival.output - 1
-        if arrival.deadline is not None:
-            self._deadlines[request.request_id] = arrival.at + arrival.deadline
+        self._note(request, arrival, record)
         if idle:
             self.now += self._handover
+
+    def _note(self, request: Request, arrival: Arrival, record: RequestRecord) -> None:
+        """What is to be known of a request until it ends."""
+        name = request.request_id
+        self._live[name], self._records[name] = request, record
+        if not arrival.known:
+            self._ends[name] = len(arrival.prompt) + arrival.output - 1
+        if arrival.deadline is not None:
+            self._deadlines[name] = arrival.at + arrival.deadline
 
     def _take_in(self) -> None:
         """The engine hears of those that came during a step."""
@@ -334,9 +341,7 @@ class SimulatedServer:
         key = array("i", arrival.prompt).tobytes()
         return cache.match(key, len(arrival.prompt) - 1, "shared:").length
 
-    def step(
-        self, records: list[RequestRecord], arrive: Callable[[float], None] = lambda _: None
-    ) -> list[int]:
+    def step(self, arrive: Callable[[float], None] = lambda _: None) -> list[int]:
         """Run a step, up to the end of which others may `arrive`; returns the requests that it has ended, by their
         number."""
         scheduler = self.scheduler
@@ -344,11 +349,12 @@ class SimulatedServer:
         if self._controller is not None:
             self._controller.plan()
         out, features = self._next or self._plan()
-        sampling = sum([row.sample for row in out.scheduled])
-        others = sampling < scheduler.num_running or scheduler.num_waiting > 0
-        self._next = self._plan() if scheduler.shares and out.scheduled and others else None
-        if self._next is not None and not self._next[0].scheduled:
-            self._next = None
+        self._next = None
+        if scheduler.shares and out.scheduled:
+            sampling = sum([row.sample for row in out.scheduled])
+            if sampling < scheduler.num_running or scheduler.num_waiting > 0:
+                beside = self._plan()
+                self._next = beside if beside[0].scheduled else None
         if self._received:
             ends = [row.start + len(row.token_ids) for row in out.scheduled if row.sample]
             features = (float(bool(ends)), len(ends), 0, sum(ends), 0.0, *features[5:])
@@ -360,14 +366,17 @@ class SimulatedServer:
         arrive(end)
         self.now, self._since = end, None
         self._ran(features, seconds)
-        return self._answered(out, records)
+        return self._answered(out)
 
     def _plan(self) -> _Planned:
         """Schedule a step, and note what it starts."""
         out = self.scheduler.schedule()
+        for seq_id in out.gone:
+            self._last.pop(seq_id, None)
         if out.new:
             self._flying |= {new.request_id for new in out.new}
-            self._last |= {new.seq_id: self._ends[new.request_id] for new in out.new}
+            if ends := self._ends:
+                self._last |= {new.seq_id: ends[new.request_id] for new in out.new if new.request_id in ends}
         return out, self.scheduler.step_features
 
     def _ran(self, features: Sequence[float], seconds: float) -> None:
@@ -385,33 +394,39 @@ class SimulatedServer:
                 self._degrading.look(self.now, waiting)
         self._flying = {new.request_id for new in self._next[0].new} if self._next else set()
 
-    def _answered(self, out: SchedulerOutput, records: list[RequestRecord]) -> list[int]:
+    def _answered(self, out: SchedulerOutput) -> list[int]:
         """Give the step its tokens; returns the requests that have ended."""
-        ends, now = self._last, self.now
-        none: list[LogprobTable | None] = [None] * len(out.scheduled)
-        tokens = [
-            (_LAST if row.start + len(row.token_ids) >= ends[row.seq_id] else _NEXT) if row.sample else _NONE
-            for row in out.scheduled
-        ]
+        records, now, scheduled = self._records, self.now, out.scheduled
+        none: list[LogprobTable | None] = [None] * len(scheduled)
+        tokens = [_NEXT if row.logits else _NONE for row in scheduled]
+        if ends := self._last:  # the others end by the limit of their request
+            for i, row in enumerate(scheduled):
+                if row.logits and row.start + len(row.token_ids) >= ends.get(row.seq_id, math.inf):
+                    tokens[i] = _LAST
         ended = []
         for event in self.scheduler.update(out, StepOutput(tokens, none, none)):
-            record = records[int(event.request_id)]
+            record = records[event.request_id]
+            times = record.times
             if event.new_token_ids:
-                if not record.times and (bound := self._bound(event.request_id)) is not None:
+                if not times and (bound := self._bound(event.request_id)) is not None:
                     self._caution.answered(late=now - record.scheduled > bound)
-                record.times.append(now)
-                record.counts.append(len(event.new_token_ids))
+                times.append(now)
             if event.finish_reason is not None:
                 self._cached[record.index] = event.cached_tokens
-                del self._live[event.request_id]
-                self._promises.ended(event.request_id)
-                if (due := self._deadlines.pop(event.request_id, None)) is not None:
-                    self._end_caution.answered(late=now > due)
+                self._left(event.request_id)
                 record.finished = record.closed = now
-                record.output_tokens, record.output_source = sum(record.counts), "server"
+                record.output_tokens, record.output_source = len(times), "server"
                 record.finish_reason = str(event.finish_reason)
                 ended.append(record.index)
         return ended
+
+    def _left(self, request_id: str) -> None:
+        """A request has ended."""
+        del self._live[request_id], self._records[request_id]
+        self._ends.pop(request_id, None)
+        self._promises.ended(request_id)
+        if (due := self._deadlines.pop(request_id, None)) is not None:
+            self._end_caution.answered(late=self.now > due)
 
 
 def _request(index: int, arrival: Arrival, due: float | None) -> Request:

@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
+from quire.engine.api import EngineState, require_ready
 from quire.engine.front.serving_engine import serving_engine
 from quire.llm.asked import engine_options
 from quire.loader import DEFAULT_MODEL
@@ -60,6 +61,13 @@ class OpenAIApp:
             await engine.stop(self._serving.shutdown_timeout)
             await service.stop()
             self._service = None
+
+    def check(self) -> None:
+        """Raise QuireError unless it is started, and its engine runs or will run again by itself."""
+        if self._service is None:
+            raise QuireError("openai_app: not started")
+        if self._service.context.state is EngineState.FAILED:
+            require_ready(EngineState.FAILED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or follow a server's lifespan."""
