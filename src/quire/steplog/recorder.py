@@ -482,6 +482,7 @@ def _traits(request: Request) -> tuple[str, ...]:
         "beams": request.beams is not None,
         "pooling": request.pooling,
         "negative": request.negative_prompt is not None,
+        "given": bool(request.given),
         "soft": bool(request.soft_tokens),
         "known length": has_known_length(request.params),
         "other parameters": any(
