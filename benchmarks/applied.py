@@ -117,6 +117,9 @@ def report(path: Path) -> None:
         one = json.loads(line)
         cells, errors = [], []
         for name in names:
+            if name not in one["figures"]:
+                cells.append("–")
+                continue
             was, _, then, low, high, real = one["figures"][name]
             errors.append(abs(then / real - 1) if real else 0.0)
             inside = "" if low <= real <= high else ", outside the bar"
