@@ -171,16 +171,16 @@ def test_mistakes_are_named(command: str, said: str, capsys: pytest.CaptureFixtu
 
 def test_a_plot_shows_where_a_transfer_eats_the_gain(tmp_path: Path) -> None:
     drawn = tmp_path / "transfers.svg"
-    command = ["plan", "llama-3-70b", "--hardware", "h100:8", "--no-simulation", "--plot", str(drawn)]
+    command = ["plan", "llama-3-8b", "--hardware", "h100", "--no-simulation", "--plot", str(drawn)]
     assert main(command) == 0
     text = drawn.read_text()
     names = [one.text or "" for one in ElementTree.fromstring(text).iter() if one.tag.endswith("text")]
     assert "computing the prompt" in names
     moved = [name for name in names if name.startswith("moving it over")]
     assert len(moved) == len(links())
-    eaten = {name.split(":")[0] for name in moved if "longer from 250 tokens on" in name}
+    eaten = {name.split(":")[0] for name in moved if "longer from" in name}
     slowest, fastest = (f"moving it over {pick(links(), key=links().__getitem__)}" for pick in (min, max))
-    assert slowest in eaten, "a slow link eats the gain of any prompt"
+    assert slowest in eaten, "this cache moves more slowly than the prompt is computed"
     assert fastest not in eaten
 
 
