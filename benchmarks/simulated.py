@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ def knee_trial(kind: str, most: float, requests: int, words: list[str]) -> dict[
     return {"kind": kind, "rows": rows, "measured": knee_of(rows, 1), "simulated": knee_of(rows, 2)}
 
 
-def knee_of(rows: list[tuple[float, ...]], column: int) -> float | None:
+def knee_of(rows: Sequence[tuple[float, ...]], column: int) -> float | None:
     """Where the share falls below what is to be kept, between two rates on a straight line; None if it does not."""
     for before, after in itertools.pairwise(rows):
         high, low = before[column], after[column]

@@ -41,7 +41,7 @@ class TimedScheduler:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._plain = Scheduler.schedule, Scheduler.update
+        self._plain: tuple[Callable[..., Any], ...] = Scheduler.schedule, Scheduler.update
 
     def __enter__(self) -> TimedScheduler:
         for name, plain in zip(("schedule", "update"), self._plain, strict=True):
@@ -49,7 +49,8 @@ class TimedScheduler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        Scheduler.schedule, Scheduler.update = self._plain  # type: ignore[method-assign]
+        for name, plain in zip(("schedule", "update"), self._plain, strict=True):
+            setattr(Scheduler, name, plain)
 
     def _timed(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*words: Any) -> Any:

@@ -136,6 +136,15 @@ def test_the_queue_is_for_memory_when_blocks_are_in_use() -> None:
     assert names({"quire_kv_cache_usage_perc": 0.98}) == {"no headroom"}
 
 
+def test_a_restart_of_long_ago_is_no_failure_under_load() -> None:
+    full = WELL | {"quire_kv_cache_usage_perc": 0.95}
+    before = read_page(page({name: value for name, value in full.items() if "restarts" not in name}, 0)
+                       + page({"quire_engine_restarts_total": 1}))  # fmt: skip
+    (found,) = diagnose(Window(before, read_page(page(full | {"quire_engine_restarts_total": 1})), SECONDS))
+    assert found.name == "engine restarts"
+    assert found.evidence == {"restarts": 1, "in_window": 0}
+
+
 def test_another_server_that_began_anew_is_seen_by_its_process() -> None:
     """Its counters may have no name for it."""
     values = {name: value for name, value in WELL.items() if "restarts" not in name}

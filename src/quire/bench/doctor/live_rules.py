@@ -266,11 +266,9 @@ def engine_began_anew(w: Window) -> Iterator[Cause]:
     restarts, again = w.now("quire_engine_restarts_total"), w.changed("process_start_time_seconds")
     if not restarts and not again:
         return
-    usage, seen = (
-        w.highest(*USAGE),
-        {"restarts": restarts, "in_window": w.grown("quire_engine_restarts_total") or again},
-    )
-    if usage >= _FULL:
+    usage, fresh = w.highest(*USAGE), w.grown("quire_engine_restarts_total") or float(again)
+    seen: dict[str, float] = {"restarts": restarts, "in_window": fresh}
+    if fresh and usage >= _FULL:  # a loaded server is full also long after a restart
         yield Cause(
             name="memory fails under load", evidence=seen | {"kv_usage": usage},
             says=f"The server was started again, and {usage:.0%} of its KV blocks were in use: context times sequences "
