@@ -24,13 +24,17 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from quire.bench.fitted_steps import fit_steps, timed_steps
 from quire.bench.request_metrics import summarize
 from quire.bench.scenario import scenario_of_log
 from quire.bench.simulated_arrivals import load_of_log
 from quire.bench.what_if import FIGURES
+from quire.core.cost_model import StepCostModel
 from quire.objectives import parse_slo
+from quire.steplog import log_rows as rows
 from quire.steplog.log_files import read_log
 
 KINDS = {
@@ -105,7 +109,8 @@ def trial(kind: str, rate: float, seconds: float, words: list[str], keep: Path |
         log = Path(folder) / "a.qlog"
         with server(log, words) as url:
             load(url, kind, rate, max(20, int(rate * seconds)))
-        recorded = load_of_log(read_log(log))
+        written = read_log(log)
+        recorded, fifty = load_of_log(written), error_after(written.rows, 50)
         if keep is not None:
             shutil.copy(log, keep / f"{kind.replace(' ', '-')}-{rate:.0f}.qlog")
     slo = parse_slo(OBJECTIVES)
@@ -119,13 +124,23 @@ def trial(kind: str, rate: float, seconds: float, words: list[str], keep: Path |
             found[name] = (measured, sum(value for value in values if value is not None) / len(values))
     return {
         "kind": kind, "rate": rate, "requests": len(recorded.arrivals), "steps": recorded.fit.steps,
-        "step_error": recorded.fit.error, "figures": found,
+        "step_error": recorded.fit.error, "error_after_50": fifty, "figures": found,
     }  # fmt: skip
+
+
+def error_after(log: Sequence[rows.AnyRow], count: int) -> float | None:
+    """The median error of steps that come after so many, from which they are fitted; None for fewer than twice that."""
+    steps = [i for i, row in enumerate(log) if isinstance(row, rows.Step)]
+    if len(steps) < 2 * count:
+        return None
+    fit = fit_steps(log[: steps[count]], StepCostModel().weights)
+    later = list(timed_steps(log))[count:]
+    return median(abs(fit.seconds(features) / seconds - 1) for features, seconds in later if seconds)
 
 
 def knee_trial(kind: str, most: float, requests: int, words: list[str]) -> dict[str, Any]:
     """The share of requests that keep the objectives at rising rates, measured and simulated from the lowest."""
-    slo, rows, first = parse_slo(OBJECTIVES), [], None
+    slo, found, first = parse_slo(OBJECTIVES), [], None
     for share in _KNEE_SHARES:
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "a.qlog"
@@ -139,13 +154,13 @@ def knee_trial(kind: str, most: float, requests: int, words: list[str]) -> dict[
             *(summarize(faster.run(i)[0].records, slo) for i in range(3)),
         ]
         was, *runs = [one.goodput.share for one in kept if one.goodput is not None]
-        rows.append((share * most, was, sum(runs) / len(runs)))
-    return {"kind": kind, "rows": rows, "measured": knee_of(rows, 1), "simulated": knee_of(rows, 2)}
+        found.append((share * most, was, sum(runs) / len(runs)))
+    return {"kind": kind, "rows": found, "measured": knee_of(found, 1), "simulated": knee_of(found, 2)}
 
 
-def knee_of(rows: Sequence[tuple[float, ...]], column: int) -> float | None:
+def knee_of(shares: Sequence[tuple[float, ...]], column: int) -> float | None:
     """Where the share falls below what is to be kept, between two rates on a straight line; None if it does not."""
-    for before, after in itertools.pairwise(rows):
+    for before, after in itertools.pairwise(shares):
         high, low = before[column], after[column]
         if high >= _KEPT > low:
             return before[0] + (after[0] - before[0]) * (high - _KEPT) / (high - low)
@@ -156,11 +171,15 @@ def report(path: Path) -> None:
     """The tables of all trials in a file: errors of the simulator, and knees."""
     names = [name for name in FIGURES if name.startswith(("ttft", "tpot", "e2el", "goodput"))]
     found = [json.loads(line) for line in path.read_text().splitlines()]
-    print(f"| load | requests/s | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}")
+    head = f"| load | requests/s | {' | '.join(names)} | step error; fitted to 50 steps |"
+    print(f"{head}\n|---|---|{'---|' * len(names)}--:|")
     for one in (each for each in found if "figures" in each):
         figures = [one["figures"].get(name, (0.0, 0.0)) for name in names]
         cells = [f"{was:.3g}, {100 * (then / was - 1) if was else 0:+.0f} %" for was, then in figures]
-        print(f"| {one['kind']} | {one['rate']:.1f} | {' | '.join(cells)} |")
+        errors = "; ".join(
+            "–" if error is None else f"{error:.1%}" for error in (one["step_error"], one["error_after_50"])
+        )
+        print(f"| {one['kind']} | {one['rate']:.1f} | {' | '.join(cells)} | {errors} |")
     print("\n| load | requests/s: kept, simulated | knee | simulated | error |\n|---|---|--:|--:|--:|")
     for one in (each for each in found if "rows" in each):
         shares = ", ".join(f"{rate:.1f}: {was:.0%}, {then:.0%}" for rate, was, then in one["rows"])
