@@ -79,6 +79,10 @@ class RouterConfig:
     breaker_failures: int = option(
         3, "failures in a row after which a server gets no requests for a while", metavar="N", count=True
     )
+    max_ejected: float = option(
+        0.34, "share of the servers of a model that may get no requests for a while because they are far slower than "
+        "the others, or fail far more often; 0: none", metavar="P",
+    )  # fmt: skip
     prefix_index_size: int = option(
         65536,
         "pieces of 256 bytes that are remembered of the prompts of each server",
@@ -127,8 +131,9 @@ class RouterConfig:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not above 0")
         if self.retries < 0:
             raise ValueError(f"retries: {self.retries} is below 0")
-        if not 0 <= self.hedge_share <= 1:
-            raise ValueError(f"hedge_share: {self.hedge_share!r} is not in [0, 1]")
+        for name in ("hedge_share", "max_ejected"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not in [0, 1]")
         if self.hold_seconds < 0:
             raise ValueError(f"hold_seconds: {self.hold_seconds!r} is below 0")
         if not self.backend and self.backends_file is None and not self.discover:

@@ -134,7 +134,7 @@ class Dividing:
             with contextlib.suppress(msgspec.MsgspecError):
                 read = msgspec.json.decode(answer.body, type=_PrefillAnswer)
         else:
-            server.answers["refused"] += 1
+            server.refused(answer.status)
         if read is not None and read.kv_transfer_params is not None:
             found = read.kv_transfer_params.remote_request_id
         if read is None:

@@ -168,7 +168,7 @@ class Forwarding:
         backends = self._context.backends
         settled = self._context.owner(self._asked.previous_response_id)
         if settled is not None:
-            return settled if settled not in tried and settled.is_available(time.monotonic()) else None
+            return settled if settled not in tried and settled.could_answer(time.monotonic()) else None
         able = backends.available(self._asked.model or self._asked.name, tried)
         return self._context.policy.choose(self._prompt(), able) if able else None
 
@@ -290,16 +290,20 @@ class Forwarding:
         ):
             if relay.is_whole:
                 await attempt.request
-            backend.answers["refused"] += 1
+            backend.refused(relay.status)
             return relay
         now = time.monotonic()
         context.metrics.first_byte.observe(now - began)
+        seconds, expected = now - attempt.sent, None
         if relay.status == 200 and not divided:
             tokens = attempt.ahead if relay.is_stream else attempt.outstanding
-            context.hedging.began(now - attempt.sent, context.backends.needed.expected(tokens))
-            context.backends.needed.answered(tokens, now - attempt.sent)
+            expected = context.backends.needed.expected(tokens)
+            context.hedging.began(seconds, expected)
+            context.backends.needed.answered(tokens, seconds)
+        if relay.status < 500:
+            context.backends.began(backend, seconds, expected)
         if divided and relay.is_stream:
-            context.dividing.costs.moved(prompt.prompt_tokens, now - attempt.sent)
+            context.dividing.costs.moved(prompt.prompt_tokens, seconds)
         await self._pass_on(backend, relay, attempt.request)
         self._seen = relay.seen
         return None
