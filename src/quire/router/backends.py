@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,12 @@ from quire.config.routing import (
 )
 from quire.router.cache_follower import CacheFollower
 from quire.router.discovery import ServiceWatch, first_known
+from quire.routing.announcing import AnnouncedServers, FoundServer
 from quire.routing.outliers import Rest, ServerRecord, is_late, outliers
 from quire.routing.prefix_index import PIECE_BYTES, PrefixIndex
 from quire.routing.reported_prefixes import ReportedPrefixes
 from quire.routing.servers_needed import ServersNeeded
+from quire.routing.tickets import read_key
 from quire.util.http_client import Client, ClientError, target
 
 logger = logging.getLogger("quire.server")
@@ -34,6 +36,7 @@ logger = logging.getLogger("quire.server")
 _MODELS_EVERY = 30.0  # seconds between two looks at the models of a server
 _HELD_INTERVAL = 0.05  # seconds between two checks while a request waits for a server
 _FIRST_LIST = 10.0  # seconds for what is discovered, before the first checks
+_ANNOUNCED = "announced"  # in place of a service's name
 _HEALTH_PATHS = ("/health", "/v1/models")
 
 
@@ -183,6 +186,13 @@ class BackendServer:
                 logger.warning("%s: /v1/models is not a list of models", self.name)
 
 
+def _shared_key(path: str) -> bytes:
+    try:
+        return read_key(path)
+    except ValueError as error:
+        raise ValueError(f"kv_key_file: {error}") from None
+
+
 def _alike(server: BackendServer) -> tuple[bool, frozenset[str]]:
     """What servers have in common that could answer for each other."""
     return server.entry.role == "prefill", frozenset(str(each.get("id")) for each in server.models)
@@ -197,7 +207,9 @@ class Backends:
         self._named = backend_entries(config)
         self.all = [BackendServer(entry, config) for entry in self._named]
         self.rules, self._keys = traffic_rules(config), keys_of(config)
-        self._found: dict[str, dict[str, str]] = {}  # addresses by name, of each service that is discovered
+        self.key = b"" if config.kv_key_file is None else _shared_key(config.kv_key_file)
+        self.announced = AnnouncedServers(self.key)
+        self._found: dict[str, Mapping[str, FoundServer]] = {}  # by name, of each service that is discovered
         self._watches = [
             ServiceWatch(service, partial(self._discovered, text))
             for text, service in zip(config.discover, discovered_services(config), strict=True)
@@ -248,7 +260,8 @@ class Backends:
     def may_serve(self, model: str) -> bool:
         """Whether a server has a model, or may come that has it: what a service without endpoints has nobody knows."""
         answering = [each for each in self.all if each.entry.role != "prefill"]
-        return (bool(self.config.discover) and not answering) or any(each.serves(model) for each in self.all)
+        comes = bool(self.config.discover or self.key)
+        return (comes and not answering) or any(each.serves(model) for each in self.all)
 
     def computing(self, model: str | None, answering: BackendServer) -> list[BackendServer]:
         """The servers that may compute a prompt for one that answers."""
@@ -359,9 +372,23 @@ class Backends:
 
     def _discovered(self, service: str, servers: dict[str, str]) -> None:
         """A service has these servers from now on."""
-        self._found[service] = servers
+        self._found[service] = {name: FoundServer(url) for name, url in servers.items()}
         self._replace()
         logger.warning("%s: %s", service, ", ".join(servers) or "no server")
+
+    def announce(self, body: bytes, code: str) -> str | None:
+        """Take what a server says of itself; the nonce of its next announcement, None if this one's does not hold.
+        Raises as AnnouncedServers.take."""
+        now = time.monotonic()
+        changed = self.announced.take(body, code, now)
+        if changed:
+            self._announced_others()
+        return None if changed is None else self.announced.nonce(now)
+
+    def _announced_others(self) -> None:
+        self._found[_ANNOUNCED] = self.announced.servers
+        self._replace()
+        logger.warning("announced: %s", ", ".join(self.announced.servers) or "no server")
 
     def reload(self) -> None:
         """Read the file of servers again. Those that stay keep what is known of them; those that are gone get no more
@@ -378,10 +405,12 @@ class Backends:
         known, key_and_admin = {each.entry: each for each in self.all}, self._keys
         found = {each.name: each for each in self._named}
         for servers in self._found.values():
-            for name, url in servers.items():
-                found.setdefault(
-                    name, BackendEntry(url, name, api_key=key_and_admin[0], admin_key=key_and_admin[1])
-                )
+            for name, server in servers.items():
+                entry = BackendEntry(
+                    server.url, name, server.weight, api_key=key_and_admin[0], admin_key=key_and_admin[1],
+                    role=server.role,
+                )  # fmt: skip
+                found.setdefault(name, entry)
         entries = [*found.values()]
         made = [known.get(entry) or BackendServer(entry, self.config) for entry in entries]
         for each in self.all:
@@ -416,6 +445,8 @@ class Backends:
             for gone in [each for each in self._leaving if not each.requests]:
                 self._leaving.discard(gone)
                 await gone.client.close()
+            if self.announced.expire(time.monotonic()):
+                self._announced_others()
             was = {each.name for each in self.all if each.healthy}
             await asyncio.gather(*(each.check() for each in self.all))
             for each in self.all:

@@ -19,6 +19,7 @@ import uvicorn
 from quire.config.serving import ServingConfig
 from quire.engine.host.held import buffers
 from quire.server.access import exposure
+from quire.server.announcer import announced, announcers
 from quire.server.app import open_routes
 from quire.server.connections import Connections, Listener, fit_descriptors
 from quire.server.logs import log, notice
@@ -263,14 +264,16 @@ async def serve(
     config: ServingConfig,
     sock: socket.socket,
     announce: Callable[[], None],
+    role: str = "",
 ) -> int:
     """Serve until a signal, then drain. Returns the exit status: 0 drained, 1 stopped at once or the engine failed.
 
     The first SIGTERM or SIGINT lets running requests finish for shutdown_timeout seconds while new ones get 503;
     a second ends at once. SIGHUP reads the TLS files and the tenants again. `announce` is called when the engine is
-    ready.
-    Raises what Engine.start raises.
+    ready; its routers know it, in its `role`, from then on to the first signal.
+    Raises what Engine.start raises, and ValueError for a router that is wrong.
     """
+    told = announcers(config, sock, role)
     tls = tls_context(config)
     admin = bind_admin(config)
     server = HttpServer(service, config, tls)
@@ -287,7 +290,8 @@ async def serve(
         if not await _start_engine(engine, signals):
             return 1
         announce()
-        first = await _signal_or_failure(engine, signals)
+        async with announced(told):
+            first = await _signal_or_failure(engine, signals)
         if first is None:
             log.error("the engine cannot be restarted: stopping the server")
             await engine.stop(0.0)
