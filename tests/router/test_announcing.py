@@ -159,7 +159,9 @@ def test_a_server_comes_and_goes(key: str) -> None:
     """`quire serve` announces itself when it is ready, and leaves before it drains."""
     with routed(kv_key_file=key) as router:
         option = f"key={key},announce=http://127.0.0.1:{router.port},name=gpu-1"
-        server = Process(shipped_models()["quire-mini"], "--port", "0", "--router", option)
+        server = Process(
+            shipped_models()["quire-mini"], "--port", "0", "--max-model-len", "2048", "--router", option
+        )
         try:
             until(lambda: [each.name for each in router.backends.all if each.healthy] == ["gpu-1"])
             reply = router.chat("hello")
@@ -186,7 +188,7 @@ def test_the_option_of_a_server(key: str) -> None:
         port = sock.getsockname()[1]
         (made,) = announcers(ServingConfig(router=f"key={key},announce=http://127.0.0.1:1"), sock, "decode")
         assert made.said == Announcement(f"127.0.0.1:{port}", f"http://127.0.0.1:{port}", role="decode")
-        with pytest.raises(ValueError, match="no such file|No such file"):
+        with pytest.raises(ValueError, match="router: key: "):
             announcers(ServingConfig(router="key=/none/there"), sock, "")
     with socket.create_server(("0.0.0.0", 0)) as sock:
         (made,) = announcers(ServingConfig(router=f"key={key},announce=http://127.0.0.1:1"), sock, "")
@@ -229,13 +231,15 @@ def test_an_endpoint_picker_is_believed_if_its_gateway_has_the_key(key: str) -> 
                 {"x-quire-gateway": gateway_code(b"another key, and not the same")},
                 {"x-quire-gateway": "\xe9"},
             ):
-                replies = [picked(at[2], **wrong) for _ in range(6)]
-                assert {each.headers["x-quire-backend"] for each in replies} == {
-                    "backend-1",
-                    "backend-2",
-                    "backend-3",
-                }
-                assert all("x-gateway-destination-endpoint-served" not in each.headers for each in replies)
+                seen: set[str] = set()
+
+                def others(wrong: dict[str, str] = wrong, seen: set[str] = seen) -> bool:
+                    reply = picked(at[2], **wrong)
+                    assert "x-gateway-destination-endpoint-served" not in reply.headers
+                    seen.add(reply.headers["x-quire-backend"])
+                    return seen == {"backend-1", "backend-2", "backend-3"}
+
+                until(others)
             for server in servers:
                 for headers, _ in server.asked:
                     assert not any(name.startswith(("x-gateway", "x-quire-gateway")) for name in headers)

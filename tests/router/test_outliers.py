@@ -92,6 +92,7 @@ def test_a_breaker_rests_as_before() -> None:
     assert rest.failed(2.0) == 0.0
     assert rest.failed(3.0) == 1.0
     assert not rest.is_over(3.9)
+    assert [rest.failed(3.0 + n / 10) for n in range(6)] == [0.0] * 6, "requests that were in flight"
     assert rest.failed(4.1) == 2.0
     assert [rest.failed(100.0 * n) for n in range(1, 6)] == [4.0, 8.0, 16.0, 30.0, 30.0]
     rest.succeeded()
@@ -189,9 +190,9 @@ def test_one_that_fails_is_left_out_and_comes_back(monkeypatch: pytest.MonkeyPat
                 return server.rested["failing"] > 0
 
             until(ask)
-            assert len(bad.asked) == 30
+            assert len(bad.asked) >= 30
             until(lambda: ask() and router.do(lambda: server.state(1e12)) == "ready")
-            assert len(bad.asked) >= 33
+            assert len(bad.asked) >= 34
             text = router.request("GET", "/metrics").text
             assert 'quire_router_backend_rests_total{backend="backend-1",why="failing"} 1.0' in text
     finally:

@@ -217,6 +217,7 @@ def test_an_output_is_taken_from_who_has_the_key(two: tuple[LiveServer, LiveServ
         )
     for changed in ({"n": 2}, {"logprobs": True}, {"mirostat": 2}):
         asked(second, CHAT, chat(resumed_output=right, **changed)).error(400, None, "resumed_output")
+    asked(second, CHAT, chat(resumed_output=right, stream=False)).error(400, None, "resumed_output")
     wrong = resumed_output(mark, array("i", [10**6]))
     assert asked(second, CHAT, chat(resumed_output=wrong)).status == 400, "no token of the vocabulary"
     full = resumed_output(mark, ids)

@@ -81,7 +81,9 @@ class Rest:
         self.as_outlier = False
 
     def failed(self, now: float) -> float:
-        """A request failed; the seconds for which it rests now, 0 for none."""
+        """A request failed; the seconds for which it rests now, 0 for none: what was sent before says nothing new."""
+        if now < self.until:
+            return 0.0
         self._failures += 1
         if self.probes:
             return self._begin(now)

@@ -12,7 +12,7 @@ import msgspec
 from quire.config.router_link import RouterLink, parse_router
 from quire.config.serving import ServingConfig
 from quire.routing.announcing import CODE, EVERY, PATH, Announcement, Noted, announcement_code
-from quire.routing.tickets import read_key
+from quire.server.access import router_key
 from quire.server.logs import log
 from quire.util.http_client import Client, ClientError, Whole, host_of_url, target
 
@@ -71,7 +71,7 @@ class Announcer:
 def announcers(config: ServingConfig, sock: socket.socket, role: str) -> list[Announcer]:
     """For each router of a server that listens on `sock`. Raises ValueError for an address or a key that is wrong."""
     link = parse_router(config.router)
-    key = read_key(link.key_file) if link.key_file else b""
+    key = router_key(config)
     return [
         Announcer(router, key, _description(link, config, sock, router, role)) for router in link.announce
     ]

@@ -19,7 +19,6 @@ import uvicorn
 from quire.config.serving import ServingConfig
 from quire.engine.host.held import buffers
 from quire.server.access import exposure
-from quire.server.announcer import announced, announcers
 from quire.server.app import open_routes
 from quire.server.connections import Connections, Listener, fit_descriptors
 from quire.server.logs import log, notice
@@ -273,7 +272,7 @@ async def serve(
     ready; its routers know it, in its `role`, from then on to the first signal.
     Raises what Engine.start raises, and ValueError for a router that is wrong.
     """
-    told = announcers(config, sock, role)
+    told = _announced(config, sock, role)
     tls = tls_context(config)
     admin = bind_admin(config)
     server = HttpServer(service, config, tls)
@@ -290,7 +289,7 @@ async def serve(
         if not await _start_engine(engine, signals):
             return 1
         announce()
-        async with announced(told):
+        async with told:
             first = await _signal_or_failure(engine, signals)
         if first is None:
             log.error("the engine cannot be restarted: stopping the server")
@@ -305,6 +304,17 @@ async def serve(
         await server.stop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
+
+
+def _announced(
+    config: ServingConfig, sock: socket.socket, role: str
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """While its routers know a server. Raises ValueError."""
+    if config.router is None:
+        return contextlib.nullcontext()
+    from quire.server.announcer import announced, announcers
+
+    return announced(announcers(config, sock, role))
 
 
 async def _start_engine(engine: RunsEngines, signals: asyncio.Queue[signal.Signals]) -> bool:
