@@ -257,6 +257,11 @@ def test_another_model_takes_nothing_and_a_copy_does(
             server.close()
 
 
+def test_a_server_does_not_start_without_its_key(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="router: key: "):
+        LiveServer(tmp_path, {}, {"router": f"key={tmp_path}/none"})
+
+
 def test_ids_as_text() -> None:
     for ids in ([], [0], [1, 2**31 - 1, 7]):
         assert unpacked(packed(ids)) == ids
