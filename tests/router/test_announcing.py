@@ -74,7 +74,7 @@ def test_who_may_announce() -> None:
         said(known, 0.0, name=""),
         said(known, 0.0, weight=0),
     ):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"."):
             take(known, body, 0.0)
     assert not known.servers
 

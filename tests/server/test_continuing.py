@@ -15,8 +15,10 @@ import pytest
 from helpers.scripted import scripted_folder
 from helpers.server import LiveServer, Reply
 from helpers.tool_chats import CITY, FLAG, fold
+from quire.config.serving import ServingConfig
 from quire.router.resuming import DeliveredStream, ResumedStream
 from quire.routing.continued import STREAM, packed, resume_code, stream_proof, take_ids, unpacked
+from quire.server.access import router_key
 
 KEY = b"a key that all of them have"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -259,7 +261,7 @@ def test_another_model_takes_nothing_and_a_copy_does(
 
 def test_a_server_does_not_start_without_its_key(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="router: key: "):
-        LiveServer(tmp_path, {}, {"router": f"key={tmp_path}/none"})
+        router_key(ServingConfig(router=f"key={tmp_path}/none"))
 
 
 def test_ids_as_text() -> None:
