@@ -79,6 +79,10 @@ class RouterConfig:
     breaker_failures: int = option(
         3, "failures in a row after which a server gets no requests for a while", metavar="N", count=True
     )
+    max_ejected: float = option(
+        0.34, "share of the servers of a model that may get no requests for a while because they are far slower than "
+        "the others, or fail far more often; 0: none", metavar="P",
+    )  # fmt: skip
     prefix_index_size: int = option(
         65536,
         "pieces of 256 bytes that are remembered of the prompts of each server",
@@ -127,13 +131,15 @@ class RouterConfig:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not above 0")
         if self.retries < 0:
             raise ValueError(f"retries: {self.retries} is below 0")
-        if not 0 <= self.hedge_share <= 1:
-            raise ValueError(f"hedge_share: {self.hedge_share!r} is not in [0, 1]")
+        for name in ("hedge_share", "max_ejected"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not in [0, 1]")
         if self.hold_seconds < 0:
             raise ValueError(f"hold_seconds: {self.hold_seconds!r} is below 0")
-        if not self.backend and self.backends_file is None and not self.discover:
+        if not (self.backend or self.backends_file or self.discover or self.kv_key_file):
             raise ValueError(
-                "backend: name at least one server, or a backends_file, or a service to discover"
+                "backend: name at least one server, or a backends_file, or a service to discover, or a kv_key_file by "
+                "which servers announce themselves"
             )
         discovered_services(self)
         if self.prefill and self.kv_key_file is None:
@@ -195,7 +201,7 @@ def backend_entries(config: RouterConfig) -> list[BackendEntry]:
     if config.backends_file is not None:
         entries = _document(config.backends_file)["backend"]
         found += [_entry(number, entry, key, admin) for number, entry in enumerate(entries, len(found) + 1)]
-    if not found and not config.discover:
+    if not found and not (config.discover or config.kv_key_file):
         raise ValueError("backends_file: it names no server")
     for each in found:
         if each.role in {"prefill", "both"} and config.kv_key_file is None:

@@ -14,6 +14,7 @@ from quire.config.routing import RouterConfig
 from quire.router.attempts import ELSEWHERE, Attempt, first_of
 from quire.router.backends import BackendServer
 from quire.router.dividing import PREFILL, divisible, leave_alone, with_params
+from quire.router.picked import PICKED, SERVED, address_of, picked_servers
 from quire.router.relay import Relay, StreamPieces
 from quire.router.resuming import (
     RESUMABLE,
@@ -52,10 +53,11 @@ _OF_OUTPUT = _OF_TICKET | {409}  # likewise for the output so far: it is another
 _NOT_PASSED = frozenset((
     b"host", b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
     b"transfer-encoding", b"upgrade", b"content-length", b"accept-encoding", b"expect", b"origin", b"cookie",
-    b"x-request-id", b"x-gateway-destination-endpoint",
+    b"x-request-id",
 ))  # fmt: skip
 _KEYS = frozenset((b"authorization", b"x-api-key"))
 _SHADOW_SECONDS = 120.0  # for the answer of a shadow
+_NOT_OF_CLIENTS = (b"x-quire-", PICKED)
 _PASSED_OWN = frozenset((b"x-quire-tag",))
 BACKEND = b"x-quire-backend"
 
@@ -83,6 +85,7 @@ class Forwarding:
         self._shadowed = False  # what it gets is compared with the answer of a shadow
         self._predicted = 0.0  # tokens that the chosen server has probably cached
         self._aim(self._route.target)
+        self._picked = picked_servers(exchange, context.backends.key)
         self._may_hold = self._config.hold_seconds > 0  # once
         self._counted = False  # as work that came
 
@@ -168,8 +171,10 @@ class Forwarding:
         backends = self._context.backends
         settled = self._context.owner(self._asked.previous_response_id)
         if settled is not None:
-            return settled if settled not in tried and settled.is_available(time.monotonic()) else None
-        able = backends.available(self._asked.model or self._asked.name, tried)
+            return settled if settled not in tried and settled.could_answer(time.monotonic()) else None
+        able: Sequence[BackendServer] = backends.available(self._asked.model or self._asked.name, tried)
+        if self._picked is not None:
+            able = self._picked.among(able)
         return self._context.policy.choose(self._prompt(), able) if able else None
 
     def _prompt(self) -> RoutedPrompt:
@@ -268,7 +273,7 @@ class Forwarding:
         """Send a late request to a second server, if there is one, and enough was done once."""
         backends = self._context.backends
         able = backends.available(self._asked.model, [first])
-        if not able:
+        if not able or self._picked is not None:
             return None
         other = self._context.policy.choose(prompt, able)
         if not self._context.hedging.take(prompt.work(other.name)):
@@ -290,16 +295,20 @@ class Forwarding:
         ):
             if relay.is_whole:
                 await attempt.request
-            backend.answers["refused"] += 1
+            backend.refused(relay.status)
             return relay
         now = time.monotonic()
         context.metrics.first_byte.observe(now - began)
+        seconds, expected = now - attempt.sent, None
         if relay.status == 200 and not divided:
             tokens = attempt.ahead if relay.is_stream else attempt.outstanding
-            context.hedging.began(now - attempt.sent, context.backends.needed.expected(tokens))
-            context.backends.needed.answered(tokens, now - attempt.sent)
+            expected = context.backends.needed.expected(tokens)
+            context.hedging.began(seconds, expected)
+            context.backends.needed.answered(tokens, seconds)
+        if relay.status < 500:
+            context.backends.began(backend, seconds, expected)
         if divided and relay.is_stream:
-            context.dividing.costs.moved(prompt.prompt_tokens, now - attempt.sent)
+            context.dividing.costs.moved(prompt.prompt_tokens, seconds)
         await self._pass_on(backend, relay, attempt.request)
         self._seen = relay.seen
         return None
@@ -478,7 +487,10 @@ class Forwarding:
 
     def _headers(self, relay: Relay, backend: BackendServer, kind_else: str) -> list[tuple[bytes, bytes]]:
         kind = relay.headers.get("content-type", kind_else).encode("latin-1")
-        return [(b"content-type", kind), *relay.passed_headers(), (BACKEND, backend.name.encode())]
+        headers = [(b"content-type", kind), *relay.passed_headers(), (BACKEND, backend.name.encode())]
+        if self._picked is not None:
+            headers.append((SERVED, address_of(backend).encode()))
+        return headers
 
     def _learn(self, backend: BackendServer, relay: Relay) -> None:
         """Keep what the answer says: where a stored response is, how long texts are in tokens, what was cached."""
@@ -513,7 +525,7 @@ class Forwarding:
         for name, value in exchange.scope["headers"]:
             if name in _NOT_PASSED or (name in _KEYS and (own or self._context.has_keys)):
                 continue
-            if name.startswith(b"x-quire-") and name not in _PASSED_OWN:
+            if name.startswith(_NOT_OF_CLIENTS) and name not in _PASSED_OWN:
                 continue
             lines.append(name + b": " + value)
         lines += [name + b": " + value for name, value in own.items()]

@@ -12,6 +12,7 @@ from quire.router.backends import Backends, BackendServer
 from quire.router.forwarding import Forwarding
 from quire.router.routed_request import asked_of
 from quire.router.router_context import RouterContext
+from quire.routing import announcing
 from quire.server.app import PAGES, ROUTES
 from quire.server.dialects.generate_route import shared
 from quire.server.errors import ApiError, ClientGoneError, api_error
@@ -21,7 +22,7 @@ from quire.server.routes import RouteTable
 
 # What a router answers itself.
 _OWN = ("/health", "/ping", "/v1/models", "/metrics", "/router/backends")
-_OPEN = ("/health", "/ping")
+_OPEN = ("/health", "/ping", announcing.PATH)
 # Files and batches are on one server, which the router cannot find by their ids.
 _LOCAL = ("/v1/files", "/v1/batches", "/v1/uploads")
 _RESPONSE = "/v1/responses/resp_"
@@ -77,6 +78,10 @@ class RouterApp:
             return
         if path not in _OPEN:
             context.access.check_key(exchange)
+        if path == announcing.PATH and context.backends.key:
+            exchange.handler = path
+            await self._note(exchange)
+            return
         if path in _OWN:
             exchange.handler = path
             await self._answer_own(exchange)
@@ -109,6 +114,26 @@ class RouterApp:
         async with exchange.watch() as watch:
             with context.watched(watch):
                 await Forwarding(context, exchange, body, asked).answer()
+
+    async def _note(self, exchange: Exchange) -> None:
+        """Take the announcement of a server. Raises ApiError."""
+        if exchange.method != "POST":
+            raise ApiError(
+                405, f"{exchange.path}: only POST", code="method_not_allowed", headers=[(b"allow", b"POST")]
+            )
+        context = self.context
+        body = await exchange.body(announcing.MOST_BODY, context.config.body_timeout)
+        try:
+            nonce = context.backends.announce(body, exchange.header(announcing.CODE.encode()))
+        except PermissionError as error:
+            raise ApiError(403, f"{exchange.path}: {error}", code="invalid_api_key") from None
+        except LookupError as error:
+            raise ApiError(409, f"{exchange.path}: {error}", code="conflict") from None
+        except ValueError as error:
+            raise ApiError(400, f"{exchange.path}: {error}", code="invalid_value") from None
+        status = 401 if nonce is None else 200
+        noted = announcing.Noted(nonce or context.backends.announced.nonce(time.monotonic()))
+        await exchange.respond(status, msgspec.json.encode(noted))
 
     async def _answer_own(self, exchange: Exchange) -> None:
         if exchange.method not in {"GET", "HEAD"}:

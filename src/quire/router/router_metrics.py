@@ -91,7 +91,15 @@ class RouterMetrics(Collector):
             work.add_metric([each.name], each.work)
             for outcome in ("answered", "refused", "failed"):
                 answers.add_metric([each.name, outcome], each.answers[outcome])
-        yield from (up, running, work, answers, *self._reports())
+        rests = CounterMetricFamily(
+            "quire_router_backend_rests",
+            "times that a server was to get no requests for a while, by why",
+            labels=["backend", "why"],
+        )
+        for each in self._backends.all:
+            for why in ("failures", "failing", "slow"):
+                rests.add_metric([each.name, why], each.rested[why])
+        yield from (up, running, work, answers, rests, *self._reports())
         family = HistogramMetricFamily(
             "quire_router_first_byte_seconds", "time until a server begins its answer"
         )
