@@ -25,6 +25,17 @@ from quire.routing.announcing import CODE, EXPIRES, PATH, AnnouncedServers, Anno
 from quire.server.announcer import announcers
 
 KEY = b"a key that all of them have"
+NO_ADDRESSES = (
+    "",
+    "a:1",
+    "ftp://a",
+    "http://",
+    "http://me@a:1",
+    "http://a:1?x=1",
+    "http://a:1#x",
+    "http://a:x",
+    "http://a/ b",
+)
 ANSWER = answer(200, b'{"choices": []}')
 
 
@@ -72,7 +83,9 @@ def test_who_may_announce() -> None:
         b"[]",
         said(known, 0.0, role="all"),
         said(known, 0.0, name=""),
+        said(known, 0.0, name="é"),
         said(known, 0.0, weight=0),
+        *(said(known, 0.0, url=url) for url in NO_ADDRESSES),
     ):
         with pytest.raises(ValueError, match=r"."):
             take(known, body, 0.0)
@@ -135,6 +148,10 @@ def test_a_router_without_servers_gets_them(key: str, monkeypatch: pytest.Monkey
             body = {"messages": [{"role": "user", "content": "hi"}]}
             assert router.request("POST", "/v1/chat/completions", body, asked).status == 200
             assert announce(router, "one", "http://127.0.0.1:1").status == 409
+            for _ in range(2):
+                assert announce(router, "bad", f"{server.url}?x=1").status == 400
+            for leaving in (False, True):
+                assert announce(router, "two", "http://127.0.0.1:1", leaving=leaving).status == 200
             assert router.request("GET", PATH).status == 405
             monkeypatch.setattr("quire.routing.announcing.EXPIRES", 0.0)
             assert announce(router, "one", server.url).status == 200
@@ -181,6 +198,7 @@ def test_the_option_of_a_server(key: str) -> None:
     for wrong in (
         "", "announce=http://r:1", "key=", "key=a,key=b", "key=a,announce=r", "key=a,url=http://x:1", "key=a,name=x",
         "key=a,announce=http://r:1,url=me:1", "key=a,announce=http://r:99999", "key=a,unknown=1",
+        *(f"key=a,announce={url}" for url in NO_ADDRESSES),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="router: "):
             ServingConfig(router=wrong)

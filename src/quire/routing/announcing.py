@@ -18,6 +18,7 @@ from collections.abc import Mapping
 import msgspec
 
 from quire.records import dataclass
+from quire.routing.addresses import is_server_url
 
 PATH = "/router/announce"
 CODE = "x-quire-announce"  # header with the code over the body
@@ -100,8 +101,12 @@ class AnnouncedServers:
             raise ValueError(str(error)) from None
         if not self._holds(said.nonce, now):
             return None
-        if not said.name.isprintable() or not 0 < len(said.name) <= 128 or not 0 < said.weight <= 1000:
-            raise ValueError("name or weight is wrong")
+        if not (said.name.isascii() and said.name.isprintable() and 0 < len(said.name) <= 128):
+            raise ValueError("name: must be 1 to 128 printable ASCII characters")
+        if not 0 < said.weight <= 1000:
+            raise ValueError(f"weight: {said.weight} is not above 0 and up to 1000")
+        if not is_server_url(said.url):
+            raise ValueError(f"url: {said.url[:200]!r} is not an address such as http://host:8000")
         if said.role not in _ROLES:
             raise ValueError(f"role: {said.role!r} is not one of {', '.join(_ROLES[1:])}")
         server, before = FoundServer(said.url, said.role, said.weight), self._known.get(said.name)
