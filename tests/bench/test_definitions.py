@@ -7,6 +7,7 @@ import math
 import pytest
 
 from quire.bench.goodput import PRESETS, compute_goodput, goodput, misses
+from quire.bench.perception import perceived
 from quire.bench.request_metrics import compute_metrics, mean_itl, summarize
 from quire.bench.serve_result import latency_table
 from quire.bench.statistics import PERCENTILES
@@ -231,3 +232,24 @@ def test_of_very_many_gaps_those_of_some_requests_count(monkeypatch: pytest.Monk
         assert some.distributions[name] == every.distributions[name]
     slo = SLO(itl=50.0)
     assert summarize(records, slo).notes == [], "each request is judged by its own gaps"
+
+
+@pytest.mark.parametrize(
+    ("figures", "says"),
+    [
+        ({"ttft": 80, "tpot": 19, "itl": 30}, ["at once", "for speech", "hardly ever"]),
+        ({"ttft": 500, "tpot": 40, "itl": 100}, ["without a noticed", "instant typing", "hardly ever"]),
+        (
+            {"ttft": 501, "tpot": 66, "itl": 101},
+            ["pause that is", "is a stream", "it begins after", "stutters"],
+        ),
+        ({"tpot": 67}, ["word by word (TPOT p50 67 ms)"]),
+        ({"tpot": 160}, ["slower than a person reads"]),
+        ({"ttft": None}, []),
+    ],
+)
+def test_what_a_reader_notices(figures: dict[str, float | None], says: list[str]) -> None:
+    rows = [{"name": name, "p50": value, "p99": value} for name, value in figures.items()]
+    found = perceived(rows)
+    assert len(found) == bool(says)
+    assert all(words in found[0] for words in says)

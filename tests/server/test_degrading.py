@@ -28,12 +28,51 @@ def test_a_saturated_server_gives_less_and_says_so_until_it_is_not_saturated(fol
             assert reply.headers["x-quire-degraded"] == "max_tokens=3, shed"
             assert server.metric("quire_degraded_requests_total", step="shed") == 1
         server.wait(lambda: server.metric("quire_degrade_step", step="shed") == 0)
-        while "x-quire-degraded" in (reply := server.complete("Hi", max_tokens=6, ignore_eos=True)).headers:
-            assert reply.json["usage"]["completion_tokens"] == 3
+
+        def degraded() -> bool:
+            reply = server.complete("Hi", max_tokens=6, ignore_eos=True)
+            found = "x-quire-degraded" in reply.headers
+            assert reply.json["usage"]["completion_tokens"] == (3 if found else 6)
+            return found
+
+        server.wait(lambda: not degraded())
         server.wait(lambda: server.metric("quire_degrade_step", step="max_tokens=3") == 0)
         again = server.complete("Hello", max_tokens=6, ignore_eos=True, temperature=0)
         assert again.json["choices"] == plain.json["choices"]
         assert "x-quire-degraded" not in again.headers
+
+
+def test_classes_that_are_changed_live_are_those_that_are_degraded(folder: Path) -> None:
+    """The server starts without classes; one that is added is shed, and gets fewer drafts before."""
+    options = ENDLESS | {
+        "admission": "queue", "max_num_seqs": 2, "speculate": "ngram", "degrade": ("speculation=0", "shed"),
+        "degrade_after_ms": 50.0,
+    }  # fmt: skip
+    with serving(folder, engine=options, admin_api_key=("root",), api_key=("client",), **PATIENT) as server:
+        server.headers = {"authorization": "Bearer client"}
+        admin = {"authorization": "Bearer root"}
+        repeated = {"prompt": [7, 8, 9] * 20, "temperature": 0, "ignore_eos": True}
+        plain = server.complete(max_tokens=200, **repeated)
+        change = {"slo": ["chat:ttft=200ms", "batch:"]}
+        assert server.request("PATCH", "/admin/config", change, admin).status == 200
+        with server.busy(6, "authorization: Bearer client\r\n"):
+            server.wait(lambda: server.metric("quire_degrade_step", step="shed") == 1)
+            reply = server.complete("Hello", max_tokens=2, service_tier="batch")
+            assert "takes no requests of the lowest class" in reply.error(429, "shed")
+            assert reply.headers["x-quire-degraded"] == "speculation=0, shed"
+            found = server.get("/server_info", admin).json["internal_states"][0]
+            assert found["degraded"]["shed"] == 1
+            assert found["level_missed"].keys() == {"chat", "batch"}
+        server.wait(server.idle)
+
+        def degraded() -> bool:
+            reply = server.complete(max_tokens=200, **repeated)
+            assert reply.json["choices"] == plain.json["choices"]
+            return "x-quire-degraded" in reply.headers
+
+        server.wait(lambda: not degraded())
+        server.wait(lambda: server.metric("quire_degrade_step", step="speculation=0") == 0)
+        assert server.metric("quire_degraded_requests_total", step="speculation=0") > 0
 
 
 @pytest.mark.scheduling

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from quire.bench.fitted_steps import StepFit, fit_steps
+from quire.bench.recorded_drafts import RecordedDrafts, recorded_drafts
 from quire.bench.simulated_server import Arrival
 from quire.bench.timeline import RequestRecord
 from quire.bench.traces import TraceRow
@@ -68,7 +69,7 @@ class _FreshIds:
 class RecordedLoad:
     """What a log says of a load: its requests, the limits of the scheduler, what steps took, and the times that its
     requests had, as the engine saw them. `hours` is what the log covers; `handover` are seconds until an idle engine
-    begins with a request.
+    begins with a request, `drafts` what became of drafts.
     """
 
     arrivals: list[Arrival]
@@ -78,6 +79,7 @@ class RecordedLoad:
     records: list[RequestRecord]
     hours: float
     handover: float = 0.0
+    drafts: RecordedDrafts | None = None
 
 
 def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
@@ -128,7 +130,7 @@ def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
     measured = [times[number] for number in kept if times[number].counts]
     return RecordedLoad(
         found, config, fit_steps(log.rows, opened.costs), opened.classes, measured, (end - first) / 3600,
-        _handover(log.rows),
+        _handover(log.rows), recorded_drafts(log.rows),
     )  # fmt: skip
 
 

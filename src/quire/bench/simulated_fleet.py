@@ -89,8 +89,10 @@ class SimulatedFleet:
         for first, rest in zip(records, decoded.records, strict=True):
             if rest.finished is not None:
                 first.times += rest.times
+                first.counts += rest.counts
                 first.finished = first.closed = rest.finished
-                first.output_tokens, first.finish_reason = len(first.times), rest.finish_reason
+                first.output_tokens = sum(first.counts) or len(first.times)
+                first.finish_reason = rest.finish_reason
         return self._together(found, decoded)
 
     def _place(

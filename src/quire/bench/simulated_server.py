@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import partial
 
+from quire.bench.recorded_drafts import DraftWalk, RecordedDrafts
 from quire.bench.timeline import RequestRecord
 from quire.core.admission_rules import LATE_DEADLINES, Broken, Burden, Caution, Promises, check_wishes
 from quire.core.controller import StepController
@@ -27,10 +28,10 @@ from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.logprobs import LogprobTable
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
-from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
+from quire.types import Request, SamplingParams, ScheduledSeq, SchedulerOutput, StepOutput, TokenIds
 
 _TOKEN, _EOS = 1, 2
-_NEXT, _LAST, _NONE = [_TOKEN], [_EOS], list[int]()  # what a row samples; nobody changes it
+_NEXT, _NONE = [_TOKEN], list[int]()  # what a row samples; nobody changes it
 StepNoise = Callable[[random.Random], Callable[[Sequence[float]], float]]
 StepTime = Callable[[Sequence[float]], float]
 
@@ -79,7 +80,8 @@ class SimulatedServer:
     deviation of a step's time, relative, or makes what draws a factor for each step; `handover` are seconds until an
     idle engine begins with a request. Without `admits` everything is queued, without `controls` all steps have the
     limits of the config. With `received`, prompts were computed elsewhere and their cache
-    comes with them: only decoding takes time. What steps cost need not be learned where nothing asks for it. With
+    comes with them: only decoding takes time. `drafts` are made as in a log; the config says how many a step may have.
+    What steps cost need not be learned where nothing asks for it. With
     `batch_wait` it collects whole batches: full ones, or after so many seconds. Where sequences take turns, a step is
     scheduled before the end of the one before it, as in EngineCore.
     """
@@ -99,6 +101,7 @@ class SimulatedServer:
         received: bool = False,
         learns: bool = True,
         handover: float = 0.0,
+        drafts: RecordedDrafts | None = None,
     ) -> None:
         self.costs, self.classes = StepCostModel(), tuple(classes)
         kind = Scheduler if batch_wait is None else WholeBatchScheduler
@@ -108,6 +111,7 @@ class SimulatedServer:
         rng = random.Random(f"noise {seed}")
         self._factor = noise(rng) if callable(noise) else lambda _: max(0.5, rng.gauss(1, noise))
         self._handover = handover
+        self._drafts = None if drafts is None else DraftWalk(drafts, random.Random(f"drafts {seed}"))
         self._admits = admits
         self._controller = StepController(self.scheduler, classes, self.costs) if controls else None
         self._caution, self._end_caution = Caution(), Caution(LATE_DEADLINES)
@@ -373,6 +377,8 @@ class SimulatedServer:
         out = self.scheduler.schedule()
         for seq_id in out.gone:
             self._last.pop(seq_id, None)
+            if self._drafts is not None:
+                self._drafts.forget(seq_id)
         if out.new:
             self._flying |= {new.request_id for new in out.new}
             if ends := self._ends:
@@ -399,26 +405,45 @@ class SimulatedServer:
         records, now, scheduled = self._records, self.now, out.scheduled
         none: list[LogprobTable | None] = [None] * len(scheduled)
         tokens = [_NEXT if row.logits else _NONE for row in scheduled]
+        proposed: dict[int, list[int]] = {}
+        if self._drafts is not None:
+            tokens, proposed = self._guessed(scheduled, self._drafts)
         if ends := self._last:  # the others end by the limit of their request
             for i, row in enumerate(scheduled):
-                if row.logits and row.start + len(row.token_ids) >= ends.get(row.seq_id, math.inf):
-                    tokens[i] = _LAST
+                left = ends.get(row.seq_id, math.inf) - (row.start + len(row.token_ids) - row.drafts)
+                if tokens[i] and len(tokens[i]) > left:
+                    tokens[i] = [*tokens[i][: max(0, int(left))], _EOS]
         ended = []
-        for event in self.scheduler.update(out, StepOutput(tokens, none, none)):
+        for event in self.scheduler.update(out, StepOutput(tokens, none, none, drafts=proposed)):
             record = records[event.request_id]
             times = record.times
             if event.new_token_ids:
                 if not times and (bound := self._bound(event.request_id)) is not None:
                     self._caution.answered(late=now - record.scheduled > bound)
                 times.append(now)
+                if self._drafts is not None:
+                    record.counts.append(len(event.new_token_ids))
             if event.finish_reason is not None:
                 self._cached[record.index] = event.cached_tokens
                 self._left(event.request_id)
                 record.finished = record.closed = now
-                record.output_tokens, record.output_source = len(times), "server"
+                record.output_tokens, record.output_source = sum(record.counts) or len(times), "server"
                 record.finish_reason = str(event.finish_reason)
                 ended.append(record.index)
         return ended
+
+    @staticmethod
+    def _guessed(
+        scheduled: Sequence[ScheduledSeq], walk: DraftWalk
+    ) -> tuple[list[list[int]], dict[int, list[int]]]:
+        """The tokens of rows that have drafts, and the drafts for their next rows."""
+        tokens, proposed = [], {}
+        for i, row in enumerate(scheduled):
+            right = walk.ran(row.seq_id, row.drafts) if row.logits and len(row.token_ids) == row.logits else 0
+            tokens.append([_TOKEN] * (1 + right) if row.logits else _NONE)
+            if row.logits and (count := walk.proposed(row.seq_id)):
+                proposed[i] = [_TOKEN] * count
+        return tokens, proposed
 
     def _left(self, request_id: str) -> None:
         """A request has ended."""

@@ -482,6 +482,7 @@ class AsyncEngine(EngineSettings, EngineTexts):
                 live.computed(computed, cached, now)
         self._saturation.look(now, lives.values())
         rows, news = step.unpack()
+        admission.outlook.came(rows, news, lives, now)
         if step.tokens:
             self._startup.mark("first token")
         notes, scores = {note.row: note for note in step.notes}, step.unpack_scores()
