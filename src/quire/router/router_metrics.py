@@ -91,15 +91,7 @@ class RouterMetrics(Collector):
             work.add_metric([each.name], each.work)
             for outcome in ("answered", "refused", "failed"):
                 answers.add_metric([each.name, outcome], each.answers[outcome])
-        rests = CounterMetricFamily(
-            "quire_router_backend_rests",
-            "times that a server was to get no requests for a while, by why",
-            labels=["backend", "why"],
-        )
-        for each in self._backends.all:
-            for why in ("failures", "failing", "slow"):
-                rests.add_metric([each.name, why], each.rested[why])
-        yield from (up, running, work, answers, rests, *self._reports())
+        yield from (up, running, work, answers, self._rests(), *self._reports())
         family = HistogramMetricFamily(
             "quire_router_first_byte_seconds", "time until a server begins its answer"
         )
@@ -124,6 +116,18 @@ class RouterMetrics(Collector):
             "events are not lost; 0: nothing is known",
             value=self.confidence * self._backends.reporting,
         )
+
+    def _rests(self) -> Metric:
+        """Of servers that fail, or are far worse than others."""
+        rests = CounterMetricFamily(
+            "quire_router_backend_rests",
+            "times that a server was to get no requests for a while, by why",
+            labels=["backend", "why"],
+        )
+        for each in self._backends.all:
+            for why in ("failures", "failing", "slow"):
+                rests.add_metric([each.name, why], each.rested[why])
+        return rests
 
     def _scaling(self, now: float) -> Iterator[Metric]:
         """Of servers that come and go."""
