@@ -31,32 +31,30 @@ class Question:
     text: str
     group: int
     meaning: int
+    held_out: bool
 
 
 def read_questions() -> list[Question]:
     """The questions of the file."""
     found: list[Question] = []
     group = first = -1
+    held_out = False
     for line in QUESTIONS.read_text().splitlines():
         kind, _, text = line.partition(" ")
         if kind not in {"=", "+", "-"}:
             continue
+        if text == "held out":
+            held_out = True
+            continue
         if kind == "=":
             group, first = group + 1, len(found)
-        found.append(Question(text, group, first if kind != "-" else len(found)))
+        found.append(Question(text, group, first if kind != "-" else len(found), held_out))
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", help="folder of a model of sentence embeddings")
-    parser.add_argument("--wrong", type=float, help="print the pairs that are wrongly hit at this threshold")
-    args = parser.parse_args()
-    questions = read_questions()
-    with LLM(args.model, progress=False) as llm:
-        made = llm.embed([each.text for each in questions])
+def compare(llm: LLM, questions: list[Question], wrong: float | None) -> None:
+    """Print how many pairs of these questions are near enough, by kind of pair and threshold."""
+    made = llm.embed([each.text for each in questions])
     vectors = np.array([out.outputs.embedding for out in made], np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     marks = [marks_of(each.text) for each in questions]
@@ -67,7 +65,7 @@ def main() -> None:
         kind = "far" if one.group != other.group else "same" if one.meaning == other.meaning else "near"
         cosine, equal = float(vectors[i] @ vectors[j]), marks[i] == marks[j]
         pairs[kind].append((cosine, equal))
-        if args.wrong and kind != "same" and cosine >= args.wrong and equal:
+        if wrong and kind != "same" and cosine >= wrong and equal:
             print(f"{cosine:.3f} {one.text} | {other.text}")
     counts = {kind: len(each) for kind, each in pairs.items()}
     print(
@@ -86,6 +84,19 @@ def main() -> None:
                     f"{hits / len(each):.1%}" if kind == "same" else f"{hits} ({hits / len(each):.1%})"
                 )
         print(f"| {least:.2f} | {' | '.join(cells)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="folder of a model of sentence embeddings")
+    parser.add_argument("--wrong", type=float, help="print the pairs that are wrongly hit at this threshold")
+    args = parser.parse_args()
+    with LLM(args.model, progress=False) as llm:
+        for held_out in (False, True):
+            print("Held out:" if held_out else "The others:")
+            compare(llm, [each for each in read_questions() if each.held_out == held_out], args.wrong)
 
 
 if __name__ == "__main__":

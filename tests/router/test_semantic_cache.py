@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from helpers.answering import Chats, Vectors, answering
+from helpers.pooling_folders import pooling_folder
 from helpers.process import until
 from helpers.routed import Routed, routed
-from helpers.server import GUARD, Reply
+from helpers.server import GUARD, Reply, serving
 
 FIRST, NEAR = "please tell me what is the capital of france", "please say me what is the capital of france"
 FAR = "please sing a song about rain in the mountains"
@@ -179,3 +180,18 @@ def test_without_vectors_servers_answer() -> None:
         vectors.status, vectors.model = 200, "another"
         assert how(ask(router, FIRST)) == "miss", "vectors of another model are others"
         assert how(ask(router, FIRST)) == "hit"
+
+
+def test_vectors_of_quire(tmp_path: Path) -> None:
+    """The server of embeddings is Quire's own, with a tiny model: equal texts have equal vectors, long ones none."""
+    folder, _ = pooling_folder("bert", tmp_path)
+    chats = Chats()
+    with serving(folder, {"max_model_len": 32}) as vectors, answering(chats.answer) as url:
+        given = f"url=http://127.0.0.1:{vectors.port},timeout={GUARD}"
+        with routed(urls=[url], semantic_cache=given) as router:
+            until(lambda: router.backends.all[0].healthy)
+            found = [ask(router, "why is it so"), ask(router, "why is it so", stream=True)]
+            assert [(how(each), said(each)) for each in found] == [("miss", "Answer 1"), ("hit", "Answer 1")]
+            assert found[1].headers["x-quire-semantic-similarity"] == "1.0000"
+            assert [how(ask(router, "word " * 40)) for _ in range(2)] == ["ineligible"] * 2
+            assert how(ask(router, "why is it so")) == "hit", "a text that is too long is no failure"
