@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from quire import LLM
-from quire.routing.question_marks import marks_of
+from quire.routing.question_marks import marks_of, same_marks
 
 QUESTIONS = Path(__file__).with_name("semantic_questions.txt")
 THRESHOLDS = (0.80, 0.85, 0.90, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99)
@@ -63,7 +63,7 @@ def compare(llm: LLM, questions: list[Question], wrong: float | None) -> None:
     for i, j in combinations(range(len(questions)), 2):
         one, other = questions[i], questions[j]
         kind = "far" if one.group != other.group else "same" if one.meaning == other.meaning else "near"
-        cosine, equal = float(vectors[i] @ vectors[j]), marks[i] == marks[j]
+        cosine, equal = float(vectors[i] @ vectors[j]), same_marks(marks[i], marks[j])
         pairs[kind].append((cosine, equal))
         if wrong and kind != "same" and cosine >= wrong and equal:
             print(f"{cosine:.3f} {one.text} | {other.text}")

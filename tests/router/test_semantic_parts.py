@@ -15,8 +15,8 @@ from quire.config.routing import RouterConfig
 from quire.config.semantic import parse_semantic
 from quire.router.router_context import semantic_memory
 from quire.router.semantic_request import chat_question, kept_chat
-from quire.routing.near_answers import NearAnswers
-from quire.routing.question_marks import marks_of
+from quire.routing.near_answers import MOST_OF_KEY, NearAnswers
+from quire.routing.question_marks import marks_of, same_marks
 
 BODY: dict[str, Any] = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "Why?"}]}
 
@@ -73,6 +73,9 @@ def test_answers_that_are_cut_or_no_answers() -> None:
     data = b"data: " + json.dumps(event).encode() + b"\n\n"
     whole = data + b"data: [DONE]\n\n"
     assert kept_chat(whole, stream=True) is not None
+    noted = b": ids 1 2 3\n\n: ids 4\n" + whole
+    assert kept_chat(noted, stream=True) == kept_chat(whole, stream=True), "comments are no part of it"
+    assert question({**BODY, "resumed_output": {}}) is None
     two = json.dumps(
         {"choices": [{"index": 1, "delta": {"content": "Hi"}, "finish_reason": "stop"}]}
     ).encode()
@@ -97,11 +100,13 @@ def test_answers_that_are_cut_or_no_answers() -> None:
     ("Celsius to Fahrenheit, how?", "Fahrenheit to Celsius, how?"), ("Say 'yes' to Ann", "Say 'no' to Ann"),
     ("Translate: I like cats", "Translate: I like dogs"), ("Fix this:\na = 1", "Fix this:\na = b"),
     ("Who won?", "When was it won?"), ("Is 3 + 4 prime?", "Is 3 * 4 prime?"), ("two eggs", "three eggs"),
-    ("Wer ist der Kanzler?", "Wer ist der Präsident?"), ("Was kostet das in Rom?", "Was kostet das in Köln?"),
+    ("Wer ist der Kanzler?", "Wer ist der Präsident?"), ("convert 5 km to miles", "convert 5 miles to km"),
+    ("translate from english to french", "translate from french to english"),
+    ("Do dogs chase cats?", "do cats chase dogs"), ("Was kostet das in Rom?", "Was kostet das in Köln?"),
 ])  # fmt: skip
 def test_questions_that_differ_in_their_marks(one: str, other: str) -> None:
-    assert marks_of(one) == marks_of(one)
-    assert marks_of(one) != marks_of(other)
+    assert same_marks(marks_of(one), marks_of(one))
+    assert not same_marks(marks_of(one), marks_of(other))
 
 
 @pytest.mark.parametrize(("one", "other"), [
@@ -111,7 +116,7 @@ def test_questions_that_differ_in_their_marks(one: str, other: str) -> None:
     ("", " "),
 ])  # fmt: skip
 def test_questions_of_the_same_marks(one: str, other: str) -> None:
-    assert marks_of(one) == marks_of(other)
+    assert same_marks(marks_of(one), marks_of(other))
 
 
 def vector_of(draw: random.Random, size: int = 16) -> Any:
@@ -125,7 +130,7 @@ def test_the_nearest_is_found_as_by_looking_at_all() -> None:
     for number in range(3000):
         now += 0.1
         key, marks, vector = (draw.choice((b"a", b"b", b"c")), draw.choice((b"x", b"y")), vector_of(draw, 6))
-        found = answers.find(key, vector, marks, now)
+        found = answers.find(key, vector, marks, "w", now)
         able = [
             (float(each[1] @ vector), each[3]) for each in kept
             if each[0] == key and each[2] == marks and each[4] > now and float(each[1] @ vector) >= 0.9
@@ -161,7 +166,7 @@ def test_memory_is_bounded_whatever_comes() -> None:
         vector /= np.linalg.norm(vector)
         length = draw.choice((1, 20, 200)) if number < 3000 else draw.choice((20, 50_000, 10**6))
         answers.keep(
-            draw.randbytes(32), vector, draw.randbytes(16), b"x" * length, f"w{number % 3}", float(number)
+            draw.randbytes(32), vector, draw.randbytes(32), b"x" * length, f"w{number % 3}", float(number)
         )
         assert answers.held <= size
         if number % 50 == 0:
@@ -177,10 +182,25 @@ def test_those_not_given_for_the_longest_time_go_first() -> None:
     for vector in (first, second):
         answers.keep(b"k", vector, b"", b"x" * 1000, "w", 0.0)
     while not answers.evicted:
-        assert answers.find(b"k", first, b"", 0.0) is not None
+        assert answers.find(b"k", first, b"", None, 0.0) is not None
         answers.keep(draw.randbytes(32), vector_of(draw), b"", b"x" * 1000, "w", 0.0)
-    assert answers.find(b"k", second, b"", 0.0) is None
-    assert answers.find(b"k", first, b"", 0.0) is not None
+    assert answers.find(b"k", second, b"", None, 0.0) is None
+    assert answers.find(b"k", first, b"", None, 0.0) is not None
+
+
+def test_a_key_has_a_bounded_number_of_answers() -> None:
+    answers = NearAnswers(2**25, 0.999, 1e9)
+    vectors = np.random.default_rng(1).standard_normal((MOST_OF_KEY + 10, 16)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    for number, vector in enumerate(vectors):
+        answers.keep(b"k", vector, b"", b"%d" % number, "w", 0.0)
+    assert len(answers) + answers.evicted == MOST_OF_KEY + 10
+    assert len(answers) <= MOST_OF_KEY
+    assert answers.find(b"k", vectors[0], b"", "w", 0.0) is None
+    for number in (10, 700, MOST_OF_KEY + 9):
+        found = answers.find(b"k", vectors[number], b"", "w", 0.0)
+        assert found is not None
+        assert found.answer == b"%d" % number
 
 
 def test_options(tmp_path: Path) -> None:

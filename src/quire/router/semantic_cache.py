@@ -11,7 +11,7 @@ import asyncio
 import base64
 import hashlib
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from quire.types import QuireError
 from quire.util.http_client import Client, ClientError, Whole, target
 
 _MOST_VECTOR = 256 * 1024  # bytes of an answer of the server of embeddings
+_MODELS = 1000  # whose weights are remembered
 _PAUSE = 1.0  # seconds without questions after that server failed
 _HEADER, _SIMILARITY = b"x-quire-semantic-cache", b"x-quire-semantic-similarity"
 
@@ -63,6 +64,7 @@ class SemanticCache:
             self._client = Client(target(options.url, headers), connect_timeout=options.timeout)
         except ValueError as error:
             raise ValueError(f"semantic_cache: {error}") from None
+        self._weights: OrderedDict[str, str] = OrderedDict()  # fingerprint of the newest answer by model
         self.outcomes: Counter[str] = Counter()
         self._space: tuple[str, int] = "", 0  # what made the vectors, and how long they are
         self._empty()
@@ -126,7 +128,11 @@ class SemanticCache:
         asked.marks, asked.space = marks_of(asked.question.text), self._space
         if not asked.looks:
             return "refused", None
-        return "miss", self.answers.find(asked.question.key, asked.vector, asked.marks, time.monotonic())
+        return "miss", self._known(asked.question, asked.vector, asked.marks)
+
+    def _known(self, question: ChatQuestion, vector: Vector, marks: bytes) -> Near | None:
+        weights = self._weights.get(question.model)
+        return self.answers.find(question.key, vector, marks, weights, time.monotonic())
 
     async def _vector(self, text: str) -> Vector | None:
         """The vector of a text, of length one; None for a text that the server refuses, such as one that is too long.
@@ -172,6 +178,10 @@ class SemanticCache:
             return
         chat = kept_chat(bytes(seen.body), stream=question.stream)
         if chat is not None and asked.space == self._space:
+            self._weights[question.model] = chat.fingerprint
+            self._weights.move_to_end(question.model)
+            if len(self._weights) > _MODELS:
+                self._weights.popitem(last=False)
             self.answers.keep(
                 question.key, vector, asked.marks, packed(chat), chat.fingerprint, time.monotonic()
             )

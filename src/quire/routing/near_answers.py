@@ -8,12 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.records import dataclass
+from quire.routing.question_marks import same_marks
 
 Vector = NDArray[np.float32]
-# Bytes of an answer beside its vector and its text: the entry with its digests, and its places in three dictionaries,
+# Bytes of an answer beside its vector and its text: the entry with its digests, and its places in two dictionaries,
 # whose tables stay as large as they were with the most answers. Measured: 620 to 780 of both.
 ENTRY, TABLES = 640, 512
 _FREE_ROW = 40  # bytes of a row's number in the list of those that are free
+MOST_OF_KEY = 4096  # answers; the oldest goes when there are more: so long takes a look at all
+_SLICE = 512  # vectors that are copied at a time
 _SAME = 0.9999  # the cosine of a question with itself
 
 
@@ -50,7 +53,6 @@ class NearAnswers:
         self._fixed = 0  # bytes of both
         self._kept: OrderedDict[int, _Kept] = OrderedDict()  # by row, those given last at the end
         self._rows: dict[bytes, list[int]] = {}  # by key
-        self._makers: dict[bytes, str] = {}  # of the newest answer by key
         self._answers = 0  # bytes
         self._most = 0  # answers at a time
         self.evicted = 0
@@ -63,14 +65,14 @@ class NearAnswers:
         """Bytes that are taken."""
         return self._fixed + self._answers + TABLES * self._most
 
-    def find(self, key: bytes, vector: Vector, marks: bytes, now: float) -> Near | None:
+    def find(self, key: bytes, vector: Vector, marks: bytes, maker: str | None, now: float) -> Near | None:
         """The answer to the nearest question of a key, if it is as near as it has to be and has these marks. One made
         by other weights than the newest answer of the key is none."""
         for row, similarity in self._nearest(key, vector, self._threshold):
             kept = self._kept[row]
-            if kept.until <= now or kept.maker != self._makers[key]:
+            if kept.until <= now or maker not in (None, kept.maker):
                 self._drop(row)
-            elif kept.marks == marks:
+            elif same_marks(kept.marks, marks):
                 self._kept.move_to_end(row)
                 return Near(kept.answer, similarity)
         return None
@@ -88,8 +90,12 @@ class NearAnswers:
         if self._fixed + TABLES * max(self._most, 1) + cost > self._size:
             return
         for row, _ in self._nearest(key, vector, _SAME):
-            if self._kept[row].marks == marks:
+            if same_marks(self._kept[row].marks, marks):
                 self._drop(row)
+        same = self._rows.get(key, [])
+        if len(same) >= MOST_OF_KEY:
+            self.evicted += 1
+            self._drop(same[0])
         while self._kept and (not self._free or self._with_one_more() + cost > self._size):
             self.evicted += 1
             self._drop(next(iter(self._kept)))
@@ -97,7 +103,6 @@ class NearAnswers:
         self._vectors[row] = vector
         self._kept[row] = _Kept(key, marks, row, answer, maker, now + self._seconds)
         self._rows.setdefault(key, []).append(row)
-        self._makers[key] = maker
         self._answers += cost
         self._most = max(self._most, len(self._kept))
 
@@ -110,15 +115,18 @@ class NearAnswers:
         rows = self._rows.get(key)
         if not rows or self._vectors is None:
             return []
-        cosines = self._vectors[rows] @ vector
-        order = np.argsort(-cosines, kind="stable")
-        return [(rows[i], float(cosines[i])) for i in order if cosines[i] >= least]
+        found: list[tuple[int, float]] = []
+        for begin in range(0, len(rows), _SLICE):
+            part = rows[begin : begin + _SLICE]
+            cosines = self._vectors[part] @ vector
+            found += [(part[i], float(cosines[i])) for i in np.flatnonzero(cosines >= least)]
+        return sorted(found, key=lambda each: -each[1])
 
     def _drop(self, row: int) -> None:
         kept = self._kept.pop(row)
         rows = self._rows[kept.key]
         rows.remove(row)
         if not rows:
-            del self._rows[kept.key], self._makers[kept.key]
+            del self._rows[kept.key]
         self._free.append(row)
         self._answers -= ENTRY + len(kept.answer)

@@ -3,8 +3,8 @@
 Vectors of sentences are near for "17 times 23" and "17 times 24", for Monday and Tuesday, and for a sentence and its
 denial. Numbers, names, quotations, what follows a colon or a line's end, negations, words that ask, and words that have
 an opposite are marks: questions with different marks are different questions. Numbers and names also have to come in
-the same order. The lists of words are English; numbers, names, quotations and the rest hold for all languages. More
-marks can only lose hits.
+the same order, and so do all words where they are the same ones. The lists of words are English; numbers, names,
+quotations and the rest hold for all languages. More marks can only lose hits.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 
+_MARKS, _WORDS = 16, 8  # bytes of digests
 _NUMBER = re.compile(r"\d+(?:[.,:/\-]\d+)*")
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|«([^»]+)»|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)")
 _WORD = re.compile(r"[^\W\d_][\w'’]*")
@@ -53,7 +54,7 @@ _IGNORED = frozenset(
 
 
 def marks_of(question: str) -> bytes:
-    """The marks of a question, as 16 bytes: equal for questions that have the same ones, each as often."""
+    """The marks of a question, and its words without and with their order, as 32 bytes for `same_marks`."""
     text = question.strip().replace("’", "'")
     task, line, rest = text.partition("\n")
     if not line:
@@ -76,7 +77,18 @@ def marks_of(question: str) -> bytes:
         begins = False
         (names if mark.startswith("name ") else found).append(mark)
     found += [" ".join(names)]
-    return hashlib.sha256("\0".join(sorted(filter(None, found))).encode()).digest()[:16]
+    words = re.findall(r"\w+", text.lower())
+    return b"".join(
+        hashlib.sha256("\0".join(each).encode()).digest()[:size]
+        for each, size in ((sorted(filter(None, found)), _MARKS), (sorted(words), _WORDS), (words, _WORDS))
+    )
+
+
+def same_marks(one: bytes, other: bytes) -> bool:
+    """Whether two questions have the same marks, each as often, and are not the same words in another order: from
+    English to French is not from French to English."""
+    bag = slice(_MARKS, _MARKS + _WORDS)
+    return one[:_MARKS] == other[:_MARKS] and (one[bag] != other[bag] or one == other)
 
 
 def _mark_of(word: str, *, begins: bool) -> str:
