@@ -86,9 +86,11 @@ def errors(run: SimulatedRun) -> tuple[list[float], list[float]]:
     return sorted(found), sorted(alone)
 
 
-def traces(folder: Path, count: int) -> Iterator[tuple[str, list[TraceRow], int, float]]:
-    for name, (file, scale, rate) in TRACES.items():
-        yield name, read_trace(folder / file, limit=count), scale, rate
+def traces(folder: Path, count: int, scale: int = 0) -> Iterator[tuple[str, list[TraceRow], int, float]]:
+    """Name, requests, divisor of tokens and rate at load 1 of each trace; with a `scale` that divisor for all, at rates
+    that offer as many tokens a second."""
+    for name, (file, usual, rate) in TRACES.items():
+        yield name, read_trace(folder / file, limit=count), scale or usual, rate * (scale or usual) / usual
 
 
 def compare_goodput(folder: Path, count: int, preset: str) -> None:
@@ -169,14 +171,15 @@ def keepable(rows: Sequence[TraceRow], asked: Sequence[Arrival], scale: int, slo
     return kept / len(asked)
 
 
-def compare_at_knees(folder: Path, count: int, preset: str) -> None:
+def compare_at_knees(folder: Path, count: int, preset: str, one_scale: int = 0) -> None:
     """The knee of a trace is the load up to which first come, first served keeps the level of 90 % of requests; a trace
     of which it keeps fewer at every load has its knee where its goodput is highest."""
     slo, table = PRESETS[preset][0], dict[float, list[float]]()
+    print(f"Preset {preset}: {slo}.\n")
     beyond = " | ".join(f"{at:g} × knee" for at in BEYOND)
     print(f"| trace | knee, requests/s | kept there | can be kept by any | largest ratio there | {beyond} |")
     print("|---|--:|--:|--:|--:|" + "--:|" * len(BEYOND))
-    for name, rows, scale, rate in traces(folder, count):
+    for name, rows, scale, rate in traces(folder, count, one_scale):
         plain = {
             load: served(arrivals(rows, scale, rate * load), slo, preset, held=False) for load in KNEE_LOADS
         }
@@ -298,7 +301,7 @@ def compare_fairness() -> None:
         tokens = dict.fromkeys(("flood", "a", "b"), 0.0)
         for record, one in zip(run.records, rivals, strict=True):
             if record.times and record.times[0] < 60:
-                made = sum(n for at, n in zip(record.times, record.counts, strict=True) if at < 60)
+                made = sum(at < 60 for at in record.times)
                 tokens[one.account] += len(one.prompt) + 2 * made
         whole = sum(tokens.values())
         shares = ", ".join(f"{count / whole:.0%}" for count in tokens.values())
@@ -379,6 +382,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, default=Path("../shared/data/traces"))
     parser.add_argument("--requests", type=int, default=600, help="requests of each trace")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="chat")
+    parser.add_argument("--scale", type=int, default=0, help="knee: one divisor of tokens for all traces")
     parser.add_argument("--svg", type=Path, default=Path("benchmarks/results"), help="folder of pictures")
     asked = parser.parse_args()
     if asked.what == "goodput":
@@ -386,7 +390,7 @@ def main() -> None:
     elif asked.what == "ttft":
         compare_predictions(asked.traces, asked.requests, asked.preset)
     elif asked.what == "knee":
-        compare_at_knees(asked.traces, asked.requests, asked.preset)
+        compare_at_knees(asked.traces, asked.requests, asked.preset, asked.scale)
     elif asked.what == "deadlines":
         compare_deadlines(asked.traces, asked.requests)
     elif asked.what == "modes":

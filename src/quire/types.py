@@ -70,8 +70,7 @@ class RequestError(QuireError):
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
-        self.field = field
-        self.message = message
+        self.field, self.message = field, message
 
 
 class ContextLengthError(RequestError):
@@ -404,8 +403,8 @@ class Request:
     `stepwise` says that each step of it needs what the host makes of the one before (drafts, a grammar): with two steps
     in flight it is in one of them only.
     `prediction` is what the answer may turn out to be: drafts for it. Without `speculate` there are no drafts at all.
-    `beams`: the answer is found by beam search (see core.beam_search).
-    `pooling`: a row of numbers is wanted for the prompt, and no token.
+    `given`: the beginning of the output, from another engine with the same bits; the only sample goes on behind it.
+    `beams`: it is found by beam search (core.beam_search). `pooling`: a row of numbers is wanted, and no token.
     `texts` are there if `params.has_texts`. `terms` are those of service: how soon, and at whose cost.
     `negative_prompt`: what `params.guidance_scale` keeps away from; there are two sequences a sample (see
     core.guided_pairs). Such a request is `stepwise`, and without `speculate`.
@@ -424,6 +423,7 @@ class Request:
     grammar: Grammar | None = None
     regions: AnswerRegions | None = None
     prediction: TokenIds | None = None
+    given: TokenIds | None = None
     speculate: bool = True
     beams: Beams | None = None
     pooling: bool = False

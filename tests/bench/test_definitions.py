@@ -7,6 +7,7 @@ import math
 import pytest
 
 from quire.bench.goodput import PRESETS, compute_goodput, goodput, misses
+from quire.bench.perception import perceived
 from quire.bench.request_metrics import compute_metrics, mean_itl, summarize
 from quire.bench.serve_result import latency_table
 from quire.bench.statistics import PERCENTILES
@@ -209,3 +210,46 @@ def test_compute_goodput_is_the_documents_listing() -> None:
 def test_long_requests_weigh_more_in_the_mean_gap() -> None:
     assert round(mean_itl([(10, 30), (1000, 50)]), 2) == 49.82  # n - 1 gaps, not n
     assert gaps([1, 4, 9]) == [3, 5]
+
+
+def test_of_very_many_gaps_those_of_some_requests_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other figures are those of all requests."""
+    records = [
+        RequestRecord(
+            index=i, scheduled=i, times=[i + 0.1 * (j + 1) for j in range(5)], finished=i + 0.5, closed=i + 0.5,
+            output_tokens=5, output_source="server", input_source="server",
+        )
+        for i in range(200)
+    ]  # fmt: skip
+    every = summarize(records)
+    assert every.notes == []
+    monkeypatch.setattr("quire.bench.request_metrics._MOST_GAPS", 100)
+    some = summarize(records)
+    assert some.notes == ["ITL and ICL are those of 20 requests, drawn by chance"]
+    assert some.distributions["itl"].count == 20 * 4
+    assert some.distributions["itl"].mean == pytest.approx(every.distributions["itl"].mean)
+    for name in ("ttft", "tpot", "e2el"):
+        assert some.distributions[name] == every.distributions[name]
+    slo = SLO(itl=50.0)
+    assert summarize(records, slo).notes == [], "each request is judged by its own gaps"
+
+
+@pytest.mark.parametrize(
+    ("figures", "says"),
+    [
+        ({"ttft": 80, "tpot": 19, "itl": 30}, ["at once", "for speech", "hardly ever"]),
+        ({"ttft": 500, "tpot": 40, "itl": 100}, ["without a noticed", "instant typing", "hardly ever"]),
+        (
+            {"ttft": 501, "tpot": 66, "itl": 101},
+            ["pause that is", "is a stream", "it begins after", "stutters"],
+        ),
+        ({"tpot": 67}, ["word by word (TPOT p50 67 ms)"]),
+        ({"tpot": 160}, ["slower than a person reads"]),
+        ({"ttft": None}, []),
+    ],
+)
+def test_what_a_reader_notices(figures: dict[str, float | None], says: list[str]) -> None:
+    rows = [{"name": name, "p50": value, "p99": value} for name, value in figures.items()]
+    found = perceived(rows)
+    assert len(found) == bool(says)
+    assert all(words in found[0] for words in says)

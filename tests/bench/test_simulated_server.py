@@ -87,6 +87,18 @@ def test_the_controller_keeps_a_tpot_that_whole_steps_would_break() -> None:
     assert good(held, slow).share > good(plain, slow).share + 0.02
 
 
+def test_the_controller_keeps_an_itl_that_whole_steps_would_break() -> None:
+    """A level of nearly every gap: a TPOT of the same time, with its credit for long steps, does not keep it."""
+    arrivals = poisson(4.0, 150)
+    bound = SLO(itl=60)
+    shares = {}
+    for name, level in (("itl", bound), ("tpot", SLO(tpot=60)), ("none", SLO())):
+        served = SimulatedServer(config(), COSTS, [ServiceClass("x", level)], controls=True).run(arrivals)
+        shares[name] = good(served, bound).share
+    assert shares["itl"] > 0.9
+    assert max(shares["tpot"], shares["none"]) < 0.5
+
+
 def test_batch_work_fills_what_is_left_and_yields_within_one_step() -> None:
     classes = parse_classes(["chat:ttft=500ms,tpot=60ms", "batch:"])
     chat = poisson(2.0, 60)

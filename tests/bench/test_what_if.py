@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
+from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.bench.fitted_steps import fit_steps, timed_steps
+from quire.bench.recorded_drafts import DraftWalk, RecordedDrafts
+from quire.bench.request_metrics import summarize
 from quire.bench.scenario import parse_settings
 from quire.bench.simulated_arrivals import RecordedLoad, load_of_log
 from quire.bench.tuning import tune
@@ -21,10 +26,11 @@ from quire.steplog.log_files import Log, LogFile, read_log
 from steplog.storm import engine, request, storm
 
 
-def recorded(path: Path, count: int = 60) -> Log:
+def recorded(path: Path, count: int = 60, *, first: int = 0, step_ms: float = 1.0, **options: Any) -> Log:
     """A log of requests that come one after the other, five milliseconds apart."""
-    core, worker, clock = engine(3, file=LogFile(path, 2**26), num_blocks=400)
-    worker.step_ms, due, made = 1.0, clock.now, 0
+    core, worker, clock = engine(3, file=LogFile(path, 2**26), **{"num_blocks": 400, **options})
+    worker.step_ms, due, made = step_ms, clock.now, first
+    count += first
     while made < count or core.has_work():
         while made < count and (clock.now >= due or not core.has_work()):
             clock.now = max(clock.now, due)
@@ -86,9 +92,44 @@ def test_settings_change_what_they_should(load: RecordedLoad) -> None:
 
 
 @pytest.mark.parametrize(
+    "change",
+    [{"step_ms": 2.0}, {"max_draft_tokens": 6}, {"num_blocks": 16}],
+    ids=["slower", "drafts", "blocks"],
+)
+def test_the_log_of_another_server_says_what_its_settings_cost(
+    tmp_path: Path, load: RecordedLoad, change: dict[str, Any]
+) -> None:
+    """What is predicted from other requests on such a server is then done."""
+    like = load_of_log(recorded(tmp_path / "b.qlog", 30, first=100, **change))
+    assert (like.drafts is not None) == ("max_draft_tokens" in change)
+    real = summarize(load_of_log(recorded(tmp_path / "c.qlog", **change)).records).metrics()
+    found = figures(what_if(load, {}, like=like))
+    changes = []
+    for name in ("ttft_mean", "tpot_mean", "e2el_mean", "output_token_rate"):
+        assert found[name].then.value == pytest.approx(real[name].value, rel=0.1), name
+        changes.append(abs(found[name].then.value / found[name].now.value - 1))
+    assert max(changes) > 0.1, "negative control: it is not what the server of the load would do"
+
+
+def test_drafts_are_drawn_by_whole_samples() -> None:
+    """Of two samples one is always guessed right: a sequence has the one or the other."""
+    drafts = RecordedDrafts([array("i", [3, 3, 3, 3]), array("i", [2, 0])])
+    walk = DraftWalk(drafts, random.Random(1))
+    seen = set()
+    for seq in range(20):
+        proposed = walk.proposed(seq)
+        right = {walk.ran(seq, walk.proposed(seq)) for _ in range(5)}
+        assert right == ({3} if proposed == 3 else {0})
+        assert walk.ran(seq, 0) == 0
+        seen.add(proposed)
+        walk.forget(seq)
+    assert seen == {2, 3}
+
+
+@pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("kv_cache_dtype=int8", "is not simulated: a narrower cache"),
+        ("kv_cache_dtype=int8", "how many blocks such a cache has, .* is in a log of such a server"),
         ("max_num_seqs=x", "'x' is not a number"),
         ("max_num_seqs=0", "max_num_seqs: 0"),
         ("rate=0", "out of range"),
@@ -145,6 +186,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["figures"]["goodput"]["then"]["low"] <= found["figures"]["goodput"]["then"]["high"]
     assert main(command) == 0
     assert "step times: fitted to" in capsys.readouterr().out
+    assert main(["whatif", "--log", str(path), "--like", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fit"] == found["fit"]
+    assert main(["whatif", "--log", str(path), "--like", str(path)]) == 0
+    assert "with a server like that of a.qlog" in capsys.readouterr().out
+    assert main(["whatif", "--log", str(path)]) == 2
+    assert "--set NAME=VALUE or --like FILE is needed" in capsys.readouterr().err
     assert main([*command, "--last", "soon"]) == 2
     assert main(["whatif", "--set", "rate=2", "--url", "http://127.0.0.1:9"]) == 2
     assert main([*command, "--last", "0.000001s"]) == 1

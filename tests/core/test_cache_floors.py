@@ -48,7 +48,7 @@ def test_no_tenant_loses_blocks_below_its_floor(seed: int) -> None:
     event(f"preemptions: {driver.scheduler.num_preemptions > 0}")
 
 
-def life(seed: int) -> Driver:
+def life(seed: int, policy: str = "") -> Driver:
     """Random tenants with random floors; the books are audited after every step, and every answer is checked."""
     rng = random.Random(seed)
     windows = [rng.choice([0, 0, 5, 12]) for _ in range(rng.randint(1, 2))]
@@ -63,7 +63,7 @@ def life(seed: int) -> Driver:
         max_num_batched_tokens=rng.randint(8, 80),
         max_model_len=length,
         groups=groups,
-        policy=rng.choice(["fcfs", "priority", "fair", "lpm"]),
+        policy=policy or rng.choice(["fcfs", "priority", "fair", "lpm"]),
     )
     driver = watched(config, floors)
     for _ in range(15):

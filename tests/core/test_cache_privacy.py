@@ -11,7 +11,7 @@ from quire.types import Request, SamplingParams, TokenIds
 
 from .scheduling import answer, config
 
-SECRET = [*range(100, 148)]
+SECRET = [*range(100, 150)]  # its last two tokens are no whole block
 TRIALS, SHUFFLES = 60, 400
 
 
@@ -20,7 +20,14 @@ def first_token(seed: int, *, sent: bool, domain: str) -> float:
     work of others. Before, the victim has sent the same prompt, or another one of its length."""
     rng, costs = random.Random(seed), StepCostModel()
     scheduler = Scheduler(
-        config(num_blocks=200, max_num_seqs=4, max_num_batched_tokens=24, max_model_len=128),
+        config(
+            num_blocks=200,
+            block_size=8,
+            max_num_seqs=4,
+            max_num_batched_tokens=24,
+            max_model_len=128,
+            copy_partial=True,
+        ),
         random.Random(seed),
     )
     now = 0.0
@@ -40,7 +47,7 @@ def first_token(seed: int, *, sent: bool, domain: str) -> float:
         events = scheduler.update(out, answer(out, [[7] if row.sample else [] for row in out.scheduled]))
         return [event.request_id for event in events]
 
-    ask("victim", SECRET if sent else [*range(200, 248)], "victim")
+    ask("victim", SECRET if sent else [*range(200, 250)], "victim")
     while scheduler.has_work():
         step()
     for index in range(rng.randint(0, 4)):

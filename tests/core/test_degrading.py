@@ -66,6 +66,19 @@ def test_what_waits_is_measured_by_the_level_of_its_class() -> None:
     assert refusing.level > 0
 
 
+def test_other_classes_count_from_then_on() -> None:
+    """As live control changes them: what waits has their levels, and the last of them is shed."""
+    degrading = Degrading(STEPS, [], 1.0)
+    degrading.use(CLASSES)
+    for tenth in range(60):
+        degrading.look(tenth / 10, [ask(1, arrival=-100.0), ask(0, arrival=tenth / 10 - 0.6)])
+    assert degrading.level == 3
+    assert (degrading.sheds(ask(1)), degrading.sheds(ask(0))) == (True, False)
+    degrading.use([])
+    assert degrading.level == 3
+    assert (degrading.sheds(ask(1)), degrading.sheds(ask(priority=1))) == (False, True)
+
+
 def test_each_step_changes_what_it_names() -> None:
     degrading = Degrading(STEPS, CLASSES, 1.0)
     assert not degrading.sheds(ask(1))

@@ -225,6 +225,18 @@ def test_of_two_that_wait_for_a_fetch_either_may_be_aborted(gone: str) -> None:
     assert out.scheduled[0].start == 12
 
 
+@pytest.mark.parametrize(("share", "copied"), [(0.9, True), (1.1, False)])
+def test_blocks_are_copied_where_that_takes_less_than_computing_them(share: float, copied: bool) -> None:
+    """By the cost model of steps: three blocks, each of which takes a little more or less than a third of the time."""
+    scheduler = roomy()
+    tier: Any = scheduler.caches.tier
+    tier.seconds = share * scheduler.estimates.costs.prompt_seconds(12) / 3
+    scheduler.add(ask("aa", PROMPT))
+    out = scheduler.schedule()
+    assert sum(move.fill for move in out.moves) == 3 * copied
+    assert [row.start for row in out.scheduled] == ([] if copied else [0])
+
+
 def test_nobody_joins_a_fetch_that_takes_longer_than_to_compute() -> None:
     scheduler = roomy()
     tier: Any = scheduler.caches.tier

@@ -53,6 +53,10 @@ def changed(seed: int, rounds: int) -> None:
             by_class = rng.choice([(), tuple(rng.sample(list(POLICIES), 2))])
             scheduler.set_policies(Policies.parse(name, by_class, rng.choice([1.0, 30.0])))
             assert scheduler.config.policy == scheduler.policies.usual.text
+            for seq in (*scheduler._requests.waiting, *scheduler.running):
+                policy = scheduler.policies.of(seq.state.request)
+                if policy.order in {"fcfs", "edf"} and not policy.shares and seq.partner is None:
+                    assert seq.rank == policy.rank(seq, scheduler.estimates)
         elif kind == 1:
             scheduler.set_caps(StepLimits(rng.randint(2, 40), rng.randint(2, 8)))
         else:

@@ -204,9 +204,14 @@ def test_the_longest_cached_prefix_is_found_without_looking_for_it(policy: str, 
 
 
 def test_shares_go_by_weights_and_a_flood_does_not_delay_the_others() -> None:
-    scheduler = Scheduler(config(policy="fair", num_blocks=4000, max_num_seqs=8, max_num_batched_tokens=64))
+    shares_by_weight("fair", 5)
+
+
+def shares_by_weight(policy: str, seed: int) -> None:
+    """Two accounts that always have work, of which one weighs three times as much, and one that asks now and then."""
+    scheduler = Scheduler(config(policy=policy, num_blocks=4000, max_num_seqs=8, max_num_batched_tokens=64))
     served = dict.fromkeys(("flood", "heavy", "light"), 0)
-    rng, numbers, most = random.Random(5), itertools.count(), 0.0
+    rng, numbers, most = random.Random(seed), itertools.count(), 0.0
 
     def add(account: str, weight: float, now: float) -> None:
         params = SamplingParams(max_tokens=rng.randint(1, 12), ignore_eos=True)

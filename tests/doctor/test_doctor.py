@@ -68,6 +68,12 @@ CAUSES: dict[str, Mapping[str, float]] = {
         'quire_request_success_total{finished_reason="stop"}': 2,
         'quire_request_success_total{finished_reason="length"}': 98,
     },
+    "wrong chat template": {
+        'quire_request_success_total{finished_reason="stop"}': 2,
+        'quire_request_success_total{finished_reason="length"}': 98,
+        'http_request_duration_seconds_count{handler="/v1/chat/completions"}': 2,
+        'http_request_duration_seconds_count{handler="/v1/completions"}': 98,
+    },
     "one request at a time": {"quire_num_requests_running": 1, "quire_step_seconds_total": 3},
     "slow readers": {'http_request_duration_seconds_sum{handler="/v1/chat/completions"}': 300},
     "drafts are wrong": {"quire_spec_decode_num_accepted_tokens_total": 20},
@@ -78,11 +84,15 @@ CAUSES: dict[str, Mapping[str, float]] = {
     "refused for load": {'http_requests_total{status="429"}': 40},
     "client errors": {'http_requests_total{status="400"}': 90},
     "engine restarts": {"quire_engine_restarts_total": 1},
+    "memory fails under load": {"quire_engine_restarts_total": 1, "quire_kv_cache_usage_perc": 0.96},
 }  # fmt: skip
 EXCLUDE = [
     {"one request at a time", "decode"},
     {"queue for a place", "one request at a time"},
     {"queue for a place", "prefill"},
+    {"queue for a place", "memory fails under load"},
+    {"engine restarts", "memory fails under load"},
+    {"answers run to max_tokens", "wrong chat template"},
 ]  # fmt: skip  of which one changes what the other means
 
 
@@ -124,6 +134,28 @@ def test_the_queue_is_for_memory_when_blocks_are_in_use() -> None:
     full = {**CAUSES["queue for a place"], "quire_kv_cache_usage_perc": 0.95}
     assert names(full) == {"queue for memory"}
     assert names({"quire_kv_cache_usage_perc": 0.98}) == {"no headroom"}
+
+
+def test_a_restart_of_long_ago_is_no_failure_under_load() -> None:
+    full = WELL | {"quire_kv_cache_usage_perc": 0.95}
+    before = read_page(page({name: value for name, value in full.items() if "restarts" not in name}, 0)
+                       + page({"quire_engine_restarts_total": 1}))  # fmt: skip
+    (found,) = diagnose(Window(before, read_page(page(full | {"quire_engine_restarts_total": 1})), SECONDS))
+    assert found.name == "engine restarts"
+    assert found.evidence == {"restarts": 1, "in_window": 0}
+
+
+def test_another_server_that_began_anew_is_seen_by_its_process() -> None:
+    """Its counters may have no name for it."""
+    values = {name: value for name, value in WELL.items() if "restarts" not in name}
+    full = {"quire_kv_cache_usage_perc": 0.95}
+    before, after = ({"process_start_time_seconds": at} for at in (100.0, 200.0))
+    pages = read_page(page(values | full, 0) + page(before)), read_page(page(values) + page(after))
+    assert {one.name for one in diagnose(Window(*pages, SECONDS))} == {"memory fails under load"}
+    pages = read_page(page(values, 0) + page(before)), read_page(page(values) + page(after))
+    assert {one.name for one in diagnose(Window(*pages, SECONDS))} == {"engine restarts"}
+    pages = read_page(page(values, 0) + page(after)), read_page(page(values) + page(after))
+    assert not diagnose(Window(*pages, SECONDS))
 
 
 def test_an_idle_server_is_called_idle() -> None:

@@ -94,13 +94,15 @@ class LiveServer:
 
     # ---- looking on
 
+    host = "127.0.0.1"  # of the address that is called
+
     @property
     def port(self) -> int:
         return int(self.address[1])
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def idle(self) -> bool:
         """Nothing runs, nothing waits, and no block is held."""
@@ -120,7 +122,7 @@ class LiveServer:
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Reply:
         """One request on a connection of its own. A body that is not bytes is sent as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=GUARD)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=GUARD)
         with contextlib.closing(connection):
             sent = {"content-type": "application/json"} if body is not None else {}
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
@@ -142,7 +144,7 @@ class LiveServer:
 
     def connect(self) -> socket.socket:
         """A bare connection."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=GUARD)
+        return socket.create_connection((self.host, self.port), timeout=GUARD)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum over a metric's samples whose labels include the given ones, as of now."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -12,7 +14,7 @@ from quire.bench.technique_effects import effects
 from quire.cli.main import main
 from quire.objectives import SLO
 from quire.planner.deployment import Deployment, LayoutOption, LoadDemand, comparison, deploy, judged, scaling
-from quire.planner.devices import device
+from quire.planner.devices import device, links
 from quire.planner.host_costs import hosts_for
 from quire.planner.model_size import ModelSize, size_of_config
 from quire.planner.shapes import SHAPES
@@ -165,6 +167,21 @@ def test_twelve_techniques_and_their_effects() -> None:
 def test_mistakes_are_named(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command.split()) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_plot_shows_where_a_transfer_eats_the_gain(tmp_path: Path) -> None:
+    drawn = tmp_path / "transfers.svg"
+    command = ["plan", "llama-3-8b", "--hardware", "h100", "--no-simulation", "--plot", str(drawn)]
+    assert main(command) == 0
+    text = drawn.read_text()
+    names = [one.text or "" for one in ElementTree.fromstring(text).iter() if one.tag.endswith("text")]
+    assert "computing the prompt" in names
+    moved = [name for name in names if name.startswith("moving it over")]
+    assert len(moved) == len(links())
+    eaten = {name.split(":")[0] for name in moved if "longer from" in name}
+    slowest, fastest = (f"moving it over {pick(links(), key=links().__getitem__)}" for pick in (min, max))
+    assert slowest in eaten, "this cache moves more slowly than the prompt is computed"
+    assert fastest not in eaten
 
 
 def test_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

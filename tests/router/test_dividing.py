@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import pytest
 
 from helpers.fake_llm import Behaviour
 from helpers.process import until
+from helpers.raw_server import RawServer, answer
 from helpers.routed import Routed, routed
 from helpers.server import GUARD
 from quire.config.routing import RouterConfig, backend_entries
@@ -27,64 +25,13 @@ PARAMS = b'{"remote_request_id": "ticket", "remote_host": "10.0.0.1"}'
 TICKET = b'{"kv_transfer_params": %b, "usage": {"prompt_tokens": 500}}' % PARAMS
 
 
-def answer(status: int, body: bytes) -> bytes:
-    head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-class Computing:
-    """A server whose health is good, and that answers every prompt with the same bytes, then hangs up or not."""
-
-    def __init__(self, made: bytes, *, hangs: bool) -> None:
-        self._made, self._hangs = made, hangs
-        self.asked: list[tuple[dict[str, str], dict[str, Any]]] = []
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        self._open: list[socket.socket] = []
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                sock, _ = self.listener.accept()
-            except OSError:
-                return
-            self._open.append(sock)
-            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError), sock, sock.makefile("rb") as file:
-            while line := file.readline():
-                headers = {}
-                while (field := file.readline().strip()) != b"":
-                    name, _, value = field.decode().partition(": ")
-                    headers[name] = value
-                body = file.read(int(headers.get("content-length", "0")))
-                if line.startswith(b"GET"):
-                    sock.sendall(answer(200, b'{"data": [{"id": "fake-model"}]}'))
-                    continue
-                self.asked.append((headers, json.loads(body)))
-                sock.sendall(self._made)
-                if not self._hangs:
-                    return
-                file.read(1)  # until the router has given up
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        for sock in self._open:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-
 @contextlib.contextmanager
 def dividing(
     folder: Path, made: bytes, *, hangs: bool = False, **options: Any
-) -> Iterator[tuple[Routed, Computing]]:
+) -> Iterator[tuple[Routed, RawServer]]:
     """A router with a server that computes prompts, and one that answers."""
     (folder / "key").write_bytes(KEY)
-    other = Computing(made, hangs=hangs)
+    other = RawServer(made, hangs=hangs)
     chosen = {"prefill_over": 50, "prefill_timeout": GUARD, "breaker_failures": 99} | options
     try:
         with routed(

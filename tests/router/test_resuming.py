@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import random
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,11 +105,67 @@ def test_another_text_is_never_glued_on(other: list[bytes], why: str) -> None:
         follow()
 
 
-def test_tool_calls_and_complete_streams_do_not_go_on() -> None:
-    call = {"id": "a", "choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0}]}}]}
-    for sent in (b"data: " + json.dumps(call).encode() + b"\n\n", b"".join(stream([("content", "x")]))):
+def test_log_probabilities_and_complete_streams_do_not_go_on() -> None:
+    scored = {"id": "a", "choices": [{"index": 0, "delta": {"content": "x"}, "logprobs": {"content": []}}]}
+    for sent in (b"data: " + json.dumps(scored).encode() + b"\n\n", b"".join(stream([("content", "x")]))):
         with pytest.raises(CannotResumeError):
             DeliveredStream(sent)
+
+
+CALLS = [("add", '{"a": 1, "b": "two"}'), ("subtract", "{}"), ("add", '{"a": 3}')]
+
+
+def calling(generator: random.Random, name: str) -> list[bytes]:
+    """Events of a chat that says something and calls functions, whose ids are drawn; arguments in pieces."""
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": None}, {"content": "Let me see."}]
+    for number, (function, arguments) in enumerate(CALLS):
+        first = {"name": function, "arguments": ""}
+        call = {"index": number, "id": f"{name}-{number}", "type": "function", "function": first}
+        deltas.append({"tool_calls": [call]})
+        at = 0
+        while at < len(arguments):
+            size = generator.randrange(1, 9)
+            part = {"index": number, "function": {"arguments": arguments[at : at + size]}}
+            deltas.append({"tool_calls": [part]})
+            at += size
+    events = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    events.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
+    made = [{"id": name, "created": 1, "system_fingerprint": "fp_1", "choices": [event]} for event in events]
+    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in made] + [b"data: [DONE]\n\n"]
+
+
+def called(data: bytes) -> list[list[str]]:
+    """The calls of a stream: the id, the name and the arguments of each."""
+    found: list[list[str]] = []
+    for line in data.split(b"\n\n"):
+        if not line or line == b"data: [DONE]":
+            continue
+        for call in json.loads(line[6:])["choices"][0]["delta"].get("tool_calls", ()):
+            if call["index"] == len(found):
+                found.append([call["id"], call["function"]["name"], ""])
+            else:
+                assert "id" not in call, "a call has one id"
+            found[call["index"]][2] += call["function"].get("arguments", "")
+    return found
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_calls_go_on_where_they_were(seed: int) -> None:
+    """Cut anywhere in a call: its id stays what the client knows, and its arguments are completed."""
+    generator = random.Random(seed)
+    first, second = calling(generator, "one"), b"".join(calling(generator, "another"))
+    sent = b"".join(first[: generator.randrange(1, len(first) - 1)])
+    resumed = ResumedStream(DeliveredStream(sent))
+    rest = resumed.feed(second)
+    resumed.end()
+    found = called(sent + rest)
+    assert [(name, arguments) for _, name, arguments in found] == CALLS
+    assert [each[0] for each in found[: len(called(sent))]] == [each[0] for each in called(sent)]
+    assert rest.endswith(b"data: [DONE]\n\n")
+    other = second.replace(b"subtract", b"multiply")
+    if len(called(sent)) > 1:
+        with pytest.raises(CannotResumeError):
+            ResumedStream(DeliveredStream(sent)).feed(other)
 
 
 def test_what_can_go_on() -> None:
@@ -138,14 +195,17 @@ def test_seeds() -> None:
     assert 0 <= drawn["seed"] < 2**31
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_server_is_killed_under_streams(temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "by_ids"), [(0.0, True), (1.0, True), (1.0, False)])
+def test_a_server_is_killed_under_streams(temperature: float, by_ids: bool, tmp_path: Path) -> None:
     """kill -9 of one of two servers: every stream has the text of an undisturbed one, and none ends with an error."""
     folder = shipped_models()["quire-mini"]
-    servers = [Process(folder, "--port", "0", "--max-model-len", "2048") for _ in range(2)]
+    key = tmp_path / "router.key"
+    key.write_text("a key that all of them have")
+    options, routing = (("--router", f"key={key}"), {"kv_key_file": str(key)}) if by_ids else ((), {})
+    servers = [Process(folder, "--port", "0", "--max-model-len", "2048", *options) for _ in range(2)]
     try:
         urls = [f"http://127.0.0.1:{server.port}" for server in servers]
-        with routed(urls=urls, policy="round-robin") as router:
+        with routed(urls=urls, policy="round-robin", **routing) as router:
             asked = {
                 "ignore_eos": True,
                 "temperature": temperature,
@@ -159,13 +219,16 @@ def test_a_server_is_killed_under_streams(temperature: float) -> None:
                     clients.submit(router.chat, "Tell me a story", tokens=1500, **asked) for _ in range(8)
                 ]
                 while not (
-                    all(each.requests for each in router.backends.all) and router.service.context.kept > 2**14
+                    all(each.requests for each in router.backends.all) and router.service.context.kept > 2**17
                 ):
                     assert not all(each.done() for each in waiting)
                 servers[0].process.send_signal(signal.SIGKILL)
                 replies = [each.result() for each in waiting]
             assert [texts(each.body) for each in replies] == [quiet] * 8
-            assert router.service.context.metrics.resumed > 0
+            metrics = router.service.context.metrics
+            assert metrics.resumed > 0
+            assert (metrics.resumed_by_ids > 0) is by_ids
+            assert all(b": ids" not in each.body for each in replies)
             until(lambda: router.service.context.kept == 0)
     finally:
         for server in servers:

@@ -36,6 +36,34 @@ def test_a_saturated_server_gives_less_and_says_so_until_it_is_not_saturated(fol
         assert "x-quire-degraded" not in again.headers
 
 
+def test_classes_that_are_changed_live_are_those_that_are_degraded(folder: Path) -> None:
+    """The server starts without classes; one that is added is shed, and gets fewer drafts before."""
+    options = ENDLESS | {
+        "admission": "queue", "max_num_seqs": 2, "speculate": "ngram", "degrade": ("speculation=0", "shed"),
+        "degrade_after_ms": 50.0,
+    }  # fmt: skip
+    with serving(folder, engine=options, admin_api_key=("root",), api_key=("client",), **PATIENT) as server:
+        server.headers = {"authorization": "Bearer client"}
+        admin = {"authorization": "Bearer root"}
+        repeated = {"prompt": [7, 8, 9] * 20, "temperature": 0, "ignore_eos": True}
+        plain = server.complete(max_tokens=200, **repeated)
+        change = {"slo": ["chat:ttft=200ms", "batch:"]}
+        assert server.request("PATCH", "/admin/config", change, admin).status == 200
+        with server.busy(6, "authorization: Bearer client\r\n"):
+            server.wait(lambda: server.metric("quire_degrade_step", step="shed") == 1)
+            reply = server.complete("Hello", max_tokens=2, service_tier="batch")
+            assert "takes no requests of the lowest class" in reply.error(429, "shed")
+            assert reply.headers["x-quire-degraded"] == "speculation=0, shed"
+            found = server.get("/server_info", admin).json["internal_states"][0]
+            assert found["degraded"]["shed"] == 1
+            assert found["level_missed"].keys() == {"chat", "batch"}
+        server.wait(server.idle)
+        while "x-quire-degraded" in (reply := server.complete(max_tokens=200, **repeated)).headers:
+            assert reply.json["choices"] == plain.json["choices"]
+        server.wait(lambda: server.metric("quire_degrade_step", step="speculation=0") == 0)
+        assert server.metric("quire_degraded_requests_total", step="speculation=0") > 0
+
+
 @pytest.mark.scheduling
 def test_another_model_answers_for_a_saturated_one(folder: Path, tmp_path: Path) -> None:
     sections = tmp_path / "models.toml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,12 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     "admission": ("queue", "predict"),
     "log_level": ("warning", "info"),
     "cache_shares": ({"a": 0.1}, {"a": 0.2}),
+}
+# Those that the report of an engine has.
+SHOWN: dict[str, Callable[[dict[str, Any], Any], bool]] = {
+    "max_num_seqs": lambda stats, value: stats["step_slots"] == value,
+    "max_num_batched_tokens": lambda stats, value: stats["step_budget"] == value,
+    "cache_shares": lambda stats, value: stats["floors"] == {"a": int(value["a"] * stats["blocks"])},
 }
 
 
@@ -95,6 +101,44 @@ def test_the_engine_obeys_in_its_next_steps(server: LiveServer) -> None:
     server.wait(lambda: server.engine.stats.floors == {})
 
 
+def test_the_next_request_finds_what_was_changed(server: LiveServer) -> None:
+    """Every other field: the policy, classes, admission, bounds of the queue, the size of steps, drafts, the log."""
+    client, stats = "authorization: Bearer client-key\r\n", lambda: server.engine.stats
+    usual = {"max_num_seqs": 4, "max_num_batched_tokens": 128, "scheduling_policy": "fcfs", "slo": []}
+    assert patch(server, usual | {"admission": "predict"}).status == 200
+    server.complete(max_tokens=1, priority=1).error(400, "invalid_value", "priority")
+    patch(server, {"scheduling_policy": "priority"})
+    assert server.complete(max_tokens=80, ignore_eos=True, priority=1).status == 200
+    server.complete(service_tier="batch").error(400, "unsupported_parameter", "service_tier")
+    patch(server, {"slo": ["never:ttft=0.001ms", "batch:"]})
+    assert server.complete(max_tokens=1, service_tier="batch").status == 200
+    server.wait(lambda: server.metric("quire_steps_total") >= 64)
+    with server.busy(1, client, service_tier="batch"):
+        server.wait(lambda: stats().running == 1)
+        server.complete(max_tokens=1).error(429, "would_be_late")
+        patch(server, {"admission": "queue"})
+        assert server.complete(max_tokens=1).status == 200
+    server.wait(server.idle)
+    patch(server, {"slo": [], "max_num_seqs": 1, "max_num_queued_reqs": 1})
+    with server.busy(2, client):
+        server.wait(lambda: (stats().running, stats().waiting) == (1, 1))
+        assert "1 requests are waiting (limit 1)" in server.complete(max_tokens=1).error(429)
+        patch(server, {"max_num_queued_reqs": 200, "max_num_queued_tokens": 1})
+        assert "prompt tokens are waiting" in server.complete(max_tokens=1).error(429)
+        for budget in (16, 64):
+            patch(server, {"max_num_batched_tokens": budget})
+            server.wait(lambda budget=budget: stats().step_budget == budget)  # type: ignore[misc]
+    server.wait(server.idle)
+    patch(server, usual | {"max_num_queued_tokens": 10_000, "max_draft_tokens": 0, "log_level": "warning"})
+    assert logging.getLogger("quire").level == logging.WARNING
+    drafted = stats().drafted_tokens
+    assert server.complete([7, 8, 9] * 20, max_tokens=60, temperature=0, ignore_eos=True).status == 200
+    server.wait(server.idle)
+    assert stats().drafted_tokens == drafted
+    patch(server, {"max_draft_tokens": 4, "log_level": "info"})
+    assert logging.getLogger("quire").level == logging.INFO
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -142,8 +186,15 @@ def test_only_administrators(server: LiveServer) -> None:
     server.request("PATCH", "/admin/config", {"max_num_seqs": 1}).error(401, "invalid_api_key")
 
 
+def reported(server: LiveServer) -> dict[str, Any]:
+    """The latest report of the engine."""
+    found: dict[str, Any] = server.get("/server_info", ADMIN).json["internal_states"][0]
+    return found
+
+
 def changes_under_load(server: LiveServer, times: int) -> None:
-    """Each change so many times while clients stream; every answer is the one that it always is."""
+    """Each change so many times while clients stream; every answer is the one that it always is, and the engine's next
+    report has what was changed."""
     rng, stop, wrong = random.Random(times), threading.Event(), []
     body = {"prompt": [7] * 40, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
     expected = server.post("/v1/completions", body).json["choices"]
@@ -167,6 +218,8 @@ def changes_under_load(server: LiveServer, times: int) -> None:
                 reply = patch(server, {name: value})
                 assert reply.status == 200, reply.text
                 assert reply.json["config"][name] == value
+                while name in SHOWN and not SHOWN[name](reported(server), value):
+                    pass
     finally:
         stop.set()
         for client in clients:
@@ -185,11 +238,11 @@ def test_each_change_a_thousand_times_under_load(server: LiveServer) -> None:
 
 
 def test_an_address_for_administrators(folder: Path) -> None:
-    with serving(folder, admin_api_key=("root-key",), admin_port=0) as live:
+    with serving(folder, admin_api_key=("root-key",), admin_host="127.0.0.2", admin_port=0) as live:
         assert "address for administrators" in live.get("/admin/config", ADMIN).error(404, "not_found")
         assert "address for administrators" in live.get("/server_info", ADMIN).error(404, "not_found")
         assert live.complete(max_tokens=1).status == live.get("/metrics").status == 200
-        live.address = ("127.0.0.1", live.admin_port)
+        live.host, live.address = "127.0.0.2", ("127.0.0.2", live.admin_port)
         assert live.get("/admin/config", ADMIN).status == live.get("/server_info", ADMIN).status == 200
         assert live.get("/health").status == live.get("/metrics").status == 200
         assert "address for clients" in live.complete(max_tokens=1).error(404, "not_found")

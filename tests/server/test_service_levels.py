@@ -57,6 +57,19 @@ def test_a_class_that_keeps_its_level_is_counted(server: LiveServer) -> None:
     server.counted(1, name, service_class="batch")
 
 
+def test_a_priority_names_a_class_where_no_policy_has_priorities(server: LiveServer) -> None:
+    """Counted from the usual class, and no further than the first and the last."""
+    name = "quire_service_level_kept_total"
+    for priority, service_class in ((-5, "chat"), (0, "chat"), (2, "batch"), (9, "batch")):
+        kept = server.metric(name, service_class=service_class)
+        assert server.complete("Hello", max_tokens=2, priority=priority).status == 200
+        server.counted(kept + 1, name, service_class=service_class)
+    message = server.complete("Hello", priority=1, service_tier="chat").error(
+        400, "invalid_value", "priority"
+    )
+    assert "priorities need --scheduling-policy priority" in message
+
+
 def test_an_unknown_class_is_refused_by_name(server: LiveServer) -> None:
     message = server.complete("Hello", service_tier="gold").error(
         400, "unsupported_parameter", "service_tier"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.server import ENDLESS, PATIENT, LiveServer, serving
+from quire.cli import top
 from quire.cli.config_explain import explained
 from quire.cli.main import main
 from quire.config.effects import LIVE, MOVES
@@ -57,6 +59,27 @@ def test_top_shows_requests_by_class_and_tenant(
         monkeypatch.delenv("QUIRE_API_KEY")  # an administrator needs no client's key
         assert main(["top", server.url, "--once", "--json", "--seconds", "0.1", *admin]) == 0
         assert len(json.loads(capsys.readouterr().out)["requests"]) == 2
+
+
+def test_top_goes_on_in_place_until_it_is_stopped(
+    server: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal each view takes the place of the one before."""
+    monkeypatch.setenv("QUIRE_API_KEY", KEYS[0])
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    views, whole = list[dict[str, Any]](), top.view
+
+    def counted(*args: Any) -> dict[str, Any]:
+        if len(views) == 3:
+            raise KeyboardInterrupt
+        views.append(whole(*args))
+        return views[-1]
+
+    monkeypatch.setattr(top, "view", counted)
+    assert main(["top", server.url, "--seconds", "0.1"]) == 0
+    assert len(views) == 3
+    shown = capsys.readouterr().out
+    assert shown.count("\x1b[H\x1b[J" + server.url) == 3
 
 
 def test_top_says_why_it_cannot(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:

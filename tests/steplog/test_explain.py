@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -284,6 +285,26 @@ CAUSES: dict[str, tuple[Callable[[], Explanation], str]] = {
 def test_the_cause_that_was_made_is_named(name: str) -> None:
     make, cause = CAUSES[name]
     assert make().cause() == cause
+
+
+MARKS = {
+    "receive": "receive", "parse": "parse", "tokenize": "tokenize", "compiled": "grammar", "admitted": "memory",
+    "handover": "handover", "text": "detokenize", "write": "write", "unread": "slow reader",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", list(permutations(MARKS, 2)), ids=" and ".join)
+def test_causes_that_come_together_are_all_told(pair: tuple[str, str]) -> None:
+    """The larger is the cause, unless only the other is not the request's own work."""
+    found = marked(**{pair[0]: 900, pair[1]: 400})()
+    first, second = (MARKS[name] for name in pair)
+    parts = found.parts()
+    assert parts[first] >= 899 * MS
+    assert parts[second] >= 399 * MS
+    assert found.cause() == (second if PARTS[second][1] and not PARTS[first][1] else first)
+    text = text_of(found, {})
+    assert PARTS[first][0] in text
+    assert PARTS[second][0] in text
 
 
 def test_behind_whom_is_told() -> None:

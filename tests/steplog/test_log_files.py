@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.bench.simulated_arrivals import load_of_log
 from quire.steplog import log_rows as rows
 from quire.steplog.log_files import HEADER, LogError, LogFile, framed, read_log, read_rows
 from quire.steplog.log_rows import SAMPLE_BITS, encode
@@ -224,3 +225,25 @@ def test_the_rows_since_a_look_are_those_that_came_after_it() -> None:
     assert read_rows(recorder.since(count - 3)[0]).rows == whole[-3:]
     assert recorder.since(count) == (HEADER, count)
     assert recorder.oldest == whole[0].at
+
+
+def test_a_ring_without_a_file_knows_what_prompts_share_also_with_those_it_has_lost() -> None:
+    core, _, clock = engine(1, num_blocks=200, max_model_len=200)
+    assert core.recorder is not None
+    core.recorder._ring_bytes = 6000
+    system, other = list(range(1, 25)), list(range(60, 84))
+    for i in range(30):
+        base = system if i % 2 else other
+        request(core, f"r{i}", [*base, 30 + i, 100 + i], clock, max_tokens=2, ignore_eos=True)
+        while core.has_work():
+            core.step()
+    log = read_rows(core.recorder.ring())
+    kept = [row for row in log.rows if isinstance(row, rows.Arrived)]
+    assert 2 < len(kept) < 28
+    assert {row.chain.like[0] for row in kept} <= {0, 1}, "their rows are gone"
+    assert {row.chain.shared for row in kept} == {24 // 4}
+    prompts = {one.at: list(one.prompt) for one in load_of_log(log).arrivals}
+    begins = [tuple(prompt[:24]) for prompt in prompts.values()]
+    assert len(set(begins)) == 2
+    assert all(first == third for first, third in zip(begins, begins[2:], strict=False))
+    assert len({tuple(prompt) for prompt in prompts.values()}) == len(prompts)

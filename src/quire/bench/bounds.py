@@ -8,7 +8,7 @@ no measured limit applies: the bound is called "cache", and there is no share to
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from quire.program.cost import Cost, StepCost, peak_of
@@ -16,6 +16,7 @@ from quire.program.program import Program
 from quire.records import dataclass
 
 By = Literal["memory", "compute", "cache"]
+NOISE = 0.05  # of a limit, which is measured itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +80,15 @@ def measured_row(cost: Cost, seconds: Sequence[float], bounds: Sequence[Bound]) 
         "peak": middle.peak,
         "share": statistics.median(known) if known else None,
     }
+
+
+def beaten(shares: Iterable[float | None]) -> list[str]:
+    """A note if work was faster than its bound, by the shares of the bound that it reached. No work can be."""
+    known = [share for share in shares if share is not None]
+    over = [share for share in known if share > 1 + NOISE]
+    if not over:
+        return []
+    return [
+        f"{len(over)} of {len(known)} shares are beyond the bound, up to {max(over):.0%}: weights stayed in a cache, "
+        "or the limits were measured while the machine was slower"
+    ]

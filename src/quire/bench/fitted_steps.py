@@ -11,9 +11,10 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from operator import mul
 from statistics import median
 
-from quire.core.cost_model import FEATURES, StepCostModel, StepFeatures
+from quire.core.cost_model import FEATURES, StepCostModel, StepFeatures, bend_of
 from quire.records import dataclass
 from quire.steplog import log_rows as rows
 from quire.steplog.log_rows import SAMPLE_BITS, AnyRow
@@ -42,6 +43,16 @@ class StepFit:
     def seconds(self, features: Sequence[float]) -> float:
         """The time of a step."""
         return self.model.seconds(features) * self.factors.get(_kind(features), 1.0)
+
+    def formula(self) -> Callable[[Sequence[float]], float]:
+        """`seconds` of the model as it is now, for many steps."""
+        weights, bends, factors = self.model.weights, self.model.bends, self.factors
+
+        def seconds(features: Sequence[float]) -> float:
+            plain = factors.get(_kind(features), 1.0) * float(sum(map(mul, weights, features)))
+            return plain * bend_of(bends, features[1], features[2]) if features[2] else plain
+
+        return seconds
 
     def walk(self, rng: random.Random) -> Callable[[Sequence[float]], float]:
         """Draws by what steps differ from their formula: of steps of the same kind, in the order of the log."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from quire.bench.goodput import Goodput, goodput
@@ -26,6 +28,9 @@ from quire.objectives import SLO
 from quire.records import dataclass
 
 TAIL_RATIO = 10.0  # p99 / p50 above this is a tail problem
+_MOST_GAPS = (
+    2_000_000  # between tokens, of which figures are computed: a million requests have two hundred millions
+)
 
 # Printed with every report; keys are the names of the figures.
 DEFINITIONS = {
@@ -178,7 +183,11 @@ def summarize(records: Iterable[RequestRecord], slo: SLO | None = None) -> Summa
     counted = [record for record in records if not record.warm_up]
     if not counted:
         raise ValueError("requests: no request was measured")
-    metrics = [None if record.failed else request_metrics(record) for record in counted]
+    kept = _drawn(counted) if slo is None or slo.itl is None else None
+    metrics = [
+        None if record.failed else _metrics(record, gaps=kept is None or place in kept)
+        for place, record in enumerate(counted)
+    ]
     good = [one for one in metrics if one is not None]
     start, end = min(r.scheduled for r in counted), max(r.closed for r in counted)
     seconds = max(end - start, 1e-9)
@@ -196,8 +205,22 @@ def summarize(records: Iterable[RequestRecord], slo: SLO | None = None) -> Summa
         distributions=_distributions(good, len(counted) - len(good)),
         goodput=goodput(metrics, slo, seconds) if slo is not None else None,
         slo=slo,
-        notes=_notes(done, good),
+        notes=_notes(done, good)
+        + ([] if kept is None else [f"ITL and ICL are those of {len(kept)} requests, drawn by chance"]),
     )
+
+
+def _drawn(records: Sequence[RequestRecord]) -> set[int] | None:
+    """Which requests' gaps count, if all would be too many; None if all do."""
+    chunks = sum([len(record.times) for record in records])
+    if chunks <= _MOST_GAPS:
+        return None
+    return set(random.Random(0).sample(range(len(records)), max(1, len(records) * _MOST_GAPS // chunks)))
+
+
+def _metrics(record: RequestRecord, *, gaps: bool) -> RequestMetrics:
+    found = request_metrics(record)
+    return found if gaps else msgspec.structs.replace(found, itl=[], icl=[])
 
 
 def _distributions(good: Sequence[RequestMetrics], failed: int) -> dict[str, Distribution]:

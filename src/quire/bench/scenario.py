@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
+from quire.bench.recorded_drafts import RecordedDrafts
 from quire.bench.simulated_arrivals import RecordedLoad, SimulationError
 from quire.bench.simulated_fleet import SimulatedFleet
 from quire.bench.simulated_server import Arrival, SimulatedRun, SimulatedServer, StepNoise, StepTime
@@ -17,12 +18,12 @@ from quire.routing.router_policies import policy_named
 
 _COUNTS = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
 _FLAGS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
-# Options that change what a step costs: no simulation of this load knows by how much.
+# Options that change what a step costs: a log without them does not say by how much.
 _NOT_SIMULATED = {
-    "kv_cache_dtype": "a narrower cache has more blocks: set num_blocks; what its steps cost has to be measured",
-    "speculative_config": "how many drafts are right is not in the log",
-    "threads": "what steps cost with other threads has to be measured",
-    "quantization": "what steps cost with other weights has to be measured",
+    "kv_cache_dtype": "how many blocks such a cache has, and what its steps cost",
+    "speculative_config": "how many drafts are right, and what they cost",
+    "threads": "what steps cost with other threads",
+    "quantization": "what steps cost with other weights",
 }
 
 
@@ -37,6 +38,7 @@ class Scenario:
     costs: StepTime
     noise: float | StepNoise = 0.0
     handover: float = 0.0
+    drafts: RecordedDrafts | None = None
     classes: tuple[ServiceClass, ...] = ()
     replicas: int = 1
     router: str = "prefix"
@@ -51,7 +53,8 @@ class Scenario:
         Raises SimulationError if none fits.
         """
         turns = self.config.takes_turns
-        limits = replace(self.config, max_draft_tokens=0, steps_in_flight=2 if turns else 1)
+        drafts = 0 if self.drafts is None else self.config.max_draft_tokens
+        limits = replace(self.config, max_draft_tokens=drafts, steps_in_flight=2 if turns else 1)
         longest = min(limits.max_model_len, limits.num_blocks * limits.block_size // len(limits.groups) - 1)
         arrivals = [one for one in self.arrivals if len(one.prompt) + one.output <= longest]
         if not arrivals:
@@ -64,7 +67,7 @@ class Scenario:
             server = SimulatedServer(
                 limits, self.costs, self.classes, admits=bool(self.classes), controls=bool(self.classes),
                 noise=self.noise, seed=seed + number, received=received, learns=learns,
-                handover=self.handover,
+                handover=self.handover, drafts=self.drafts,
             )  # fmt: skip
             server.seen = seen
             return server
@@ -88,7 +91,9 @@ class Scenario:
         for given, text in settings.items():
             name = given.removeprefix("--").replace("-", "_")
             if name in _NOT_SIMULATED:
-                raise ValueError(f"set: {name} is not simulated: {_NOT_SIMULATED[name]}")
+                raise ValueError(
+                    f"set: {name}: {_NOT_SIMULATED[name]} is in a log of such a server: quire whatif --like"
+                )
             if name in _COUNTS:
                 limits[name] = _number(name, text, int)
             elif name in {"enable_prefix_caching", "enable_chunked_prefill"}:
@@ -134,9 +139,17 @@ def scenario_of_log(load: RecordedLoad) -> Scenario:
     """What was recorded, under its own limits."""
     classes = parse_classes(tuple(load.classes.split()))
     return Scenario(
-        arrivals=load.arrivals, config=load.config, costs=load.fit.seconds,
-        noise=load.fit.walk if load.fit.ratios else 0.03, handover=load.handover, classes=classes,
+        arrivals=load.arrivals, config=load.config, costs=load.fit.formula(),
+        noise=load.fit.walk if load.fit.ratios else 0.03, handover=load.handover,
+        drafts=load.drafts, classes=classes,
     )  # fmt: skip
+
+
+def scenario_like(load: RecordedLoad, like: RecordedLoad) -> Scenario:
+    """The load of one log before the server of another: its limits and blocks, what its steps take, its drafts."""
+    return replace(
+        scenario_of_log(like), arrivals=load.arrivals, classes=parse_classes(tuple(load.classes.split()))
+    )
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, str]:

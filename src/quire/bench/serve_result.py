@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.bench.arrivals import variation
+from quire.bench.perception import perceived
 from quire.bench.recording import Recording
 from quire.bench.request_metrics import DEFINITIONS, Summary
 from quire.bench.results import Metric, Result, plain_word
@@ -103,8 +104,9 @@ def lines(result: Result) -> list[str]:
         ]
         if missed:
             text.append(f"               missed: {', '.join(missed)}")
-    text += ["", *latency_table(result.tables.get("latencies", []))]
-    text += ["", *_client_lines(value), *_server_lines(value)]
+    latencies = result.tables.get("latencies", [])
+    text += ["", *latency_table(latencies)]
+    text += ["", *perceived(latencies), *_client_lines(value), *_server_lines(value)]
     text += ["", *(f"note: {note}" for note in result.notes)] if result.notes else []
     text += ["", "definitions:", *(f"  {name:<18}{words}" for name, words in result.definitions.items())]
     return text

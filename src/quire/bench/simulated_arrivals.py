@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from quire.bench.fitted_steps import StepFit, fit_steps
+from quire.bench.recorded_drafts import RecordedDrafts, recorded_drafts
 from quire.bench.simulated_server import Arrival
 from quire.bench.timeline import RequestRecord
 from quire.bench.traces import TraceRow
@@ -68,7 +69,7 @@ class _FreshIds:
 class RecordedLoad:
     """What a log says of a load: its requests, the limits of the scheduler, what steps took, and the times that its
     requests had, as the engine saw them. `hours` is what the log covers; `handover` are seconds until an idle engine
-    begins with a request.
+    begins with a request, `drafts` what became of drafts.
     """
 
     arrivals: list[Arrival]
@@ -78,6 +79,7 @@ class RecordedLoad:
     records: list[RequestRecord]
     hours: float
     handover: float = 0.0
+    drafts: RecordedDrafts | None = None
 
 
 def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
@@ -95,7 +97,7 @@ def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
     for row in log.rows:
         end = max(end, getattr(row, "at", 0) / 1e9)
         if isinstance(row, rows.Arrived):
-            shared = prompts.get(row.chain.like, none)[: row.chain.shared * size]
+            shared = _shared(row.chain, size, prompts, ids)
             prompt = shared + ids.take(row.prompt_tokens - len(shared))
             prompts[row.number, -1], asked[row.number] = prompt, row
             times[row.number] = RequestRecord(
@@ -128,8 +130,19 @@ def load_of_log(log: Log, last: float = math.inf) -> RecordedLoad:
     measured = [times[number] for number in kept if times[number].counts]
     return RecordedLoad(
         found, config, fit_steps(log.rows, opened.costs), opened.classes, measured, (end - first) / 3600,
-        _handover(log.rows),
+        _handover(log.rows), recorded_drafts(log.rows),
     )  # fmt: skip
+
+
+def _shared(
+    chain: rows.TokenChain, size: int, prompts: dict[tuple[int, int], array[int]], ids: _FreshIds
+) -> array[int]:
+    """The tokens that a prompt has in common with an earlier one, also if the log has lost the row of that one."""
+    count = chain.shared * size
+    found = prompts.get(chain.like, array("i"))
+    if len(found) < count:
+        found = prompts[chain.like] = found + ids.take(count - len(found))
+    return found[:count]
 
 
 def _handover(log: Sequence[rows.AnyRow]) -> float:

@@ -77,7 +77,7 @@ class SimulatedFleet:
             elif next_step < math.inf:
                 server = self.servers[place]
                 moves = place < self._prefill
-                ended = server.step(decoded.records if self._prefill and not moves else records)
+                ended = server.step()
                 for index in ended:
                     self._leave(index)
                 for index in ended if moves else ():
@@ -91,7 +91,8 @@ class SimulatedFleet:
                 first.times += rest.times
                 first.counts += rest.counts
                 first.finished = first.closed = rest.finished
-                first.output_tokens, first.finish_reason = sum(first.counts), rest.finish_reason
+                first.output_tokens = sum(first.counts) or len(first.times)
+                first.finish_reason = rest.finish_reason
         return self._together(found, decoded)
 
     def _place(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import partial
 
+from quire.bench.recorded_drafts import DraftWalk, RecordedDrafts
 from quire.bench.timeline import RequestRecord
 from quire.core.admission_rules import LATE_DEADLINES, Broken, Burden, Caution, Promises, check_wishes
 from quire.core.controller import StepController
@@ -27,10 +28,10 @@ from quire.engine.whole_batches import BatchGate, WholeBatchScheduler
 from quire.logprobs import LogprobTable
 from quire.objectives import ServiceClass, ServiceTerms
 from quire.records import dataclass
-from quire.types import Request, SamplingParams, SchedulerOutput, StepOutput, TokenIds
+from quire.types import Request, SamplingParams, ScheduledSeq, SchedulerOutput, StepOutput, TokenIds
 
 _TOKEN, _EOS = 1, 2
-_NEXT, _LAST, _NONE = [_TOKEN], [_EOS], list[int]()  # what a row samples; nobody changes it
+_NEXT, _NONE = [_TOKEN], list[int]()  # what a row samples; nobody changes it
 StepNoise = Callable[[random.Random], Callable[[Sequence[float]], float]]
 StepTime = Callable[[Sequence[float]], float]
 
@@ -79,7 +80,8 @@ class SimulatedServer:
     deviation of a step's time, relative, or makes what draws a factor for each step; `handover` are seconds until an
     idle engine begins with a request. Without `admits` everything is queued, without `controls` all steps have the
     limits of the config. With `received`, prompts were computed elsewhere and their cache
-    comes with them: only decoding takes time. What steps cost need not be learned where nothing asks for it. With
+    comes with them: only decoding takes time. `drafts` are made as in a log; the config says how many a step may have.
+    What steps cost need not be learned where nothing asks for it. With
     `batch_wait` it collects whole batches: full ones, or after so many seconds. Where sequences take turns, a step is
     scheduled before the end of the one before it, as in EngineCore.
     """
@@ -99,6 +101,7 @@ class SimulatedServer:
         received: bool = False,
         learns: bool = True,
         handover: float = 0.0,
+        drafts: RecordedDrafts | None = None,
     ) -> None:
         self.costs, self.classes = StepCostModel(), tuple(classes)
         kind = Scheduler if batch_wait is None else WholeBatchScheduler
@@ -108,6 +111,7 @@ class SimulatedServer:
         rng = random.Random(f"noise {seed}")
         self._factor = noise(rng) if callable(noise) else lambda _: max(0.5, rng.gauss(1, noise))
         self._handover = handover
+        self._drafts = None if drafts is None else DraftWalk(drafts, random.Random(f"drafts {seed}"))
         self._admits = admits
         self._controller = StepController(self.scheduler, classes, self.costs) if controls else None
         self._caution, self._end_caution = Caution(), Caution(LATE_DEADLINES)
@@ -122,8 +126,9 @@ class SimulatedServer:
         self._flying: set[str] = set()  # what it starts
         self._next: _Planned | None = None  # the step that runs beside it
         self._late: list[Request] = []  # that came meanwhile
-        self._ends: dict[str, int] = {}  # position of the last token of each request but one
+        self._ends: dict[str, int] = {}  # position of the token that ends an answer whose length is unknown
         self._last: dict[int, int] = {}  # the same by sequence
+        self._records: dict[str, RequestRecord] = {}  # of live requests
         self.now, self.steps, self.busy = 0.0, 0, 0.0
         self.seen: Callable[[Sequence[float]], None] | None = None  # gets what is in each step
         self._tokens = config.num_blocks * config.block_size // len(config.groups)
@@ -150,7 +155,7 @@ class SimulatedServer:
                 self.now = arrivals[order[0]].at
             else:
                 self.now = due
-                self.step(found.records, arrive)
+                self.step(arrive)
                 look(self)
         return self.outcome(found)
 
@@ -307,12 +312,18 @@ class SimulatedServer:
         self._late.append(request)
         if self._since is None:
             self._take_in()
-        self._live[request.request_id] = request
-        self._ends[request.request_id] = len(arrival.prompt) + arrival.output - 1
-        if arrival.deadline is not None:
-            self._deadlines[request.request_id] = arrival.at + arrival.deadline
+        self._note(request, arrival, record)
         if idle:
             self.now += self._handover
+
+    def _note(self, request: Request, arrival: Arrival, record: RequestRecord) -> None:
+        """What is to be known of a request until it ends."""
+        name = request.request_id
+        self._live[name], self._records[name] = request, record
+        if not arrival.known:
+            self._ends[name] = len(arrival.prompt) + arrival.output - 1
+        if arrival.deadline is not None:
+            self._deadlines[name] = arrival.at + arrival.deadline
 
     def _take_in(self) -> None:
         """The engine hears of those that came during a step."""
@@ -334,9 +345,7 @@ class SimulatedServer:
         key = array("i", arrival.prompt).tobytes()
         return cache.match(key, len(arrival.prompt) - 1, "shared:").length
 
-    def step(
-        self, records: list[RequestRecord], arrive: Callable[[float], None] = lambda _: None
-    ) -> list[int]:
+    def step(self, arrive: Callable[[float], None] = lambda _: None) -> list[int]:
         """Run a step, up to the end of which others may `arrive`; returns the requests that it has ended, by their
         number."""
         scheduler = self.scheduler
@@ -344,11 +353,12 @@ class SimulatedServer:
         if self._controller is not None:
             self._controller.plan()
         out, features = self._next or self._plan()
-        sampling = sum([row.sample for row in out.scheduled])
-        others = sampling < scheduler.num_running or scheduler.num_waiting > 0
-        self._next = self._plan() if scheduler.shares and out.scheduled and others else None
-        if self._next is not None and not self._next[0].scheduled:
-            self._next = None
+        self._next = None
+        if scheduler.shares and out.scheduled:
+            sampling = sum([row.sample for row in out.scheduled])
+            if sampling < scheduler.num_running or scheduler.num_waiting > 0:
+                beside = self._plan()
+                self._next = beside if beside[0].scheduled else None
         if self._received:
             ends = [row.start + len(row.token_ids) for row in out.scheduled if row.sample]
             features = (float(bool(ends)), len(ends), 0, sum(ends), 0.0, *features[5:])
@@ -360,14 +370,19 @@ class SimulatedServer:
         arrive(end)
         self.now, self._since = end, None
         self._ran(features, seconds)
-        return self._answered(out, records)
+        return self._answered(out)
 
     def _plan(self) -> _Planned:
         """Schedule a step, and note what it starts."""
         out = self.scheduler.schedule()
+        for seq_id in out.gone:
+            self._last.pop(seq_id, None)
+            if self._drafts is not None:
+                self._drafts.forget(seq_id)
         if out.new:
             self._flying |= {new.request_id for new in out.new}
-            self._last |= {new.seq_id: self._ends[new.request_id] for new in out.new}
+            if ends := self._ends:
+                self._last |= {new.seq_id: ends[new.request_id] for new in out.new if new.request_id in ends}
         return out, self.scheduler.step_features
 
     def _ran(self, features: Sequence[float], seconds: float) -> None:
@@ -385,33 +400,58 @@ class SimulatedServer:
                 self._degrading.look(self.now, waiting)
         self._flying = {new.request_id for new in self._next[0].new} if self._next else set()
 
-    def _answered(self, out: SchedulerOutput, records: list[RequestRecord]) -> list[int]:
+    def _answered(self, out: SchedulerOutput) -> list[int]:
         """Give the step its tokens; returns the requests that have ended."""
-        ends, now = self._last, self.now
-        none: list[LogprobTable | None] = [None] * len(out.scheduled)
-        tokens = [
-            (_LAST if row.start + len(row.token_ids) >= ends[row.seq_id] else _NEXT) if row.sample else _NONE
-            for row in out.scheduled
-        ]
+        records, now, scheduled = self._records, self.now, out.scheduled
+        none: list[LogprobTable | None] = [None] * len(scheduled)
+        tokens = [_NEXT if row.logits else _NONE for row in scheduled]
+        proposed: dict[int, list[int]] = {}
+        if self._drafts is not None:
+            tokens, proposed = self._guessed(scheduled, self._drafts)
+        if ends := self._last:  # the others end by the limit of their request
+            for i, row in enumerate(scheduled):
+                left = ends.get(row.seq_id, math.inf) - (row.start + len(row.token_ids) - row.drafts)
+                if tokens[i] and len(tokens[i]) > left:
+                    tokens[i] = [*tokens[i][: max(0, int(left))], _EOS]
         ended = []
-        for event in self.scheduler.update(out, StepOutput(tokens, none, none)):
-            record = records[int(event.request_id)]
+        for event in self.scheduler.update(out, StepOutput(tokens, none, none, drafts=proposed)):
+            record = records[event.request_id]
+            times = record.times
             if event.new_token_ids:
-                if not record.times and (bound := self._bound(event.request_id)) is not None:
+                if not times and (bound := self._bound(event.request_id)) is not None:
                     self._caution.answered(late=now - record.scheduled > bound)
-                record.times.append(now)
-                record.counts.append(len(event.new_token_ids))
+                times.append(now)
+                if self._drafts is not None:
+                    record.counts.append(len(event.new_token_ids))
             if event.finish_reason is not None:
                 self._cached[record.index] = event.cached_tokens
-                del self._live[event.request_id]
-                self._promises.ended(event.request_id)
-                if (due := self._deadlines.pop(event.request_id, None)) is not None:
-                    self._end_caution.answered(late=now > due)
+                self._left(event.request_id)
                 record.finished = record.closed = now
-                record.output_tokens, record.output_source = sum(record.counts), "server"
+                record.output_tokens, record.output_source = sum(record.counts) or len(times), "server"
                 record.finish_reason = str(event.finish_reason)
                 ended.append(record.index)
         return ended
+
+    @staticmethod
+    def _guessed(
+        scheduled: Sequence[ScheduledSeq], walk: DraftWalk
+    ) -> tuple[list[list[int]], dict[int, list[int]]]:
+        """The tokens of rows that have drafts, and the drafts for their next rows."""
+        tokens, proposed = [], {}
+        for i, row in enumerate(scheduled):
+            right = walk.ran(row.seq_id, row.drafts) if row.logits and len(row.token_ids) == row.logits else 0
+            tokens.append([_TOKEN] * (1 + right) if row.logits else _NONE)
+            if row.logits and (count := walk.proposed(row.seq_id)):
+                proposed[i] = [_TOKEN] * count
+        return tokens, proposed
+
+    def _left(self, request_id: str) -> None:
+        """A request has ended."""
+        del self._live[request_id], self._records[request_id]
+        self._ends.pop(request_id, None)
+        self._promises.ended(request_id)
+        if (due := self._deadlines.pop(request_id, None)) is not None:
+            self._end_caution.answered(late=self.now > due)
 
 
 def _request(index: int, arrival: Arrival, due: float | None) -> Request:

@@ -91,7 +91,9 @@ _STYLE = (
     "svg{background:#fff;font:12px sans-serif}.grid{stroke:#ddd}.axis{stroke:#333}.line{fill:none;stroke-width:1.6}"
     ".mid{text-anchor:middle}.end{text-anchor:end}text{fill:#333}"
     ".line.c1{stroke:#c0392b}.line.c2{stroke:#b7791f}.line.c3{stroke:#2563a8}"
+    ".line.c4{stroke:#2f855a}.line.c5{stroke:#6b46c1}.line.c6{stroke:#4a5568}"
     ".bar.c1{fill:#c0392b}.bar.c2{fill:#b7791f}.bar.c3{fill:#2563a8}"
+    ".bar.c4{fill:#2f855a}.bar.c5{fill:#6b46c1}.bar.c6{fill:#4a5568}"
 )
 
 

@@ -105,11 +105,12 @@ def request_metrics(record: RequestRecord) -> RequestMetrics:
     if first is not None and count > 1:
         tpot = (end - first) / (count - 1)
     icl = gaps(record.times) if record.streamed else []
+    itl = icl if exact is None or exact == record.times else gaps(exact)
     return RequestMetrics(
         ttft=None if first is None else first - start,
         tpot=tpot,
         e2e=end - start,
-        itl=icl if exact is None else gaps(exact),
+        itl=itl,
         icl=icl,
         exact=exact is not None,
         send_lag=max(0.0, (start if record.sent is None else record.sent) - start),

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from quire.bench.fitted_steps import StepFit
 from quire.bench.request_metrics import Summary, summarize
-from quire.bench.scenario import Scenario, scenario_of_log
+from quire.bench.scenario import Scenario, scenario_like, scenario_of_log
 from quire.bench.simulated_arrivals import RecordedLoad
 from quire.objectives import SLO
 from quire.records import dataclass
@@ -62,9 +63,9 @@ class WhatIf:
 class _Runs:
     """A scenario, run with several seeds."""
 
-    def __init__(self, load: RecordedLoad, scenario: Scenario, slo: SLO | None, seeds: Sequence[int]) -> None:
+    def __init__(self, fit: StepFit, scenario: Scenario, slo: SLO | None, seeds: Sequence[int]) -> None:
         self.steps = self.outside = 0
-        self._fit = load.fit
+        self._fit = fit
         made = [scenario.run(seed, self._see) for seed in seeds]
         self.summaries = [summarize(run.records, slo) for run, _ in made]
         self.preemptions, self.refused = made[0][0].preemptions, len(made[0][0].refused)
@@ -89,15 +90,24 @@ def _value(summary: Summary, name: str) -> float | None:
 
 
 def what_if(
-    load: RecordedLoad, settings: Mapping[str, str], slo: SLO | None = None, seeds: int = 3
+    load: RecordedLoad,
+    settings: Mapping[str, str],
+    slo: SLO | None = None,
+    seeds: int = 3,
+    like: RecordedLoad | None = None,
 ) -> WhatIf:
-    """A load as it was, and under `settings`. Raises ValueError naming a setting, and SimulationError."""
-    scenario = scenario_of_log(load)
-    changed = scenario.changed(settings)
+    """A load as it was, and under `settings`, on the server that recorded `like`, if it is given.
+
+    Raises ValueError naming a setting, and SimulationError.
+    """
+    scenario, fits = scenario_of_log(load), (load.fit, (like or load).fit)
+    changed = (scenario if like is None else scenario_like(load, like)).changed(settings)
     if slo is None and changed.classes:
         slo = changed.classes[0].slo
     was = summarize(load.records, slo) if load.records else None
-    now, then = (_Runs(load, one, slo, range(seeds)) for one in (scenario, changed))
+    now, then = (
+        _Runs(fit, one, slo, range(seeds)) for fit, one in zip(fits, (scenario, changed), strict=True)
+    )
     found = []
     for name in FIGURES:
         measured = _value(was, name) if was is not None else None
@@ -123,7 +133,7 @@ def errors(load: RecordedLoad, seeds: int = 1) -> dict[str, float]:
 
     Raises SimulationError.
     """
-    now = _Runs(load, scenario_of_log(load), None, range(seeds))
+    now = _Runs(load.fit, scenario_of_log(load), None, range(seeds))
     was = summarize(load.records, None)
     found = {}
     for name in FIGURES:
@@ -133,8 +143,9 @@ def errors(load: RecordedLoad, seeds: int = 1) -> dict[str, float]:
     return found
 
 
-def report(found: WhatIf, load: RecordedLoad) -> dict[str, Any]:
-    """The same as plain data."""
+def report(found: WhatIf, load: RecordedLoad, like: RecordedLoad | None = None) -> dict[str, Any]:
+    """The same as plain data; the fit is that of the server that is asked for."""
+    fit = (like or load).fit
 
     def bar(guess: Guess) -> dict[str, float]:
         return {"value": guess.value, "low": guess.low, "high": guess.high}
@@ -150,16 +161,16 @@ def report(found: WhatIf, load: RecordedLoad) -> dict[str, Any]:
             for one in found.figures
         },
         "outside_fit": found.outside,
-        "fit": {"steps": load.fit.steps, "error": load.fit.error, "region": load.fit.region()},
+        "fit": {"steps": fit.steps, "error": fit.error, "region": fit.region()},
         "preemptions": found.preemptions,
         "refused": found.refused,
         "left_out": found.left_out,
     }  # fmt: skip
 
 
-def lines(found: WhatIf, load: RecordedLoad, said: str) -> list[str]:
+def lines(found: WhatIf, load: RecordedLoad, said: str, like: RecordedLoad | None = None) -> list[str]:
     """The same as text."""
-    fit = load.fit
+    fit = (like or load).fit
     region = ", ".join(f"{name} {most:g}" for name, most in fit.region().items())
     made = [
         f"{len(load.arrivals)} requests in {load.hours * 60:.1f} minutes, with {said}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--details",
         action="store_true",
         help="also all layouts, kinds of parallelism side by side, scaling, transfers",
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="an SVG: where moving a cache eats the gain of disaggregation",
     )
     parser.add_argument("--no-simulation", action="store_true", help="bounds alone")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -129,6 +136,10 @@ def run(args: argparse.Namespace) -> int:
         reserve=args.reserve,
     )
     report = _report(args, made, demand, device, count)
+    if args.plot is not None and made.chosen is not None:
+        from quire.bench.transfer_plot import transfer_plot
+
+        args.plot.write_text(transfer_plot(_transfers(made.chosen), f"{args.model} on {report['hardware']}"))
     print(json.dumps(report) if args.json else "\n".join(_lines(report)))
     return int(made.chosen is None)
 

@@ -165,6 +165,7 @@ def _scenario(args: argparse.Namespace) -> tuple[Scenario, str]:
 
 
 def _lines(summary: Summary, served: SimulatedRun, facts: dict[str, Any]) -> list[str]:
+    from quire.bench.perception import perceived
     from quire.bench.serve_result import latency_table
 
     rates = summary.metrics()
@@ -180,4 +181,5 @@ def _lines(summary: Summary, served: SimulatedRun, facts: dict[str, Any]) -> lis
                      f"{facts['refused']} refused")  # fmt: skip
     if facts["left_out"]:
         lines.append(f"  left out: {facts['left_out']} requests that exceed max_model_len or the cache")
-    return [*lines, "", *latency_table([one.row() for one in summary.distributions.values()])]
+    rows = [one.row() for one in summary.distributions.values()]
+    return [*lines, "", *latency_table(rows), "", *perceived(rows)]

@@ -36,7 +36,10 @@ BLOCKS_PROCESS = 64 * 2**20  # of a kv-server without blocks
 STACK_PROCESS = 96 * 2**20  # that runs the parts, with the lines of their logs that wait
 # What the stack itself gives to a part, or cannot do without.
 _OWN_OF_ROUTER = ("backend", "prefill", "backends_file", "uds", "quiet")
-_OWN_OF_SERVERS = ("host", "port", "uds", "quiet", "models", "models_dir", "ssl_keyfile", "ssl_certfile")
+_OWN_OF_SERVERS = (
+    "host", "port", "uds", "quiet", "models", "models_dir", "ssl_keyfile", "ssl_certfile", "router"
+)  # fmt: skip
+_FILES_OF_ROUTER = {"backends_file": "backends.toml", "kv_key_file": "kv.key"}
 HOLD_SECONDS = 30.0  # that a request waits for a server that starts
 START_SECONDS = 5.0  # so far ahead the load is forecast
 _ALL_ADDRESSES = {"0.0.0.0": HERE, "::": "::1"}  # and where they are reached from this machine
@@ -149,16 +152,17 @@ def files_of(config: StackConfig, parts: list[StackPart]) -> StackFiles:
         else:
             if part.kind == "serve":
                 options |= {"host": HERE, "port": part.port}
-                if blocks is not None:
+                if blocks is None:
+                    options["router"] = f"key={key}"
+                else:
                     options["kv_tiers"] = _tiers(options, part.role, f"{HERE}:{blocks.port}:{key}")
             else:
                 options |= {
                     "host": part.host,
                     "port": part.port,
                     "backends_file": str(state / "backends.toml"),
+                    "kv_key_file": str(key),
                 }
-                if any(each.role for each in parts):
-                    options["kv_key_file"] = str(key)
             texts[f"{part.name}.json"] = json.dumps(options, indent=1)
             words = [f"--config={state / f'{part.name}.json'}"]
         commands[part.name] = [
@@ -186,27 +190,24 @@ def write_files(config: StackConfig, parts: list[StackPart]) -> StackFiles:
     """Write what the parts read. Raises OSError and ValueError."""
     for left in config.state.glob(f".*{UNFINISHED}"):  # by a stack that was killed
         left.unlink(missing_ok=True)
-    make_key(config, parts)
+    make_key(config)
     files = files_of(config, parts)
     for name, text in files.texts.items():
         write_own(config.state / name, text)
     return files
 
 
-def make_key(config: StackConfig, parts: list[StackPart]) -> None:
-    """See that there is a key if blocks are moved. Raises OSError and ValueError."""
-    if any(each.kind == "kv-server" for each in parts):
-        key = config.state / "kv.key"
-        if os.path.lexists(key):
-            _check_own(key, stat.S_ISREG)
-        else:
-            write_own(key, b64encode(os.urandom(32)).decode())
+def make_key(config: StackConfig) -> None:
+    """See that there is a key, by which all parts know each other. Raises OSError and ValueError."""
+    key = config.state / "kv.key"
+    if os.path.lexists(key):
+        _check_own(key, stat.S_ISREG)
+    else:
+        write_own(key, b64encode(os.urandom(32)).decode())
 
 
 def _router(config: StackConfig) -> StackPart:
-    own = {"backends_file": str(config.state / "backends.toml")}
-    if any(each.role for each in config.servers):
-        own["kv_key_file"] = str(config.state / "kv.key")
+    own = {name: str(config.state / file) for name, file in _FILES_OF_ROUTER.items()}
     given = _chosen(config.router, "router", (*_OWN_OF_ROUTER, *own), RouterConfig)
     options = {"hold_seconds": HOLD_SECONDS, "start_seconds": START_SECONDS} | given
     try:

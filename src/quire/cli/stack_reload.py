@@ -57,7 +57,7 @@ class StackReload:
             check_memory([*parts, *gone])
             life.ports.hold(parts)
             files = files_of(config, parts)
-            make_key(config, parts)
+            make_key(config)
         except (ValueError, OSError) as error:
             life.ports.keep(old)
             return str(error)

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_log_options(parser)
     parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", required=True,
+        "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE",
         help="max_num_seqs=32, max_num_batched_tokens, num_blocks, scheduling_policy, enable_prefix_caching=off, "
         "rate=1.5 (load), replicas=2, router=prefix, slo=…",
+    )  # fmt: skip
+    parser.add_argument(
+        "--like", metavar="FILE",
+        help="a log of a server with other threads, weights, cache types or drafts, of any load: fifty steps do",
     )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="simulations of each (default: 3)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -64,17 +68,25 @@ def seconds_of(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
     from quire.bench.scenario import parse_settings
+    from quire.bench.simulated_arrivals import load_of_log
     from quire.bench.what_if import lines, report, what_if
     from quire.objectives import parse_slo
+    from quire.steplog.log_files import read_log
 
     if not 1 <= args.seeds <= 100:
         raise ValueError(f"seeds: {args.seeds} must be from 1 to 100")
+    if not args.set and args.like is None:
+        raise ValueError("set: --set NAME=VALUE or --like FILE is needed")
     settings = parse_settings(args.set)
     load = recorded_load(args)
-    found = what_if(load, settings, parse_slo(args.goodput) if args.goodput else None, args.seeds)
+    like = None if args.like is None else load_of_log(read_log(Path(args.like)))
+    found = what_if(load, settings, parse_slo(args.goodput) if args.goodput else None, args.seeds, like)
     if args.json:
-        print(json.dumps({"set": settings} | report(found, load)))
+        print(json.dumps({"set": settings} | report(found, load, like)))
     else:
-        print("\n".join(lines(found, load, ", ".join(args.set))))
+        said = [*([f"a server like that of {Path(args.like).name}"] if like else []), *args.set]
+        print("\n".join(lines(found, load, ", ".join(said), like)))
     return 0

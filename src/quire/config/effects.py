@@ -105,6 +105,7 @@ MOVES: dict[str, tuple[str, ...]] = {
     "api": (_HTTP,),
     "ui": (_HTTP,),
     "kv_events_config": (_MEMORY,),
+    "router": (),
     "chat_template": ("quire_request_prompt_tokens",),
     "tool_call_parser": ("quire_tool_calls",),
     "reasoning_parser": ("quire_reasoning_tokens",),

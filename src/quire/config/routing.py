@@ -93,7 +93,8 @@ class RouterConfig:
         metavar="URL",
     )
     kv_key_file: str | None = option(
-        None, "file with the key of the servers' --kv-tiers remote, without which no prompt is computed elsewhere",
+        None, "file with the key that the servers have, in --router or in --kv-tiers remote: without it no prompt is "
+        "computed elsewhere, and lost streams are computed from their first token",
         metavar="FILE",
     )  # fmt: skip
     prefill_over: int = option(

@@ -9,6 +9,7 @@ from typing import Any
 from quire.config.kv_events import parse_kv_events
 from quire.config.lora_modules import adapter_paths
 from quire.config.option import option
+from quire.config.router_link import parse_router
 from quire.records import dataclass
 
 _NOT_NEGATIVE = (
@@ -171,6 +172,12 @@ class ServingConfig:
         '{"enable_kv_cache_events": true, "publisher": "null"}; see docs/kv_cache.md (default: nobody)',
         metavar="JSON",
     )
+    router: str | None = option(
+        None,
+        "the router of this server: key=FILE, the key that both have; announce=URL, where it says that it is there; "
+        "url=URL and name=NAME, what it says (default: its address)",
+        metavar="SPEC",
+    )
     sse_ping_interval: float = option(
         15.0, "seconds without text after which a stream has a ping; 0: never", metavar="S"
     )
@@ -314,6 +321,7 @@ class ServingConfig:
             raise ValueError("quiet and access_log: cannot be combined; set only one")
         adapter_paths(self.lora_modules)
         parse_kv_events(self.kv_events_config)
+        parse_router(self.router)
         self._check_pulls()
         self._check_simulator()
         self._check_admin_address()

@@ -31,15 +31,19 @@ class Degrading:
         # requests that each step changed; another model counts its own
         self.counts: Counter[str] = Counter({str(step): 0 for step in self.steps if step.kind != "model"})
         self._after = after
-        bounds = [one.slo.ttft and one.slo.ttft / 1e3 for one in classes]
-        # Where some class has a level, those without one may wait for any time.
-        other = float("inf") if any(bounds) else after
-        self._levels = [bound or other for bound in bounds] or [after]
-        self._classes = len(classes)
+        self.use(classes)
         self._since = 0.0  # of the pressure being high, or low
         self._side = 0  # 1: high, -1: low, 0: between
         self._refused = float("-inf")
         self._looked = float("-inf")
+
+    def use(self, classes: Sequence[ServiceClass]) -> None:
+        """Go by these classes from now on; the steps that are entered stay."""
+        bounds = [one.slo.ttft and one.slo.ttft / 1e3 for one in classes]
+        # Where some class has a level, those without one may wait for any time.
+        other = float("inf") if any(bounds) else self._after
+        self._levels = [bound or other for bound in bounds] or [self._after]
+        self._classes = len(classes)
 
     @property
     def active(self) -> tuple[DegradeStep, ...]:

@@ -465,7 +465,7 @@ class Scheduler(SchedulerState):
         blocks.start(seq, hit)
         end = min(end, blocks.reachable_end(seq, blocks.room(seq)))
         source, part = self.part(seq, end)
-        found = hit.length + part
+        found = min(hit.length + part, seq.prompt_len)
         if not state.started:
             state.started = True
             state.cached_tokens = found

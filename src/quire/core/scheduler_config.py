@@ -130,7 +130,7 @@ class SchedulerConfig:
             raise ContextLengthError(error.field, f"{error.message}; {kept}") from None
 
     def _single_limit(self, request: Request) -> int:
-        prompt = request.prompt_token_ids
+        prompt, given = request.prompt_token_ids, len(request.given or ())
         _check_token_ids(prompt)
         length, max_tokens = len(prompt), request.params.max_tokens
         if request.pooling != self.pooling:
@@ -143,7 +143,7 @@ class SchedulerConfig:
                 raise RequestError("soft_tokens", "this model takes no embeddings")
             check_soft_tokens(request.soft_tokens, length)
         if not self.enable_chunked_prefill:
-            self._check_whole_prompt(length)
+            self._check_whole_prompt(length + given)
         # The last token is sampled but never computed, so a sequence of n tokens needs room for n - 1.
         holds = 1 + most_tokens(self.groups, self.num_blocks, self.block_size, self.max_model_len - 1)
         if length + 1 > holds:
@@ -151,9 +151,11 @@ class SchedulerConfig:
                 "prompt_token_ids",
                 f"{length} tokens and one of output exceed the KV cache, which holds {holds} tokens",
             )
-        if max_tokens is None:
-            return holds
-        limit = length + max_tokens
+        limit = holds if max_tokens is None else length + max_tokens
+        if given and length + given >= min(limit, holds):
+            raise ContextLengthError(
+                "given", f"{length} prompt tokens and {given} of output leave no room for more"
+            )
         if limit > holds:
             raise ContextLengthError(
                 "max_tokens",

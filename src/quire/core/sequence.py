@@ -139,8 +139,8 @@ class Sequence:
         self.seed = seed
         self.rank: Rank = ()
         self.status = Status.WAITING
-        self.tokens = list(request.prompt_token_ids)
-        self.prompt_len = len(self.tokens)
+        self.tokens = [*request.prompt_token_ids, *(request.given or ())]
+        self.prompt_len = len(request.prompt_token_ids)
         self.min_length = self.prompt_len + params.min_tokens
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:

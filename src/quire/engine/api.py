@@ -284,8 +284,7 @@ class ModelCard:
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
-    # the formats of tool calls and reasoning, and how they were found
-    answers: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    answers: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)  # forms of parts
     acceptance: str = "same"  # of drafts; under another one, answers depend on drafts and load
     cache_block: int = 0  # tokens of a block of the prefix cache, 0 without one
     template_variables: frozenset[str] = frozenset()  # that a request may set with chat_template_kwargs
@@ -296,6 +295,7 @@ class ModelCard:
     embed_dim: int = 0  # of a row in place of a token, 0 if there may be none
     service_classes: tuple[ServiceClass, ...] = ()
     peers: tuple[str, str, str] = ("", "", "")  # role in a division, key file, mark of its blocks
+    bits: str = ""  # stands for all that determines what it computes; "" if nobody has asked for it
 
 
 @dataclass(frozen=True, slots=True)

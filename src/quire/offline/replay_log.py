@@ -338,7 +338,7 @@ def _check(log: Log, *, real: bool) -> rows.Opened:
         if isinstance(row, rows.Step) and rows.TREE in row.notes[1::3]:
             raise ReplayError(f"step {row.number}: drafts in trees are not replayed")
         if isinstance(row, rows.Arrived):
-            refused = {"beams", "soft"} | (
+            refused = {"beams", "soft", "given"} | (
                 {"grammar", "adapter", "negative", "other parameters"} if real else set()
             )
             if bad := refused.intersection(row.traits):

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+import msgspec
+
 from quire.config.routing import RouterConfig
 from quire.router.attempts import ELSEWHERE, Attempt, first_of
 from quire.router.backends import BackendServer
@@ -22,8 +24,16 @@ from quire.router.resuming import (
     is_seeded,
     with_seed,
 )
-from quire.router.routed_request import AskedOfServers, named, response_id, usage_of
+from quire.router.routed_request import (
+    AskedOfServers,
+    named,
+    response_id,
+    usage_of,
+    with_field,
+    without_field,
+)
 from quire.router.router_context import RouterContext
+from quire.routing.continued import FIELD, STREAM, packed, resume_code, stream_proof
 from quire.routing.prefix_index import prompt_digests
 from quire.routing.router_policies import RoutedPrompt
 from quire.routing.tickets import PEER, TICKET, peer_proof
@@ -37,6 +47,7 @@ from quire.util.http_client import ClientError, SentBody, Whole, body_size
 _GONE = frozenset((502, 503))
 # Answers that a server may give for the ticket, which the client knows nothing of: it has no role, or another key.
 _OF_TICKET = frozenset((400, 401, 403, 422))
+_OF_OUTPUT = _OF_TICKET | {409}  # likewise for the output so far: it is another engine
 # Headers that concern one connection, or are the router's own business; x-quire-* are between servers.
 _NOT_PASSED = frozenset((
     b"host", b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
@@ -71,7 +82,10 @@ class Forwarding:
         several = len(context.backends.all) > 1
         self._resumable = self._config.resume and several and is_resumable(exchange.path, asked)
         again = self._resumable or (self._route.shadow is not None and is_seeded(exchange, asked))
-        self._given = with_seed(body, asked) if again else body  # the same tokens are drawn each time
+        own: SentBody = body  # what is between a router and its servers is dropped
+        if asked.resumed_output is not msgspec.UNSET:
+            own = without_field(body, FIELD)
+        self._given = with_seed(own, asked) if again else own  # the same tokens are drawn each time
         self.seen: SeenAnswer | None = None  # what the client got, for those who look at it
         self._shadowed = False  # what it gets is compared with the answer of a shadow
         self._predicted = 0.0  # tokens that the chosen server has probably cached
@@ -400,25 +414,55 @@ class Forwarding:
         return False
 
     async def _resume(self, relay: Relay, other: BackendServer) -> None:
-        """Send the request to another server, and the rest of its stream to the client.
+        """Send the request to another server, and the rest of its stream to the client: behind the ids of the output
+        so far if it takes them, else from the first token on.
 
         Raises ClientError if it fails too, and CannotResumeError.
         """
         delivered = DeliveredStream(b"".join(relay.sent))
+        behind = self._behind_output(relay)
+        if behind is None or not await self._follow(relay, other, delivered, behind):
+            await self._follow(relay, other, delivered, self._body)
+        elif behind is not None:
+            self._context.metrics.resumed_by_ids += 1
+        other.succeeded()
+        await self._exchange.write(b"", more=False)
+
+    def _behind_output(self, relay: Relay) -> SentBody | None:
+        """The body with the output so far, but for its last token: it is drawn again, and ends the output again if it
+        had done so. None if the ids are not known."""
+        ids, key = packed(relay.ids[:-1]), self._context.dividing.key
+        if not (relay.mark and ids and key):
+            return None
+        code = resume_code(key, self._exchange.request_id, relay.mark, ids)
+        value = msgspec.json.encode({"ids": ids, "mark": relay.mark, "code": code})
+        return with_field(self._body, FIELD, value, replaces=False)
+
+    async def _follow(
+        self, relay: Relay, other: BackendServer, delivered: DeliveredStream, body: SentBody
+    ) -> bool:
+        """Send a body to another server, and the client what it lacks of the stream; false if the server refused the
+        output so far. Raises as _resume does."""
         resumed, sink = ResumedStream(delivered), StreamPieces()
         with self._context.backends.busy(other, self._prompt().work(other.name)):
-            head = self._head(other, body_size(self._body))
-            request = asyncio.create_task(other.client.request(head, self._body, sink, taken=sink.take))
+            head = self._head(other, body_size(body))
+            request = asyncio.create_task(other.client.request(head, body, sink, taken=sink.take))
             try:
                 async for piece in sink.pieces(request):
-                    if rest := resumed.feed(piece):
+                    known = len(resumed.ids)
+                    rest = resumed.feed(piece)
+                    relay.follows(sink.mark, resumed.ids, len(resumed.ids) - known)
+                    if rest:
                         relay.add(rest)
                         await self._exchange.write(rest)
+            except ClientError:
+                if body is not self._body and sink.status in _OF_OUTPUT:
+                    return False
+                raise
             finally:
                 request.cancel()
         resumed.end()
-        other.succeeded()
-        await self._exchange.write(b"", more=False)
+        return True
 
     async def _cut_off(self, relay: Relay) -> None:
         """End a response whose server is gone, so that the client sees that it is not complete."""
@@ -466,9 +510,11 @@ class Forwarding:
             b"host: " + server.authority.encode(),
             b"x-request-id: " + exchange.request_id.encode("latin-1"),
         ]
+        key = self._context.dividing.key
         if peer:
-            proof = peer_proof(self._context.dividing.key, exchange.request_id)
-            lines.append(f"{PEER}: {proof}".encode())
+            lines.append(f"{PEER}: {peer_proof(key, exchange.request_id)}".encode())
+        if key and self._resumable:
+            lines.append(f"{STREAM}: {stream_proof(key, exchange.request_id)}".encode())
         if self._body or exchange.method in {"POST", "PUT", "PATCH"}:
             lines.append(b"content-length: %d" % size)
         own = {name.encode(): value.encode("latin-1") for name, value in server.headers.items()}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from quire.routing.continued import STREAM, take_ids
 from quire.routing.tickets import TICKET
 from quire.server.exchange import ChunkWriter, Exchange
 from quire.server.fleet.shadows import SeenAnswer
@@ -19,7 +21,7 @@ _EVENT_END = b"\n\n"
 _HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
     "upgrade", "content-length", "date", "server", "x-request-id", "request-id", "x-content-type-options",
-    TICKET,
+    TICKET, STREAM,
 ))  # fmt: skip
 
 
@@ -29,11 +31,13 @@ class Relay:
     """
 
     def __init__(self, exchange: Exchange, keep: Callable[[int], bool] | None = None) -> None:
-        """`keep` takes memory for what is sent of a stream, so that another server can go on with it."""
+        """`keep` takes memory for what is sent of a stream, so that another server can go on with it. `mark`: what the
+        server has said stands for its output, whose `ids` come in comments; "" if they do not."""
         self._exchange, self._keep = exchange, keep
         self.seen: SeenAnswer | None = None  # the answer, if it is compared with that of another model
         self.sent: list[bytes] = []
         self.sent_bytes = 0
+        self.mark, self.ids = "", array("i")
         self._part = b""  # of an event that is not complete
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -58,6 +62,7 @@ class Relay:
         """Take status and headers."""
         self.status, self.headers = status, dict(headers)
         self.is_stream = headers.get("content-type", "").startswith("text/event-stream")
+        self.mark = headers.get(STREAM, "") if status == 200 and self.is_stream else ""
         length = headers.get("content-length", "")
         self.is_whole = length.isdigit() and int(length) <= WHOLE_BYTES
         if not self.begun.done():
@@ -70,7 +75,11 @@ class Relay:
             self.seen.takes(chunk)
         if not self.beginning:
             self.beginning = chunk[:_ENDS]
-        if self._keep is not None and self.is_stream and not (chunk := self._whole_events(chunk)):
+        if (
+            self.is_stream
+            and (self._keep is not None or self.mark)
+            and not (chunk := self._whole_events(chunk))
+        ):
             return
         if self._writer is not None and not self._kept:
             sent = self._writer.write_chunk(b"", chunk, b"")
@@ -92,26 +101,41 @@ class Relay:
         if self._part or not chunk.endswith(_EVENT_END):
             whole, found, self._part = (self._part + chunk).rpartition(_EVENT_END)
             chunk = whole + found
+        if self.mark and chunk:
+            known = len(self.ids)
+            chunk = take_ids(chunk, self.ids)
+            self._count(self.ids.itemsize * (len(self.ids) - known))
         if chunk:
             self.add(chunk)
-            if not self.is_kept:
+            if not (self.is_kept or self.mark):
                 chunk, self._part = chunk + self._part, b""
         return chunk
 
     def add(self, data: bytes) -> None:
         """Note what was sent by another server that goes on."""
+        self._count(len(data))
+        if self.is_kept:
+            self.sent.append(data)
+
+    def _count(self, size: int) -> None:
+        """Take memory for so many bytes more that are kept; without it nothing is."""
         if self._keep is not None:
-            if self._keep(len(data)):
-                self.sent.append(data)
-                self.sent_bytes += len(data)
+            if self._keep(size):
+                self.sent_bytes += size
             else:
                 self.forget()
+
+    def follows(self, mark: str, ids: array[int], more: int) -> None:
+        """Another server goes on, which names all ids of the output, of which so many are new."""
+        self._count(ids.itemsize * more)
+        if self.is_kept:
+            self.mark, self.ids = mark, ids
 
     def forget(self) -> None:
         """Give back the memory of what was sent; nobody can go on with this stream any more."""
         if self._keep is not None:
             self._keep(-self.sent_bytes)
-        self._keep, self.sent, self.sent_bytes = None, [], 0
+        self._keep, self.sent, self.sent_bytes, self.ids = None, [], 0, array("i")
 
     @property
     def is_kept(self) -> bool:
@@ -163,9 +187,11 @@ class Relay:
 
 
 class StreamPieces:
-    """Receives the stream of a server that goes on with another one's, piece by piece."""
+    """Receives the stream of a server that goes on with another one's, piece by piece. `mark`: see Relay; `status`: 0
+    before there is one."""
 
     def __init__(self) -> None:
+        self.status, self.mark = 0, ""
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue()
         self._connection: ClientConnection | None = None
         self._size = 0
@@ -176,8 +202,10 @@ class StreamPieces:
 
     def start(self, status: int, headers: dict[str, str]) -> None:
         """Take status and headers. Raises ClientError unless they begin a stream."""
+        self.status = status
         if status != 200 or not headers.get("content-type", "").startswith("text/event-stream"):
             raise ClientError(f"bad answer: HTTP {status}, not a stream")
+        self.mark = headers.get(STREAM, "")
 
     def data(self, chunk: bytes, at: float) -> None:  # noqa: ARG002
         """Take a part of the stream."""

@@ -1,20 +1,23 @@
 """A stream whose server is lost goes on with another server.
 
 Text does not depend on load, so a server with the same weights gives the same text for the same request and seed. The
-request is sent again, what the client has is dropped from the beginning of the new stream, and the rest follows under
-the id of the first one. If the new text differs from what the client has, or the servers' fingerprints differ, the
-stream ends with an error instead: nothing is ever glued together.
+request is sent again, with the ids of the output so far where both servers have the router's key (routing.continued).
+What the client has is dropped from the beginning of the new stream, and the rest follows under the id of the first one.
+If the new text differs from what the client has, or the servers' fingerprints differ, the stream ends with an error
+instead: nothing is ever glued together.
 """
 
 from __future__ import annotations
 
 import secrets
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from quire.router.routed_request import AskedOfServers, with_field
+from quire.routing.continued import take_ids
 from quire.server.exchange import Exchange
 from quire.types import QuireError
 from quire.util.http_client import SentBody
@@ -33,9 +36,11 @@ class CannotResumeError(QuireError):
 
 
 def is_resumable(path: str, asked: AskedOfServers) -> bool:
-    """Whether the stream of a request could go on with another server: one sample, without log-probabilities."""
+    """Whether the stream of a request could go on with another server: one sample, of whose tokens nothing but text is
+    told."""
     one = asked.n in (None, 1) and asked.best_of in (None, 1)
-    return path in RESUMABLE and asked.stream is True and one and not asked.logprobs
+    told = asked.logprobs not in (None, False) or asked.return_token_ids or asked.return_accepted_drafts
+    return path in RESUMABLE and asked.stream is True and one and not told
 
 
 def is_seeded(exchange: Exchange, asked: AskedOfServers) -> bool:
@@ -62,15 +67,31 @@ def events_of(data: bytes) -> Iterator[bytes]:
                 yield line[len(_DATA) :]
 
 
+class _Call:
+    """A call of a function, as far as it has been sent."""
+
+    def __init__(self) -> None:
+        self.name = self.arguments = ""
+
+
+def calls_of(delta: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The parts of calls in a delta, with their numbers; the older form has one call without a number."""
+    for call in delta.get("tool_calls") or ():
+        yield call.get("index", 0), call.get("function") or {}
+    if delta.get("function_call"):
+        yield -1, delta["function_call"]
+
+
 class DeliveredStream:
     """What a client has got of a stream, read from the bytes that were sent.
 
-    Raises CannotResumeError if it cannot go on: a tool call has begun, or something else that is not text.
+    Raises CannotResumeError if it cannot go on: something else than text and calls has been sent, or all of it.
     """
 
     def __init__(self, data: bytes) -> None:
         self.id, self.created, self.fingerprint = "", 0, None
         self.texts = dict.fromkeys(_TEXTS, "")
+        self.calls: dict[int, _Call] = {}
         self.begun = self.finished = False
         for payload in events_of(data):
             if payload == _DONE:
@@ -86,31 +107,45 @@ class DeliveredStream:
         self.begun = True
         for name in _TEXTS:
             self.texts[name] += delta.get(name) or ""
-        if delta.get("tool_calls") or delta.get("function_call") or choice.get("logprobs"):
+        for number, part in calls_of(delta):
+            call = self.calls.setdefault(number, _Call())
+            call.name += part.get("name") or ""
+            call.arguments += part.get("arguments") or ""
+        if choice.get("logprobs"):
             raise CannotResumeError("more than text has been sent")
         self.finished = self.finished or choice.get("finish_reason") is not None
 
 
 class ResumedStream:
-    """The events of a new stream without what a client has got already. Bytes go in, bytes come out."""
+    """The events of a new stream without what a client has got already. Bytes go in, bytes come out. `ids` are those
+    that the server has named."""
 
     def __init__(self, delivered: DeliveredStream) -> None:
         self._delivered, self._left = delivered, dict(delivered.texts)
-        self._rest = b""
+        self._names = {number: call.name for number, call in delivered.calls.items()}
+        self._arguments = {number: call.arguments for number, call in delivered.calls.items()}
+        self._rest, self.ids = b"", array("i")
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the new stream; returns what the client lacks of them. Raises CannotResumeError."""
         events, found, self._rest = (self._rest + data).rpartition(_END)
         if not found:
             return b""
+        events = take_ids(events + found, self.ids)
         return b"".join(
             _DATA + each + _END for payload in events_of(events) if (each := self._missing(payload))
         )
 
     def end(self) -> None:
         """The new stream has ended. Raises CannotResumeError if it was shorter than what the client has."""
-        if any(self._left.values()):
+        if self._lacks:
             raise CannotResumeError("the text of the other server is shorter")
+
+    @property
+    def _lacks(self) -> bool:
+        """Whether the new stream has not come to where the client is."""
+        left = (self._left, self._names, self._arguments)
+        return any(text for texts in left for text in texts.values())
 
     def _missing(self, payload: bytes) -> bytes | None:
         """What the client lacks of an event; None: nothing."""
@@ -135,19 +170,47 @@ class ResumedStream:
         delta.pop("role", None)
         more = False
         for name in _TEXTS:
-            text, left = delta.get(name) or "", self._left[name]
-            if not text:
-                continue
-            common = min(len(text), len(left))
-            if text[:common] != left[:common]:
-                raise CannotResumeError("the text of the other server differs")
-            self._left[name] = left[common:]
-            delta[name] = text[common:]
-            more = more or common < len(text)
-        more = more or bool(delta.get("tool_calls")) or choice.get("finish_reason") is not None
-        if more and any(self._left.values()):
+            if delta.get(name):
+                delta[name] = self._behind(self._left, name, delta[name])
+                more = more or bool(delta[name])
+        if delta.get("tool_calls"):
+            calls = [call for call in delta.pop("tool_calls") if self._trim_call(call)]
+            if calls:
+                delta["tool_calls"], more = calls, True
+        if delta.get("function_call"):
+            more = self._trim_function(-1, delta["function_call"]) or more
+        more = more or choice.get("finish_reason") is not None
+        if more and self._lacks:
             raise CannotResumeError("the parts of the answer differ")
         return more and not self._delivered.finished
+
+    def _trim_call(self, call: dict[str, Any]) -> bool:
+        """Drop what was delivered from a part of a call, whose id the client may know; false if nothing is left."""
+        number = call.get("index", 0)
+        if number in self._names:
+            call.pop("id", None)
+            call.pop("type", None)
+        return self._trim_function(number, call.get("function") or {})
+
+    def _trim_function(self, number: int, function: dict[str, Any]) -> bool:
+        if number not in self._names:
+            return True
+        for name, left in (("name", self._names), ("arguments", self._arguments)):
+            if function.get(name):
+                function[name] = self._behind(left, number, function[name])
+            if not function.get(name):
+                function.pop(name, None)
+        return bool(function)
+
+    @staticmethod
+    def _behind(left: dict[Any, str], key: Any, text: str) -> str:
+        """What is new of a text, of which the client may have had a part. Raises CannotResumeError."""
+        had = left[key]
+        common = min(len(text), len(had))
+        if text[:common] != had[:common]:
+            raise CannotResumeError("the text of the other server differs")
+        left[key] = had[common:]
+        return text[common:]
 
 
 def _decoded(payload: bytes) -> dict[str, Any]:

@@ -56,7 +56,10 @@ class AskedOfServers(msgspec.Struct):
     logprobs: Any = None
     prompt_logprobs: Any = None
     echo: Any = None
+    return_token_ids: Any = None
+    return_accepted_drafts: Any = None
     kv_transfer_params: Any = msgspec.UNSET
+    resumed_output: Any = msgspec.UNSET
 
     def parts(self) -> list[bytes]:
         """The prompt in the order in which chat templates write it."""
@@ -116,6 +119,15 @@ def with_field(body: SentBody, name: str, value: bytes, *, replaces: bool) -> Se
     last = parts[-1]
     assert isinstance(last, bytes)  # the client's body, or the end of what was put behind it
     return (*parts[:-1], memoryview(last)[: last.rindex(b"}")], b',"%b":%b}' % (name.encode(), value))
+
+
+def without_field(body: SentBody, name: str) -> SentBody:
+    """A body without one of its fields."""
+    fields = msgspec.json.decode(
+        body if isinstance(body, bytes) else b"".join(body), type=dict[str, msgspec.Raw]
+    )
+    fields.pop(name, None)
+    return msgspec.json.encode(fields)
 
 
 def response_id(beginning: bytes) -> bytes | None:

@@ -35,7 +35,7 @@ class RouterMetrics(Collector):
         self._semantic = semantic
         self.http: Counter[tuple[str, str]] = Counter()  # by route and status
         self.first_byte = Histogram(FINE)
-        self.retried = self.cut_off = self.resumed = self.hedged = self.hedges_won = 0
+        self.retried = self.cut_off = self.resumed = self.resumed_by_ids = self.hedged = self.hedges_won = 0
         self.fallbacks: Counter[tuple[str, str]] = (
             Counter()
         )  # by model that failed, and model that was asked then
@@ -109,6 +109,7 @@ class RouterMetrics(Collector):
             ("hedged", self.hedged, "requests sent to a second server because the first one was late"),
             ("hedges_won", self.hedges_won, "of them answered by the second server"),
             ("resumed", self.resumed, "streams that went on with another server"),
+            ("resumed_by_ids", self.resumed_by_ids, "of them behind the token ids of their output so far"),
             ("cut_off", self.cut_off, "answers that ended because their server was lost"),
             ("prompt_tokens", self._prompt, "prompt tokens of answers that report their usage"),
             ("cached_tokens", self._cached, "of them cached, as the servers report"),

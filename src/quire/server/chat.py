@@ -28,6 +28,7 @@ from quire.server.answering import (
 from quire.server.assistant import ChatEvents, MessageForm, choice_pieces
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
+from quire.server.continuing import with_continuation
 from quire.server.draft_marks import marks_of
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange, off_loop
@@ -195,9 +196,10 @@ async def chat_completions(
         whole=ids or marks is not None, progress=chunks.progress,
     )  # fmt: skip
     shape = with_running_usage(context, body, shape)
+    asks, shape = with_continuation(context, exchange, body, [ask], shape)
     await AnswerStream(
         context, exchange, shape, logprobs="top_logprobs", ping_seconds=ping_seconds(body)
-    ).write([ask])
+    ).write(asks)
 
 
 def _answer(

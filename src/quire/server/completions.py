@@ -29,6 +29,7 @@ from quire.server.answering import (
 )
 from quire.server.chunks import Chunks, Envelope
 from quire.server.context import ServerContext
+from quire.server.continuing import with_continuation
 from quire.server.draft_marks import DraftMarks, marks_of
 from quire.server.errors import bad_request
 from quire.server.exchange import Body, Exchange, off_loop
@@ -175,6 +176,7 @@ async def completions(context: ServerContext, exchange: Exchange, read: Body[Com
 
     shape = StreamForm(chunk_of, end, around=chunks.around, whole=whole, progress=chunks.progress)
     shape = with_running_usage(context, body, shape)
+    asks, shape = with_continuation(context, exchange, body, asks, shape)
     await AnswerStream(context, exchange, shape, ping_seconds=ping_seconds(body)).write(asks)
 
 

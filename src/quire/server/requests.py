@@ -269,6 +269,14 @@ class KvTransferParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     remote_port: None = None
 
 
+class ResumedOutput(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a router has of an output: see quire.routing.continued."""
+
+    ids: str
+    mark: Annotated[str, Meta(max_length=MOST_TICKET)]
+    code: Annotated[str, Meta(max_length=MOST_TICKET)]
+
+
 class GenerationRequest(_Sampling, kw_only=True):
     """Fields that chat and completions share. null means the default for each of them."""
 
@@ -316,6 +324,11 @@ class GenerationRequest(_Sampling, kw_only=True):
         KvTransferParams | None,
         Meta(description="from a router that has the servers' key; {} for all others"),
     ] = None
+    # Quire
+    resumed_output: Annotated[
+        ResumedOutput | None, Meta(description="from a router that has the server's key")
+    ] = None
+    # vLLM
     return_token_ids: bool | None = None
     return_accepted_drafts: Annotated[
         bool | None, Meta(description="Quire's: name the tokens that were accepted drafts")

@@ -226,12 +226,13 @@ def make_ask(
         _limit(exchange, "deadline_ms", body.deadline_ms),
         _limit(exchange, "max_queue_ms", body.max_queue_ms),
     )
+    priority = priority_of(exchange, body.priority)
     request = Request(
         request_id=request_id,
         prompt_token_ids=prompt,
         params=params,
         arrival=time.monotonic(),
-        priority=priority_of(exchange, body.priority),
+        priority=0 if priority != BACKGROUND and _names_class(context, body) else priority,
         namespace=body.cache_salt or "",
         tenant=context.tenants.domain(exchange.tenant),
         eos_token_ids=context.engine.card.eos_token_ids,
@@ -306,6 +307,8 @@ def _terms(
     if tenant.classes and classes and tier in (None, "auto", "default"):
         tier = allowed[0] if allowed else tier
     found = class_of(tier, classes)
+    if found is not None and _names_class(context, body):
+        found = max(0, min(len(classes) - 1, found + (body.priority or 0)))
     if found is None or (tier in ("priority", "flex") and not classes):
         known = ", ".join(["auto", "default", *(["priority", "flex"] if classes else []), *names])
         message = f"service_tier: {(tier or '')[:64]!r} is not one of {known}"
@@ -324,6 +327,13 @@ def _terms(
         due=min(ends, default=None),
         cache_seconds=_kept(body),
     )
+
+
+def _names_class(context: ServerContext, body: GenerationRequest) -> bool:
+    """Whether the priority of a request is that of its class: it has no tier, and no policy goes by priorities."""
+    if not body.priority or body.service_tier is not None or not context.engine.card.service_classes:
+        return False
+    return "priority" not in context.engine.live.scheduling_policy
 
 
 def _kept(body: GenerationRequest) -> float:

@@ -68,20 +68,21 @@ class Simulations:
         pause = self._interval
         while self.on and self._interval:
             await asyncio.sleep(pause)
-            if self._asked or engine.state is not EngineState.READY:
+            ended = sum(metrics.histograms["e2e"].histogram.counts)
+            if self._asked or engine.state is not EngineState.READY or ended < _CHECK_REQUESTS:
                 continue
             asked: dict[str, Any] = {
                 "set": None, "slo": [], "seeds": 1, "last": math.inf, "least": _CHECK_REQUESTS,
                 "seconds": _CHECK_SECONDS,
             }  # fmt: skip
             async with self._turn:
-                self._checking = asyncio.create_task(self._simulate(engine, asked, _WALL_SECONDS))
+                check = self._checking = asyncio.create_task(self._simulate(engine, asked, _WALL_SECONDS))
                 try:
-                    found = await _outcome(self._checking)
+                    found = await _outcome(check)
                 finally:
-                    self._checking.cancel()
+                    check.cancel()
                     self._checking = None
-            taken = found.get("seconds", _CHECK_SECONDS)
+            taken = 0 if check.cancelled() else found.get("seconds", _CHECK_SECONDS)  # 0: it gave way
             pause = max(self._interval, _CHECK_SHARE * taken)
             if found.get("errors"):
                 metrics.simulator = SimulatorCheck(found["errors"], found["requests"], time.time())

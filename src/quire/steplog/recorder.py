@@ -27,9 +27,14 @@ from quire.steplog.log_rows import SAMPLE_BITS, LogRow, TokenChain, encode
 from quire.types import PARAMETERS, FinishReason, Request, SchedulerOutput, SeqEvent, StepOutput
 
 RING_BYTES = 2**20
-_SHARED = 2**15  # digests of blocks that are remembered to say what prompts share
-# The rows, a copy and a frame of them when they are asked for, remembered misses; with a file the digests, too.
-MEMORY_BYTES, FILE_MEMORY_BYTES = 4 * RING_BYTES, 240 * _SHARED + WINDOW_BYTES
+_SHARED, _RING_SHARED = (
+    2**15,
+    2**12,
+)  # digests of blocks remembered to say what prompts share: for a file, a ring
+_DIGEST_BYTES = 240
+# The rows, a copy and a frame of them when they are asked for, remembered misses, digests; with a file there are more.
+MEMORY_BYTES = 4 * RING_BYTES + _DIGEST_BYTES * _RING_SHARED
+FILE_MEMORY_BYTES = _DIGEST_BYTES * (_SHARED - _RING_SHARED) + WINDOW_BYTES
 _ACCOUNTS = 4096  # whose order is known
 _COSTS_EVERY = 256  # steps
 _STOLEN_SECONDS = 0.1
@@ -40,6 +45,7 @@ _REASONS = {
     FinishReason.GRAMMAR_LIMIT: rows.GRAMMAR_LIMIT,
 }
 _NONE: list[int] = []  # never changed
+_ALONE = (-1, -1)  # shares nothing
 _BY_THE_HOST = {"stop", "stop_token_ids"}  # what they decide is in the log
 _NUMBERS = {name: parameter for name, parameter in PARAMETERS.items() if parameter.kind in {int, float}}
 
@@ -47,7 +53,7 @@ _NUMBERS = {name: parameter for name, parameter in PARAMETERS.items() if paramet
 @dataclass(slots=True)
 class _Live:
     number: int
-    seed: bytes  # of its chain
+    digest: bytes  # of its chain: of the whole blocks of its prompt, once they are in it
     prompt: Sequence[int]
     samples: dict[int, list[int]]  # output tokens of samples that have not ended
     seen: bool = False  # it has started once
@@ -138,7 +144,7 @@ class Recorder:
                 request_id=request.request_id,
                 arrival=request.arrival,
                 prompt_tokens=len(request.prompt_token_ids),
-                chain=self._chain(live, request.prompt_token_ids, (live.number, -1)),
+                chain=self._prompt_chain(live),
                 params={
                     name: getattr(params, name)
                     for name, parameter in _NUMBERS.items()
@@ -367,17 +373,30 @@ class Recorder:
         if not live.samples:
             del self._live[request_id]
 
+    def _prompt_chain(self, live: _Live) -> TokenChain:
+        chain, live.digest = self._chain(live.digest, live.prompt, (live.number, -1), live.prompt)
+        return chain
+
     def _output_chain(self, live: _Live, sample: int, tokens: list[int]) -> TokenChain:
-        return self._chain(live, [*live.prompt, *tokens], (live.number, sample), tokens)
+        """Of prompt and output. The blocks of the prompt are those of its own chain."""
+        whole = len(live.prompt) // self._config.block_size
+        like = (live.number, -1) if whole else _ALONE
+        rest = [*live.prompt[whole * self._config.block_size :], *tokens]
+        return self._chain(live.digest, rest, (live.number, sample), tokens, like, whole)[0]
 
     def _chain(
-        self, live: _Live, tokens: Sequence[int], name: tuple[int, int], own: Sequence[int] | None = None
-    ) -> TokenChain:
-        """What tokens share with earlier ones. `own`: those to record, if not all."""
-        size, known = self._config.block_size, self._known
-        if self._file is None:
-            return TokenChain((-1, -1), 0, b"")
-        digest, like, shared = live.seed, (-1, -1), 0
+        self,
+        digest: bytes,
+        tokens: Sequence[int],
+        name: tuple[int, int],
+        own: Sequence[int],
+        like: tuple[int, int] = _ALONE,
+        before: int = 0,
+    ) -> tuple[TokenChain, bytes]:
+        """What tokens share with earlier ones, behind `before` blocks of `digest` that are those of `like`; and the
+        digest of all whole blocks. `own`: the tokens to record."""
+        size, known, shared = self._config.block_size, self._known, before
+        most = _RING_SHARED if self._file is None else _SHARED
         data = array("i", tokens)
         for block in range(len(data) // size):
             part = data[block * size : (block + 1) * size].tobytes()
@@ -385,13 +404,14 @@ class Recorder:
             found = known.get(digest)
             if found is None:
                 known[digest] = name
-                if len(known) > _SHARED:
+                if len(known) > most:
                     known.popitem(last=False)
-            elif shared == block:
-                like, shared = found, block + 1
+            elif shared == before + block:
+                like, shared = found, shared + 1
                 known.move_to_end(digest)
-        written = array("i", tokens if own is None else own).tobytes() if self._prompts else b""
-        return TokenChain(like, shared, digest if len(data) >= size else b"", written)
+        written = array("i", own).tobytes() if self._prompts else b""
+        there = before or len(data) >= size
+        return TokenChain(like, shared, digest if there else b"", written), digest
 
     def _place(self, account: str) -> int:
         """Where a new account stands among those seen, by name; -1 for one that is known."""
@@ -462,6 +482,7 @@ def _traits(request: Request) -> tuple[str, ...]:
         "beams": request.beams is not None,
         "pooling": request.pooling,
         "negative": request.negative_prompt is not None,
+        "given": bool(request.given),
         "soft": bool(request.soft_tokens),
         "known length": has_known_length(request.params),
         "other parameters": any(

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator
 
 from quire.bench.doctor.cause import Cause
 from quire.bench.doctor.metrics_window import Window
+from quire.bench.perception import WORD_BY_WORD
 
-_READS_ALONG = 0.066  # s a token: slower streams are seen word by word
+_FULL = 0.9  # of the KV blocks
+_PLAIN = {"/v1/completions", "/completions", "/completion", "/generate", "/generate_stream", "/api/generate"}
+_CHATS = {"/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"}
 _LATE = 0.2  # s to the first token below which nobody looks for a cause
 
 
@@ -46,7 +49,7 @@ def waits_for_a_place(w: Window) -> Iterator[Cause]:
         return
     usage = w.gauge(*USAGE)
     evidence = {"queue_s": queue, "ttft_s": ttft, "waiting": w.gauge(*WAITING), "kv_usage": usage}
-    if usage > 0.9:
+    if usage > _FULL:
         yield Cause(
             name="queue for memory", evidence=evidence,
             says=f"Requests wait {queue:.2f} s of {ttft:.2f} s for KV blocks: {usage:.0%} are in use.",
@@ -88,7 +91,7 @@ def prompts_stall_streams(w: Window) -> Iterator[Cause]:
 
 def tokens_come_slowly(w: Window) -> Iterator[Cause]:
     itl, running = w.mean(*ITL), w.gauge(*RUNNING)
-    if itl is None or itl <= _READS_ALONG:
+    if itl is None or itl <= WORD_BY_WORD / 1e3:
         return
     alone = running < 2
     yield Cause(
@@ -132,13 +135,29 @@ def prefixes_are_not_found(w: Window) -> Iterator[Cause]:
 def answers_never_end(w: Window) -> Iterator[Cause]:
     ended = w.grown_by("finished_reason", *ENDED)
     whole, cut = sum(ended.values()), ended.get("length", 0.0)
-    if whole >= 10 and cut >= 0.9 * whole:
-        asked = w.mean(*_both("request_params_max_tokens"))
+    if whole < 10 or cut < 0.9 * whole:
+        return
+    asked = w.mean(*_both("request_params_max_tokens"))
+    counts = w.grown_by("handler", "http_request_duration_seconds_count")
+    plain = sum(count for route, count in counts.items() if route in _PLAIN)
+    chats = sum(count for route, count in counts.items() if route in _CHATS)
+    if plain > 9 * chats:
+        yield Cause(
+            name="wrong chat template", evidence={"length": cut, "ended": whole, "plain": plain, "chats": chats},
+            says=f"{cut / whole:.0%} of the answers were cut by max_tokens, and {plain:.0f} of {plain + chats:.0f} "
+            "requests came as plain text: a chat model without its template does not know where to end.",
+            suggestions=(
+                "the chat route, so that the model's own template is used",
+                "the same template in the client: quire tokenize shows what the model reads",
+                "nothing, if the model is no chat model and answers are meant to be long",
+            ),
+        )  # fmt: skip
+    else:
         yield Cause(
             name="answers run to max_tokens", evidence={"length": cut, "ended": whole, "max_tokens": asked or 0.0},
             says=f"{cut / whole:.0%} of the answers were cut by max_tokens: the model does not come to an end.",
             suggestions=(
-                "the chat route, so that the model's own template is used", "the template of the right model",
+                "the template of the right model",
                 "eos_token_id in generation_config.json", "a higher max_tokens, if answers are meant to be long",
             ),
         )  # fmt: skip
@@ -243,12 +262,26 @@ def requests_fail(w: Window) -> Iterator[Cause]:
 
 
 def engine_began_anew(w: Window) -> Iterator[Cause]:
-    restarts = w.now("quire_engine_restarts_total")
-    if restarts:
+    """That of another server is seen by the time at which its process began."""
+    restarts, again = w.now("quire_engine_restarts_total"), w.changed("process_start_time_seconds")
+    if not restarts and not again:
+        return
+    usage, fresh = w.highest(*USAGE), w.grown("quire_engine_restarts_total") or float(again)
+    seen: dict[str, float] = {"restarts": restarts, "in_window": fresh}
+    if fresh and usage >= _FULL:  # a loaded server is full also long after a restart
         yield Cause(
-            name="engine restarts", says=f"The engine has been started again {restarts:.0f} times.",
-            evidence={"restarts": restarts, "in_window": w.grown("quire_engine_restarts_total")},
-            suggestions=("the log of the server says why it ended",),
+            name="memory fails under load", evidence=seen | {"kv_usage": usage},
+            says=f"The server was started again, and {usage:.0%} of its KV blocks were in use: context times sequences "
+            "is what grows with load.",
+            suggestions=(
+                "a lower --max-model-len or --max-num-seqs", "--kv-cache-dtype int8", "a bound for max_tokens",
+                "a lower --gpu-memory-utilization: 0.97 leaves nothing for activations", "the log, for why it ended",
+            ),
+        )  # fmt: skip
+    else:
+        yield Cause(
+            name="engine restarts", says=f"The engine has been started again {max(restarts, again):.0f} times.",
+            evidence=seen, suggestions=("the log of the server says why it ended",),
         )  # fmt: skip
 
 

@@ -24,6 +24,15 @@ class Window:
         name = self._known(names)
         return 0.0 if name is None else (_sum(self._before.get(name, ())) + _sum(self._after[name])) / 2
 
+    def highest(self, *names: str) -> float:
+        """The higher of both readings."""
+        name = self._known(names)
+        return 0.0 if name is None else max(_sum(page.get(name, ())) for page in (self._before, self._after))
+
+    def changed(self, name: str) -> bool:
+        """Whether both readings have the metric, and differ."""
+        return name in self._before and name in self._after and self._before[name] != self._after[name]
+
     def now(self, *names: str) -> float:
         """The value of the second reading."""
         name = self._known(names)

@@ -64,6 +64,7 @@ def run_in_engine(
 ) -> int:
     """Measure with bench.measure(engine, probe, asked), save and print the result; `text` is its readable form."""
     from quire.bench import profile
+    from quire.bench.bounds import beaten
     from quire.bench.engine_run import BenchEngine, settings
     from quire.bench.limits import LimitsProbe
     from quire.bench.recording import Recording
@@ -86,6 +87,10 @@ def run_in_engine(
         metrics=metrics,
         definitions=definitions | (profile.DEFINITIONS if args.profile else {}),
         tables=tables,
+        notes=beaten(
+            share for row in tables["iterations"] for name, share in row.items() if name.endswith("share")
+        ),
     )
-    finish(args, result, text(result) + profile.lines(tables.get("profile", [])))
+    lines = text(result) + [f"note: {note}" for note in result.notes]
+    finish(args, result, lines + profile.lines(tables.get("profile", [])))
     return 0

@@ -85,6 +85,7 @@ def counts(text: str) -> list[int]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from quire.bench.bounds import beaten
     from quire.bench.kernels import Runner
     from quire.bench.recording import Recording
     from quire.bench.roofline_plot import roofline
@@ -106,8 +107,9 @@ def run(args: argparse.Namespace) -> int:
         definitions=DEFINITIONS,
         settings={"rounds": asked.rounds, "seconds": asked.seconds, "copies_bytes": runner.spill},
         tables={"ops": rows},
+        notes=beaten(row["share"] for row in rows),
     )
-    finish(args, result, _table(rows))
+    finish(args, result, _table(rows) + [f"note: {note}" for note in result.notes])
     if args.plot is not None:
         args.plot.write_text(roofline(result))
     return 0

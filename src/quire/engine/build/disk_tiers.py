@@ -49,7 +49,7 @@ def make_tiers(
         return None
     if draft is not None:
         raise ValueError("kv_tiers: not with a draft model, whose keys and values would be missing")
-    mark = _fingerprint(model, config, programs)
+    mark = engine_fingerprint(model, config, programs)
     key, disk_key = _key("remote", tiers.key_file), _key("disk-key", tiers.disk_key)
     kept: list[KeptBlocks] = []
     if tiers.disk:
@@ -67,9 +67,11 @@ def _key(name: str, path: str) -> bytes:
         raise ValueError(f"kv_tiers: {name}: {error}") from None
 
 
-def _fingerprint(model: Model, config: ResolvedConfig, programs: Sequence[Program]) -> bytes:
+def engine_fingerprint(
+    model: Model, config: ResolvedConfig, programs: Sequence[Program], *, copies: bool = False
+) -> bytes:
     """All that determines the content of a block besides tenant, adapter and tokens: weights, formats, layout, and the
-    code that computes, to the instruction set."""
+    code that computes, to the instruction set. `copies`: equal for copies of the weights, see loader.fingerprint."""
     from quire import __version__
 
     asked = config.asked
@@ -81,7 +83,7 @@ def _fingerprint(model: Model, config: ResolvedConfig, programs: Sequence[Progra
     scales = asked.formats.kv_cache_scales
     levels = sha256(Path(scales).read_bytes()).hexdigest() if scales else ""
     parts = (
-        __version__, kernels, executor, model.facts.config_sha256, weights_fingerprint(model, asked), random,
-        levels, asked.cache.block_size, *programs,
+        __version__, kernels, executor, model.facts.config_sha256,
+        weights_fingerprint(model, asked, copies=copies), random, levels, asked.cache.block_size, *programs,
     )  # fmt: skip
     return blake2b("\0".join(map(repr, parts)).encode(), digest_size=64).digest()

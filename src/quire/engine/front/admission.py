@@ -15,7 +15,7 @@ from quire.engine.front.outlook import Outlook
 from quire.engine.front.stream import LiveRequest
 from quire.engine.host.messages import Ready, StepReport
 from quire.engine.policies import named_policies
-from quire.engine.request_forms import check_prediction
+from quire.engine.request_forms import check_given, check_prediction
 from quire.types import Request, RequestError
 
 _WINDOW_SECONDS = 30.0
@@ -104,6 +104,8 @@ class Admission:
         request.params.check_vocab(facts.vocab, facts.eos_token_ids)
         if request.beams is not None:
             check_beams(request)
+        if request.given:
+            check_given(request, facts.vocab)
         if request.prediction:
             check_prediction(request.prediction, facts.vocab, facts.scheduler.max_model_len)
 

@@ -18,6 +18,7 @@ import msgspec
 from quire.config.kv_events import parse_kv_events
 from quire.config.live import LiveConfig
 from quire.config.lora_modules import adapter_paths
+from quire.config.router_link import key_file_of
 from quire.config.schema import EngineConfig
 from quire.config.serving import ServingConfig
 from quire.engine.api import (
@@ -229,7 +230,9 @@ class AsyncEngine(EngineSettings, EngineTexts):
         else:
             beside = {} if self._in_process else memory_beside(folder, files, self.serving)
         first = adapter_paths(self.serving.lora_modules)
-        load = Load(str(folder), self._config, beside, adapters=tuple(first.values()), near=self.near)
+        tiers = self._config.cache.tiers
+        named = bool(key_file_of(self.serving.router, "" if tiers is None else tiers.key_file))
+        load = Load(str(folder), self._config, beside, None, tuple(first.values()), self.near, named)
         events = parse_kv_events(self.serving.kv_events_config)
         self._cache = make_cache_log(events, self.rank, self.adapter_name)
         client = self._client = EngineClient(load, self.serving, self._new_host, self, self._memory)
@@ -389,9 +392,12 @@ class AsyncEngine(EngineSettings, EngineTexts):
             request, ask.prompt_text, self._texts().tokenizer, stop, keep=ask.keep_output, reading=ask.reading,
             accepted=ask.accepted,
         )  # fmt: skip
+        before = following.given(request, now)
         with self._saturation.admitting(now):
             admission.admit(handle, ask, now, self._live.values(), client.reported)
         live = LiveRequest(handle, request, following, digest, progress=ask.progress)
+        if before is not None:
+            live.keep(before, now)
         live.place = admission.outlook.place(request)
         if not self._live:
             client.began()
@@ -476,6 +482,7 @@ class AsyncEngine(EngineSettings, EngineTexts):
                 live.computed(computed, cached, now)
         self._saturation.look(now, lives.values())
         rows, news = step.unpack()
+        admission.outlook.came(rows, news, lives, now)
         if step.tokens:
             self._startup.mark("first token")
         notes, scores = {note.row: note for note in step.notes}, step.unpack_scores()

@@ -19,6 +19,7 @@ from quire.engine.api import (
 from quire.engine.cache_log import CacheLog
 from quire.engine.front.adapter_names import AdapterNames
 from quire.engine.front.admission import Admission
+from quire.engine.front.saturation import Saturation
 from quire.engine.front.stream import LiveRequest
 from quire.engine.host.client import EngineClient
 from quire.engine.host.messages import (
@@ -46,6 +47,7 @@ class EngineSettings:
     _shares: Mapping[str, float]
     _adapters: AdapterNames
     _cache: CacheLog | None
+    _saturation: Saturation
     ledger: UsageLedger
     _meter: UsageMeter
 
@@ -85,8 +87,10 @@ class EngineSettings:
         self._live_config = live
         if self._admission is not None:
             self._admission.configure(live)
+        classes = parse_classes(live.slo)
+        self._saturation.degrading.use(classes)
         if self._card is not None:
-            self._card = replace(self._card, service_classes=parse_classes(live.slo))
+            self._card = replace(self._card, service_classes=classes)
 
     def predict(self, live: LiveConfig, prompt: int) -> Mapping[str, float] | None:
         if self._admission is None or self._client is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from quire.config.live import LiveConfig
@@ -23,7 +23,8 @@ from quire.core.service_estimates import ServiceEstimates
 from quire.core.step_sharing import CHUNK
 from quire.engine.api import EngineStats, GenerateAsk, WouldBeLateError
 from quire.engine.front.stream import LiveRequest
-from quire.engine.host.messages import StepReport
+from quire.engine.front.token_gaps import TokenGaps
+from quire.engine.host.messages import SAMPLE_BITS, SAMPLE_MASK, StepReport
 from quire.engine.policies import named_policies
 from quire.objectives import ServiceClass, parse_classes
 from quire.outputs import RequestOutput
@@ -63,6 +64,7 @@ class Outlook:
             {one.name: 0 for one in self.classes}
         )  # class -> requests that did not, with those refused
         self._recent: deque[tuple[float, str]] = deque()  # end and class of those that met it
+        self._gaps: dict[str, TokenGaps] = {}  # of live requests whose class has an ITL, by their id
 
     def configure(self, facts: SchedulerConfig, live: LiveConfig) -> None:
         """Go by another configuration from now on. Counts of classes that there are no more stay."""
@@ -211,6 +213,7 @@ class Outlook:
 
     def left(self, name: str, *, late: bool) -> None:
         """A request has ended or was cancelled, `late` if its deadline has passed."""
+        self._gaps.pop(name, None)
         if name in self._promises:
             self._promises.ended(name)
             self._end_caution.answered(late=late)
@@ -250,8 +253,22 @@ class Outlook:
             work = worst_demand(prompt, done, made, float(most or self._facts.max_model_len - prompt))
             yield Live(live.place, started, work)
 
+    def came(
+        self, rows: Sequence[int], news: Sequence[Sequence[int]], lives: Mapping[int, LiveRequest], now: float
+    ) -> None:
+        """Tokens of a step have come. Costs nothing where no class has an ITL."""
+        if not any(one.slo.itl for one in self.classes):
+            return
+        for row, new in zip(rows, news, strict=True):
+            live = lives.get(row >> SAMPLE_BITS)
+            service = self._class_of(live.request) if live is not None and new else None
+            if live is not None and service is not None and service.slo.itl:
+                gaps = self._gaps.setdefault(live.request_id, TokenGaps(service.slo.itl / 1e3))
+                gaps.came(row & SAMPLE_MASK, len(new), now)
+
     def ended(self, request: Request, output: RequestOutput) -> None:
         """A request has ended by itself: count whether its class kept its level, by the rule of `quire bench`."""
+        gaps = self._gaps.get(request.request_id)
         self.left(request.request_id, late=False)
         tokens, times = output.usage.completion_tokens, output.timings
         self._lengths.ended(request, tokens // max(1, len(output.outputs)))
@@ -263,7 +280,7 @@ class Outlook:
         seen = {
             "ttft": times.first_token - times.arrival,
             "tpot": tpot,
-            "itl": None,
+            "itl": gaps.percentile() if gaps is not None else None,
             "e2el": times.finished - times.arrival,
         }
         late = service.slo.missed(seen)
@@ -279,7 +296,9 @@ class Outlook:
         """The engine's report with how levels were kept; the goodput is that of the last minute."""
         if not self.classes:
             return stats
-        return replace(stats, level_kept=self.kept, level_missed=self.missed, goodput=self._goodput())
+        return replace(
+            stats, level_kept=dict(self.kept), level_missed=dict(self.missed), goodput=self._goodput()
+        )
 
     def _goodput(self) -> dict[str, float]:
         now = time.monotonic()

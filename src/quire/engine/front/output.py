@@ -84,6 +84,16 @@ class OutputBuilder:
         if not self.output.timings.scheduled:
             self.output.timings.scheduled = at
 
+    def given(self, request: Request, now: float) -> StreamDelta | None:
+        """Add the output that another engine has made; the change, None if there is none. Raises RequestError if that
+        was all of it."""
+        if not request.given:
+            return None
+        delta = self.grow(0, list(request.given), now)
+        if delta is None or delta.finish_reason is not None:
+            raise RequestError("given", "the output has ended")
+        return delta
+
     def apply(self, event: SeqEvent, now: float) -> StreamDelta | None:
         """Apply one event; returns the change, None for a sample that has ended. The delta takes over the event's
         lists.

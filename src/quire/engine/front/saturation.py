@@ -65,4 +65,4 @@ class Saturation:
         """The engine's report with the steps, and the requests that they changed."""
         degrading = self.degrading
         steps = {str(step): int(step in degrading.active) for step in degrading.steps}
-        return replace(stats, degrade_steps=steps, degraded=degrading.counts)
+        return replace(stats, degrade_steps=steps, degraded=dict(degrading.counts))

@@ -30,6 +30,7 @@ else:  # whoever has it run calls main()
 
 from quire.engine.build.adapter_room import with_room_for
 from quire.engine.build.assemble import Built, build
+from quire.engine.build.disk_tiers import engine_fingerprint
 from quire.engine.build.opening import open_model
 from quire.engine.host.borrowing import RoomInUse
 from quire.engine.host.channel import Channel, ChannelClosedError
@@ -67,7 +68,7 @@ def serve(
             cores.bind(built.config.threads, built.executor.use_threads)
         try:
             startup.mark("ready")
-            channel.send(_ready(built, startup))
+            channel.send(_ready(built, startup, named=first[0].named))
             room = _room(built, channel) if first[0].lent is not None else None
             EngineLoop(built.core, channel, cores, built.give_pages, room).run()
         finally:
@@ -112,7 +113,8 @@ def _room(built: Built, channel: Channel) -> RoomInUse:
     return room
 
 
-def _ready(built: Built, startup: Startup) -> Ready:
+def _ready(built: Built, startup: Startup, *, named: bool) -> Ready:
+    bits = engine_fingerprint(built.model, built.config, [built.program], copies=True) if named else b""
     return Ready(
         scheduler=built.core.scheduler.config,
         vocab=built.program.vocab,
@@ -126,6 +128,7 @@ def _ready(built: Built, startup: Startup) -> Ready:
         ids=built.program.ids,
         embed_dim=built.embed_dim,
         blocks="" if built.core.tiers is None else built.core.tiers.fingerprint.hex(),
+        bits=bits.hex(),
     )
 
 

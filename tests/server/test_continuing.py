@@ -1,0 +1,281 @@
+"""Streams that go on with another server behind the ids of their output: the text is that of one server, and nobody but
+who has the key learns ids or gives them."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.scripted import scripted_folder
+from helpers.server import LiveServer, Reply
+from helpers.tool_chats import CITY, FLAG, fold
+from quire.router.resuming import DeliveredStream, ResumedStream
+from quire.routing.continued import STREAM, packed, resume_code, stream_proof, take_ids, unpacked
+
+KEY = b"a key that all of them have"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+NAME = "request"
+SAMPLED: dict[str, Any] = {
+    "max_tokens": 40,
+    "temperature": 1.0,
+    "seed": 5,
+    "ignore_eos": True,
+    "stream": True,
+}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return SAMPLED | {"messages": [{"role": "user", "content": "Tell me a story"}]} | fields
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, LiveServer]]:
+    folder = tmp_path_factory.mktemp("continuing")
+    (folder / "router.key").write_bytes(KEY)
+    options = {
+        "router": f"key={folder}/router.key", "tool_call_parser": "hermes", "reasoning_parser": "qwen3"
+    }  # fmt: skip
+    model = scripted_folder(folder / "model")
+    made = [LiveServer(model, {"max_model_len": 1024}, options) for _ in range(2)]
+    yield made[0], made[1]
+    for server in made:
+        server.close()
+
+
+def asked(server: LiveServer, path: str, body: dict[str, Any], key: bytes = KEY) -> Reply:
+    """A request as a router sends it."""
+    return server.post(path, body, {"x-request-id": NAME, STREAM: stream_proof(key, NAME)})
+
+
+def blocks(reply: Reply) -> list[bytes]:
+    """The events and comments of a stream."""
+    assert reply.status == 200, reply.text
+    return [block + b"\n\n" for block in reply.body.split(b"\n\n") if block]
+
+
+def events(data: bytes) -> list[dict[str, Any]]:
+    found = [line[6:] for line in data.decode().split("\n\n") if line]
+    return [json.loads(event) for event in found if event != "[DONE]"]
+
+
+def folded(data: bytes) -> list[Any]:
+    """What the events add up to, but for the ids of calls, which are drawn."""
+    if b'"delta"' not in data:
+        found = events(data)
+        texts = "".join(choice["text"] for event in found for choice in event["choices"])
+        reasons = [
+            c.get("finish_reason") for event in found for c in event["choices"] if c.get("finish_reason")
+        ]
+        return [texts, reasons]
+    choices = fold([event for event in events(data) if event.get("choices")])
+    for choice in choices:
+        for call in choice["message"].get("tool_calls", ()):
+            assert call.pop("id")
+    return choices
+
+
+def resumed_output(mark: str, ids: array[int], key: bytes = KEY, name: str = NAME) -> dict[str, str]:
+    text = packed(ids)
+    return {"ids": text, "mark": mark, "code": resume_code(key, name, mark, text)}
+
+
+def goes_on(second: LiveServer, path: str, body: dict[str, Any], mark: str, sent: bytes) -> bytes:
+    """All that a client gets whose first server was lost after `sent`."""
+    ids = array("i")
+    had = take_ids(sent, ids)
+    reply = asked(second, path, body | {"resumed_output": resumed_output(mark, ids[:-1])})
+    assert reply.status == 200, reply.text
+    follow = ResumedStream(DeliveredStream(had))
+    rest = follow.feed(reply.body)
+    follow.end()
+    assert follow.ids[: len(ids)] == ids, "the second server names them all"
+    return had + rest
+
+
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy": (CHAT, chat(temperature=0.0)),
+    "sampled": (CHAT, chat()),
+    "completion": (TEXT, SAMPLED | {"prompt": "Once upon a time"}),
+    "penalties": (
+        TEXT,
+        SAMPLED
+        | {"prompt": "Once", "frequency_penalty": 0.8, "presence_penalty": 0.4, "repetition_penalty": 1.3,
+           "dry_multiplier": 0.8, "repeat_last_n": 24, "min_tokens": 40},
+    ),
+    "xtc": (TEXT, SAMPLED | {"prompt": "Once", "xtc_probability": 0.5, "top_p": 0.9, "bad_words": ["the"]}),
+    "grammar": (CHAT, chat(structured_outputs={"regex": "(the [a-z]{3,9} said [0-9]{2}, ){3}end"})),
+    "schema": (
+        CHAT,
+        chat(
+            max_tokens=120,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "x", "strict": True,
+                    "schema": {
+                        "type": "object", "required": ["first_name", "kind"], "additionalProperties": False,
+                        "properties": {"first_name": {"type": "string", "maxLength": 12},
+                                       "kind": {"enum": ["one of them", "one of those"]}},
+                    },
+                },
+            },
+        ),
+    ),
+    "calls": (CHAT, chat(max_tokens=300, tools=[CITY, FLAG], tool_choice="required", ignore_eos=False)),
+    "thinking": (
+        CHAT,
+        chat(
+            max_tokens=200, chat_template_kwargs={"thinking": True}, thinking_token_budget=9,
+            structured_outputs={"regex": "(yes|no), [0-9]{2}"}, ignore_eos=False,
+        ),
+    ),
+    "usage": (CHAT, chat(stream_options={"include_usage": True, "continuous_usage_stats": True})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_text_is_that_of_one_server(two: tuple[LiveServer, LiveServer], name: str) -> None:
+    """Behind any number of tokens, whatever the client has of their text: nothing is other, and only the rest is
+    computed."""
+    (path, body), (first, second) = REQUESTS[name], two
+    reply, ids = asked(first, path, body), array("i")
+    alone, mark = blocks(reply), reply.headers[STREAM]
+    whole = folded(take_ids(b"".join(alone), ids))
+    generator = random.Random(name)
+    for count in {1, len(ids) - 2, *(generator.randrange(1, len(ids) - 1) for _ in range(3))}:
+        given = resumed_output(mark, ids[:count])
+        answer = asked(second, path, body | {"resumed_output": given})
+        assert folded(take_ids(answer.body, array("i"))) == whole
+        assert answer.headers[STREAM] == mark
+        at_once = array("i")
+        take_ids(next(block for block in blocks(answer) if block.startswith(b": ids")), at_once)
+        assert at_once[:count] == ids[:count], "they are not computed one after the other"
+    for cut in range(1, len(alone), max(1, len(alone) // 3)):
+        sent, had = b"".join(alone[:cut]), array("i")
+        take_ids(sent, had)
+        if len(had) > 1 and b'"finish_reason":"' not in sent:
+            assert folded(goes_on(second, path, body, mark, sent)) == whole
+    second.wait(second.idle)
+
+
+def test_stop_strings_across_the_cut(two: tuple[LiveServer, LiveServer]) -> None:
+    """A stop string whose beginning one server has made, and its end another: it is found, and not sent."""
+    first, second = two
+    body = SAMPLED | {"prompt": "Once upon a time", "temperature": 0.0}
+    text = folded(take_ids(asked(first, TEXT, body).body, array("i")))[0]
+    stop = text[12:18]
+    body |= {"stop": [stop]}
+    reply = asked(first, TEXT, body)
+    alone, whole = blocks(reply), folded(take_ids(reply.body, array("i")))
+    assert whole[0] == text[: text.index(stop)]
+    assert whole[1] == ["stop"]
+    for cut in range(1, len(alone) - 1):
+        sent, ids = b"".join(alone[:cut]), array("i")
+        take_ids(sent, ids)
+        if len(ids) > 1 and b'"finish_reason":"stop"' not in sent:
+            assert folded(goes_on(second, TEXT, body, reply.headers[STREAM], sent)) == whole
+
+
+def test_nobody_else_learns_ids(two: tuple[LiveServer, LiveServer]) -> None:
+    first, _ = two
+    for reply in (
+        first.post(CHAT, chat()),
+        asked(first, CHAT, chat(), b"another key, and not the same"),
+        first.post(CHAT, chat(), {"x-request-id": "other", STREAM: stream_proof(KEY, NAME)}),
+        first.post(CHAT, chat(), {"x-request-id": NAME, STREAM: "\xe9"}),
+    ):
+        assert reply.status == 200
+        assert STREAM not in reply.headers
+        assert b": ids" not in reply.body
+
+
+def test_an_output_is_taken_from_who_has_the_key(two: tuple[LiveServer, LiveServer]) -> None:
+    """And with its own code, from the same engine, for the same request; others are refused before anything runs."""
+    first, second = two
+    reply = asked(first, CHAT, chat())
+    mark, ids = reply.headers[STREAM], array("i")
+    take_ids(reply.body, ids)
+    right = resumed_output(mark, ids[:5])
+    other = resumed_output(mark, ids[:5], b"another key, and not the same")
+    for given in (
+        other, right | {"ids": packed(ids[:6])}, right | {"mark": "0" * 32},
+        resumed_output(mark, ids[:5], name="another request"), resumed_output(mark, array("i")),
+        right | {"ids": "no base64!", "code": resume_code(KEY, NAME, mark, "no base64!")},
+    ):  # fmt: skip
+        asked(second, CHAT, chat(resumed_output=given)).error(400, "unsupported_parameter", "resumed_output")
+    second.post(CHAT, chat(resumed_output=right)).error(400, "unsupported_parameter", "resumed_output")
+    second.post(CHAT, chat(resumed_output=right | {"more": 1})).error(400)
+    for changed in ({"temperature": 0.5}, {"seed": 6}, {"messages": [{"role": "user", "content": "Other"}]}):
+        asked(second, CHAT, chat(resumed_output=right, **changed)).error(
+            409, "other_engine", "resumed_output"
+        )
+    for changed in ({"n": 2}, {"logprobs": True}, {"mirostat": 2}):
+        asked(second, CHAT, chat(resumed_output=right, **changed)).error(400, None, "resumed_output")
+    wrong = resumed_output(mark, array("i", [10**6]))
+    assert asked(second, CHAT, chat(resumed_output=wrong)).status == 400, "no token of the vocabulary"
+    full = resumed_output(mark, ids)
+    assert asked(second, CHAT, chat(resumed_output=full)).status == 400, "it has ended"
+    second.wait(second.idle)
+
+
+def test_another_model_takes_nothing_and_a_copy_does(
+    two: tuple[LiveServer, LiveServer], tmp_path: Path
+) -> None:
+    first, _ = two
+    (tmp_path / "router.key").write_bytes(KEY)
+    reply = asked(first, CHAT, chat())
+    ids = array("i")
+    take_ids(reply.body, ids)
+    given = chat(resumed_output=resumed_output(reply.headers[STREAM], ids[:5]))
+    same, changed = scripted_folder(tmp_path / "same"), scripted_folder(tmp_path / "changed")
+    weights = bytearray((changed / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (changed / "model.safetensors").write_bytes(weights)
+    for model, options in (
+        (same, {"kv_cache_dtype": "int8"}),
+        (same, {"dtype": "bfloat16"}),
+        (changed, {}),
+        (same, {}),
+    ):
+        parsers = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
+        serving = {"router": f"key={tmp_path}/router.key"} | parsers
+        server = LiveServer(model, {"max_model_len": 1024, **options}, serving)
+        try:
+            answer = asked(server, CHAT, given)
+            if model is same and not options:
+                assert folded(take_ids(answer.body, array("i"))) == folded(take_ids(reply.body, array("i")))
+            else:
+                answer.error(409, "other_engine", "resumed_output")
+        finally:
+            server.close()
+
+
+def test_ids_as_text() -> None:
+    for ids in ([], [0], [1, 2**31 - 1, 7]):
+        assert unpacked(packed(ids)) == ids
+    for wrong in ("=", "AAA=", "AAAAA", "é"):
+        assert unpacked(wrong) is None
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_ids_are_taken_out_of_events_and_nothing_else(seed: int) -> None:
+    """A text may look like such a comment: in JSON a line break is escaped."""
+    generator, data, plain, said = random.Random(seed), b"", b"", []
+    for _ in range(20):
+        kind = generator.randrange(3)
+        if kind == 0:
+            ids = [generator.randrange(2**29) for _ in range(generator.randrange(1, 4))]
+            data, said = data + b": ids " + " ".join(map(str, ids)).encode() + b"\n\n", [*said, *ids]
+        else:
+            text = generator.choice(["\n\n: ids 3\n\n", ": ids 5", "ids\n: ids 7\n\n"])
+            event = b"data: " + json.dumps({"text": text}).encode() + b"\n\n" if kind == 1 else b": ping\n\n"
+            data, plain = data + event, plain + event
+    found = array("i")
+    assert take_ids(data, found) == plain
+    assert found.tolist() == said
