@@ -20,7 +20,7 @@ _MOST_QUESTION = 2000  # characters
 _FORM = frozenset(("stream", "stream_options", "request_id", "priority"))
 # Fields that have to be equal. A request with any other one is not answered: nobody knows what it asks for.
 _EQUAL = frozenset((
-    "model", "messages", "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop",
+    "model", "messages", "temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop",
     "frequency_penalty", "presence_penalty", "repetition_penalty", "n", "response_format", "tools", "tool_choice",
     "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs", "user", "cache_salt",
     "safety_identifier", "prompt_cache_key", "session_id", "metadata",
