@@ -38,7 +38,7 @@ class VectorError(QuireError):
     """The server of embeddings gave no vector."""
 
 
-class Asked:
+class SemanticAsk:
     """A question on its way, with its vector once that is known. `looks`: its client takes an answer that was kept."""
 
     def __init__(self, question: ChatQuestion, *, looks: bool) -> None:
@@ -74,7 +74,7 @@ class SemanticCache:
     def _empty(self) -> None:
         self.answers = NearAnswers(self._options.size, self._options.threshold, self._options.seconds)
 
-    def asked(self, exchange: Exchange, body: bytes, *, has_keys: bool, renamed: bool) -> Asked | None:
+    def asked(self, exchange: Exchange, body: bytes, *, has_keys: bool, renamed: bool) -> SemanticAsk | None:
         """A request that may be answered, or whose answer may be kept; None for any other one.
 
         `has_keys`: the router knows its clients by their keys, else servers do. `renamed`: it asks for a name that
@@ -95,9 +95,9 @@ class SemanticCache:
         if question is None:
             self.outcomes["ineligible"] += 1
             return None
-        return Asked(question, looks="no-cache" not in control)
+        return SemanticAsk(question, looks="no-cache" not in control)
 
-    async def answer(self, exchange: Exchange, asked: Asked) -> bool:
+    async def answer(self, exchange: Exchange, asked: SemanticAsk) -> bool:
         """Answer a request if there is an answer; false if a server has to be asked."""
         outcome, found = await self._find(asked)
         body = None if found is None else answer_body(found.answer, asked.question)
@@ -111,7 +111,7 @@ class SemanticCache:
         await exchange.respond(200, body, content_type=kind, headers=headers)
         return True
 
-    async def _find(self, asked: Asked) -> tuple[str, Near | None]:
+    async def _find(self, asked: SemanticAsk) -> tuple[str, Near | None]:
         """What is there for a request, which gets its vector here; the outcome if that is nothing."""
         now = time.monotonic()
         if now < self._paused_until:
@@ -163,14 +163,14 @@ class SemanticCache:
             self._empty()
         return vector / np.float32(length)
 
-    def may_collect(self, asked: Asked) -> bool:
+    def may_collect(self, asked: SemanticAsk) -> bool:
         """Whether the answer of a server is collected; `end` then has to follow."""
         if asked.vector is None or self._collected >= self._most_collected:
             return False
         self._collected += 1
         return True
 
-    def end(self, asked: Asked, seen: SeenAnswer | None, status: int) -> None:
+    def end(self, asked: SemanticAsk, seen: SeenAnswer | None, status: int) -> None:
         """A collected answer has come to its end, or has not; keep it if it is one."""
         self._collected -= 1
         question, vector = asked.question, asked.vector
