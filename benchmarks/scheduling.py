@@ -193,7 +193,7 @@ def compare_at_knees(folder: Path, count: int, preset: str, one_scale: int = 0) 
             cells.append(f"{first.rate:.2f} → {held.rate:.2f} ({shown_ratio(held.rate, first.rate)})")
         share = plain[knee].share
         most = keepable(rows, arrivals(rows, scale, rate * knee), scale, slo)
-        cells = [f"{rate * knee:.2f}", f"{share:.0%}", f"{most:.0%}", f"{most / share:.2f}", *cells]
+        cells = [f"{rate * knee:.2f}", f"{share:.0%}", f"{most:.0%}", shown_ratio(most, share), *cells]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
     medians = [f"{statistics.median(table[at]):.2f}" for at in BEYOND]
     print(f"| **median of the ratios** | | | | | {' | '.join(medians)} |")

@@ -13,6 +13,7 @@ from quire.bench.timeline import request_metrics
 from quire.config.schema import POLICIES, EngineConfig
 from quire.core.cached_prefix import Hit
 from quire.core.guided_pairs import halves
+from quire.core.policy import Policies
 from quire.core.scheduler import Scheduler
 from quire.core.scheduler_config import SchedulerConfig
 from quire.core.sequence import Sequence, Status
@@ -169,6 +170,12 @@ def test_a_flood_of_the_last_class_delays_the_first_by_two_steps_at_most(policy:
     records = plain.run(mixed).records[: len(urgent)]
     if policy == "fcfs":  # a negative control: in one class they wait for the flood
         assert percentile([request_metrics(one).ttft or 0.0 for one in records], 99) > alone + 20 * step
+
+
+def test_whether_some_policy_goes_by_priorities() -> None:
+    assert not Policies.parse("fair+edf", ("", "sjf")).levels
+    assert Policies.parse("edf", ("", "priority+sjf")).levels
+    assert Policies.parse("priority", ("edf",)).levels
 
 
 def test_the_option_takes_a_policy_for_each_class() -> None:

@@ -11,7 +11,9 @@ from quire.answers import Timings, Usage
 from quire.bench.goodput import misses
 from quire.bench.timeline import RequestMetrics
 from quire.config.schema import SchedulerOptions
+from quire.config.serving import ServingConfig
 from quire.core.scheduler_config import SchedulerConfig
+from quire.engine.front.card import first_live_config
 from quire.engine.front.outlook import Outlook
 from quire.engine.front.output import OutputBuilder
 from quire.engine.front.stream import LiveRequest
@@ -70,3 +72,20 @@ def test_a_class_with_an_itl_is_judged_by_it(gap: float, kept: bool) -> None:
     assert not outlook._gaps  # nothing is kept of a request that has ended
     outlook.came([8 << SAMPLE_BITS], [[5]], {}, 0.0)
     assert not outlook._gaps
+
+
+def test_an_itl_that_is_changed_live_counts_from_then_on() -> None:
+    """One gap of 70 ms among 150 of 10 ms: what is known of it beside 100 ms says nothing beside 50 ms."""
+    facts, options = SchedulerConfig(num_blocks=100), SchedulerOptions(slo=("stream:itl=100ms",))
+    outlook = Outlook(facts, options)
+    request = ask("one", [1, 2, 3]).request
+    live = LiveRequest(7, request, OutputBuilder(request, None, None, lambda _: None))
+    for step in range(170):
+        if step == 150:
+            first = first_live_config(facts, options, ServingConfig(), {})
+            outlook.configure(facts, first.changed({"slo": ["stream:itl=50ms"]}))
+        outlook.came([7 << SAMPLE_BITS], [[5]], {7: live}, 0.01 * step + 0.06 * (step > 20))
+    live.output.timings = Timings(0.0, 0.001, 0.01, 2.0)
+    live.output.usage = Usage(prompt_tokens=3, completion_tokens=170)
+    outlook.ended(request, live.output)
+    assert (outlook.kept["stream"], outlook.missed["stream"]) == (1, 0)

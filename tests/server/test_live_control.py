@@ -147,6 +147,8 @@ def test_the_next_request_finds_what_was_changed(server: LiveServer) -> None:
         ({"max_draft_tokens": 10_000}, "max_draft_tokens: 10000 is not in [0, "),
         ({"scheduling_policy": "random"}, "scheduling_policy: must be one of fcfs"),
         ({"slo": ["chat"]}, "slo: 'chat' does not have the form"),
+        ({"scheduling_policy": "edf,gold=sjf"}, "scheduling_policy: 'gold' is not a class of slo: none"),
+        ({"scheduling_policy": "edf,gold=sjf", "slo": ["chat:"]}, "'gold' is not a class of slo: chat"),
         ({"overtake_ms": -1}, "overtake_ms: must be a number above 0"),
         ({"cache_shares": {"b": 0.1}}, "cache_shares: 'b' is not a tenant of the file"),
         ({"cache_shares": {"a": 1.1}}, "cache_shares: a: must be a number in [0, 1]"),
@@ -157,12 +159,25 @@ def test_the_next_request_finds_what_was_changed(server: LiveServer) -> None:
 )
 def test_a_bad_change_changes_nothing(server: LiveServer, wrong: Any, named: str) -> None:
     """Also what is right in it; with `dry_run` the answer is the same."""
+    patch(server, {"scheduling_policy": "fcfs", "slo": []})
     before = server.get("/admin/config", ADMIN).json
     if isinstance(wrong, dict):
         wrong = {"max_num_queued_reqs": 77} | wrong
     for query in ("", "?dry_run=true"):
         assert named in patch(server, wrong, query).error(400, "invalid_value")
     assert server.get("/admin/config", ADMIN).json == before
+
+
+def test_a_class_that_a_policy_names_stays(server: LiveServer) -> None:
+    """What is valid alone is refused if it contradicts what is in force, also in a dry run."""
+    both = {"slo": ["chat:", "batch:"], "scheduling_policy": "edf,batch=sjf"}
+    assert patch(server, both).status == 200
+    before = config(server)
+    for query in ("", "?dry_run=true"):
+        message = patch(server, {"slo": ["chat:"]}, query).error(400, "invalid_value")
+        assert message == "scheduling_policy: 'batch' is not a class of slo: chat"
+    assert config(server) == before
+    assert patch(server, {"slo": [], "scheduling_policy": "fcfs"}).status == 200
 
 
 def test_a_dry_run_predicts_and_changes_nothing(server: LiveServer) -> None:
@@ -218,8 +233,8 @@ def changes_under_load(server: LiveServer, times: int) -> None:
                 reply = patch(server, {name: value})
                 assert reply.status == 200, reply.text
                 assert reply.json["config"][name] == value
-                while name in SHOWN and not SHOWN[name](reported(server), value):
-                    pass
+                if (shown := SHOWN.get(name)) is not None:
+                    server.wait(lambda shown=shown, value=value: shown(reported(server), value))  # type: ignore[misc]
     finally:
         stop.set()
         for client in clients:

@@ -7,7 +7,7 @@ from dataclasses import field, fields, replace
 from typing import Any
 
 from quire.config.schema import POLICIES
-from quire.objectives import parse_classes
+from quire.objectives import class_policies, parse_classes
 from quire.records import dataclass
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -44,13 +44,16 @@ class LiveConfig:
     cache_shares: Mapping[str, float] = field(default_factory=dict)
 
     def changed(self, changes: Mapping[str, Any]) -> LiveConfig:
-        """With some fields changed. Raises ValueError naming the first field that is unknown or wrong."""
+        """With some fields changed. Raises ValueError naming the first field that is unknown or wrong, or the policy if
+        it names a class that there is not."""
         values: dict[str, Any] = {}
         for name, value in changes.items():
             if name not in _CHECKS:
                 raise ValueError(f"{name}: cannot be changed while the server runs; {', '.join(_CHECKS)} can")
             values[name] = _CHECKS[name](name, value)
-        return replace(self, **values)
+        found = replace(self, **values)
+        class_policies(found.scheduling_policy, parse_classes(found.slo), POLICIES)
+        return found
 
     @property
     def engine(self) -> LiveEngineConfig:

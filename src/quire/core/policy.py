@@ -131,6 +131,11 @@ class Policies:
         """Whether running sequences are in order of arrival within each level."""
         return all(policy.by_arrival for policy in (self.usual, *self.by_class))
 
+    @property
+    def levels(self) -> bool:
+        """Whether some of them go by priorities."""
+        return any(policy.levels for policy in (self.usual, *self.by_class))
+
     def of(self, request: Request) -> Policy:
         """The policy of a request."""
         number = request.terms.service_class

@@ -12,6 +12,7 @@ from typing import Any
 from quire.beams import Beams
 from quire.core.policy import BACKGROUND
 from quire.engine.api import GenerateAsk
+from quire.engine.policies import named_policies
 from quire.engine.request_forms import guided
 from quire.objectives import ServiceTerms, class_of
 from quire.parameters import TextTokens
@@ -333,7 +334,8 @@ def _names_class(context: ServerContext, body: GenerationRequest) -> bool:
     """Whether the priority of a request is that of its class: it has no tier, and no policy goes by priorities."""
     if not body.priority or body.service_tier is not None or not context.engine.card.service_classes:
         return False
-    return "priority" not in context.engine.live.scheduling_policy
+    live = context.engine.live
+    return not named_policies(live.scheduling_policy, live.slo, live.overtake_ms).levels
 
 
 def _kept(body: GenerationRequest) -> float:

@@ -71,6 +71,7 @@ class Outlook:
         self.classes = parse_classes(live.slo)
         self._refuses = live.admission == "predict"
         self._policies = facts.policies()
+        self._gaps.clear()  # they know on which side of another bound they are
         count = max(1, len(self.classes))
         self._cautions = [*self._cautions, *(Caution() for _ in range(count))][:count]
         for one in self.classes:
