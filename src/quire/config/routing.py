@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.config.option import check_options, option
+from quire.config.semantic import parse_semantic
 from quire.records import dataclass
 from quire.routing.reported_prefixes import SOURCES
 from quire.routing.router_policies import POLICIES
@@ -20,6 +21,7 @@ from quire.routing.traffic import RuleBody, TrafficRules, named_by
 SUBJECTS = {
     "backend": "servers", "health_interval": "checks and failures", "prefix_index_size": "servers",
     "prefill": "prompts computed elsewhere", "hold_seconds": "servers that come and go",
+    "semantic_cache": "questions asked before",
 }  # fmt: skip
 _FIELDS = {
     "url", "name", "weight", "models", "api_key", "api_key_file", "health", "admin_url", "admin_key_file", "role"
@@ -115,6 +117,11 @@ class RouterConfig:
     start_seconds: float = option(
         60.0, "seconds that a server takes to start: so far ahead the load is forecast", metavar="S"
     )
+    semantic_cache: str | None = option(
+        None, "answer chats of temperature 0 whose question is nearly the same as an earlier one of the same tenant, "
+        "with vectors of a server of embeddings: url=URL, and threshold=S, size=SIZE, seconds=S, …",
+        metavar="url=URL,…",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -142,6 +149,8 @@ class RouterConfig:
                 "which servers announce themselves"
             )
         discovered_services(self)
+        if self.semantic_cache is not None:
+            parse_semantic(self.semantic_cache)
         if self.prefill and self.kv_key_file is None:
             raise ValueError("prefill: needs kv_key_file, by which servers know their router")
 

@@ -66,8 +66,15 @@ class Forwarding:
     """Passes a request, whose body was read, to servers one after the other until one answers."""
 
     def __init__(
-        self, context: RouterContext, exchange: Exchange, body: bytes, asked: AskedOfServers
+        self,
+        context: RouterContext,
+        exchange: Exchange,
+        body: bytes,
+        asked: AskedOfServers,
+        collected: int = 0,
     ) -> None:
+        """`collected`: bytes that an answer may have which is looked at afterwards, as `seen`."""
+        self._collected = collected
         self._context, self._exchange, self._asked = context, exchange, asked
         self._config: RouterConfig = context.backends.config
         self._parts = asked.parts()
@@ -81,7 +88,7 @@ class Forwarding:
         if asked.resumed_output is not msgspec.UNSET:
             own = without_field(body, FIELD)
         self._given = with_seed(own, asked) if again else own  # the same tokens are drawn each time
-        self._seen: SeenAnswer | None = None  # what the client got, for a shadow
+        self.seen: SeenAnswer | None = None  # what the client got, for those who look at it
         self._shadowed = False  # what it gets is compared with the answer of a shadow
         self._predicted = 0.0  # tokens that the chosen server has probably cached
         self._aim(self._route.target)
@@ -256,7 +263,8 @@ class Forwarding:
         """Send a server the request; what is held for it ends with the attempt."""
         context = self._context
         relay = Relay(self._exchange, context.keep if self._resumable else None)
-        relay.seen = SeenAnswer() if self._shadowed else None
+        if self._shadowed or self._collected:
+            relay.seen = SeenAnswer() if self._shadowed else SeenAnswer(self._collected)
         context.backends.sent(backend.name, self._exchange.request_id, self._digests, self._bytes)
         head = self._head(backend, body_size(body), peer=body is not self._body)
         request = asyncio.create_task(backend.client.request(head, body, relay, taken=relay.take))
@@ -310,7 +318,7 @@ class Forwarding:
         if divided and relay.is_stream:
             context.dividing.costs.moved(prompt.prompt_tokens, seconds)
         await self._pass_on(backend, relay, attempt.request)
-        self._seen = relay.seen
+        self.seen = relay.seen
         return None
 
     def _is_passed_over(self, status: int) -> bool:
@@ -321,7 +329,7 @@ class Forwarding:
 
     def _shadow(self, seconds: float) -> None:
         """Let a shadow answer the same request, and compare; nobody waits for it."""
-        shadow, seen, exchange = self._route.shadow, self._seen, self._exchange
+        shadow, seen, exchange = self._route.shadow, self.seen, self._exchange
         if shadow is not None and seen is not None:
             seen.status, seen.seconds = exchange.status, seconds
             pair = self._route.target, shadow

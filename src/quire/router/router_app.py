@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quire.router.backends import Backends, BackendServer
 from quire.router.forwarding import Forwarding
-from quire.router.routed_request import asked_of
+from quire.router.routed_request import AskedOfServers, asked_of
 from quire.router.router_context import RouterContext
 from quire.routing import announcing
 from quire.server.app import PAGES, ROUTES
@@ -19,6 +19,9 @@ from quire.server.errors import ApiError, ClientGoneError, api_error
 from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.logs import log, log_access
 from quire.server.routes import RouteTable
+
+if TYPE_CHECKING:
+    from quire.router.semantic_cache import SemanticCache
 
 # What a router answers itself.
 _OWN = ("/health", "/ping", "/v1/models", "/metrics", "/router/backends")
@@ -113,7 +116,30 @@ class RouterApp:
             asked.previous_response_id = path.removeprefix("/v1/responses/").partition("/")[0]
         async with exchange.watch() as watch:
             with context.watched(watch):
-                await Forwarding(context, exchange, body, asked).answer()
+                if context.semantic is None:
+                    await Forwarding(context, exchange, body, asked).answer()
+                else:
+                    await self._answer_once(context.semantic, exchange, body, asked)
+
+    async def _answer_once(
+        self, cache: SemanticCache, exchange: Exchange, body: bytes, asked: AskedOfServers
+    ) -> None:
+        """Answer what was nearly asked before, else let a server answer, and keep that."""
+        context = self.context
+        renamed = (asked.model or "") in context.backends.rules
+        wanted = cache.asked(exchange, body, has_keys=context.has_keys, renamed=renamed)
+        if wanted is not None and await cache.answer(exchange, wanted):
+            return
+        if wanted is None or not cache.may_collect(wanted):
+            await Forwarding(context, exchange, body, asked).answer()
+            return
+        seen = None
+        try:
+            forwarding = Forwarding(context, exchange, body, asked, collected=cache.most_answer)
+            await forwarding.answer()
+            seen = forwarding.seen
+        finally:
+            cache.end(wanted, seen, exchange.status)
 
     async def _note(self, exchange: Exchange) -> None:
         """Take the announcement of a server. Raises ApiError."""
