@@ -67,7 +67,7 @@ class NearAnswers:
 
     def find(self, key: bytes, vector: Vector, marks: bytes, maker: str | None, now: float) -> Near | None:
         """The answer to the nearest question of a key, if it is as near as it has to be and has these marks. One made
-        by other weights than the newest answer of the key is none."""
+        by other weights than `maker` is none, if that is known."""
         for row, similarity in self._nearest(key, vector, self._threshold):
             kept = self._kept[row]
             if kept.until <= now or maker not in (None, kept.maker):
