@@ -57,12 +57,13 @@ def test_all_rows_of_a_batch_are_in_the_engine_at_once(predictor: Predictor) -> 
 
 
 def test_a_refused_row_has_its_reason_and_the_others_their_texts(predictor: Predictor) -> None:
-    batch = predictor({"prompt": rows("Hello", "long " * 400, "Hello")})
-    first, refused, last = batch["generated_text"]
+    batch = predictor({"prompt": rows("Hello", "long " * 400, None, float("nan"), "Hello")})
+    first, *refused, last = batch["generated_text"]
     assert first == last != ""
-    assert refused == ""
+    assert refused == [""] * 3
     assert "200" in batch["error"][1]
-    assert list(batch["num_generated_tokens"]) == [6, 0, 6]
+    assert list(batch["error"][2:4]) == ["prompt: there is none"] * 2
+    assert list(batch["num_generated_tokens"]) == [6, 0, 0, 0, 6]
 
 
 def test_a_refused_row_ends_the_batch_unless_errors_are_a_column(folder: Path) -> None:
@@ -70,6 +71,8 @@ def test_a_refused_row_ends_the_batch_unless_errors_are_a_column(folder: Path) -
     with pytest.raises(RequestError, match="200"):
         predictor({"prompt": rows("Hello", "long " * 400)})
     assert "error" not in predictor({"prompt": rows("Hello")}), "it goes on after a refusal"
+    mine = predictor({"prompt": rows("Hello"), "error": rows("the dataset's own")})
+    assert list(mine["error"]) == ["the dataset's own"]
 
 
 def test_conversations() -> None:

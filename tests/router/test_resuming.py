@@ -174,6 +174,9 @@ def test_what_can_go_on() -> None:
     assert not is_resumable(path, AskedOfServers(stream=False))
     assert not is_resumable(path, AskedOfServers(stream=True, n=2))
     assert not is_resumable(path, AskedOfServers(stream=True, logprobs=True))
+    assert not is_resumable("/v1/completions", AskedOfServers(stream=True, logprobs=0))
+    assert is_resumable(path, AskedOfServers(stream=True, logprobs=False))
+    assert not is_resumable(path, AskedOfServers(stream=True, return_token_ids=True))
     assert not is_resumable("/v1/responses", AskedOfServers(stream=True))
 
 

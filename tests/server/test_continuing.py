@@ -15,8 +15,10 @@ import pytest
 from helpers.scripted import scripted_folder
 from helpers.server import LiveServer, Reply
 from helpers.tool_chats import CITY, FLAG, fold
+from quire.config.serving import ServingConfig
 from quire.router.resuming import DeliveredStream, ResumedStream
 from quire.routing.continued import STREAM, packed, resume_code, stream_proof, take_ids, unpacked
+from quire.server.access import router_key
 
 KEY = b"a key that all of them have"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -217,6 +219,7 @@ def test_an_output_is_taken_from_who_has_the_key(two: tuple[LiveServer, LiveServ
         )
     for changed in ({"n": 2}, {"logprobs": True}, {"mirostat": 2}):
         asked(second, CHAT, chat(resumed_output=right, **changed)).error(400, None, "resumed_output")
+    asked(second, CHAT, chat(resumed_output=right, stream=False)).error(400, None, "resumed_output")
     wrong = resumed_output(mark, array("i", [10**6]))
     assert asked(second, CHAT, chat(resumed_output=wrong)).status == 400, "no token of the vocabulary"
     full = resumed_output(mark, ids)
@@ -254,6 +257,11 @@ def test_another_model_takes_nothing_and_a_copy_does(
                 answer.error(409, "other_engine", "resumed_output")
         finally:
             server.close()
+
+
+def test_a_server_does_not_start_without_its_key(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="router: key: "):
+        router_key(ServingConfig(router=f"key={tmp_path}/none"))
 
 
 def test_ids_as_text() -> None:

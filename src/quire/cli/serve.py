@@ -285,7 +285,9 @@ def _serve_with(spawned: Spawned, model: str, config: EngineConfig, serving: Ser
                 log.say(f"quire: serving {engine.card.name} at {address(serving, sock)}")
 
             offer(simulated)
-            return uvloop.run(serve(engine, Service(engine, serving), serving, sock, announce))
+            tiers = config.cache.tiers
+            role = "" if tiers is None else tiers.role
+            return uvloop.run(serve(engine, Service(engine, serving), serving, sock, announce, role))
     finally:
         sock.close()
         if serving.uds is not None:

@@ -211,16 +211,17 @@ def _router(config: StackConfig) -> StackPart:
     given = _chosen(config.router, "router", (*_OWN_OF_ROUTER, *own), RouterConfig)
     options = {"hold_seconds": HOLD_SECONDS, "start_seconds": START_SECONDS} | given
     try:
-        _, serving = router_settings(options | own)
+        routing, serving = router_settings(options | own)
     except ValueError as error:
         raise ValueError(f"router: {error}") from None
     if not serving.host:
         raise ValueError("router: host: is empty")
-    from quire.router.router_context import BODY_MEMORY, KEPT_MEMORY, SHADOW_MEMORY
+    from quire.router.router_context import BODY_MEMORY, KEPT_MEMORY, SHADOW_MEMORY, semantic_memory
 
     return StackPart(
         "router", "router", serving.host.strip("[]"), serving.port,
-        ROUTER_PROCESS + BODY_MEMORY + KEPT_MEMORY + SHADOW_MEMORY, serving.shutdown_timeout, options,
+        ROUTER_PROCESS + BODY_MEMORY + KEPT_MEMORY + SHADOW_MEMORY + semantic_memory(routing.semantic_cache),
+        serving.shutdown_timeout, options,
         tls=serving.ssl_certfile is not None, serving=serving,
     )  # fmt: skip
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from quire.records import dataclass
+from quire.routing.addresses import is_server_url
 
 _FORM = "write key=FILE, announce=URL, url=URL, name=NAME, by commas"
 
@@ -27,10 +26,10 @@ def parse_router(text: str | None) -> RouterLink:
     announce: list[str] = []
     for part in () if text is None else text.split(","):
         name, _, value = part.strip().partition("=")
-        if name == "announce" and _is_url(value):
+        if name == "announce" and is_server_url(value):
             announce.append(value.rstrip("/"))
         elif name in {"key", "url", "name"} and value and name not in found:
-            if name == "url" and not _is_url(value):
+            if name == "url" and not is_server_url(value):
                 raise ValueError(f"router: url: {value!r} is not an address such as http://host:8000")
             found[name] = value.rstrip("/") if name == "url" else value
         else:
@@ -43,14 +42,6 @@ def parse_router(text: str | None) -> RouterLink:
         if name in found and not announce:
             raise ValueError(f"router: {name}: is for announce, which is not there")
     return RouterLink(found.get("key", ""), tuple(announce), found.get("url", ""), found.get("name", ""))
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def key_file_of(router: str | None, tiers_key: str) -> str:

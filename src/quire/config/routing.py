@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.config.option import check_options, option
+from quire.config.semantic import parse_semantic
 from quire.records import dataclass
 from quire.routing.reported_prefixes import SOURCES
 from quire.routing.router_policies import POLICIES
@@ -20,6 +21,7 @@ from quire.routing.traffic import RuleBody, TrafficRules, named_by
 SUBJECTS = {
     "backend": "servers", "health_interval": "checks and failures", "prefix_index_size": "servers",
     "prefill": "prompts computed elsewhere", "hold_seconds": "servers that come and go",
+    "semantic_cache": "questions asked before",
 }  # fmt: skip
 _FIELDS = {
     "url", "name", "weight", "models", "api_key", "api_key_file", "health", "admin_url", "admin_key_file", "role"
@@ -79,6 +81,10 @@ class RouterConfig:
     breaker_failures: int = option(
         3, "failures in a row after which a server gets no requests for a while", metavar="N", count=True
     )
+    max_ejected: float = option(
+        0.34, "share of the servers of a model that may get no requests for a while because they are far slower than "
+        "the others, or fail far more often; 0: none", metavar="P",
+    )  # fmt: skip
     prefix_index_size: int = option(
         65536,
         "pieces of 256 bytes that are remembered of the prompts of each server",
@@ -111,6 +117,11 @@ class RouterConfig:
     start_seconds: float = option(
         60.0, "seconds that a server takes to start: so far ahead the load is forecast", metavar="S"
     )
+    semantic_cache: str | None = option(
+        None, "answer chats of temperature 0 whose question is nearly the same as an earlier one of the same tenant, "
+        "with vectors of a server of embeddings: url=URL, and threshold=S, size=SIZE, seconds=S, …",
+        metavar="url=URL,…",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -127,15 +138,19 @@ class RouterConfig:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not above 0")
         if self.retries < 0:
             raise ValueError(f"retries: {self.retries} is below 0")
-        if not 0 <= self.hedge_share <= 1:
-            raise ValueError(f"hedge_share: {self.hedge_share!r} is not in [0, 1]")
+        for name in ("hedge_share", "max_ejected"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not in [0, 1]")
         if self.hold_seconds < 0:
             raise ValueError(f"hold_seconds: {self.hold_seconds!r} is below 0")
-        if not self.backend and self.backends_file is None and not self.discover:
+        if not (self.backend or self.backends_file or self.discover or self.kv_key_file):
             raise ValueError(
-                "backend: name at least one server, or a backends_file, or a service to discover"
+                "backend: name at least one server, or a backends_file, or a service to discover, or a kv_key_file by "
+                "which servers announce themselves"
             )
         discovered_services(self)
+        if self.semantic_cache is not None:
+            parse_semantic(self.semantic_cache)
         if self.prefill and self.kv_key_file is None:
             raise ValueError("prefill: needs kv_key_file, by which servers know their router")
 
@@ -195,7 +210,7 @@ def backend_entries(config: RouterConfig) -> list[BackendEntry]:
     if config.backends_file is not None:
         entries = _document(config.backends_file)["backend"]
         found += [_entry(number, entry, key, admin) for number, entry in enumerate(entries, len(found) + 1)]
-    if not found and not config.discover:
+    if not found and not (config.discover or config.kv_key_file):
         raise ValueError("backends_file: it names no server")
     for each in found:
         if each.role in {"prefill", "both"} and config.kv_key_file is None:

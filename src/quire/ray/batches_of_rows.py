@@ -71,26 +71,28 @@ class Predictor:
         column = self._column or ("messages" if "messages" in batch else "prompt")
         if column not in batch:
             raise ValueError(f"column: the batch has no {column!r}, only {', '.join(map(repr, batch))}")
-        if taken := [name for name in _COLUMNS if name in batch]:
+        names = [name for name in _COLUMNS if name != _ERROR or self._errors == "column"]
+        if taken := [name for name in names if name in batch]:
             raise ValueError(f"the batch has a column {taken[0]!r}, which is added: rename it")
-        added: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        added: dict[str, list[Any]] = {name: [] for name in names}
         streams = [self._begin(row) for row in batch[column]]
         try:
             self._run([stream for stream in streams if isinstance(stream, TextStream)])
             for stream in streams:
-                for name, value in _answer_columns(stream).items():
-                    added[name].append(value)
+                found = _answer_columns(stream)
+                for name in names:
+                    added[name].append(found[name])
         finally:
             for stream in streams:
                 if isinstance(stream, TextStream):
                     stream.close()
-        if self._errors == "raise":
-            added.pop(_ERROR)
         return {**batch, **{name: np.asarray(values, _kind(name)) for name, values in added.items()}}
 
     def _begin(self, row: Any) -> TextStream | str:
         """Queue a row; its reason if it is refused and errors are a column."""
         try:
+            if not hasattr(row, "__len__"):  # None, or the NaN of a table
+                raise RequestError("prompt", "there is none")
             if (messages := _conversation(row)) is not None:
                 return self._llm.stream_chat(messages, self._params, **self._chat)
             return self._llm.stream(row, self._params)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,17 +23,20 @@ from quire.config.routing import (
 )
 from quire.router.cache_follower import CacheFollower
 from quire.router.discovery import ServiceWatch, first_known
+from quire.routing.announcing import AnnouncedServers, FoundServer
+from quire.routing.outliers import Rest, ServerRecord, is_late, outliers
 from quire.routing.prefix_index import PIECE_BYTES, PrefixIndex
 from quire.routing.reported_prefixes import ReportedPrefixes
 from quire.routing.servers_needed import ServersNeeded
+from quire.routing.tickets import read_key
 from quire.util.http_client import Client, ClientError, target
 
 logger = logging.getLogger("quire.server")
 
-_PAUSES = (1.0, 30.0)  # seconds without requests: after the first failures, and at most
 _MODELS_EVERY = 30.0  # seconds between two looks at the models of a server
 _HELD_INTERVAL = 0.05  # seconds between two checks while a request waits for a server
 _FIRST_LIST = 10.0  # seconds for what is discovered, before the first checks
+_ANNOUNCED = "announced"  # in place of a service's name
 _HEALTH_PATHS = ("/health", "/v1/models")
 
 
@@ -56,7 +59,8 @@ class BackendServer:
         self.why = "was not checked yet"  # it cannot be asked
         self.models: list[dict[str, Any]] = [{"id": name, "object": "model"} for name in entry.models or ()]
         self.answers: Counter[str] = Counter()  # by outcome
-        self._failures, self._paused_until, self._pause = 0, 0.0, _PAUSES[0]
+        self.rest, self.record = Rest(config.breaker_failures), ServerRecord()
+        self.rested: Counter[str] = Counter()  # how often, by why
         self._health = entry.health
         self.follower: CacheFollower | None = None
         self._looked = 0.0
@@ -64,7 +68,15 @@ class BackendServer:
 
     def is_available(self, now: float) -> bool:
         """Whether it may get requests."""
-        return self.healthy and not self.draining and now >= self._paused_until
+        return self.healthy and not self.draining and self.rest.is_over(now)
+
+    def takes(self, now: float) -> bool:
+        """Whether it may get one more: after a rest it gets one at a time."""
+        return self.is_available(now) and self.rest.takes(now, self.waiting)
+
+    def could_answer(self, now: float) -> bool:
+        """Whether it answers, however late or however many of its answers fail."""
+        return self.healthy and not self.draining and (self.rest.is_over(now) or self.rest.as_outlier)
 
     def state(self, now: float) -> str:
         """What it is doing, for people."""
@@ -72,7 +84,9 @@ class BackendServer:
             return "draining"
         if not self.healthy:
             return f"down: {self.why}"
-        return "ready" if now >= self._paused_until else f"paused: {self.why}"
+        if not self.rest.is_over(now):
+            return f"paused: {self.why}"
+        return "on probation" if self.rest.probes else "ready"
 
     def serves(self, model: str | None) -> bool:
         """Whether it has a model; one that names none may have any."""
@@ -90,16 +104,42 @@ class BackendServer:
     def succeeded(self) -> None:
         """An answer came."""
         self.answers["answered"] += 1
-        self._failures, self._pause = 0, _PAUSES[0]
+        self.record.ended(failed=False)
+        self.rest.succeeded()
+
+    def refused(self, status: int) -> None:
+        """An answer came that another server or model is asked after. That it has much to do is no failure."""
+        self.answers["refused"] += 1
+        if status >= 500:
+            self.record.ended(failed=True)
 
     def failed(self, why: str, now: float) -> None:
         """A request failed on it; after some in a row it gets none for a while, each time twice as long."""
         self.answers["failed"] += 1
-        self._failures += 1
-        if self._failures >= self._config.breaker_failures:
-            self.why, self._paused_until = why, now + self._pause
-            logger.warning("%s gets no requests for %g s: %s", self.name, self._pause, why)
-            self._pause = min(2 * self._pause, _PAUSES[1])
+        self.record.ended(failed=True)
+        self._rests(self.rest.failed(now), "failures", why)
+
+    def began(self, seconds: float, expected: float | None, others: list[ServerRecord], now: float) -> None:
+        """An answer began after so many seconds, where so many were expected, as far as that is known; `others` could
+        have answered it, too."""
+        late = expected is not None and is_late(seconds, expected, others)
+        if expected is not None:
+            self.record.began(seconds, expected)
+        self._rests(
+            self.rest.began(now, late=late), "slow", "its answers begin far later than those of others"
+        )
+
+    def eject(self, why: str, now: float) -> None:
+        """It is far worse than the others: it gets no requests for a while."""
+        text = "its answers begin far later" if why == "slow" else "its answers fail far more often"
+        self._rests(self.rest.begin(now, as_outlier=True), why, f"{text} than those of others")
+        self.record = ServerRecord()  # judged anew when it is back
+
+    def _rests(self, seconds: float, why: str, text: str) -> None:
+        if seconds:
+            self.why = text
+            self.rested[why] += 1
+            logger.warning("%s gets no requests for %g s: %s", self.name, seconds, text)
 
     async def check(self) -> None:
         """Ask it whether it is well, and now and then for its models."""
@@ -117,7 +157,8 @@ class BackendServer:
         if (
             self.healthy and not was
         ):  # it may have been started again: its failures were those of the one before
-            self._failures, self._paused_until, self._pause = 0, 0.0, _PAUSES[0]
+            self.rest.clear()
+            self.record = ServerRecord()
         if self.healthy != was:
             logger.warning("%s is %s", self.name, "ready" if self.healthy else f"down: {self.why}")
 
@@ -145,6 +186,18 @@ class BackendServer:
                 logger.warning("%s: /v1/models is not a list of models", self.name)
 
 
+def _shared_key(path: str) -> bytes:
+    try:
+        return read_key(path)
+    except ValueError as error:
+        raise ValueError(f"kv_key_file: {error}") from None
+
+
+def _alike(server: BackendServer) -> tuple[bool, frozenset[str]]:
+    """What servers have in common that could answer for each other."""
+    return server.entry.role == "prefill", frozenset(str(each.get("id")) for each in server.models)
+
+
 class Backends:
     """All servers of a router, their checks, and what they have probably cached."""
 
@@ -154,7 +207,9 @@ class Backends:
         self._named = backend_entries(config)
         self.all = [BackendServer(entry, config) for entry in self._named]
         self.rules, self._keys = traffic_rules(config), keys_of(config)
-        self._found: dict[str, dict[str, str]] = {}  # addresses by name, of each service that is discovered
+        self.key = b"" if config.kv_key_file is None else _shared_key(config.kv_key_file)
+        self.announced = AnnouncedServers(self.key)
+        self._found: dict[str, Mapping[str, FoundServer]] = {}  # by name, of each service that is discovered
         self._watches = [
             ServiceWatch(service, partial(self._discovered, text))
             for text, service in zip(config.discover, discovered_services(config), strict=True)
@@ -177,15 +232,36 @@ class Backends:
         """The servers that may answer a request for a model: those that compute prompts for others only if there is no
         other."""
         now = time.monotonic()
-        able = [
-            each for each in self.all if each not in without and each.is_available(now) and each.serves(model)
-        ]
+        known = [each for each in self.all if each not in without and each.serves(model)]
+        able = [each for each in known if each.takes(now)]
+        able = able or [each for each in known if each.could_answer(now)]
         return [each for each in able if each.entry.role != "prefill"] or able
+
+    def began(self, backend: BackendServer, seconds: float, expected: float | None) -> None:
+        """A server has begun an answer after so many seconds, where so many were expected of one of weight 1."""
+        others: list[ServerRecord] = []
+        if backend.rest.probes:
+            kind = _alike(backend)
+            others = [each.record for each in self.all if each is not backend and _alike(each) == kind]
+        expected = None if expected is None else expected / backend.weight
+        backend.began(seconds, expected, others, time.monotonic())
+
+    def judge(self, now: float) -> None:
+        """Eject servers that are far worse than the others of the same models."""
+        groups: dict[tuple[bool, frozenset[str]], list[BackendServer]] = {}
+        for each in self.all:
+            groups.setdefault(_alike(each), []).append(each)
+        for group in groups.values():
+            there = {each.name: each for each in group if each.is_available(now) and not each.rest.probes}
+            most = int(self.config.max_ejected * len(group)) - (len(group) - len(there))
+            for name, why in outliers({name: each.record for name, each in there.items()}, most):
+                there[name].eject(why, now)
 
     def may_serve(self, model: str) -> bool:
         """Whether a server has a model, or may come that has it: what a service without endpoints has nobody knows."""
         answering = [each for each in self.all if each.entry.role != "prefill"]
-        return (bool(self.config.discover) and not answering) or any(each.serves(model) for each in self.all)
+        comes = bool(self.config.discover or self.key)
+        return (comes and not answering) or any(each.serves(model) for each in self.all)
 
     def computing(self, model: str | None, answering: BackendServer) -> list[BackendServer]:
         """The servers that may compute a prompt for one that answers."""
@@ -296,9 +372,23 @@ class Backends:
 
     def _discovered(self, service: str, servers: dict[str, str]) -> None:
         """A service has these servers from now on."""
-        self._found[service] = servers
+        self._found[service] = {name: FoundServer(url) for name, url in servers.items()}
         self._replace()
         logger.warning("%s: %s", service, ", ".join(servers) or "no server")
+
+    def announce(self, body: bytes, code: str) -> str | None:
+        """Take what a server says of itself; the nonce of its next announcement, None if this one's does not hold.
+        Raises as AnnouncedServers.take."""
+        now = time.monotonic()
+        changed = self.announced.take(body, code, now)
+        if changed:
+            self._announced_others()
+        return None if changed is None else self.announced.nonce(now)
+
+    def _announced_others(self) -> None:
+        self._found[_ANNOUNCED] = self.announced.servers
+        self._replace()
+        logger.warning("announced: %s", ", ".join(self.announced.servers) or "no server")
 
     def reload(self) -> None:
         """Read the file of servers again. Those that stay keep what is known of them; those that are gone get no more
@@ -315,10 +405,12 @@ class Backends:
         known, key_and_admin = {each.entry: each for each in self.all}, self._keys
         found = {each.name: each for each in self._named}
         for servers in self._found.values():
-            for name, url in servers.items():
-                found.setdefault(
-                    name, BackendEntry(url, name, api_key=key_and_admin[0], admin_key=key_and_admin[1])
-                )
+            for name, server in servers.items():
+                entry = BackendEntry(
+                    server.url, name, server.weight, api_key=key_and_admin[0], admin_key=key_and_admin[1],
+                    role=server.role,
+                )  # fmt: skip
+                found.setdefault(name, entry)
         entries = [*found.values()]
         made = [known.get(entry) or BackendServer(entry, self.config) for entry in entries]
         for each in self.all:
@@ -353,11 +445,14 @@ class Backends:
             for gone in [each for each in self._leaving if not each.requests]:
                 self._leaving.discard(gone)
                 await gone.client.close()
+            if self.announced.expire(time.monotonic()):
+                self._announced_others()
             was = {each.name for each in self.all if each.healthy}
             await asyncio.gather(*(each.check() for each in self.all))
             for each in self.all:
                 if each.healthy and each.name not in was:
                     self.prefixes.forget(each.name)  # it may have been started again, with an empty cache
+            self.judge(time.monotonic())
             if not self.held:
                 self._held.clear()
             self._checked.set()

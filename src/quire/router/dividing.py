@@ -16,12 +16,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from quire.config.routing import RouterConfig
 from quire.router.backends import Backends, BackendServer
 from quire.router.resuming import RESUMABLE
 from quire.router.routed_request import AskedOfServers, with_field
 from quire.routing.router_policies import RoutedPrompt, policy_named
-from quire.routing.tickets import read_key
 from quire.routing.transfer import MovingCosts
 from quire.server.exchange import Exchange
 from quire.util.http_client import ClientError, SentBody, Whole, body_size
@@ -77,9 +75,8 @@ class Dividing:
     requests have had a ticket, for `tokens` in `seconds`."""
 
     def __init__(self, backends: Backends) -> None:
-        """Raises ValueError for a key that cannot be read."""
         self._backends, self._config = backends, backends.config
-        self.key = b"" if backends.config.kv_key_file is None else _key(backends.config)
+        self.key = backends.key
         self.costs = MovingCosts()
         self._policy = policy_named("prefix")
         self.divided = self.tokens = 0
@@ -134,7 +131,7 @@ class Dividing:
             with contextlib.suppress(msgspec.MsgspecError):
                 read = msgspec.json.decode(answer.body, type=_PrefillAnswer)
         else:
-            server.answers["refused"] += 1
+            server.refused(answer.status)
         if read is not None and read.kv_transfer_params is not None:
             found = read.kv_transfer_params.remote_request_id
         if read is None:
@@ -149,10 +146,3 @@ class Dividing:
         self.tokens += read.usage.prompt_tokens
         self.seconds += seconds
         return msgspec.json.encode({"do_remote_prefill": True, "remote_request_id": found})
-
-
-def _key(config: RouterConfig) -> bytes:
-    try:
-        return read_key(config.kv_key_file or "")
-    except ValueError as error:
-        raise ValueError(f"kv_key_file: {error}") from None

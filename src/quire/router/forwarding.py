@@ -14,6 +14,7 @@ from quire.config.routing import RouterConfig
 from quire.router.attempts import ELSEWHERE, Attempt, first_of
 from quire.router.backends import BackendServer
 from quire.router.dividing import PREFILL, divisible, leave_alone, with_params
+from quire.router.picked import PICKED, SERVED, address_of, picked_servers
 from quire.router.relay import Relay, StreamPieces
 from quire.router.resuming import (
     RESUMABLE,
@@ -52,10 +53,11 @@ _OF_OUTPUT = _OF_TICKET | {409}  # likewise for the output so far: it is another
 _NOT_PASSED = frozenset((
     b"host", b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
     b"transfer-encoding", b"upgrade", b"content-length", b"accept-encoding", b"expect", b"origin", b"cookie",
-    b"x-request-id", b"x-gateway-destination-endpoint",
+    b"x-request-id",
 ))  # fmt: skip
 _KEYS = frozenset((b"authorization", b"x-api-key"))
 _SHADOW_SECONDS = 120.0  # for the answer of a shadow
+_NOT_OF_CLIENTS = (b"x-quire-", PICKED)
 _PASSED_OWN = frozenset((b"x-quire-tag",))
 BACKEND = b"x-quire-backend"
 
@@ -64,8 +66,15 @@ class Forwarding:
     """Passes a request, whose body was read, to servers one after the other until one answers."""
 
     def __init__(
-        self, context: RouterContext, exchange: Exchange, body: bytes, asked: AskedOfServers
+        self,
+        context: RouterContext,
+        exchange: Exchange,
+        body: bytes,
+        asked: AskedOfServers,
+        collected: int = 0,
     ) -> None:
+        """`collected`: bytes that an answer may have which is looked at afterwards, as `seen`."""
+        self._collected = collected
         self._context, self._exchange, self._asked = context, exchange, asked
         self._config: RouterConfig = context.backends.config
         self._parts = asked.parts()
@@ -79,10 +88,11 @@ class Forwarding:
         if asked.resumed_output is not msgspec.UNSET:
             own = without_field(body, FIELD)
         self._given = with_seed(own, asked) if again else own  # the same tokens are drawn each time
-        self._seen: SeenAnswer | None = None  # what the client got, for a shadow
+        self.seen: SeenAnswer | None = None  # what the client got, for those who look at it
         self._shadowed = False  # what it gets is compared with the answer of a shadow
         self._predicted = 0.0  # tokens that the chosen server has probably cached
         self._aim(self._route.target)
+        self._picked = picked_servers(exchange, context.backends.key)
         self._may_hold = self._config.hold_seconds > 0  # once
         self._counted = False  # as work that came
 
@@ -168,8 +178,10 @@ class Forwarding:
         backends = self._context.backends
         settled = self._context.owner(self._asked.previous_response_id)
         if settled is not None:
-            return settled if settled not in tried and settled.is_available(time.monotonic()) else None
-        able = backends.available(self._asked.model or self._asked.name, tried)
+            return settled if settled not in tried and settled.could_answer(time.monotonic()) else None
+        able: Sequence[BackendServer] = backends.available(self._asked.model or self._asked.name, tried)
+        if self._picked is not None:
+            able = self._picked.among(able)
         return self._context.policy.choose(self._prompt(), able) if able else None
 
     def _prompt(self) -> RoutedPrompt:
@@ -251,7 +263,8 @@ class Forwarding:
         """Send a server the request; what is held for it ends with the attempt."""
         context = self._context
         relay = Relay(self._exchange, context.keep if self._resumable else None)
-        relay.seen = SeenAnswer() if self._shadowed else None
+        if self._shadowed or self._collected:
+            relay.seen = SeenAnswer() if self._shadowed else SeenAnswer(self._collected)
         context.backends.sent(backend.name, self._exchange.request_id, self._digests, self._bytes)
         head = self._head(backend, body_size(body), peer=body is not self._body)
         request = asyncio.create_task(backend.client.request(head, body, relay, taken=relay.take))
@@ -268,7 +281,7 @@ class Forwarding:
         """Send a late request to a second server, if there is one, and enough was done once."""
         backends = self._context.backends
         able = backends.available(self._asked.model, [first])
-        if not able:
+        if not able or self._picked is not None:
             return None
         other = self._context.policy.choose(prompt, able)
         if not self._context.hedging.take(prompt.work(other.name)):
@@ -290,18 +303,22 @@ class Forwarding:
         ):
             if relay.is_whole:
                 await attempt.request
-            backend.answers["refused"] += 1
+            backend.refused(relay.status)
             return relay
         now = time.monotonic()
         context.metrics.first_byte.observe(now - began)
+        seconds, expected = now - attempt.sent, None
         if relay.status == 200 and not divided:
             tokens = attempt.ahead if relay.is_stream else attempt.outstanding
-            context.hedging.began(now - attempt.sent, context.backends.needed.expected(tokens))
-            context.backends.needed.answered(tokens, now - attempt.sent)
+            expected = context.backends.needed.expected(tokens)
+            context.hedging.began(seconds, expected)
+            context.backends.needed.answered(tokens, seconds)
+        if relay.status < 500:
+            context.backends.began(backend, seconds, expected)
         if divided and relay.is_stream:
-            context.dividing.costs.moved(prompt.prompt_tokens, now - attempt.sent)
+            context.dividing.costs.moved(prompt.prompt_tokens, seconds)
         await self._pass_on(backend, relay, attempt.request)
-        self._seen = relay.seen
+        self.seen = relay.seen
         return None
 
     def _is_passed_over(self, status: int) -> bool:
@@ -312,7 +329,7 @@ class Forwarding:
 
     def _shadow(self, seconds: float) -> None:
         """Let a shadow answer the same request, and compare; nobody waits for it."""
-        shadow, seen, exchange = self._route.shadow, self._seen, self._exchange
+        shadow, seen, exchange = self._route.shadow, self.seen, self._exchange
         if shadow is not None and seen is not None:
             seen.status, seen.seconds = exchange.status, seconds
             pair = self._route.target, shadow
@@ -478,7 +495,10 @@ class Forwarding:
 
     def _headers(self, relay: Relay, backend: BackendServer, kind_else: str) -> list[tuple[bytes, bytes]]:
         kind = relay.headers.get("content-type", kind_else).encode("latin-1")
-        return [(b"content-type", kind), *relay.passed_headers(), (BACKEND, backend.name.encode())]
+        headers = [(b"content-type", kind), *relay.passed_headers(), (BACKEND, backend.name.encode())]
+        if self._picked is not None:
+            headers.append((SERVED, address_of(backend).encode()))
+        return headers
 
     def _learn(self, backend: BackendServer, relay: Relay) -> None:
         """Keep what the answer says: where a stored response is, how long texts are in tokens, what was cached."""
@@ -513,7 +533,7 @@ class Forwarding:
         for name, value in exchange.scope["headers"]:
             if name in _NOT_PASSED or (name in _KEYS and (own or self._context.has_keys)):
                 continue
-            if name.startswith(b"x-quire-") and name not in _PASSED_OWN:
+            if name.startswith(_NOT_OF_CLIENTS) and name not in _PASSED_OWN:
                 continue
             lines.append(name + b": " + value)
         lines += [name + b": " + value for name, value in own.items()]

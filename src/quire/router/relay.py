@@ -103,7 +103,7 @@ class Relay:
             chunk = whole + found
         if self.mark and chunk:
             known = len(self.ids)
-            chunk = take_ids(chunk, self.ids)
+            chunk = take_ids(chunk, self.ids if self.is_kept else array("i"))
             self._count(self.ids.itemsize * (len(self.ids) - known))
         if chunk:
             self.add(chunk)

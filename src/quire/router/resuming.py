@@ -39,7 +39,8 @@ def is_resumable(path: str, asked: AskedOfServers) -> bool:
     """Whether the stream of a request could go on with another server: one sample, of whose tokens nothing but text is
     told."""
     one = asked.n in (None, 1) and asked.best_of in (None, 1)
-    told = asked.logprobs not in (None, False) or asked.return_token_ids or asked.return_accepted_drafts
+    scored = asked.logprobs is not None and asked.logprobs is not False
+    told = scored or asked.return_token_ids or asked.return_accepted_drafts
     return path in RESUMABLE and asked.stream is True and one and not told
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quire.router.backends import Backends, BackendServer
 from quire.router.forwarding import Forwarding
-from quire.router.routed_request import asked_of
+from quire.router.routed_request import AskedOfServers, asked_of
 from quire.router.router_context import RouterContext
+from quire.routing import announcing
 from quire.server.app import PAGES, ROUTES
 from quire.server.dialects.generate_route import shared
 from quire.server.errors import ApiError, ClientGoneError, api_error
@@ -19,9 +20,12 @@ from quire.server.exchange import Exchange, Receive, Scope, Send
 from quire.server.logs import log, log_access
 from quire.server.routes import RouteTable
 
+if TYPE_CHECKING:
+    from quire.router.semantic_cache import SemanticCache
+
 # What a router answers itself.
 _OWN = ("/health", "/ping", "/v1/models", "/metrics", "/router/backends")
-_OPEN = ("/health", "/ping")
+_OPEN = ("/health", "/ping", announcing.PATH)
 # Files and batches are on one server, which the router cannot find by their ids.
 _LOCAL = ("/v1/files", "/v1/batches", "/v1/uploads")
 _RESPONSE = "/v1/responses/resp_"
@@ -77,6 +81,10 @@ class RouterApp:
             return
         if path not in _OPEN:
             context.access.check_key(exchange)
+        if path == announcing.PATH and context.backends.key:
+            exchange.handler = path
+            await self._note(exchange)
+            return
         if path in _OWN:
             exchange.handler = path
             await self._answer_own(exchange)
@@ -108,7 +116,50 @@ class RouterApp:
             asked.previous_response_id = path.removeprefix("/v1/responses/").partition("/")[0]
         async with exchange.watch() as watch:
             with context.watched(watch):
-                await Forwarding(context, exchange, body, asked).answer()
+                if context.semantic is None:
+                    await Forwarding(context, exchange, body, asked).answer()
+                else:
+                    await self._answer_once(context.semantic, exchange, body, asked)
+
+    async def _answer_once(
+        self, cache: SemanticCache, exchange: Exchange, body: bytes, asked: AskedOfServers
+    ) -> None:
+        """Answer what was nearly asked before, else let a server answer, and keep that."""
+        context = self.context
+        renamed = (asked.model or "") in context.backends.rules
+        wanted = cache.asked(exchange, body, has_keys=context.has_keys, renamed=renamed)
+        if wanted is not None and await cache.answer(exchange, wanted):
+            return
+        if wanted is None or not cache.may_collect(wanted):
+            await Forwarding(context, exchange, body, asked).answer()
+            return
+        seen = None
+        try:
+            forwarding = Forwarding(context, exchange, body, asked, collected=cache.most_answer)
+            await forwarding.answer()
+            seen = forwarding.seen
+        finally:
+            cache.end(wanted, seen, exchange.status)
+
+    async def _note(self, exchange: Exchange) -> None:
+        """Take the announcement of a server. Raises ApiError."""
+        if exchange.method != "POST":
+            raise ApiError(
+                405, f"{exchange.path}: only POST", code="method_not_allowed", headers=[(b"allow", b"POST")]
+            )
+        context = self.context
+        body = await exchange.body(announcing.MOST_BODY, context.config.body_timeout)
+        try:
+            nonce = context.backends.announce(body, exchange.header(announcing.CODE.encode()))
+        except PermissionError as error:
+            raise ApiError(403, f"{exchange.path}: {error}", code="invalid_api_key") from None
+        except LookupError as error:
+            raise ApiError(409, f"{exchange.path}: {error}", code="conflict") from None
+        except ValueError as error:
+            raise ApiError(400, f"{exchange.path}: {error}", code="invalid_value") from None
+        status = 401 if nonce is None else 200
+        noted = announcing.Noted(nonce or context.backends.announced.nonce(time.monotonic()))
+        await exchange.respond(status, msgspec.json.encode(noted))
 
     async def _answer_own(self, exchange: Exchange) -> None:
         if exchange.method not in {"GET", "HEAD"}:

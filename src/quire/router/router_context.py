@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
+from quire.config.semantic import parse_semantic
 from quire.config.serving import ServingConfig
 from quire.router.backends import Backends, BackendServer
 from quire.router.dividing import Dividing
@@ -19,13 +21,26 @@ from quire.server.fleet.shadows import MAX_COMPARED_BYTES, MAX_SHADOWS, Shadows
 from quire.server.logs import log
 from quire.server.request_memory import RequestMemory, memory_of_bodies
 
+if TYPE_CHECKING:
+    from quire.router.semantic_cache import SemanticCache
+
 MAX_OWNERS = 100_000  # stored responses whose server is remembered
 BODY_MEMORY = 256 * 2**20  # bytes of the bodies of requests
 # Bytes for shadows: of each request what came for the client, from two servers if it is hedged, its body, and the
 # answer of the shadow.
 SHADOW_MEMORY = 4 * MAX_SHADOWS * MAX_COMPARED_BYTES
 KEPT_MEMORY = 64 * 2**20  # bytes of streams, kept so that another server can go on with them
+# Answers that a semantic cache collects at a time, each up to so many bytes, from two servers if a request is hedged.
+COLLECTED, MOST_COLLECTED = 64, 256 * 1024
+NUMPY_MEMORY = 32 * 2**20  # of the library, which is there for a semantic cache alone; 11 MiB measured
 _LEARNING = 0.05  # weight of the newest answer in a mean
+
+
+def semantic_memory(options: str | None) -> int:
+    """Bytes that a router with such a semantic cache takes more than one without."""
+    if options is None:
+        return 0
+    return parse_semantic(options).size + 2 * COLLECTED * MOST_COLLECTED + NUMPY_MEMORY
 
 
 class Rates:
@@ -65,7 +80,13 @@ class RouterContext:
         key_file = backends.config.backend_api_key_file
         self.presents_key = key_file is not None or any(each.entry.api_key for each in backends.all)
         self.dividing = Dividing(backends)
-        self.metrics = RouterMetrics(backends, self.dividing, self.shadows)
+        self.semantic: SemanticCache | None = None
+        if backends.config.semantic_cache is not None:
+            from quire.router.semantic_cache import SemanticCache
+
+            options = parse_semantic(backends.config.semantic_cache)
+            self.semantic = SemanticCache(options, COLLECTED, MOST_COLLECTED)
+        self.metrics = RouterMetrics(backends, self.dividing, self.shadows, self.semantic)
         self.memory: RequestMemory = memory_of_bodies(BODY_MEMORY, config.max_num_queued_reqs)
         self.rates = Rates()
         self.kept = 0  # bytes of streams that run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,14 +19,20 @@ from quire.server.fleet.shadows import Shadows
 from quire.server.histogram import Histogram
 from quire.server.metrics import FINE
 
+if TYPE_CHECKING:
+    from quire.router.semantic_cache import SemanticCache
+
 _LEARNING = 0.02  # weight of the newest answer in the confidence
 
 
 class RouterMetrics(Collector):
     """Requests by outcome, servers by state, and how well the prediction of caches holds."""
 
-    def __init__(self, backends: Backends, dividing: Dividing, shadows: Shadows) -> None:
+    def __init__(
+        self, backends: Backends, dividing: Dividing, shadows: Shadows, semantic: SemanticCache | None = None
+    ) -> None:
         self._backends, self._dividing, self._shadows = backends, dividing, shadows
+        self._semantic = semantic
         self.http: Counter[tuple[str, str]] = Counter()  # by route and status
         self.first_byte = Histogram(FINE)
         self.retried = self.cut_off = self.resumed = self.resumed_by_ids = self.hedged = self.hedges_won = 0
@@ -91,7 +98,7 @@ class RouterMetrics(Collector):
             work.add_metric([each.name], each.work)
             for outcome in ("answered", "refused", "failed"):
                 answers.add_metric([each.name, outcome], each.answers[outcome])
-        yield from (up, running, work, answers, *self._reports())
+        yield from (up, running, work, answers, self._rests(), *self._reports())
         family = HistogramMetricFamily(
             "quire_router_first_byte_seconds", "time until a server begins its answer"
         )
@@ -109,13 +116,25 @@ class RouterMetrics(Collector):
             ("predicted_cached_tokens", self._predicted, "of them cached, as predicted"),
         ):
             yield CounterMetricFamily(f"quire_router_{name}", text, value=value)
-        yield from (*self._divided(), *self._ruled(), *self._scaling(now))
+        yield from (*self._divided(), *self._ruled(), *self._scaling(now), *self._by_questions())
         yield GaugeMetricFamily(
             "quire_router_routing_confidence",
             "share of prompt tokens whose caching was known right, times the share of the servers with events whose "
             "events are not lost; 0: nothing is known",
             value=self.confidence * self._backends.reporting,
         )
+
+    def _rests(self) -> Metric:
+        """Of servers that fail, or are far worse than others."""
+        rests = CounterMetricFamily(
+            "quire_router_backend_rests",
+            "times that a server was to get no requests for a while, by why",
+            labels=["backend", "why"],
+        )
+        for each in self._backends.all:
+            for why in ("failures", "failing", "slow"):
+                rests.add_metric([each.name, why], each.rested[why])
+        return rests
 
     def _scaling(self, now: float) -> Iterator[Metric]:
         """Of servers that come and go."""
@@ -127,6 +146,26 @@ class RouterMetrics(Collector):
              "time until the prompts that wait are computed by the servers that there are"),
         ):  # fmt: skip
             yield GaugeMetricFamily(f"quire_router_{name}", text, value=level)
+
+    def _by_questions(self) -> Iterator[Metric]:
+        """Of answers to questions that are nearly the same."""
+        if (cache := self._semantic) is None:
+            return
+        requests = CounterMetricFamily(
+            "quire_router_semantic_requests", "chats by what the semantic cache did", labels=["outcome"]
+        )
+        for outcome in cache.OUTCOMES:
+            requests.add_metric([outcome], cache.outcomes[outcome])
+        yield requests
+        yield GaugeMetricFamily(
+            "quire_router_semantic_answers", "answers that are kept", value=len(cache.answers)
+        )
+        yield GaugeMetricFamily(
+            "quire_router_semantic_bytes", "bytes that they and their vectors take", value=cache.answers.held
+        )
+        yield CounterMetricFamily(
+            "quire_router_semantic_evicted", "answers that made room for others", value=cache.answers.evicted
+        )
 
     def _ruled(self) -> Iterator[Metric]:
         """Of requests for names with rules."""

@@ -39,3 +39,5 @@ class RouterService:
         """End what runs beside requests."""
         if self._sweeping is not None:
             self._sweeping.cancel()
+        if self.context.semantic is not None:
+            await self.context.semantic.stop()

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from quire.config.router_link import parse_router
 from quire.config.serving import ServingConfig
+from quire.routing.tickets import read_key
 from quire.server.errors import ApiError
 from quire.server.exchange import Exchange
 from quire.server.tenant_access import TenantDirectory
@@ -135,6 +137,15 @@ def presented(exchange: Exchange) -> bytes:
     if scheme.lower() != "bearer":
         given = exchange.header(b"x-api-key")
     return given.strip().encode("latin-1")[:MAX_KEY_BYTES]
+
+
+def router_key(config: ServingConfig) -> bytes:
+    """The key that a server and its router have, by its own option; empty without it. Raises ValueError."""
+    link = parse_router(config.router)
+    try:
+        return read_key(link.key_file) if link.key_file else b""
+    except ValueError as error:
+        raise ValueError(f"router: key: {error}") from None
 
 
 def read_keys(config: ServingConfig, name: str = "api_key") -> list[str]:

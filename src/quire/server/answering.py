@@ -89,7 +89,7 @@ def wants_timings(exchange: Exchange, body: GenerationRequest) -> bool:
 
 def check_streaming(body: GenerationRequest) -> None:
     """Raise ApiError for options of a stream without streaming, as OpenAI does, and for an invalid one."""
-    for name in ("stream_options", "return_progress", "sse_ping_interval"):
+    for name in ("stream_options", "return_progress", "sse_ping_interval", "resumed_output"):
         if getattr(body, name) not in (None, False) and not body.stream:
             raise bad_request(name, f"{name}: only allowed when stream is true")
     options = body.stream_options

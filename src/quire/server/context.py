@@ -89,6 +89,7 @@ class ServerContext:
     connections: Collection[Reader] = ()
     batches: BatchService | None = None  # with --files-dir
     has_keys: bool = False  # clients must present a key
+    router_key: bytes = field(init=False)  # that its option names
     tenants: TenantDirectory = field(init=False)
     memory: RequestMemory = field(init=False)
     changes: deque[ConfigChange] = field(default_factory=lambda: deque(maxlen=100))
@@ -97,6 +98,9 @@ class ServerContext:
     texts_as_ids: TokenTexts = field(init=False)
 
     def __post_init__(self) -> None:
+        from quire.server.access import router_key
+
+        self.router_key = router_key(self.config)
         self.tenants = self.directory or directory_of(self.config)
         self.metrics.tenants = self.tenants
         self.memory = RequestMemory(self.engine, self.config.max_num_queued_reqs)

@@ -13,7 +13,6 @@ from hashlib import blake2b
 
 import msgspec
 
-from quire.config.router_link import key_file_of
 from quire.engine.api import GenerateAsk, StreamDelta
 from quire.routing.continued import FIELD, STREAM, ids_event, is_resume_code, is_stream_proof, unpacked
 from quire.routing.tickets import read_key
@@ -28,10 +27,11 @@ _encode = msgspec.json.Encoder().encode
 _read_key = functools.cache(read_key)
 
 
-def router_key(context: ServerContext) -> bytes:
-    """The key that this server and its router have; empty without one."""
-    path = key_file_of(context.config.router, context.engine.card.peers[1])
-    return _read_key(path) if path else b""
+def _key(context: ServerContext) -> bytes:
+    """The key that this server and its router have: of its own, or that of its server of blocks, with which the engine
+    has started; empty without one."""
+    shared = context.engine.card.peers[1]
+    return context.router_key or (_read_key(shared) if shared else b"")
 
 
 def with_continuation(
@@ -43,7 +43,7 @@ def with_continuation(
     shown, resumed = exchange.header(STREAM.encode()), body.resumed_output
     if not shown and resumed is None:
         return asks, form
-    key, name = router_key(context), exchange.header(b"x-request-id")
+    key, name = _key(context), exchange.header(b"x-request-id")
     if not key or not is_stream_proof(key, name, shown):
         if resumed is None:
             return asks, form

@@ -263,14 +263,16 @@ async def serve(
     config: ServingConfig,
     sock: socket.socket,
     announce: Callable[[], None],
+    role: str = "",
 ) -> int:
     """Serve until a signal, then drain. Returns the exit status: 0 drained, 1 stopped at once or the engine failed.
 
     The first SIGTERM or SIGINT lets running requests finish for shutdown_timeout seconds while new ones get 503;
     a second ends at once. SIGHUP reads the TLS files and the tenants again. `announce` is called when the engine is
-    ready.
-    Raises what Engine.start raises.
+    ready; its routers know it, in its `role`, from then on to the first signal.
+    Raises what Engine.start raises, and ValueError for a router that is wrong.
     """
+    told = _announced(config, sock, role)
     tls = tls_context(config)
     admin = bind_admin(config)
     server = HttpServer(service, config, tls)
@@ -287,7 +289,8 @@ async def serve(
         if not await _start_engine(engine, signals):
             return 1
         announce()
-        first = await _signal_or_failure(engine, signals)
+        async with told:
+            first = await _signal_or_failure(engine, signals)
         if first is None:
             log.error("the engine cannot be restarted: stopping the server")
             await engine.stop(0.0)
@@ -301,6 +304,17 @@ async def serve(
         await server.stop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
+
+
+def _announced(
+    config: ServingConfig, sock: socket.socket, role: str
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """While its routers know a server. Raises ValueError."""
+    if config.router is None:
+        return contextlib.nullcontext()
+    from quire.server.announcer import announced, announcers
+
+    return announced(announcers(config, sock, role))
 
 
 async def _start_engine(engine: RunsEngines, signals: asyncio.Queue[signal.Signals]) -> bool:

@@ -20,15 +20,15 @@ _TEXTS = frozenset(
 
 
 class SeenAnswer:
-    """An answer as a client got it."""
+    """An answer as a client got it, up to `most` bytes and the rest of a piece."""
 
-    def __init__(self) -> None:
-        self.status, self.seconds = 0, 0.0
+    def __init__(self, most: int = MAX_COMPARED_BYTES) -> None:
+        self.status, self.seconds, self._most = 0, 0.0, most
         self.body = bytearray()
 
     def takes(self, piece: bytes) -> None:
         """A piece of it; what is beyond the limit is left out."""
-        if len(self.body) <= MAX_COMPARED_BYTES:
+        if len(self.body) <= self._most:
             self.body += piece
 
 
