@@ -27,7 +27,7 @@ def question(body: Any, *, sampled: bool = False) -> Any:
 
 @pytest.mark.parametrize("change", [
     {"temperature": None}, {"temperature": 0.5}, {"temperature": False}, {"seed": 1}, {"n": 2}, {"n": True},
-    {"logprobs": True},
+    {"logprobs": True}, {"mirostat": 2}, {"dynatemp_range": 0.5},
     {"model": None}, {"model": ""}, {"some_field": 1}, {"stream": 1}, {"stream_options": {"include_usage": True}},
     {"stream": True, "stream_options": {"continuous_usage_stats": True}}, {"prompt_logprobs": 1}, {"messages": []},
     {"messages": [{"role": "user", "content": " "}]}, {"messages": [{"role": "user", "content": "x" * 2001}]},

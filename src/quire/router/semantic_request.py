@@ -12,19 +12,23 @@ import msgspec
 
 from quire.records import dataclass
 from quire.router.resuming import events_of
+from quire.types import PARAMETERS
 
 PATH = "/v1/chat/completions"
 _MOST_BODY = 256 * 1024  # bytes of a body that is looked at
 _MOST_QUESTION = 2000  # characters
 # Fields that do not change what is answered, but its form; they may differ between two requests.
 _FORM = frozenset(("stream", "stream_options", "request_id", "priority"))
+# Parameters that name a draw, may draw also at temperature 0, or ask for more than text.
+_NOT_ANSWERED = {
+    "seed", "dynatemp_range", "mirostat", "logprobs", "prompt_logprobs", "prompt_logprobs_start"
+}  # fmt: skip
 # Fields that have to be equal. A request with any other one is not answered: nobody knows what it asks for.
-_EQUAL = frozenset((
-    "model", "messages", "temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop",
-    "frequency_penalty", "presence_penalty", "repetition_penalty", "n", "response_format", "tools", "tool_choice",
-    "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs", "user", "cache_salt",
-    "safety_identifier", "prompt_cache_key", "session_id", "metadata",
-))  # fmt: skip
+_EQUAL = frozenset(PARAMETERS) - _NOT_ANSWERED | {
+    "model", "messages", "max_completion_tokens", "response_format", "tools", "tool_choice", "parallel_tool_calls",
+    "reasoning_effort", "chat_template_kwargs", "user", "cache_salt", "safety_identifier", "prompt_cache_key",
+    "session_id", "metadata",
+}  # fmt: skip
 _ROLES = frozenset(("system", "developer", "user", "assistant"))
 _THOUGHTS = ("reasoning_content", "reasoning")
 _TEXTS = ("content", *_THOUGHTS)
