@@ -150,8 +150,10 @@ def test_a_router_without_servers_gets_them(key: str, monkeypatch: pytest.Monkey
             assert announce(router, "one", "http://127.0.0.1:1").status == 409
             for _ in range(2):
                 assert announce(router, "bad", f"{server.url}?x=1").status == 400
-            for leaving in (False, True):
-                assert announce(router, "two", "http://127.0.0.1:1", leaving=leaving).status == 200
+            for url in ("http://127.0.0.1:1", "http://no..host:1"):
+                assert announce(router, "two", url).status == 200
+                until(lambda: [each.why for each in router.backends.all if each.name == "two"] == ["connect"])
+                assert announce(router, "two", url, leaving=True).status == 200
             assert router.request("GET", PATH).status == 405
             monkeypatch.setattr("quire.routing.announcing.EXPIRES", 0.0)
             assert announce(router, "one", server.url).status == 200

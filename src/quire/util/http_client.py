@@ -307,8 +307,9 @@ class Client:
             raise ClientError(
                 f"connect: no answer from {server.authority} within {self._connect_timeout:g} s"
             ) from None
-        except OSError as error:
-            raise ClientError(f"connect: {server.authority}: {error.strerror or error}") from None
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have, such as a..b
+            why = getattr(error, "strerror", None) or error
+            raise ClientError(f"connect: {server.authority}: {why}") from None
         self.opened += 1
         return connection
 
