@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
 from quire import LLM, SamplingParams
 from quire.config.launched import Launched, RendezvousError, launched
 from quire.engine.build import rendezvous
-from quire.engine.build.rendezvous import gather, join
+from quire.engine.build.rendezvous import admit, gather, join, listen
 
 SECRET = "sixteen bytes or more"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -48,6 +49,22 @@ def test_others_are_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
             wrong.result()
         with pytest.raises(RendezvousError, match="RANK 1 of 2 did not join within 4 s"):
             found.result()
+
+
+def test_connections_that_say_nothing_delay_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_ADMIT_SECONDS", 3600.0)
+    monkeypatch.setattr(rendezvous, "_MOST_CALLERS", 4)
+    with ThreadPoolExecutor(1) as threads, ExitStack() as strangers, listen("127.0.0.1", port) as listener:
+        for _ in range(6):
+            stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+            stranger.settimeout(60)
+        ours = threads.submit(join, place(port, 1))
+        found = dict(admit(listener, SECRET.encode(), [1], "RANK {}", 60.0))
+        found[1].sendall(b"x")
+        assert ours.result().recv(1) == b"x"
+        assert len(stranger.recv(64)) == 32
+        assert stranger.recv(1) == b""
+        found[1].close()
 
 
 def test_a_leader_with_another_secret_is_not_followed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import selectors
 import socket
 import sys
 import time
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import cast
 
 from quire.config.launched import Launched, RendezvousError
 
@@ -26,6 +29,7 @@ SAY_SECONDS = 30.0  # between two lines that say who is waited for
 _HANDSHAKE_SECONDS, _ADMIT_SECONDS = 5.0, 2.0
 _REFUSED_SECONDS = 10.0  # of refusals in a row, after which one that waits for ever gives up
 _NONCE, _RANK, _PROOF = 32, 2, 32
+_MOST_CALLERS = 256  # that prove themselves at once; the oldest gives way
 
 
 def listen(address: str, port: int, count: int = 64) -> socket.socket:
@@ -47,42 +51,112 @@ def admit(
 ) -> Iterator[tuple[int, socket.socket]]:
     """Connections of those that know the secret, by their numbers, until all are there; `named` is what {} numbers are
     called; one may come again until then. Raises RendezvousError after `seconds`; with None it says on stderr now and
-    then who is missing."""
+    then who is missing. Several may prove themselves at once, so a connection that says nothing delays nobody."""
     missing, wait = set(numbers), SAY_SECONDS if seconds is None else seconds
     until = time.monotonic() + wait
-    while missing:
-        listener.settimeout(max(0.0, until - time.monotonic()))
-        try:
-            sock, _ = listener.accept()
-        except (TimeoutError, BlockingIOError):
+    with _Callers(listener, secret) as callers:
+        while missing:
+            for number, sock in callers.proved(until):
+                if number not in missing and (seconds is not None or number not in numbers):
+                    sock.close()
+                    continue
+                missing.discard(number)
+                yield number, sock
+            if not missing or time.monotonic() < until:
+                continue
             who = named.format(", ".join(map(str, sorted(missing))))
             if seconds is not None:
-                raise RendezvousError(f"{who} did not join within {seconds:.0f} s") from None
+                raise RendezvousError(f"{who} did not join within {seconds:.0f} s")
             print(f"quire: waiting for {who}", file=sys.stderr, flush=True)
             until = time.monotonic() + wait
-            continue
-        number = _admit(sock, secret)
-        if number not in missing and (seconds is not None or number not in numbers):
-            sock.close()
-            continue
-        missing.discard(number)
-        yield number, sock
 
 
-def _admit(sock: socket.socket, secret: bytes) -> int:
-    """The number of one that knows the secret; -1 for anybody else."""
-    until, ours = time.monotonic() + _ADMIT_SECONDS, secrets.token_bytes(_NONCE)
-    try:
-        _tune(sock)
-        sock.sendall(ours)
-        theirs, number, proof = (_receive(sock, size, until) for size in (_NONCE, _RANK, _PROOF))
-        if not hmac.compare_digest(proof, _proof(secret, b"rank", ours + theirs + number)):
-            return -1
-        sock.sendall(_proof(secret, b"lead", ours + theirs + number))
-    except OSError:
-        return -1
-    sock.settimeout(None)
-    return int.from_bytes(number, "little")
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """A connection that has yet to prove that it knows the secret: what it was sent, what it said, its time."""
+
+    nonce: bytes
+    said: bytearray
+    until: float
+
+
+class _Callers:
+    """Connections to a listener that prove, each in its own time, that they know the secret."""
+
+    def __init__(self, listener: socket.socket, secret: bytes) -> None:
+        self._listener, self._secret = listener, secret
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._waiting: dict[socket.socket, _Caller] = {}  # the oldest first
+
+    def __enter__(self) -> _Callers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sock in list(self._waiting):
+            self._drop(sock)
+        self._selector.close()
+
+    def proved(self, until: float) -> Iterator[tuple[int, socket.socket]]:
+        """Those that prove themselves in what happens next, which may be nothing before `until`."""
+        now = time.monotonic()
+        for sock in [s for s, caller in self._waiting.items() if caller.until <= now]:
+            self._drop(sock)
+        first = min((caller.until for caller in self._waiting.values()), default=until)
+        for key, _ in self._selector.select(max(0.0, min(first, until) - now)):
+            if key.fileobj is self._listener:
+                self._accept()
+                continue
+            sock = cast(socket.socket, key.fileobj)
+            try:
+                number = self._hear(sock) if sock in self._waiting else None
+            except OSError:
+                self._drop(sock)
+                continue
+            if number is not None:
+                yield number, sock
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        if len(self._waiting) == _MOST_CALLERS:
+            self._drop(next(iter(self._waiting)))
+        nonce = secrets.token_bytes(_NONCE)
+        self._waiting[sock] = _Caller(nonce, bytearray(), time.monotonic() + _ADMIT_SECONDS)
+        self._selector.register(sock, selectors.EVENT_READ)
+        try:
+            _tune(sock)
+            sock.setblocking(False)
+            sock.sendall(nonce)
+        except OSError:
+            self._drop(sock)
+
+    def _hear(self, sock: socket.socket) -> int | None:
+        """The number of one whose proof is whole and right. Raises OSError for a wrong one and a closed connection."""
+        caller = self._waiting[sock]
+        piece = sock.recv(_NONCE + _RANK + _PROOF - len(caller.said))
+        if not piece:
+            raise ConnectionResetError
+        caller.said.extend(piece)
+        if len(caller.said) < _NONCE + _RANK + _PROOF:
+            return None
+        number, proof = bytes(caller.said[_NONCE:-_PROOF]), bytes(caller.said[-_PROOF:])
+        said = caller.nonce + bytes(caller.said[:-_PROOF])
+        if not hmac.compare_digest(proof, _proof(self._secret, b"rank", said)):
+            raise ConnectionRefusedError
+        sock.sendall(_proof(self._secret, b"lead", said))
+        sock.settimeout(None)
+        self._selector.unregister(sock)
+        del self._waiting[sock]
+        return int.from_bytes(number, "little")
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+        del self._waiting[sock]
+        sock.close()
 
 
 def join(at: Launched, *, patient: bool = False, own: str = "") -> socket.socket:
