@@ -10,22 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.memory import memory_for
 from quire import LLM, SamplingParams, openai_app
 from quire.ray import Predictor
 from quire.types import QuireError, RequestError
 
-OPTIONS: dict[str, Any] = {"memory": "1GiB", "max_model_len": 200, "threads": 1}
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
+
+
+def options() -> dict[str, Any]:
+    return {"memory": memory_for(2**28), "max_model_len": 200, "threads": 1}
 
 
 @pytest.fixture(scope="module")
 def predictor(folder: Path) -> Predictor:
-    return Predictor(folder, sampling_params=GREEDY, errors="column", **OPTIONS)
+    return Predictor(folder, sampling_params=GREEDY, errors="column", **options())
 
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(folder, progress=False, **OPTIONS) as made:
+    with LLM(folder, progress=False, **options()) as made:
         yield made
 
 
@@ -67,7 +71,7 @@ def test_a_refused_row_has_its_reason_and_the_others_their_texts(predictor: Pred
 
 
 def test_a_refused_row_ends_the_batch_unless_errors_are_a_column(folder: Path) -> None:
-    predictor = Predictor(folder, sampling_params=GREEDY, **OPTIONS)
+    predictor = Predictor(folder, sampling_params=GREEDY, **options())
     with pytest.raises(RequestError, match="200"):
         predictor({"prompt": rows("Hello", "long " * 400)})
     assert "error" not in predictor({"prompt": rows("Hello")}), "it goes on after a refusal"
@@ -78,11 +82,14 @@ def test_a_refused_row_ends_the_batch_unless_errors_are_a_column(folder: Path) -
 def test_conversations() -> None:
     """As Ray gives them: structs have the fields of all rows, None where a message has none."""
     predictor = Predictor(
-        "quire-mini", memory="1GiB", threads=1, sampling_params=SamplingParams(temperature=0, max_tokens=4)
+        "quire-mini",
+        memory=memory_for(2**28),
+        threads=1,
+        sampling_params=SamplingParams(temperature=0, max_tokens=4),
     )
     asked = [{"role": "system", "content": "Be brief.", "name": None}, {"role": "user", "content": "Hi"}]
     batch = predictor({"messages": rows(np.array(asked, np.object_), [asked[1]])})
-    with LLM("quire-mini", progress=False, memory="1GiB", threads=1) as llm:
+    with LLM("quire-mini", progress=False, memory=memory_for(2**28), threads=1) as llm:
         plain = [[{"role": "system", "content": "Be brief."}, asked[1]], [asked[1]]]
         alone = llm.chat(plain, SamplingParams(temperature=0, max_tokens=4))
     assert list(batch["generated_text"]) == [out.outputs[0].text for out in alone]
@@ -94,15 +101,15 @@ def test_what_is_wrong_is_named(predictor: Predictor, folder: Path) -> None:
     with pytest.raises(ValueError, match="has a column 'generated_text', which is added"):
         predictor({"prompt": rows("a"), "generated_text": rows("b")})
     with pytest.raises(ValueError, match="n must be 1"):
-        Predictor(folder, sampling_params={"n": 2}, **OPTIONS)
+        Predictor(folder, sampling_params={"n": 2}, **options())
     with pytest.raises(ValueError, match="errors: 'skip' is not raise or column"):
-        Predictor(folder, errors="skip", **OPTIONS)
+        Predictor(folder, errors="skip", **options())
     with pytest.raises(TypeError, match="memory"):
         Predictor(folder)  # type: ignore[call-arg]
 
 
 def test_an_application_that_did_not_start_is_not_well(folder: Path) -> None:
     """Ray pickles it on its way to a replica."""
-    application = pickle.loads(pickle.dumps(openai_app(folder, **OPTIONS)))
+    application = pickle.loads(pickle.dumps(openai_app(folder, **options())))
     with pytest.raises(QuireError, match="not started"):
         application.check()

@@ -16,6 +16,7 @@ from quire.server.query import query_of
 from quire.server.routes import NOTHING, PLAIN, Act, Get, HttpRoute
 
 _KEYS = ("api_key", "admin_api_key")
+_BY_ACCOUNT = ("usage", "tenant_blocks")  # an account may be the digest of a key
 _CLEAR_SECONDS = 10.0
 
 
@@ -42,13 +43,16 @@ async def server_info(context: ServerContext, _: Exchange) -> dict[str, Any]:
     card = context.card()
     options = {name: given for name, given in asdict(context.config).items() if name not in _KEYS}
     options["max_model_len"] = card.max_model_len
+    state = asdict(context.engine.stats)
+    for name in _BY_ACCOUNT:
+        del state[name]
     return {
         "vllm_config": {"model": card.name, "max_num_seqs": card.max_num_seqs, **options},
         **options,
         "model_path": card.name,
         "max_running_requests": card.max_num_seqs,
         "version": __version__,
-        "internal_states": [asdict(context.engine.stats)],
+        "internal_states": [state],
     }
 
 
