@@ -29,12 +29,17 @@ class RawServer:
     up, or hangs."""
 
     def __init__(self, *made: bytes, hangs: bool = False) -> None:
-        self._made, self._hangs = made, hangs
+        self.answers(*made)
+        self._hangs = hangs
         self.asked: list[tuple[dict[str, str], dict[str, Any]]] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self._open: list[socket.socket] = []
         threading.Thread(target=self._run, daemon=True).start()
+
+    def answers(self, *made: bytes) -> None:
+        """What it answers by the number of the request."""
+        self._made = made
 
     def _run(self) -> None:
         while True:
