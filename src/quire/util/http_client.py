@@ -174,11 +174,11 @@ class ClientConnection(asyncio.Protocol):
 
         Raises ClientError. A failure or cancellation closes the connection.
         """
+        self._reset()
         transport = self._transport
         if transport is None or transport.is_closing():
             self.usable = False
             raise ClientError("connection closed without an answer")
-        self._reset()
         self._exchange = exchange
         self._done = asyncio.get_running_loop().create_future()
         sent(self._clock())
