@@ -19,6 +19,7 @@ import msgspec
 
 from quire.records import dataclass
 from quire.routing.addresses import is_server_url
+from quire.routing.tickets import is_code
 
 PATH = "/router/announce"
 CODE = "x-quire-announce"  # header with the code over the body
@@ -84,16 +85,13 @@ class AnnouncedServers:
             made = float(text)
         except ValueError:
             return False
-        right = hmac.compare_digest(self.nonce(made).encode(), nonce.encode("utf-8", "replace"))
-        return right and -1.0 <= now - made <= _HOLDS
+        return is_code(self.nonce(made), nonce) and -1.0 <= now - made <= _HOLDS
 
     def take(self, body: bytes, code: str, now: float) -> bool | None:
         """Take an announcement: whether the servers are others now; None if its nonce does not hold. Raises
         PermissionError for one of somebody without the key, ValueError for one that is wrong, and LookupError for the
         name of another server."""
-        if not hmac.compare_digest(
-            announcement_code(self._key, body).encode(), code.encode("utf-8", "replace")
-        ):
+        if not is_code(announcement_code(self._key, body), code):
             raise PermissionError("its code is not that of who has the key")
         try:
             said = msgspec.json.decode(body, type=Announcement)

@@ -20,6 +20,8 @@ import sys
 from array import array
 from collections.abc import Sequence
 
+from quire.routing.tickets import is_code
+
 STREAM = "x-quire-stream"  # header of a request, with the proof, and of its answer, with the mark
 FIELD = "resumed_output"  # of the body
 _ID_BYTES = 4
@@ -34,7 +36,7 @@ def stream_proof(key: bytes, request_id: str) -> str:
 
 def is_stream_proof(key: bytes, request_id: str, shown: str) -> bool:
     """Whether who has sent a request has the key."""
-    return hmac.compare_digest(stream_proof(key, request_id).encode(), shown.encode("utf-8", "replace"))
+    return is_code(stream_proof(key, request_id), shown)
 
 
 def resume_code(key: bytes, request_id: str, mark: str, ids: str) -> str:
@@ -45,8 +47,7 @@ def resume_code(key: bytes, request_id: str, mark: str, ids: str) -> str:
 
 def is_resume_code(key: bytes, request_id: str, mark: str, ids: str, shown: str) -> bool:
     """Whether a code is that of who has the key."""
-    made = resume_code(key, request_id, mark, ids)
-    return hmac.compare_digest(made.encode(), shown.encode("utf-8", "replace"))
+    return is_code(resume_code(key, request_id, mark, ids), shown)
 
 
 def packed(ids: Sequence[int]) -> str:

@@ -6,7 +6,6 @@ so far: the engine goes on behind it as behind a preemption, and its text is rea
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -15,7 +14,7 @@ import msgspec
 
 from quire.engine.api import GenerateAsk, StreamDelta
 from quire.routing.continued import FIELD, STREAM, ids_event, is_resume_code, is_stream_proof, unpacked
-from quire.routing.tickets import read_key
+from quire.routing.tickets import kept_key
 from quire.server.answering import StreamForm
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
@@ -24,14 +23,13 @@ from quire.server.requests import GenerationRequest
 from quire.types import TokenIds
 
 _encode = msgspec.json.Encoder().encode
-_read_key = functools.cache(read_key)
 
 
 def _key(context: ServerContext) -> bytes:
     """The key that this server and its router have: of its own, or that of its server of blocks, with which the engine
     has started; empty without one."""
     shared = context.engine.card.peers[1]
-    return context.router_key or (_read_key(shared) if shared else b"")
+    return context.router_key or (kept_key(shared) if shared else b"")
 
 
 def with_continuation(

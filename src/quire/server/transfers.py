@@ -10,7 +10,6 @@ this very request counts for nothing: the prompt is computed here, with the same
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ import msgspec
 
 from quire.core.tier import space_of
 from quire.engine.api import GenerateAsk
-from quire.routing.tickets import PEER, TICKET, blocks_of, is_peer, prompt_mark, read_key, ticket_for
+from quire.routing.tickets import PEER, TICKET, blocks_of, is_peer, kept_key, prompt_mark, ticket_for
 from quire.server.answering import answer_whole
 from quire.server.context import ServerContext
 from quire.server.errors import ApiError
@@ -30,7 +29,6 @@ from quire.types import Request, SamplingParams
 
 _NAME = "kv_transfer_params"
 _REFUSED = (TICKET.encode(), b"refused")
-_read_key = functools.cache(read_key)  # it was read once when the engine was built
 
 
 class PrefillAnswer(msgspec.Struct, kw_only=True):
@@ -95,7 +93,7 @@ def _peer(context: ServerContext, exchange: Exchange) -> tuple[str, bytes]:
     """The server's role, and its key, which the sender of a request has shown to have. Raises ApiError."""
     role, path, _ = context.engine.card.peers
     if role:
-        key = _read_key(path)
+        key = kept_key(path)
         if is_peer(key, exchange.header(b"x-request-id"), exchange.header(PEER.encode())):
             return role, key
     exchange.add_headers([_REFUSED])
